@@ -1,0 +1,148 @@
+# GNU make. `make help` lists the targets.
+
+VENV        = .venv
+PYTHON      = python3
+PIP_ARGS    =
+INSTALL     = 1
+JOBS        = 2
+PARITY_ARGS =
+PYTEST_ARGS =
+BENCH_ARGS  =
+# Annotations are checked in tests only: jaxtyping's import hook with beartype. Empty it to run without.
+HOOK        = --jaxtyping-packages=attn_np,attn_jax,attn_torch,beartype.beartype
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+ifeq ($(INSTALL),0)
+RUN := "$(PYTHON)"
+# Works in an environment where the project itself is not installed.
+ATTN_PARITY := "$(PYTHON)" -m parity_tests
+else
+BIN := $(VENV)/bin
+RUN := "$(BIN)/python"
+ATTN_PARITY := "$(BIN)/attn-parity"
+endif
+
+# The torch that requirements.lock pins.
+TORCH = 2.13.0
+# What torch's CUDA build, the default on Linux, draws in. Not pinned: the CPU build needs none of it, and pip adds
+# what the torch it finds asks for.
+CUDA = cuda-bindings cuda-pathfinder cuda-toolkit triton nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
+       nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver \
+       nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
+
+##@ Verify
+.PHONY: parity
+parity: env  ## run the parity check (PARITY_ARGS=...)
+	$(ATTN_PARITY) run $(PARITY_ARGS)
+
+# torch.compile can't trace functions wrapped by the import hook, so tests marked `compile` run in a second call,
+# without the hook and in one process: inductor's workers and xdist's would compete for the same cores.
+# pytest's exit status 5 (nothing selected) is a failure of the first call only; both calls always run.
+.PHONY: test
+test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
+	@status=0; \
+	set -x; \
+	$(RUN) -m pytest -n $(JOBS) -m "not compile" $(HOOK) $(PYTEST_ARGS) || status=$$?; \
+	compiled=0; $(RUN) -m pytest -m compile $(PYTEST_ARGS) || compiled=$$?; \
+	{ set +x; } 2>/dev/null; \
+	if [ $$compiled -eq 5 ]; then echo "No test marked 'compile' was selected."; \
+	elif [ $$compiled -ne 0 ]; then status=$$compiled; fi; \
+	exit $$status
+
+.PHONY: lint
+lint: env  ## check style and layout (ruff)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+.PHONY: types
+types: env  ## check types (basedpyright)
+	$(RUN) -m basedpyright --pythonpath "$$($(RUN) -c 'import sys; print(sys.executable)')"
+
+.PHONY: docs
+docs: env  ## build the documentation into docs/_build/html
+	$(RUN) -m sphinx -W --keep-going -b html docs docs/_build/html
+
+.PHONY: bench
+bench: env  ## run the benchmarks (BENCH_ARGS=...)
+	$(RUN) -m benchmarks $(BENCH_ARGS)
+
+##@ Maintain
+.PHONY: sync
+sync: env  ## regenerate the committed files that are generated
+	$(RUN) -m parity_tests.sync
+
+.PHONY: format
+format: env  ## apply ruff's fixes and layout
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+.PHONY: lock
+lock: env  ## compile requirements.lock from pyproject.toml (LOCK_ARGS=--upgrade takes newer releases)
+	@{ \
+	echo "# Pins for Python 3.11 to 3.14 on every platform, compiled from pyproject.toml by:"; \
+	echo "#"; \
+	echo "#     make lock                        keeps what is pinned here where it still fits"; \
+	echo "#     make lock LOCK_ARGS=--upgrade    takes the newest releases"; \
+	echo "#"; \
+	echo "# which runs"; \
+	echo "#"; \
+	echo "#     uv pip compile --universal --python-version 3.11 --extra dev pyproject.toml"; \
+	echo "#"; \
+	echo "# with torch held at $(TORCH) and without the CUDA packages of torch's GPU build: on a machine"; \
+	echo "# whose index offers that build, pip adds those by itself. No hashes: torch's builds differ by platform."; \
+	} > requirements.lock.header
+	@cp requirements.lock requirements.lock.new 2>/dev/null || : > requirements.lock.new
+	echo "torch==$(TORCH)" | $(RUN) -m uv pip compile --quiet --universal --python-version 3.11 --extra dev \
+	    --constraints - --no-header $(CUDA:%=--no-emit-package %) $(LOCK_ARGS) \
+	    --output-file requirements.lock.new pyproject.toml
+	@if grep -nE '^(nvidia|cuda|triton)' requirements.lock.new; then \
+	echo "make lock: the packages above belong to torch's CUDA build; add them to CUDA in the Makefile." >&2; exit 1; fi
+	@sed '/^# The following packages were excluded/,$$d' requirements.lock.new | cat requirements.lock.header - > requirements.lock
+	@rm -f requirements.lock.header requirements.lock.new
+
+.PHONY: clean
+clean:  ## remove caches and built files (the environment stays)
+	rm -rf docs/_build build dist .pytest_cache .ruff_cache .hypothesis
+	find attn_np attn_jax attn_torch parity_tests benchmarks examples docs -name __pycache__ -type d -prune \
+	    -exec rm -rf {} + 2>/dev/null || true
+
+##@ Environment
+# The stamp holds what was installed from, so that a change of either file, and nothing else, installs again.
+# The check is in the shell, not in make's timestamps: a fresh clone has arbitrary ones, and $(VENV) may hold spaces.
+.PHONY: env venv
+venv: env
+env:  ## make the environment VENV from requirements.lock when needed (INSTALL=0: use PYTHON's own)
+	@"$(PYTHON)" -c 'import sys' 2>/dev/null || { \
+	    echo "make: '$(PYTHON)' does not run; give a Python 3.11 or newer, for example: make PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "make: attn-parity needs Python 3.11 or newer, but '$(PYTHON)' is $$("$(PYTHON)" -V 2>&1);" \
+	         "give another, for example: make PYTHON=python3.12" >&2; exit 1; }
+ifneq ($(INSTALL),0)
+	@set -e; \
+	version() { "$$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }; \
+	want=$$(cat requirements.lock pyproject.toml | cksum); \
+	if [ ! -x "$(BIN)/python" ]; then \
+	    echo "Making $(VENV) with $$("$(PYTHON)" -V)"; \
+	    "$(PYTHON)" -m venv "$(VENV)" || { rm -rf "$(VENV)"; \
+	        echo "make: '$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt install python3-venv. Or use an" \
+	             "environment of your own: make INSTALL=0 PYTHON=/path/to/its/python" >&2; exit 1; }; \
+	elif [ "$(origin PYTHON)" != file ] && [ "$$(version "$(PYTHON)")" != "$$(version "$(BIN)/python")" ]; then \
+	    echo "make: $(VENV) has Python $$(version "$(BIN)/python"), but PYTHON=$(PYTHON) is" \
+	         "$$(version "$(PYTHON)"); remove $(VENV) or give another VENV=" >&2; exit 1; \
+	fi; \
+	if [ "$$(cat "$(VENV)/attn-parity.stamp" 2>/dev/null)" != "$$want" ]; then \
+	    echo "Installing requirements.lock into $(VENV)"; \
+	    "$(BIN)/python" -m pip install --quiet $(PIP_ARGS) -r requirements.lock; \
+	    "$(BIN)/python" -m pip install --quiet $(PIP_ARGS) --no-deps --no-build-isolation -e .; \
+	    echo "$$want" > "$(VENV)/attn-parity.stamp"; \
+	fi
+endif
+
+.PHONY: help
+help:  ## list the targets
+	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
+	    /^[a-z]+:.*## / { sub(/:.*/, "", $$1); printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@printf '\nVariables: VENV=$(VENV) PYTHON=$(PYTHON) PIP_ARGS= INSTALL=1 JOBS=$(JOBS) PARITY_ARGS= PYTEST_ARGS= BENCH_ARGS=\n'
