@@ -1,0 +1,9 @@
+"""Attention in Flax NNX: every variant, equal to its twins in NumPy and PyTorch.
+
+Names load on first use: `attn_jax.build("mha", ...)`, `attn_jax.MultiHeadAttention`, `attn_jax.attend`.
+"""
+
+from attn_np.contract._package import lazy, needs
+
+needs(__name__, modules=("jax", "flax"), extra="jax")
+__getattr__, __dir__, __all__ = lazy(__name__, api=("build", "trace"))

@@ -1,0 +1,84 @@
+"""Softmax dot-product attention, the heart that most variants call."""
+
+from math import sqrt
+
+from attn_jax._core import (
+    Array,
+    Tape,
+    dropout,
+    dtype_name,
+    einsum,
+    hide,
+    narrow,
+    record,
+    repeat_heads,
+    softmax,
+    tanh,
+    visible,
+    widen,
+)
+from attn_np.contract import _attend as contract
+
+
+def per_head(spec: str, q: Array) -> str:
+    """The einsum string for inputs with a head axis, or without it when the queries have none."""
+    return spec if q.ndim == 4 else spec.replace("h", "")
+
+
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    keep: Array | None = None,
+    rate: float = 0.0,
+    tape: Tape = None,
+    implementation: str = "auto",
+) -> tuple[Array, Array]:
+    """Weighted average of the values; returns it (`b t h v`) and the weights before dropout (`b h t s`).
+
+    Scores are scaled, capped, biased, masked by selection and normalised, in this order. Without a head axis
+    (`b t k`, `b s k`, `b s v`) the results have none. Keys and values may have fewer heads than the queries:
+    query head h then uses key/value head h // r, where r query heads share one.
+
+    Args:
+        q, k, v: queries `b t h k`, keys `b s g k`, values `b s g v`.
+        mask: True = may attend; broadcastable to `b h t s`.
+        bias: added after scale and softcap; broadcastable to `b h t s`.
+        causal: query i, at position i + s - t, sees no later key.
+        window: (left, right), how many keys before and after its own position a query sees.
+        scale: 1/sqrt(K) by default.
+        softcap: scores become softcap * tanh(scores / softcap).
+        keep: True = not dropped; kept weights are divided by 1 - rate.
+        rate: the dropout rate that `keep` was drawn with.
+        tape: gets q, k, v, allowed, bias, keep, scores, capped, biased, probs, kept and context.
+        implementation: "textbook", or "auto" for the fastest path that means the same.
+
+    Raises:
+        ValueError: shapes that do not fit, or an unknown implementation.
+    """
+    contract.check(q.shape, k.shape, v.shape, implementation)
+    allowed = visible(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window)
+    factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    dtype = dtype_name(q)
+    q, k, v, bias = widen(q), widen(k), widen(v), widen(bias)
+    k, v = repeat_heads(k, q), repeat_heads(v, q)
+    k = hide(per_head("bhts->bshk", q), allowed, k)
+    v = hide(per_head("bhts->bshv", q), allowed, v)
+    q, k, v = record(tape, q=q, k=k, v=v)
+    allowed, bias, keep = record(tape, allowed=allowed, bias=bias, keep=keep)
+    scores = record(tape, scores=einsum(per_head("bthk,bshk->bhts", q), q, k) * factor)
+    if softcap is not None:
+        scores = record(tape, capped=softcap * tanh(scores / softcap))
+    if bias is not None:
+        scores = record(tape, biased=scores + bias)
+    probs = record(tape, probs=softmax(scores, allowed))
+    kept = record(tape, kept=dropout(probs, keep, rate))
+    context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))
+    return narrow(context, dtype), narrow(probs, dtype)

@@ -1,0 +1,315 @@
+"""JAX's dialect: the operations that every variant is written in, under the names they have in all three trees."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, ClassVar, Generic, TypeVar, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.nn import sigmoid
+from jax.numpy import concatenate, exp, maximum, sqrt, stack, tanh, where
+
+from attn_np.contract import Config, at_step, check_dtype, record, scope, within
+
+__all__ = [
+    "Array",
+    "Layer",
+    "Output",
+    "Tape",
+    "arange",
+    "argmax",
+    "concatenate",
+    "dropout",
+    "dtype_name",
+    "einsum",
+    "exp",
+    "hide",
+    "inputs",
+    "linear",
+    "maximum",
+    "narrow",
+    "output",
+    "record",
+    "repeat_heads",
+    "scan",
+    "scope",
+    "sigmoid",
+    "softmax",
+    "sqrt",
+    "stack",
+    "take",
+    "tanh",
+    "visible",
+    "where",
+    "widen",
+    "zeros",
+]
+
+Array = jax.Array
+C = TypeVar("C", bound=Config)
+Output = Any  # y, or (y, weights) with return_weights=True
+Tape = Any  # a dictionary of named intermediates, or None
+
+DTYPES = {
+    "float64": jnp.float64,
+    "float32": jnp.float32,
+    "float16": jnp.float16,
+    "bfloat16": jnp.bfloat16,
+}
+
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+
+
+def arange(n: int, like: Array) -> Array:
+    """0 .. n - 1, on the device of another array."""
+    return jnp.arange(n)
+
+
+def argmax(x: Array, axis: int) -> Array:
+    """Index of the largest entry; the lowest index among equals."""
+    return jnp.argmax(x, axis=axis)
+
+
+def zeros(shape: tuple[int, ...], like: Array) -> Array:
+    return jnp.zeros(shape, like.dtype)
+
+
+def take(table: Array, tokens: Array) -> Array:
+    """Rows of a table: `u d`, `b t` -> `b t d`. A token beyond the table gives NaN, never the last row."""
+    return jnp.take(widen(table), tokens, axis=0, mode="fill", fill_value=jnp.nan)
+
+
+def dtype_name(x: Array) -> str:
+    return x.dtype.name
+
+
+def widen(x: Any) -> Any:
+    """16-bit types are computed in float32; other types, and None, stay as they are. A Param gives its array."""
+    x = x[...] if isinstance(x, nnx.Variable) else x
+    return x.astype(jnp.float32) if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
+
+
+def narrow(x: Array, dtype: str) -> Array:
+    """Round a result once to the layer's dtype."""
+    return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES[dtype])
+
+
+def einsum(spec: str, a: Array, b: Array) -> Array:
+    """Sum of products over the letters that the output lacks, in the inputs' precision unless the caller asks for less.
+
+    JAX multiplies float32 in TF32 or bfloat16 on accelerators by default; here float32 means float32. A caller who
+    sets `jax_default_matmul_precision` gets what it says.
+    """
+    precision = None if jax.config.jax_default_matmul_precision else jax.lax.Precision.HIGHEST
+    return jnp.einsum(spec, widen(a), widen(b), precision=precision)
+
+
+def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
+    """A projection: `einsum`, plus a bias over its last axes where there is one."""
+    y = einsum(spec, x, weight)
+    return y if bias is None else y + widen(bias)
+
+
+def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """Normalise over the allowed entries of an axis; where none is allowed the weights are 0.
+
+    Hidden entries are selected to -inf, so their value never enters, and the largest score is subtracted, so that
+    `exp` cannot overflow.
+    """
+    if allowed is not None:
+        scores = where(allowed, scores, -jnp.inf)
+    top = jnp.max(jax.lax.stop_gradient(scores), axis=axis, keepdims=True, initial=-jnp.inf)
+    e = exp(scores - where(top == -jnp.inf, 0.0, top))
+    total = jnp.sum(e, axis=axis, keepdims=True)
+    return e / where(total == 0, 1.0, total)
+
+
+# Who sees whom --------------------------------------------------------------------------------------------------------
+
+
+def visible(
+    mask: Array | None,
+    t: int,
+    s: int,
+    *,
+    like: Array,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+) -> Array | None:
+    """Mask, causality and window as one boolean array, broadcastable to the scores; None where every key is seen.
+
+    Query i stands at position i + s - t: the last query stands at the last key.
+    """
+    left, right = (None, None) if window is None else window
+    right = 0 if causal else right
+    if left is None and right is None:
+        return mask
+    ahead = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
+    near = ahead == ahead
+    near = near if right is None else near & (ahead <= right)
+    near = near if left is None else near & (ahead >= -left)
+    return near if mask is None else near & mask
+
+
+def hide(spec: str, allowed: Array | None, x: Array) -> Array:
+    """Select the keys to 0 that no query sees: `hide("bhts->bshk", allowed, k)`. Nothing they hold can leak."""
+    if allowed is None:
+        return x
+    source, target = spec.split("->")
+    allowed = allowed.reshape((1,) * (len(source) - allowed.ndim) + allowed.shape)
+    seen = jnp.any(allowed, axis=tuple(i for i, letter in enumerate(source) if letter not in target))
+    letters = [letter for letter in source if letter in target]
+    seen = seen.transpose([letters.index(letter) for letter in target if letter in letters])
+    index = tuple(slice(None) if letter in letters else None for letter in target)
+    return where(seen[index], x, 0.0)
+
+
+def repeat_heads(x: Array, q: Array) -> Array:
+    """Give every query head its key/value head: query head h uses head h // r. Without a head axis nothing to do."""
+    if x.ndim == 3 or x.shape[2] == q.shape[2]:
+        return x
+    return x[:, :, arange(q.shape[2], q) // (q.shape[2] // x.shape[2])]
+
+
+def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
+    """Set the weights to 0 that a keep-mask drops and divide the others by the share kept."""
+    return weights if keep is None else where(keep, weights / (1.0 - rate), 0.0)
+
+
+# Scans ----------------------------------------------------------------------------------------------------------------
+
+
+def scan(
+    step: Callable[..., Any],
+    carry: Any,
+    xs: tuple[Array, ...],
+    *,
+    names: tuple[str, ...],
+    tape: Tape = None,
+    reverse: bool = False,
+) -> tuple[Any, tuple[Array, ...]]:
+    """Run `carry, ys = step(carry, xs at one time)` along axis 1 and stack the ys; the tape gets them by `names`."""
+    carry, stacked = jax.lax.scan(step, carry, tuple(jnp.moveaxis(x, 1, 0) for x in xs), reverse=reverse)
+    stacked = tuple(jnp.moveaxis(y, 0, 1) for y in stacked)
+    out = record(tape, **dict(zip(names, stacked, strict=True)))
+    return carry, out if isinstance(out, tuple) else (out,)
+
+
+# Layers ---------------------------------------------------------------------------------------------------------------
+
+
+def inputs(
+    tape: Tape, axes: str, allowed: Array | None, query: Array, key: Array | None, value: Array | None
+) -> tuple[Array, Array, Array]:
+    """Widen the inputs, let one stand in for those left out, and select to 0 the keys that no query sees.
+
+    The tape gets what was given: `x` alone for self-attention, else `query`, `key` and `value`; and what goes on.
+    """
+    if key is None and value is None:
+        query = key = value = record(tape, x=widen(query))
+    else:
+        query, key, value = record(tape, query=widen(query), key=widen(key), value=widen(value))
+        key = query if key is None else key
+        value = key if value is None else value
+    key, value = hide(f"{axes}->bsi", allowed, key), hide(f"{axes}->bsj", allowed, value)
+    allowed = record(tape, allowed=allowed)
+    return record(tape, seen_query=query, seen_key=key, seen_value=value)
+
+
+def output(dtype: str, y: Array, weights: Array | None, return_weights: bool) -> Output:
+    """Round the results once to the inputs' dtype; y alone, or with the weights where they are asked for."""
+    return (narrow(y, dtype), narrow(weights, dtype)) if return_weights else narrow(y, dtype)
+
+
+class Layer(nnx.Module, Generic[C]):
+    """Base of the layers: the contract's parameters as `nnx.Param`s under their names, and the call's check.
+
+    Args:
+        config: the contract's Config.
+        rngs: draws the parameters (stream `params`) and, in training, dropout (stream `dropout`).
+        dtype: of inputs and outputs; `param_dtype` by default.
+        param_dtype: of the parameters; float32 by default.
+    """
+
+    Config: ClassVar[type[Any]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+
+    def __init__(
+        self,
+        config: C,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        _values: dict[str, Array] | None = None,
+    ) -> None:
+        kind = DTYPES[check_dtype_on(config.variant, param_dtype)]
+        self.config, self.deterministic = config, False
+        self.dtype = check_dtype_on(config.variant, param_dtype if dtype is None else dtype)
+        self.rngs = rngs.dropout.fork() if getattr(config, "dropout", 0) else None
+        shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
+        for name in type(self).__annotations__:
+            if name not in own and name not in children:
+                setattr(self, name, None)
+        for name in own:
+            if _values is None:
+                limit = fans[name] ** -0.5
+                value = jax.random.uniform(rngs.params(), shapes[name], kind, -limit, limit)
+            else:
+                value = jnp.asarray(_values[name], kind)
+            setattr(self, name, nnx.Param(value))
+        for name, child in children.items():
+            parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
+            built = [self._child(part, within(_values, p), rngs, dtype, param_dtype) for p, part in parts.items()]
+            setattr(self, name, nnx.List(built) if isinstance(child, list) else built[0])
+
+    def _child(self, config: Config, values: Any, rngs: nnx.Rngs, dtype: Any, param_dtype: Any) -> "Layer[Any]":
+        cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
+        return cls(config, rngs=rngs, dtype=dtype, param_dtype=param_dtype, _values=values)
+
+    def params(self) -> dict[str, Array]:
+        """Every parameter by its dotted name: the dictionary that weight files hold."""
+        flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
+        found = {".".join(map(str, path)): leaf[...] for path, leaf in flat}
+        return {name: found[name] for name in self.config.params()}
+
+    def check(self, **given: Array | None) -> dict[str, int]:
+        """Refuse arguments that cannot be right; sizes of all axis letters."""
+        specs = {name: spec_of(self.config.variant, name, x) for name, x in given.items()}
+        return self.config.check(self.dtype if self.config.params() else None, **specs)
+
+    def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
+        """The keep-mask of this call: the one given, in training a random one, else None."""
+        rate = self.config.dropout  # type: ignore[attr-defined]
+        if keep is not None or self.deterministic or rate == 0:
+            return keep
+        return jax.random.bernoulli(self.rngs(), 1 - rate, shape)
+
+
+def check_dtype_on(variant: str, dtype: Any) -> str:
+    """The name of a float dtype that JAX will really use.
+
+    Raises:
+        ValueError: not a float type, or float64 while JAX has it switched off.
+    """
+    name = check_dtype(variant, dtype)
+    if name == "float64" and not jax.config.jax_enable_x64:
+        raise ValueError(
+            f"{variant}: expected JAX to have float64 switched on, got jax_enable_x64=False; "
+            'call jax.config.update("jax_enable_x64", True) first, or set dtype="float32"'
+        )
+    return name
+
+
+def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
+    if x is None:
+        return None
+    if not isinstance(x, jax.Array | np.ndarray):
+        raise TypeError(f"{variant}: expected {name} as a jax.Array, got {type(x).__name__}; convert it")
+    return tuple(x.shape), dtype_name(x)

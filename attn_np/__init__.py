@@ -1,0 +1,8 @@
+"""Attention in NumPy: every variant with its forward and its backward pass, equal to its twins in Flax and PyTorch.
+
+Names load on first use: `attn_np.build("mha", ...)`, `attn_np.MultiHeadAttention`, `attn_np.attend`.
+"""
+
+from attn_np.contract._package import lazy
+
+__getattr__, __dir__, __all__ = lazy(__name__, api=("build", "trace", "value_and_vjp"))

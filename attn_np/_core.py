@@ -1,0 +1,354 @@
+"""NumPy's dialect: the operations that every variant is written in, under the names they have in all three trees."""
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
+
+import ml_dtypes
+import numpy as np
+
+from attn_np.contract import Config, at_step, check_dtype, record, scope, within
+
+__all__ = [
+    "Array",
+    "Layer",
+    "Output",
+    "Tape",
+    "arange",
+    "argmax",
+    "concatenate",
+    "dropout",
+    "dtype_name",
+    "einsum",
+    "exp",
+    "hide",
+    "inputs",
+    "linear",
+    "maximum",
+    "narrow",
+    "output",
+    "record",
+    "repeat_heads",
+    "scan",
+    "scope",
+    "sigmoid",
+    "softmax",
+    "sqrt",
+    "stack",
+    "take",
+    "tanh",
+    "visible",
+    "where",
+    "widen",
+    "zeros",
+]
+
+if TYPE_CHECKING:
+    Array = np.ndarray
+else:
+    Array = Any  # any array that speaks NumPy's protocols: the judge's arrays carry an error bound through this file
+
+C = TypeVar("C", bound=Config)
+Output = Any  # y, or (y, weights) with return_weights=True
+Tape = Any  # a dictionary of named intermediates, or None
+
+DTYPES = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+def primitive(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let an array type take over a function of ours, by NumPy's own protocol (NEP 18)."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for arg in args:
+            handler = getattr(type(arg), "__array_function__", None)
+            if handler is not None and type(arg) is not np.ndarray:
+                return handler(arg, call, (type(arg),), args, kwargs)
+        return function(*args, **kwargs)
+
+    call.__name__, call.__doc__, call.__wrapped__ = function.__name__, function.__doc__, function
+    return call
+
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+
+exp, tanh, sqrt, where, maximum = np.exp, np.tanh, np.sqrt, np.where, np.maximum
+concatenate, stack, argmax = np.concatenate, np.stack, np.argmax
+
+
+def arange(n: int, like: Array) -> Array:
+    """0 .. n - 1, on the device of another array."""
+    return np.arange(n)
+
+
+def zeros(shape: tuple[int, ...], like: Array) -> Array:
+    return np.zeros(shape, like.dtype)
+
+
+def take(table: Array, tokens: Array) -> Array:
+    """Rows of a table: `u d`, `b t` -> `b t d`."""
+    return widen(table)[tokens]
+
+
+def dtype_name(x: Array) -> str:
+    return x.dtype.name
+
+
+def widen(x: Array) -> Array:
+    """16-bit types are computed in float32; other types, and None, stay as they are."""
+    return x.astype(np.float32) if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
+
+
+def narrow(x: Array, dtype: str) -> Array:
+    """Round a result once to the layer's dtype."""
+    return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES[dtype])
+
+
+@primitive
+def einsum(spec: str, a: Array, b: Array) -> Array:
+    """Sum of products over the letters that the output lacks; one batched matrix product on every NumPy."""
+    left, right, out = spec.replace("->", ",").split(",")
+    batch = [x for x in left if x in right and x in out]
+    summed = [x for x in left if x in right and x not in out]
+    rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
+    size = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
+
+    def flat(letters: list[str]) -> int:
+        return int(np.prod([size[x] for x in letters], dtype=np.int64))
+
+    a = widen(a).transpose([left.index(x) for x in batch + rows + summed])
+    b = widen(b).transpose([right.index(x) for x in batch + summed + columns])
+    product = a.reshape(flat(batch), flat(rows), flat(summed)) @ b.reshape(flat(batch), flat(summed), flat(columns))
+    letters = batch + rows + columns
+    return product.reshape([size[x] for x in letters]).transpose([letters.index(x) for x in out])
+
+
+def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
+    """A projection: `einsum`, plus a bias over its last axes where there is one."""
+    y = einsum(spec, x, weight)
+    return y if bias is None else y + widen(bias)
+
+
+@primitive
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)), by the half that cannot overflow."""
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+@primitive
+def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """Normalise over the allowed entries of an axis; where none is allowed the weights are 0.
+
+    Hidden entries are selected to -inf, so their value never enters, and the largest score is subtracted, so that
+    `exp` cannot overflow.
+    """
+    if allowed is not None:
+        scores = np.where(allowed, scores, -np.inf)
+    top = np.max(scores, axis=axis, keepdims=True, initial=-np.inf)
+    e = np.exp(scores - np.where(top == -np.inf, 0.0, top))
+    total = np.sum(e, axis=axis, keepdims=True)
+    return e / np.where(total == 0, 1.0, total)
+
+
+# Who sees whom --------------------------------------------------------------------------------------------------------
+
+
+def visible(
+    mask: Array | None,
+    t: int,
+    s: int,
+    *,
+    like: Array,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+) -> Array | None:
+    """Mask, causality and window as one boolean array, broadcastable to the scores; None where every key is seen.
+
+    Query i stands at position i + s - t: the last query stands at the last key.
+    """
+    left, right = (None, None) if window is None else window
+    right = 0 if causal else right
+    if left is None and right is None:
+        return mask
+    ahead = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
+    near = ahead == ahead
+    near = near if right is None else near & (ahead <= right)
+    near = near if left is None else near & (ahead >= -left)
+    return near if mask is None else near & mask
+
+
+def hide(spec: str, allowed: Array | None, x: Array) -> Array:
+    """Select the keys to 0 that no query sees: `hide("bhts->bshk", allowed, k)`. Nothing they hold can leak."""
+    if allowed is None:
+        return x
+    source, target = spec.split("->")
+    allowed = allowed.reshape((1,) * (len(source) - allowed.ndim) + allowed.shape)
+    seen = np.any(allowed, axis=tuple(i for i, letter in enumerate(source) if letter not in target))
+    letters = [letter for letter in source if letter in target]
+    seen = seen.transpose([letters.index(letter) for letter in target if letter in letters])
+    index = tuple(slice(None) if letter in letters else None for letter in target)
+    return np.where(seen[index], x, 0.0)
+
+
+def repeat_heads(x: Array, q: Array) -> Array:
+    """Give every query head its key/value head: query head h uses head h // r. Without a head axis nothing to do."""
+    if x.ndim == 3 or x.shape[2] == q.shape[2]:
+        return x
+    return x[:, :, arange(q.shape[2], q) // (q.shape[2] // x.shape[2])]
+
+
+def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
+    """Set the weights to 0 that a keep-mask drops and divide the others by the share kept."""
+    return weights if keep is None else np.where(keep, weights / (1.0 - rate), 0.0)
+
+
+# Scans ----------------------------------------------------------------------------------------------------------------
+
+
+def scan(
+    step: Callable[..., Any],
+    carry: Any,
+    xs: tuple[Array, ...],
+    *,
+    names: tuple[str, ...],
+    tape: Tape = None,
+    reverse: bool = False,
+) -> tuple[Any, tuple[Array, ...]]:
+    """Run `carry, ys = step(carry, xs at one time)` along axis 1 and stack the ys; the tape gets them by `names`."""
+    times = range(xs[0].shape[1])
+    collected: list[tuple[Array, ...]] = []
+    for i in reversed(times) if reverse else times:
+        carry, ys = step(carry, tuple(x[:, i] for x in xs))
+        carry, ys = at_step(tape, names, i, carry, ys)
+        collected.append(ys)
+    if reverse:
+        collected.reverse()
+    stacked = tuple(np.stack(y, axis=1) for y in zip(*collected, strict=True))
+    if not stacked:  # no steps: run one on zeros for the shapes of what it would give
+        _, ys = step(carry, tuple(np.zeros((x.shape[0], *x.shape[2:]), x.dtype) for x in xs))
+        stacked = tuple(np.zeros((y.shape[0], 0, *y.shape[1:]), y.dtype) for y in ys)
+    out = record(tape, **dict(zip(names, stacked, strict=True)))
+    return carry, out if isinstance(out, tuple) else (out,)
+
+
+# Layers ---------------------------------------------------------------------------------------------------------------
+
+
+def inputs(
+    tape: Tape, axes: str, allowed: Array | None, query: Array, key: Array | None, value: Array | None
+) -> tuple[Array, Array, Array]:
+    """Widen the inputs, let one stand in for those left out, and select to 0 the keys that no query sees.
+
+    The tape gets what was given: `x` alone for self-attention, else `query`, `key` and `value`; and what goes on.
+    """
+    if key is None and value is None:
+        query = key = value = record(tape, x=widen(query))
+    else:
+        query, key, value = record(tape, query=widen(query), key=widen(key), value=widen(value))
+        key = query if key is None else key
+        value = key if value is None else value
+    key, value = hide(f"{axes}->bsi", allowed, key), hide(f"{axes}->bsj", allowed, value)
+    allowed = record(tape, allowed=allowed)
+    return record(tape, seen_query=query, seen_key=key, seen_value=value)
+
+
+def output(dtype: str, y: Array, weights: Array | None, return_weights: bool) -> Output:
+    """Round the results once to the inputs' dtype; y alone, or with the weights where they are asked for."""
+    return (narrow(y, dtype), narrow(weights, dtype)) if return_weights else narrow(y, dtype)
+
+
+class Layer(Generic[C]):
+    """Base of the layers: the contract's parameters as attributes, the call's check, training and evaluation mode.
+
+    Args:
+        config: the contract's Config.
+        rng: a NumPy generator, or a seed for one, that draws the parameters and, in training, dropout.
+        dtype: float64, float32, bfloat16 or float16.
+    """
+
+    Config: ClassVar[type[Any]]
+
+    def __init_subclass__(cls) -> None:
+        cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+
+    def __init__(
+        self,
+        config: C,
+        *,
+        rng: np.random.Generator | int | None = None,
+        dtype: str = "float32",
+        _values: dict[str, Array] | None = None,
+    ) -> None:
+        self.config, self.training, self.dtype = config, True, check_dtype(config.variant, dtype)
+        self.rng = np.random.default_rng(rng)
+        shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
+        for name in type(self).__annotations__:
+            if name not in own and name not in children:
+                setattr(self, name, None)
+        for name in own:
+            limit = fans[name] ** -0.5
+            drawn = self.rng.uniform(-limit, limit, shapes[name]) if _values is None else _values[name]
+            setattr(self, name, drawn.astype(DTYPES[self.dtype]))
+        for name, child in children.items():
+            parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
+            built = [self._child(part, within(_values, prefix)) for prefix, part in parts.items()]
+            setattr(self, name, built if isinstance(child, list) else built[0])
+
+    def _child(self, config: Config, values: dict[str, Array] | None) -> "Layer[Any]":
+        cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
+        return cls(config, rng=self.rng, dtype=self.dtype, _values=values)
+
+    def layers(self) -> Iterator[tuple[str, "Layer[Any]"]]:
+        """The layer itself and every layer inside it, with the prefix of its parameters."""
+        yield "", self
+        for name, child in self.config.children().items():
+            parts = getattr(self, name)
+            named = [(f"{name}.{i}", p) for i, p in enumerate(parts)] if isinstance(child, list) else [(name, parts)]
+            for prefix, part in named:
+                yield from ((f"{prefix}.{inner}".rstrip("."), layer) for inner, layer in part.layers())
+
+    def params(self) -> dict[str, Array]:
+        """Every parameter by its dotted name: the dictionary that weight files hold."""
+        owners = dict(self.layers())
+        return {name: getattr(owners[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in self.config.params()}
+
+    def set_params(self, values: dict[str, Array]) -> None:
+        """Put arrays in the place of the parameters, by dotted name."""
+        owners = dict(self.layers())
+        for name in self.config.params():
+            setattr(owners[name.rpartition(".")[0]], name.rpartition(".")[2], values[name])
+
+    def train(self) -> "Layer[C]":
+        for _, layer in self.layers():
+            layer.training = True
+        return self
+
+    def eval(self) -> "Layer[C]":
+        for _, layer in self.layers():
+            layer.training = False
+        return self
+
+    def check(self, **given: Array | None) -> dict[str, int]:
+        """Refuse arguments that cannot be right; sizes of all axis letters."""
+        specs = {name: spec_of(self.config.variant, name, x) for name, x in given.items()}
+        return self.config.check(self.dtype if self.config.params() else None, **specs)
+
+    def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
+        """The keep-mask of this call: the one given, in training a random one, else None."""
+        rate = self.config.dropout  # type: ignore[attr-defined]
+        if keep is not None or not self.training or rate == 0:
+            return keep
+        return self.rng.random(shape) >= rate
+
+
+def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
+    if x is None:
+        return None
+    if not hasattr(x, "__array_function__"):
+        raise TypeError(f"{variant}: expected {name} as a NumPy array, got {type(x).__name__}; convert it")
+    return tuple(x.shape), dtype_name(x)

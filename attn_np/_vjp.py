@@ -1,0 +1,125 @@
+"""Derivative rules, each derived once: from the gradient of a result to the gradients of what it was made of."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attn_np._core import Array, einsum, hide, narrow, primitive, where
+
+__all__ = [
+    "Grads",
+    "dropout_vjp",
+    "einsum_vjp",
+    "grads",
+    "inputs_vjp",
+    "linear_vjp",
+    "repeat_heads_vjp",
+    "sigmoid_vjp",
+    "softmax_vjp",
+    "sum_to",
+    "take_vjp",
+    "tanh_vjp",
+    "total",
+]
+
+
+@dataclass(frozen=True)
+class Grads:
+    """Gradients of the inputs that were given and of every parameter, by name."""
+
+    inputs: dict[str, Array]
+    params: dict[str, Array]
+
+
+def grads(dtype: str, inputs: dict[str, Array | None], params: dict[str, Array | None]) -> Grads:
+    """Leave out what has no gradient and round the rest once to the layer's dtype."""
+    return Grads(
+        inputs={name: narrow(g, dtype) for name, g in inputs.items() if g is not None},
+        params={name: narrow(g, dtype) for name, g in params.items() if g is not None},
+    )
+
+
+def einsum_vjp(spec: str, a: Array, b: Array, dy: Array) -> tuple[Array, Array]:
+    """y = sum a b over the letters missing in y, so dL/da = sum dy b over the letters missing in a.
+
+    The same string with the operand and the output exchanged.
+    """
+    left, right, out = spec.replace("->", ",").split(",")
+    return einsum(f"{out},{right}->{left}", dy, b), einsum(f"{left},{out}->{right}", a, dy)
+
+
+def linear_vjp(
+    spec: str, x: Array, weight: Array, bias: Array | None, dy: Array
+) -> tuple[Array, Array, Array | None]:
+    """y = x w + b: the product's rule, and the bias sums dy over the axes that it was spread over."""
+    dx, dw = einsum_vjp(spec, x, weight, dy)
+    return dx, dw, None if bias is None else sum_to(dy, bias.shape)
+
+
+def sum_to(dy: Array, shape: tuple[int, ...]) -> Array:
+    """Broadcasting copied an array along new and size-1 axes; each copy sends its gradient back, so sum over them."""
+    lead = dy.ndim - len(shape)
+    axes = tuple(range(lead)) + tuple(lead + i for i, n in enumerate(shape) if n == 1 and dy.shape[lead + i] != 1)
+    return np.sum(dy, axis=axes).reshape(shape) if axes else dy
+
+
+@primitive
+def softmax_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
+    """p_i = e^{s_i} / sum_j e^{s_j} has dp_i/ds_j = p_i (delta_ij - p_j).
+
+    So ds_j = sum_i dp_i p_i (delta_ij - p_j) = p_j (dp_j - sum_i p_i dp_i). A row without an allowed key has p = 0
+    and gets 0, and so does every hidden key.
+    """
+    return probs * (dprobs - np.sum(probs * dprobs, axis=axis, keepdims=True))
+
+
+def repeat_heads_vjp(dx: Array, heads: int | None) -> Array:
+    """Head g was copied to the r query heads g r .. g r + r - 1: each copy sends its gradient back."""
+    if heads is None or dx.shape[2] == heads:
+        return dx
+    b, s, h, k = dx.shape
+    return np.sum(dx.reshape(b, s, heads, h // heads, k), axis=3)
+
+
+def dropout_vjp(dkept: Array, keep: Array | None, rate: float) -> Array:
+    """Kept weights were divided by the share kept; dropped ones were not used."""
+    return dkept if keep is None else where(keep, dkept / (1.0 - rate), 0.0)
+
+
+@primitive
+def tanh_vjp(y: Array, dy: Array) -> Array:
+    """d tanh(x)/dx = 1 - tanh(x)^2."""
+    return dy * (1.0 - y * y)
+
+
+@primitive
+def sigmoid_vjp(y: Array, dy: Array) -> Array:
+    """d sigmoid(x)/dx = sigmoid(x) (1 - sigmoid(x))."""
+    return dy * y * (1.0 - y)
+
+
+def take_vjp(table: Array, tokens: Array, dy: Array) -> Array:
+    """Row u of the table sends copies to every place whose token is u: sum their gradients."""
+    one_hot = (tokens[..., None] == np.arange(table.shape[0])).astype(dy.dtype)
+    return einsum("btu,btd->ud", one_hot, dy)
+
+
+@primitive
+def total(*terms: Array) -> Array:
+    """Gradients that reach one array on several paths add up."""
+    return sum(terms[1:], start=terms[0])
+
+
+def inputs_vjp(
+    tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dvalue: Array
+) -> dict[str, Array]:
+    """Gradients of the inputs that were given: an input that stood in for others gets their sum."""
+    allowed = tape.get("allowed")
+    dkey, dvalue = hide(f"{axes}->bsi", allowed, dkey), hide(f"{axes}->bsj", allowed, dvalue)
+    if "x" in tape:
+        return {"query": total(dquery, dkey, dvalue)}
+    if "value" not in tape:
+        return {"query": dquery, "key": total(dkey, dvalue)}
+    if "key" not in tape:
+        return {"query": total(dquery, dkey), "value": dvalue}
+    return {"query": dquery, "key": dkey, "value": dvalue}

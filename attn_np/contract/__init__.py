@@ -1,0 +1,83 @@
+"""What all three trees promise: configs, axes, checks and examples, in the standard library only."""
+
+import difflib
+import importlib
+import pkgutil
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from attn_np.contract._base import Arg, Config, Param, check_dtype, field_error, require, within
+from attn_np.contract._tape import Scope, at_step, record, scope
+
+__all__ = [
+    "Arg",
+    "Config",
+    "Param",
+    "Scope",
+    "at_step",
+    "check_dtype",
+    "config",
+    "examples",
+    "field_error",
+    "get",
+    "layers",
+    "nearest",
+    "record",
+    "require",
+    "scope",
+    "variants",
+    "within",
+]
+
+
+@cache
+def variants() -> tuple[str, ...]:
+    """Names of every variant, in alphabetical order: one contract module each."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
+
+
+def nearest(name: str, known: tuple[str, ...] | list[str]) -> str:
+    """The end of an error message: the names closest to `name`, else all of them."""
+    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else f"choose one of {', '.join(known)}"
+
+
+def get(variant: str) -> ModuleType:
+    """The contract module of a variant.
+
+    Raises:
+        ValueError: there is no such variant; the message names the nearest.
+    """
+    if variant not in variants():
+        raise ValueError(f"expected the name of a variant, got {variant!r}; {nearest(variant, variants())}")
+    return importlib.import_module(f"{__name__}.{variant}")
+
+
+def config(variant: str, /, **fields: Any) -> Config:
+    """The Config of a variant from its fields, as `build` and weight files give them.
+
+    Raises:
+        ValueError: unknown variant, or a value that the contract refuses.
+        TypeError: a field the variant does not have, or one that is missing.
+    """
+    cls = get(variant).Config
+    names = cls.fields()
+    for name in fields:
+        if name not in names:
+            raise TypeError(f"{variant}: expected one of its fields, got {name!r}; {nearest(name, names)}")
+    missing = [name for name in cls.required() if name not in fields]
+    if missing:
+        raise TypeError(f"{variant}: expected a value for {', '.join(missing)}, got none; pass {missing[0]}=")
+    return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
+
+
+def examples(variant: str) -> dict[str, Config]:
+    """Two to four configs of a variant with distinct prime sizes, by a short name."""
+    return get(variant).EXAMPLES
+
+
+@cache
+def layers() -> dict[str, str]:
+    """Class name to variant, over all variants."""
+    return {get(name).Config.layer: name for name in variants()}

@@ -1,0 +1,282 @@
+"""The base of every contract: parameters and arguments by axis letters, and the checks that follow from them."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from math import prod
+from typing import Any, ClassVar, Literal
+
+FLOATS = ("float64", "float32", "bfloat16", "float16")
+INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
+
+# What an array looks like from here: its shape and the name of its dtype.
+Spec = tuple[tuple[int, ...], str]
+
+
+@dataclass(frozen=True)
+class Param:
+    """One learned array: its axes, and which of them are summed over when it is applied.
+
+    `inputs` names the axes on the input side (for a bias: those of its weight). They give the fan, and with it the
+    range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan` overrides it.
+    """
+
+    axes: str
+    inputs: str
+    fan: str | None = None
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One argument of a call: its axes, what it holds, and which argument stands in when it is left out.
+
+    Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask" and "keep" (boolean,
+    broadcastable), "tokens" (integers, exact shape). `default` names the argument used when this one is None.
+    """
+
+    axes: str
+    kind: Literal["array", "bias", "mask", "keep", "tokens"] = "array"
+    optional: bool = False
+    default: str | None = None
+
+
+def require(condition: bool, variant: str, expected: str, got: object, todo: str) -> None:
+    """Raise ValueError in the house's words unless `condition` holds."""
+    if not condition:
+        raise ValueError(f"{variant}: expected {expected}, got {got}; {todo}")
+
+
+def field_error(variant: str, expected: str, got: object, todo: str) -> ValueError:
+    return ValueError(f"{variant}: expected {expected}, got {got}; {todo}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of all configs. A contract subclasses it, adds fields, and says in class variables what its page shows."""
+
+    variant: ClassVar[str] = ""
+    layer: ClassVar[str]
+    family: ClassVar[str]
+    title: ClassVar[str]
+    idea: ClassVar[str]
+    formula: ClassVar[str]
+    notation: ClassVar[Mapping[str, str]] = {}
+    cost: ClassVar[str]
+    paper: ClassVar[str]
+    equals: ClassVar[tuple[str, ...]] = ()
+    traps: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls.variant = cls.__module__.rpartition(".")[2]
+
+    # What a contract fills in -----------------------------------------------------------------------------------------
+
+    def sizes(self) -> dict[str, int]:
+        """Size of every axis letter that the config fixes."""
+        raise NotImplementedError
+
+    def own_params(self) -> dict[str, Param]:
+        """The layer's own parameters, without those of its children."""
+        raise NotImplementedError
+
+    def children(self) -> dict[str, "Config | list[Config]"]:
+        """Sub-layers by attribute name; a list becomes `name.0`, `name.1`, ..."""
+        return {}
+
+    def arguments(self) -> dict[str, Arg]:
+        """The call's arguments, in order."""
+        raise NotImplementedError
+
+    # What follows from it ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def fields(cls) -> tuple[str, ...]:
+        return tuple(f.name for f in fields(cls))
+
+    @classmethod
+    def required(cls) -> tuple[str, ...]:
+        return tuple(f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        values = {name: getattr(self, name) for name in self.fields()}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+
+    def params(self) -> dict[str, Param]:
+        """Every parameter by its dotted name, children included: the keys of a weight file."""
+        return {name: param for name, (param, _) in self._walk().items()}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every parameter by its dotted name."""
+        return {name: shape_of(param.axes, sizes) for name, (param, sizes) in self._walk().items()}
+
+    def fans(self) -> dict[str, int]:
+        """Fan of every parameter by its dotted name: how many numbers one application sums."""
+        return {
+            name: prod(shape_of(param.fan or param.inputs, sizes)) for name, (param, sizes) in self._walk().items()
+        }
+
+    def _walk(self) -> dict[str, tuple[Param, dict[str, int]]]:
+        found = {name: (param, self.sizes()) for name, param in self.own_params().items()}
+        for name, child in self.children().items():
+            parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
+            for prefix, part in parts.items():
+                found |= {f"{prefix}.{key}": value for key, value in part._walk().items()}
+        return found
+
+    # Checks of fields -------------------------------------------------------------------------------------------------
+
+    def positive(self, *names: str) -> None:
+        """Each named field is an integer of at least 1 (None passes: it stands for a default)."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise field_error(self.variant, f"{name} to be an integer of at least 1", repr(value), f"set {name}=")
+
+    def rate(self, name: str) -> None:
+        """The named field is a dropout rate in [0, 1)."""
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            raise field_error(self.variant, f"{name} in [0, 1)", repr(value), "it is the share of weights set to 0")
+
+    def number(self, name: str, *, above: float | None = None) -> None:
+        """The named field is a finite number (above a limit), or None."""
+        value = getattr(self, name)
+        if value is None:
+            return
+        fits = not isinstance(value, bool) and isinstance(value, int | float) and abs(value) < float("inf")
+        if not fits or (above is not None and value <= above):
+            limit = "" if above is None else f" above {above}"
+            raise field_error(self.variant, f"{name} to be a finite number{limit}", repr(value), f"set {name}=")
+
+    def one_of(self, name: str, choices: tuple[str, ...]) -> None:
+        """The named field is one of some words."""
+        value = getattr(self, name)
+        if value not in choices:
+            raise field_error(self.variant, f"{name} to be one of {', '.join(choices)}", repr(value), f"set {name}=")
+
+    def interval(self, name: str) -> None:
+        """The named field is a window (left, right) of integers from 0 or None, or None."""
+        value = getattr(self, name)
+        fits = value is None or (
+            isinstance(value, tuple)
+            and len(value) == 2
+            and all(x is None or (isinstance(x, int) and not isinstance(x, bool) and x >= 0) for x in value)
+        )
+        if not fits:
+            todo = "give how many keys before and after its own position a query sees, None for no limit"
+            raise field_error(self.variant, f"{name} to be (left, right)", repr(value), todo)
+
+    # The check of a call ----------------------------------------------------------------------------------------------
+
+    def check(self, dtype: str | None, **given: Spec | None) -> dict[str, int]:
+        """Refuse arguments of a call that cannot be right; shapes and dtype names only, so it is free under jit.
+
+        Args:
+            dtype: name of the layer's dtype; None for a layer without parameters, which takes any one float type.
+            given: (shape, dtype name) of each argument, None where it was left out.
+
+        Returns:
+            The size of every axis letter, the call's included.
+
+        Raises:
+            ValueError: a shape that does not fit.
+            TypeError: a dtype that does not fit.
+        """
+        sizes, arguments = dict(self.sizes()), self.arguments()
+        for name, arg in arguments.items():
+            spec = given.get(name)
+            if spec is None and arg.default is not None:
+                spec = given.get(arg.default)
+                self._check_default(name, arg, arguments[arg.default], spec, sizes)
+                given[name] = spec
+            if spec is None:
+                if not arg.optional and arg.default is None:
+                    raise TypeError(f"{self.variant}: expected {name} {show(arg.axes, sizes)}, got None; pass {name}=")
+                continue
+            self._check_dtype(name, arg, spec[1], dtype)
+            dtype = spec[1] if dtype is None and arg.kind == "array" else dtype
+            if arg.kind in ("array", "tokens"):
+                self._check_shape(name, arg, spec[0], sizes)
+            else:
+                self._check_broadcast(name, arg, spec[0], sizes)
+        return sizes
+
+    def _check_default(self, name: str, arg: Arg, source: Arg, spec: Spec | None, sizes: dict[str, int]) -> None:
+        want, have = arg.axes.split()[-1], source.axes.split()[-1]
+        if spec is not None and want in sizes and have in sizes and sizes[want] != sizes[have]:
+            raise ValueError(
+                f"{self.variant}: expected {name} {show(arg.axes, sizes)}, got none, and {arg.default} has"
+                f" {have}={sizes[have]}; pass {name}="
+            )
+
+    def _check_dtype(self, name: str, arg: Arg, got: str, dtype: str) -> None:
+        if arg.kind in ("mask", "keep"):
+            if got != "bool":
+                todo = {
+                    "mask": "pass mask == 1, or an additive float bias as bias=",
+                    "keep": "pass keep == 1",
+                }[arg.kind]
+                meaning = {"mask": "True = may attend", "keep": "True = not dropped"}[arg.kind]
+                raise TypeError(f"{self.variant}: expected a boolean {name} ({meaning}), got {got}; {todo}")
+        elif arg.kind == "tokens":
+            if got not in INTEGERS:
+                raise TypeError(f"{self.variant}: expected {name} of an integer dtype, got {got}; pass token numbers")
+        elif got not in FLOATS:
+            raise TypeError(f"{self.variant}: expected {name} of a float dtype, got {got}; convert it to {dtype or FLOATS[1]}")
+        elif dtype not in (None, got):
+            raise TypeError(
+                f"{self.variant}: expected {name} of dtype {dtype}, as the layer and its other inputs, got {got}; "
+                f"convert it, or build the layer with another dtype"
+            )
+
+    def _check_shape(self, name: str, arg: Arg, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
+        letters = arg.axes.split()
+        wrong = len(shape) != len(letters)
+        for letter, size in zip(letters, shape, strict=False):
+            wrong = wrong or sizes.get(letter, size) != size
+        if wrong:
+            raise ValueError(
+                f"{self.variant}: expected {name} of shape {show(arg.axes, sizes)}, got {shape}; "
+                f"check its axes against the config and the other inputs"
+            )
+        sizes.update(zip(letters, shape, strict=True))
+
+    def _check_broadcast(self, name: str, arg: Arg, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
+        letters = arg.axes.split()
+        full = tuple(sizes.get(letter, -1) for letter in letters)
+        fits = len(shape) <= len(full) and all(
+            got in (1, want) for got, want in zip(reversed(shape), reversed(full), strict=False)
+        )
+        if not fits:
+            raise ValueError(
+                f"{self.variant}: expected {name} broadcastable to {show(arg.axes, sizes)}, got {shape}; "
+                f"add axes of size 1 where it does not vary"
+            )
+
+
+def shape_of(axes: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(sizes[letter] for letter in axes.split())
+
+
+def show(axes: str, sizes: Mapping[str, int]) -> str:
+    """(b, t=5, d=7): the letters of a shape, with the sizes that are known."""
+    parts = [f"{letter}={sizes[letter]}" if letter in sizes else letter for letter in axes.split()]
+    return "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
+
+
+def check_dtype(variant: str, dtype: Any) -> str:
+    """The name of a float dtype, from a name or from a framework's own object.
+
+    Raises:
+        ValueError: not one of the four float types.
+    """
+    name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+    require(name in FLOATS, variant, f"dtype to be one of {', '.join(FLOATS)}", repr(dtype), "set dtype=")
+    return name
+
+
+def within(values: dict[str, Any] | None, prefix: str) -> dict[str, Any] | None:
+    """The part of a flat dictionary under a prefix, without it."""
+    if values is None:
+        return None
+    return {name[len(prefix) + 1 :]: value for name, value in values.items() if name.startswith(f"{prefix}.")}

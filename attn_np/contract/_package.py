@@ -1,0 +1,42 @@
+"""How the three packages offer their names: on first use, so that importing one is fast and loads no other."""
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+
+def needs(package: str, *, modules: tuple[str, ...], extra: str) -> None:
+    """Refuse to import a tree whose framework is not installed, and say what to install.
+
+    Raises:
+        ModuleNotFoundError: naming the missing module and the command.
+    """
+    for module in modules:
+        if find_spec(module) is None:
+            raise ModuleNotFoundError(
+                f"{package}: expected the package {module}, got none; run pip install 'attn-parity[{extra}]'", name=module
+            )
+
+
+def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a tree: its functions, `attend` and the class of every variant."""
+    from attn_np.contract import layers, nearest
+
+    names = sorted([*api, "attend", *layers()])
+
+    def getattr_(name: str) -> Any:
+        if name in api:
+            return getattr(import_module(f"{package}._api"), name)
+        if name == "attend":
+            return import_module(f"{package}._attend").attend
+        if name in layers():
+            return getattr(import_module(f"{package}.{layers()[name]}"), name)
+        if name.startswith("_"):
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        raise AttributeError(f"{package}: expected one of its names, got {name!r}; {nearest(name, names)}")
+
+    def dir_() -> list[str]:
+        return names
+
+    return getattr_, dir_, names

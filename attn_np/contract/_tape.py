@@ -1,0 +1,63 @@
+"""The tape: a dictionary of named intermediates, written by the same line in every tree."""
+
+from collections.abc import Sequence
+from typing import Any
+
+Tape = dict[str, Any]
+
+
+def record(tape: Any, **values: Any) -> Any:
+    """Write values under their names and return them: `q, k = record(tape, q=q, k=k)`.
+
+    `tape=None` writes nothing. Values that are None are returned and not written. A tape with a method `tap(name,
+    value)` may return another value to go on with: that is how the judge anchors the reference on a candidate's
+    numbers and how JAX's cotangents are read.
+    """
+    if tape is not None:
+        tap = getattr(tape, "tap", None)
+        for name, value in values.items():
+            if value is None:
+                continue
+            if tap is None:
+                tape[name] = value
+            else:
+                values[name] = tap(name, value)
+    out = tuple(values.values())
+    return out[0] if len(out) == 1 else out
+
+
+class Scope:
+    """A view of a tape in which every name carries a prefix; what a sub-layer writes to."""
+
+    def __init__(self, tape: Any, prefix: str) -> None:
+        self.tape, self.prefix = tape, prefix
+
+    def tap(self, name: str, value: Any) -> Any:
+        return record(self.tape, **{f"{self.prefix}.{name}": value})
+
+    def __getitem__(self, name: str) -> Any:
+        return self.tape[f"{self.prefix}.{name}"]
+
+    def __contains__(self, name: str) -> bool:
+        return f"{self.prefix}.{name}" in self.tape
+
+    def get(self, name: str) -> Any:
+        return self[name] if name in self else None
+
+    @property
+    def step(self) -> Any:
+        inner = getattr(self.tape, "step", None)
+        if inner is None:
+            return None
+        return lambda names, i, carry, ys: inner([f"{self.prefix}.{n}" for n in names], i, carry, ys)
+
+
+def scope(tape: Any, prefix: str) -> Any:
+    """The tape of a sub-layer: None stays None."""
+    return None if tape is None else Scope(tape, prefix)
+
+
+def at_step(tape: Any, names: Sequence[str], i: int, carry: Any, ys: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """One step of a scan passes the tape: only a judge's tape, which has `step`, does anything here."""
+    step = getattr(tape, "step", None)
+    return (carry, ys) if step is None else step(list(names), i, carry, ys)

@@ -1,0 +1,123 @@
+"""Multi-head attention: several heads attend in parallel, each in a subspace of its own."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _base
+from attn_np.contract._base import Arg, Param
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_base.Config):
+    """Fields of multi-head attention.
+
+    Attributes:
+        d_model: width of queries and outputs.
+        num_heads: how many heads attend.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        key_dim: width of the key input; d_model by default.
+        value_dim: width of the value input; key_dim by default.
+        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
+        causal: query i sees the keys up to its own position, aligned at the last key.
+        window: (left, right), how many keys before and after its own position a query sees; None is no limit.
+        softcap: scores become softcap * tanh(scores / softcap).
+        dropout: share of the weights set to 0 in training.
+        use_bias: biases on the four projections.
+    """
+
+    layer = "MultiHeadAttention"
+    family = "dense"
+    title = "Multi-head attention"
+    idea = (
+        "One head can look at one thing at a time. Several heads, each with projections of its own, look at several "
+        "things at once; a last projection mixes what they found."
+    )
+    formula = r"y = b_o + \sum_h \mathrm{softmax}\!\left(\tfrac{1}{\sqrt{K}}\, q_h k_h^\top\right) v_h\, w_{o,h}"
+    notation = {
+        "h (number of heads)": "H = num_heads, index h",
+        "d_k": "K = head_dim, axis k",
+        "d_v": "V = value_head_dim, axis v",
+        "W_i^Q, W_i^K, W_i^V": "w_q[:, h], w_k[:, h], w_v[:, h]",
+        "W^O": "w_o",
+    }
+    cost = "time b t s h (k + v); memory b h t s on the textbook path"
+    paper = "Vaswani et al. 2017, Attention Is All You Need, arXiv:1706.03762, section 3.2.2"
+    equals = ("num_heads=1: self_attention with an output projection", "one joint projection: fused_qkv")
+    traps = (
+        "splitting a projection as (k h) instead of (h k) mixes the heads and raises no error",
+        "a boolean mask is True = may attend here; torch.nn.MultiheadAttention means the opposite",
+        "merging heads without moving the head axis back gives the right shape and the wrong numbers",
+    )
+
+    d_model: int
+    num_heads: int
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    key_dim: int | None = None
+    value_dim: int | None = None
+    scale: float | None = None
+    causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+    use_bias: bool = True
+
+    def __post_init__(self) -> None:
+        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "key_dim", "value_dim")
+        self.number("scale")
+        self.number("softcap", above=0.0)
+        self.interval("window")
+        self.rate("dropout")
+        if self.head_dim is None:
+            _base.require(
+                self.d_model % self.num_heads == 0,
+                self.variant,
+                "d_model divisible by num_heads",
+                f"d_model={self.d_model}, num_heads={self.num_heads}",
+                "change one of them or set head_dim=",
+            )
+
+    def sizes(self) -> dict[str, int]:
+        k = self.head_dim or self.d_model // self.num_heads
+        i = self.key_dim or self.d_model
+        return {
+            "d": self.d_model,
+            "h": self.num_heads,
+            "k": k,
+            "v": self.value_head_dim or k,
+            "i": i,
+            "j": self.value_dim or i,
+        }
+
+    def own_params(self) -> dict[str, Param]:
+        weights = {
+            "w_q": Param("d h k", "d"),
+            "w_k": Param("i h k", "i"),
+            "w_v": Param("j h v", "j"),
+            "w_o": Param("h v d", "h v"),
+        }
+        biases = {
+            "b_q": Param("h k", "d"),
+            "b_k": Param("h k", "i"),
+            "b_v": Param("h v", "j"),
+            "b_o": Param("d", "h v"),
+        }
+        return weights | biases if self.use_bias else weights
+
+    def arguments(self) -> dict[str, Arg]:
+        return {
+            "query": Arg("b t d"),
+            "key": Arg("b s i", default="query"),
+            "value": Arg("b s j", default="key"),
+            "mask": Arg("b h t s", "mask", optional=True),
+            "bias": Arg("b h t s", "bias", optional=True),
+            "keep": Arg("b h t s", "keep", optional=True),
+        }
+
+
+EXAMPLES = {
+    "split": Config(d_model=6, num_heads=2),
+    "wide": Config(d_model=7, num_heads=3, head_dim=7, scale=1.0, use_bias=False, causal=True),
+    "cross": Config(d_model=7, num_heads=3, head_dim=5, value_head_dim=11, key_dim=13, value_dim=2, dropout=0.25),
+    "capped": Config(d_model=7, num_heads=2, head_dim=3, window=(2, 1), softcap=1.5),
+}

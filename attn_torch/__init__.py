@@ -1,0 +1,9 @@
+"""Attention in PyTorch: every variant, equal to its twins in NumPy and Flax.
+
+Names load on first use: `attn_torch.build("mha", ...)`, `attn_torch.MultiHeadAttention`, `attn_torch.attend`.
+"""
+
+from attn_np.contract._package import lazy, needs
+
+needs(__name__, modules=("torch",), extra="torch")
+__getattr__, __dir__, __all__ = lazy(__name__, api=("build", "trace"))

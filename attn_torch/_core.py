@@ -1,0 +1,318 @@
+"""PyTorch's dialect: the operations that every variant is written in, under the names they have in all three trees."""
+
+from collections.abc import Callable
+from importlib import import_module
+from math import prod
+from typing import Any, ClassVar, Generic, TypeVar, get_args
+
+import torch
+from torch import Tensor, concatenate, exp, sigmoid, sqrt, stack, tanh, where
+
+from attn_np.contract import Config, at_step, check_dtype, record, scope, within
+
+__all__ = [
+    "Array",
+    "Layer",
+    "Output",
+    "Tape",
+    "arange",
+    "argmax",
+    "concatenate",
+    "dropout",
+    "dtype_name",
+    "einsum",
+    "exp",
+    "hide",
+    "inputs",
+    "linear",
+    "maximum",
+    "narrow",
+    "output",
+    "record",
+    "repeat_heads",
+    "scan",
+    "scope",
+    "sigmoid",
+    "softmax",
+    "sqrt",
+    "stack",
+    "take",
+    "tanh",
+    "visible",
+    "where",
+    "widen",
+    "zeros",
+]
+
+Array = Tensor
+C = TypeVar("C", bound=Config)
+Output = Any  # y, or (y, weights) with return_weights=True
+Tape = Any  # a dictionary of named intermediates, or None
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+
+
+def maximum(x: Array, y: Array | float) -> Array:
+    return torch.clamp_min(x, y) if isinstance(y, int | float) else torch.maximum(x, y)
+
+
+def arange(n: int, like: Array) -> Array:
+    """0 .. n - 1, on the device of another array."""
+    return torch.arange(n, device=like.device)
+
+
+def argmax(x: Array, axis: int) -> Array:
+    """Index of the largest entry; the lowest index among equals."""
+    return torch.argmax(x, dim=axis)
+
+
+def zeros(shape: tuple[int, ...], like: Array) -> Array:
+    return like.new_zeros(shape)
+
+
+def take(table: Array, tokens: Array) -> Array:
+    """Rows of a table: `u d`, `b t` -> `b t d`."""
+    return widen(table)[tokens]
+
+
+def dtype_name(x: Array) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def widen(x: Any) -> Any:
+    """16-bit types are computed in float32; other types, and None, stay as they are."""
+    return x.float() if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
+
+
+def narrow(x: Array, dtype: str) -> Array:
+    """Round a result once to the layer's dtype."""
+    return x if x is None or dtype_name(x) == dtype else x.to(DTYPES[dtype])
+
+
+def einsum(spec: str, a: Array, b: Array) -> Array:
+    """Sum of products over the letters that the output lacks; one batched matrix product, as in the other trees."""
+    left, right, out = spec.replace("->", ",").split(",")
+    batch = [x for x in left if x in right and x in out]
+    summed = [x for x in left if x in right and x not in out]
+    rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
+    size = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
+
+    def flat(letters: list[str]) -> int:
+        return prod([size[x] for x in letters])
+
+    a = widen(a).permute([left.index(x) for x in batch + rows + summed])
+    b = widen(b).permute([right.index(x) for x in batch + summed + columns])
+    product = a.reshape(flat(batch), flat(rows), flat(summed)) @ b.reshape(flat(batch), flat(summed), flat(columns))
+    letters = batch + rows + columns
+    return product.reshape([size[x] for x in letters]).permute([letters.index(x) for x in out])
+
+
+def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
+    """A projection: `einsum`, plus a bias over its last axes where there is one."""
+    y = einsum(spec, x, weight)
+    return y if bias is None else y + widen(bias)
+
+
+def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """Normalise over the allowed entries of an axis; where none is allowed the weights are 0.
+
+    Hidden entries are selected to -inf, so their value never enters, and the largest score is subtracted, so that
+    `exp` cannot overflow.
+    """
+    if allowed is not None:
+        scores = where(allowed, scores, -torch.inf)
+    if scores.shape[axis] == 0:
+        return scores
+    top = torch.amax(scores.detach(), dim=axis, keepdim=True)
+    e = exp(scores - where(top == -torch.inf, 0.0, top))
+    total = torch.sum(e, dim=axis, keepdim=True)
+    return e / where(total == 0, 1.0, total)
+
+
+# Who sees whom --------------------------------------------------------------------------------------------------------
+
+
+def visible(
+    mask: Array | None,
+    t: int,
+    s: int,
+    *,
+    like: Array,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+) -> Array | None:
+    """Mask, causality and window as one boolean array, broadcastable to the scores; None where every key is seen.
+
+    Query i stands at position i + s - t: the last query stands at the last key.
+    """
+    left, right = (None, None) if window is None else window
+    right = 0 if causal else right
+    if left is None and right is None:
+        return mask
+    ahead = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
+    near = ahead == ahead
+    near = near if right is None else near & (ahead <= right)
+    near = near if left is None else near & (ahead >= -left)
+    return near if mask is None else near & mask
+
+
+def hide(spec: str, allowed: Array | None, x: Array) -> Array:
+    """Select the keys to 0 that no query sees: `hide("bhts->bshk", allowed, k)`. Nothing they hold can leak."""
+    if allowed is None:
+        return x
+    source, target = spec.split("->")
+    allowed = allowed.reshape((1,) * (len(source) - allowed.ndim) + tuple(allowed.shape))
+    seen = torch.any(allowed, dim=tuple(i for i, letter in enumerate(source) if letter not in target))
+    letters = [letter for letter in source if letter in target]
+    seen = seen.permute([letters.index(letter) for letter in target if letter in letters])
+    index = tuple(slice(None) if letter in letters else None for letter in target)
+    return where(seen[index], x, 0.0)
+
+
+def repeat_heads(x: Array, q: Array) -> Array:
+    """Give every query head its key/value head: query head h uses head h // r. Without a head axis nothing to do."""
+    if x.ndim == 3 or x.shape[2] == q.shape[2]:
+        return x
+    return x[:, :, arange(q.shape[2], q) // (q.shape[2] // x.shape[2])]
+
+
+def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
+    """Set the weights to 0 that a keep-mask drops and divide the others by the share kept."""
+    return weights if keep is None else where(keep, weights / (1.0 - rate), 0.0)
+
+
+# Scans ----------------------------------------------------------------------------------------------------------------
+
+
+def scan(
+    step: Callable[..., Any],
+    carry: Any,
+    xs: tuple[Array, ...],
+    *,
+    names: tuple[str, ...],
+    tape: Tape = None,
+    reverse: bool = False,
+) -> tuple[Any, tuple[Array, ...]]:
+    """Run `carry, ys = step(carry, xs at one time)` along axis 1 and stack the ys; the tape gets them by `names`."""
+    times = range(xs[0].shape[1])
+    collected: list[tuple[Array, ...]] = []
+    for i in reversed(times) if reverse else times:
+        carry, ys = step(carry, tuple(x[:, i] for x in xs))
+        carry, ys = at_step(tape, names, i, carry, ys)
+        collected.append(ys)
+    if reverse:
+        collected.reverse()
+    stacked = tuple(stack(y, dim=1) for y in zip(*collected, strict=True))
+    if not stacked:  # no steps: run one on zeros for the shapes of what it would give
+        _, ys = step(carry, tuple(zeros((x.shape[0], *x.shape[2:]), x) for x in xs))
+        stacked = tuple(zeros((y.shape[0], 0, *y.shape[1:]), y) for y in ys)
+    out = record(tape, **dict(zip(names, stacked, strict=True)))
+    return carry, out if isinstance(out, tuple) else (out,)
+
+
+# Layers ---------------------------------------------------------------------------------------------------------------
+
+
+def inputs(
+    tape: Tape, axes: str, allowed: Array | None, query: Array, key: Array | None, value: Array | None
+) -> tuple[Array, Array, Array]:
+    """Widen the inputs, let one stand in for those left out, and select to 0 the keys that no query sees.
+
+    The tape gets what was given: `x` alone for self-attention, else `query`, `key` and `value`; and what goes on.
+    """
+    if key is None and value is None:
+        query = key = value = record(tape, x=widen(query))
+    else:
+        query, key, value = record(tape, query=widen(query), key=widen(key), value=widen(value))
+        key = query if key is None else key
+        value = key if value is None else value
+    key, value = hide(f"{axes}->bsi", allowed, key), hide(f"{axes}->bsj", allowed, value)
+    allowed = record(tape, allowed=allowed)
+    return record(tape, seen_query=query, seen_key=key, seen_value=value)
+
+
+def output(dtype: str, y: Array, weights: Array | None, return_weights: bool) -> Output:
+    """Round the results once to the inputs' dtype; y alone, or with the weights where they are asked for."""
+    return (narrow(y, dtype), narrow(weights, dtype)) if return_weights else narrow(y, dtype)
+
+
+class Layer(torch.nn.Module, Generic[C]):
+    """Base of the layers: the contract's parameters as `torch.nn.Parameter`s under their names, and the call's check.
+
+    Args:
+        config: the contract's Config.
+        device: where the parameters live; "meta" constructs without drawing.
+        dtype: float64, float32, bfloat16 or float16; float32 by default.
+    """
+
+    Config: ClassVar[type[Any]]
+
+    def __init_subclass__(cls) -> None:
+        cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+
+    def __init__(
+        self,
+        config: C,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        _values: dict[str, Array] | None = None,
+    ) -> None:
+        super().__init__()
+        self.config, kind = config, DTYPES[check_dtype(config.variant, dtype or "float32")]
+        shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
+        for name in type(self).__annotations__:
+            if name not in own and name not in children:
+                self.register_parameter(name, None)
+        for name in own:
+            if _values is None:
+                value = torch.empty(shapes[name], device=device, dtype=kind)
+                torch.nn.init.uniform_(value, -(fans[name] ** -0.5), fans[name] ** -0.5)
+            else:
+                value = _values[name].to(device=device, dtype=kind)
+            self.register_parameter(name, torch.nn.Parameter(value))
+        for name, child in children.items():
+            parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
+            built = [self._child(part, within(_values, p), device, kind) for p, part in parts.items()]
+            setattr(self, name, torch.nn.ModuleList(built) if isinstance(child, list) else built[0])
+
+    def _child(self, config: Config, values: dict[str, Array] | None, device: Any, dtype: torch.dtype) -> "Layer[Any]":
+        cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
+        return cls(config, device=device, dtype=dtype, _values=values)
+
+    @property
+    def dtype(self) -> str | None:
+        """Name of the parameters' dtype; None for a layer without parameters."""
+        return next((dtype_name(p) for p in self.parameters()), None)
+
+    def params(self) -> dict[str, Array]:
+        """Every parameter by its dotted name: the dictionary that weight files hold."""
+        return dict(self.named_parameters())
+
+    def check(self, **given: Array | None) -> dict[str, int]:
+        """Refuse arguments that cannot be right; sizes of all axis letters."""
+        specs = {name: spec_of(self.config.variant, name, x) for name, x in given.items()}
+        return self.config.check(self.dtype, **specs)
+
+    def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
+        """The keep-mask of this call: the one given, in training a random one, else None."""
+        rate = self.config.dropout  # type: ignore[attr-defined]
+        if keep is not None or not self.training or rate == 0:
+            return keep
+        return torch.rand(shape, device=like.device) >= rate
+
+
+def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
+    if x is None:
+        return None
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{variant}: expected {name} as a torch.Tensor, got {type(x).__name__}; convert it")
+    return tuple(x.shape), dtype_name(x)
