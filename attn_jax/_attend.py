@@ -38,6 +38,7 @@ def attend(
     softcap: float | None = None,
     keep: Array | None = None,
     rate: float = 0.0,
+    normalize_over: str = "keys",
     tape: Tape = None,
     implementation: str = "auto",
 ) -> tuple[Array, Array]:
@@ -57,13 +58,14 @@ def attend(
         softcap: scores become softcap * tanh(scores / softcap).
         keep: True = not dropped; kept weights are divided by 1 - rate.
         rate: the dropout rate that `keep` was drawn with.
+        normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.
         tape: gets q, k, v, allowed, bias, keep, scores, capped, biased, probs, kept and context.
         implementation: "textbook", or "auto" for the fastest path that means the same.
 
     Raises:
         ValueError: shapes that do not fit, or an unknown implementation.
     """
-    contract.check(q.shape, k.shape, v.shape, implementation)
+    contract.check(q.shape, k.shape, v.shape, normalize_over, implementation)
     allowed = visible(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
     dtype = dtype_name(q)
@@ -78,7 +80,7 @@ def attend(
         scores = record(tape, capped=softcap * tanh(scores / softcap))
     if bias is not None:
         scores = record(tape, biased=scores + bias)
-    probs = record(tape, probs=softmax(scores, allowed))
+    probs = record(tape, probs=softmax(scores, allowed, contract.AXES[normalize_over]))
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))
     return narrow(context, dtype), narrow(probs, dtype)

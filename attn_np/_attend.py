@@ -39,6 +39,7 @@ def attend(
     softcap: float | None = None,
     keep: Array | None = None,
     rate: float = 0.0,
+    normalize_over: str = "keys",
     tape: Tape = None,
     implementation: str = "auto",
 ) -> tuple[Array, Array]:
@@ -58,13 +59,14 @@ def attend(
         softcap: scores become softcap * tanh(scores / softcap).
         keep: True = not dropped; kept weights are divided by 1 - rate.
         rate: the dropout rate that `keep` was drawn with.
+        normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.
         tape: gets q, k, v, allowed, bias, keep, scores, capped, biased, probs, kept and context.
         implementation: "textbook", or "auto" for the fastest path that means the same.
 
     Raises:
         ValueError: shapes that do not fit, or an unknown implementation.
     """
-    contract.check(q.shape, k.shape, v.shape, implementation)
+    contract.check(q.shape, k.shape, v.shape, normalize_over, implementation)
     allowed = visible(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
     dtype = dtype_name(q)
@@ -79,7 +81,7 @@ def attend(
         scores = record(tape, capped=softcap * tanh(scores / softcap))
     if bias is not None:
         scores = record(tape, biased=scores + bias)
-    probs = record(tape, probs=softmax(scores, allowed))
+    probs = record(tape, probs=softmax(scores, allowed, contract.AXES[normalize_over]))
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))
     return narrow(context, dtype), narrow(probs, dtype)
@@ -92,6 +94,7 @@ def attend_vjp(
     scale: float | None = None,
     softcap: float | None = None,
     rate: float = 0.0,
+    normalize_over: str = "keys",
     kv_heads: int | None = None,
 ) -> tuple[Array, Array, Array, Array | None]:
     """Read `attend` upwards: one line here for each line there; gradients of q, k, v and the bias.
@@ -99,7 +102,7 @@ def attend_vjp(
     Args:
         tape: what `attend` wrote; gets the cotangents, each named d + the name of its value.
         dcontext: gradient of the context, `b t h v`.
-        scale, softcap, rate: as they were given to `attend`.
+        scale, softcap, rate, normalize_over: as they were given to `attend`.
         kv_heads: how many heads k and v had, if fewer than the queries.
     """
     q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
@@ -109,7 +112,7 @@ def attend_vjp(
     dkept, dv = einsum_vjp(per_head("bhts,bshv->bthv", q), kept, v, dcontext)
     dkept = record(tape, dkept=dkept)
     dprobs = record(tape, dprobs=dropout_vjp(dkept, keep, rate))
-    dscores, dbias = softmax_vjp(probs, dprobs), None
+    dscores, dbias = softmax_vjp(probs, dprobs, contract.AXES[normalize_over]), None
     if bias is not None:
         dscores = record(tape, dbiased=dscores)
         dbias = sum_to(dscores, bias.shape)

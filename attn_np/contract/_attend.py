@@ -4,9 +4,14 @@ from attn_np.contract._base import require
 
 PATHS = ("auto", "textbook")
 
+# The axis of the scores along which the weights add up to 1.
+AXES = {"keys": -1, "queries": -2}
 
-def check(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], implementation: str) -> None:
-    """Refuse shapes that cannot be attended over, and unknown paths.
+
+def check(
+    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], normalize_over: str, implementation: str
+) -> None:
+    """Refuse shapes that cannot be attended over, and unknown words.
 
     Raises:
         ValueError: naming what was expected, what was given and what to do.
@@ -17,6 +22,13 @@ def check(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], implementa
         f"implementation to be one of {', '.join(PATHS)}",
         repr(implementation),
         "set implementation=",
+    )
+    require(
+        normalize_over in AXES,
+        "attend",
+        f"normalize_over to be one of {', '.join(AXES)}",
+        repr(normalize_over),
+        "set normalize_over=",
     )
     fits = len(q) in (3, 4) and len(k) == len(v) == len(q)
     fits = fits and q[0] == k[0] == v[0] and q[-1] == k[-1] and k[:-1] == v[:-1]
