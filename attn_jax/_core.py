@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,11 @@ __all__ = [
     "zeros",
 ]
 
-Array = jax.Array
+if TYPE_CHECKING:
+    Array = jax.Array
+else:
+    Array = jax.Array | np.ndarray | nnx.Variable  # a call may be given NumPy's arrays, and parameters are nnx.Params
+
 C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
 Tape = Any  # a dictionary of named intermediates, or None
