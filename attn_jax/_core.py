@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.nn import sigmoid
-from jax.numpy import concatenate, exp, maximum, sqrt, stack, tanh, where
+from jax.numpy import broadcast_to, concatenate, exp, maximum, sqrt, stack, tanh, where
 
 from attn_np.contract import Config, at_step, check_dtype, record, scope, within
 
@@ -20,6 +20,7 @@ __all__ = [
     "Tape",
     "arange",
     "argmax",
+    "broadcast_to",
     "concatenate",
     "dropout",
     "dtype_name",
@@ -27,6 +28,7 @@ __all__ = [
     "exp",
     "hide",
     "inputs",
+    "lerp",
     "linear",
     "maximum",
     "narrow",
@@ -35,6 +37,7 @@ __all__ = [
     "repeat_heads",
     "scan",
     "scope",
+    "seen",
     "sigmoid",
     "softmax",
     "sqrt",
@@ -117,6 +120,11 @@ def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
     return y if bias is None else y + widen(bias)
 
 
+def lerp(a: Array, b: Array, z: Array) -> Array:
+    """(1 - z) a + z b for z from 0 to 1, with one product: where z is near 0 or 1 the result is a or b."""
+    return a + z * (b - a)
+
+
 def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
     """Normalise over the allowed entries of an axis; where none is allowed the weights are 0.
 
@@ -158,17 +166,19 @@ def visible(
     return near if mask is None else near & mask
 
 
-def hide(spec: str, allowed: Array | None, x: Array) -> Array:
-    """Select the keys to 0 that no query sees: `hide("bhts->bshk", allowed, k)`. Nothing they hold can leak."""
-    if allowed is None:
-        return x
+def seen(spec: str, allowed: Array) -> Array:
+    """Which keys any query sees, by the axes of the keys and broadcastable to them: `seen("bhts->bs", allowed)`."""
     source, target = spec.split("->")
     allowed = allowed.reshape((1,) * (len(source) - allowed.ndim) + allowed.shape)
-    seen = jnp.any(allowed, axis=tuple(i for i, letter in enumerate(source) if letter not in target))
+    some = jnp.any(allowed, axis=tuple(i for i, letter in enumerate(source) if letter not in target))
     letters = [letter for letter in source if letter in target]
-    seen = seen.transpose([letters.index(letter) for letter in target if letter in letters])
-    index = tuple(slice(None) if letter in letters else None for letter in target)
-    return where(seen[index], x, 0.0)
+    some = some.transpose([letters.index(letter) for letter in target if letter in letters])
+    return some[tuple(slice(None) if letter in letters else None for letter in target)]
+
+
+def hide(spec: str, allowed: Array | None, x: Array) -> Array:
+    """Select the keys to 0 that no query sees: `hide("bhts->bshk", allowed, k)`. Nothing they hold can leak."""
+    return x if allowed is None else where(seen(spec, allowed), x, 0.0)
 
 
 def repeat_heads(x: Array, q: Array) -> Array:
@@ -189,14 +199,18 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 def scan(
     step: Callable[..., Any],
     carry: Any,
-    xs: tuple[Array, ...],
+    xs: tuple[Any, ...],
     *,
     names: tuple[str, ...],
     tape: Tape = None,
     reverse: bool = False,
 ) -> tuple[Any, tuple[Array, ...]]:
-    """Run `carry, ys = step(carry, xs at one time)` along axis 1 and stack the ys; the tape gets them by `names`."""
-    carry, stacked = jax.lax.scan(step, carry, tuple(jnp.moveaxis(x, 1, 0) for x in xs), reverse=reverse)
+    """Run `carry, ys = step(carry, xs at one time)` along axis 1 and stack the ys; the tape gets them by `names`.
+
+    An x that is None stays None in every step.
+    """
+    xs = tuple(None if x is None else jnp.moveaxis(x, 1, 0) for x in xs)
+    carry, stacked = jax.lax.scan(step, carry, xs, reverse=reverse)
     stacked = tuple(jnp.moveaxis(y, 0, 1) for y in stacked)
     out = record(tape, **dict(zip(names, stacked, strict=True)))
     return carry, out if isinstance(out, tuple) else (out,)

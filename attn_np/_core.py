@@ -16,6 +16,7 @@ __all__ = [
     "Tape",
     "arange",
     "argmax",
+    "broadcast_to",
     "concatenate",
     "dropout",
     "dtype_name",
@@ -23,6 +24,7 @@ __all__ = [
     "exp",
     "hide",
     "inputs",
+    "lerp",
     "linear",
     "maximum",
     "narrow",
@@ -31,6 +33,7 @@ __all__ = [
     "repeat_heads",
     "scan",
     "scope",
+    "seen",
     "sigmoid",
     "softmax",
     "sqrt",
@@ -77,7 +80,7 @@ def primitive(function: Callable[..., Any]) -> Callable[..., Any]:
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
 exp, tanh, sqrt, where, maximum = np.exp, np.tanh, np.sqrt, np.where, np.maximum
-concatenate, stack, argmax = np.concatenate, np.stack, np.argmax
+broadcast_to, concatenate, stack, argmax = np.broadcast_to, np.concatenate, np.stack, np.argmax
 
 
 def arange(n: int, like: Array) -> Array:
@@ -141,6 +144,12 @@ def sigmoid(x: Array) -> Array:
 
 
 @primitive
+def lerp(a: Array, b: Array, z: Array) -> Array:
+    """(1 - z) a + z b for z from 0 to 1, with one product: where z is near 0 or 1 the result is a or b."""
+    return a + z * (b - a)
+
+
+@primitive
 def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
     """Normalise over the allowed entries of an axis; where none is allowed the weights are 0.
 
@@ -182,17 +191,19 @@ def visible(
     return near if mask is None else near & mask
 
 
-def hide(spec: str, allowed: Array | None, x: Array) -> Array:
-    """Select the keys to 0 that no query sees: `hide("bhts->bshk", allowed, k)`. Nothing they hold can leak."""
-    if allowed is None:
-        return x
+def seen(spec: str, allowed: Array) -> Array:
+    """Which keys any query sees, by the axes of the keys and broadcastable to them: `seen("bhts->bs", allowed)`."""
     source, target = spec.split("->")
     allowed = allowed.reshape((1,) * (len(source) - allowed.ndim) + allowed.shape)
-    seen = np.any(allowed, axis=tuple(i for i, letter in enumerate(source) if letter not in target))
+    some = np.any(allowed, axis=tuple(i for i, letter in enumerate(source) if letter not in target))
     letters = [letter for letter in source if letter in target]
-    seen = seen.transpose([letters.index(letter) for letter in target if letter in letters])
-    index = tuple(slice(None) if letter in letters else None for letter in target)
-    return np.where(seen[index], x, 0.0)
+    some = some.transpose([letters.index(letter) for letter in target if letter in letters])
+    return some[tuple(slice(None) if letter in letters else None for letter in target)]
+
+
+def hide(spec: str, allowed: Array | None, x: Array) -> Array:
+    """Select the keys to 0 that no query sees: `hide("bhts->bshk", allowed, k)`. Nothing they hold can leak."""
+    return x if allowed is None else np.where(seen(spec, allowed), x, 0.0)
 
 
 def repeat_heads(x: Array, q: Array) -> Array:
@@ -213,24 +224,28 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 def scan(
     step: Callable[..., Any],
     carry: Any,
-    xs: tuple[Array, ...],
+    xs: tuple[Any, ...],
     *,
     names: tuple[str, ...],
     tape: Tape = None,
     reverse: bool = False,
 ) -> tuple[Any, tuple[Array, ...]]:
-    """Run `carry, ys = step(carry, xs at one time)` along axis 1 and stack the ys; the tape gets them by `names`."""
+    """Run `carry, ys = step(carry, xs at one time)` along axis 1 and stack the ys; the tape gets them by `names`.
+
+    An x that is None stays None in every step.
+    """
     times = range(xs[0].shape[1])
     collected: list[tuple[Array, ...]] = []
     for i in reversed(times) if reverse else times:
-        carry, ys = step(carry, tuple(x[:, i] for x in xs))
+        carry, ys = step(carry, tuple(None if x is None else x[:, i] for x in xs))
         carry, ys = at_step(tape, names, i, carry, ys)
         collected.append(ys)
     if reverse:
         collected.reverse()
     stacked = tuple(np.stack(y, axis=1) for y in zip(*collected, strict=True))
     if not stacked:  # no steps: run one on zeros for the shapes of what it would give
-        _, ys = step(carry, tuple(np.zeros((x.shape[0], *x.shape[2:]), x.dtype) for x in xs))
+        blank = (None if x is None else np.zeros((x.shape[0], *x.shape[2:]), x.dtype) for x in xs)
+        _, ys = step(carry, tuple(blank))
         stacked = tuple(np.zeros((y.shape[0], 0, *y.shape[1:]), y.dtype) for y in ys)
     out = record(tape, **dict(zip(names, stacked, strict=True)))
     return carry, out if isinstance(out, tuple) else (out,)
@@ -303,33 +318,33 @@ class Layer(Generic[C]):
         cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
         return cls(config, rng=self.rng, dtype=self.dtype, _values=values)
 
-    def layers(self) -> Iterator[tuple[str, "Layer[Any]"]]:
+    def walk(self) -> Iterator[tuple[str, "Layer[Any]"]]:
         """The layer itself and every layer inside it, with the prefix of its parameters."""
         yield "", self
         for name, child in self.config.children().items():
             parts = getattr(self, name)
             named = [(f"{name}.{i}", p) for i, p in enumerate(parts)] if isinstance(child, list) else [(name, parts)]
             for prefix, part in named:
-                yield from ((f"{prefix}.{inner}".rstrip("."), layer) for inner, layer in part.layers())
+                yield from ((f"{prefix}.{inner}".rstrip("."), layer) for inner, layer in part.walk())
 
     def params(self) -> dict[str, Array]:
         """Every parameter by its dotted name: the dictionary that weight files hold."""
-        owners = dict(self.layers())
+        owners = dict(self.walk())
         return {name: getattr(owners[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in self.config.params()}
 
     def set_params(self, values: dict[str, Array]) -> None:
         """Put arrays in the place of the parameters, by dotted name."""
-        owners = dict(self.layers())
+        owners = dict(self.walk())
         for name in self.config.params():
             setattr(owners[name.rpartition(".")[0]], name.rpartition(".")[2], values[name])
 
     def train(self) -> "Layer[C]":
-        for _, layer in self.layers():
+        for _, layer in self.walk():
             layer.training = True
         return self
 
     def eval(self) -> "Layer[C]":
-        for _, layer in self.layers():
+        for _, layer in self.walk():
             layer.training = False
         return self
 

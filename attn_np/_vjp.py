@@ -12,6 +12,7 @@ __all__ = [
     "einsum_vjp",
     "grads",
     "inputs_vjp",
+    "lerp_vjp",
     "linear_vjp",
     "repeat_heads_vjp",
     "sigmoid_vjp",
@@ -96,6 +97,11 @@ def tanh_vjp(y: Array, dy: Array) -> Array:
 def sigmoid_vjp(y: Array, dy: Array) -> Array:
     """d sigmoid(x)/dx = sigmoid(x) (1 - sigmoid(x))."""
     return dy * y * (1.0 - y)
+
+
+def lerp_vjp(a: Array, b: Array, z: Array, dy: Array) -> tuple[Array, Array, Array]:
+    """y = a + z (b - a), so dy/da = 1 - z, dy/db = z and dy/dz = b - a."""
+    return dy - z * dy, z * dy, dy * (b - a)
 
 
 def take_vjp(table: Array, tokens: Array, dy: Array) -> Array:

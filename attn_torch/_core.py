@@ -6,7 +6,7 @@ from math import prod
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import torch
-from torch import Tensor, concatenate, exp, sigmoid, sqrt, stack, tanh, where
+from torch import Tensor, broadcast_to, concatenate, exp, sigmoid, sqrt, stack, tanh, where
 
 from attn_np.contract import Config, at_step, check_dtype, record, scope, within
 
@@ -17,6 +17,7 @@ __all__ = [
     "Tape",
     "arange",
     "argmax",
+    "broadcast_to",
     "concatenate",
     "dropout",
     "dtype_name",
@@ -24,6 +25,7 @@ __all__ = [
     "exp",
     "hide",
     "inputs",
+    "lerp",
     "linear",
     "maximum",
     "narrow",
@@ -32,6 +34,7 @@ __all__ = [
     "repeat_heads",
     "scan",
     "scope",
+    "seen",
     "sigmoid",
     "softmax",
     "sqrt",
@@ -121,6 +124,11 @@ def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
     return y if bias is None else y + widen(bias)
 
 
+def lerp(a: Array, b: Array, z: Array) -> Array:
+    """(1 - z) a + z b for z from 0 to 1, with one product: where z is near 0 or 1 the result is a or b."""
+    return a + z * (b - a)
+
+
 def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
     """Normalise over the allowed entries of an axis; where none is allowed the weights are 0.
 
@@ -164,17 +172,19 @@ def visible(
     return near if mask is None else near & mask
 
 
-def hide(spec: str, allowed: Array | None, x: Array) -> Array:
-    """Select the keys to 0 that no query sees: `hide("bhts->bshk", allowed, k)`. Nothing they hold can leak."""
-    if allowed is None:
-        return x
+def seen(spec: str, allowed: Array) -> Array:
+    """Which keys any query sees, by the axes of the keys and broadcastable to them: `seen("bhts->bs", allowed)`."""
     source, target = spec.split("->")
     allowed = allowed.reshape((1,) * (len(source) - allowed.ndim) + tuple(allowed.shape))
-    seen = torch.any(allowed, dim=tuple(i for i, letter in enumerate(source) if letter not in target))
+    some = torch.any(allowed, dim=tuple(i for i, letter in enumerate(source) if letter not in target))
     letters = [letter for letter in source if letter in target]
-    seen = seen.permute([letters.index(letter) for letter in target if letter in letters])
-    index = tuple(slice(None) if letter in letters else None for letter in target)
-    return where(seen[index], x, 0.0)
+    some = some.permute([letters.index(letter) for letter in target if letter in letters])
+    return some[tuple(slice(None) if letter in letters else None for letter in target)]
+
+
+def hide(spec: str, allowed: Array | None, x: Array) -> Array:
+    """Select the keys to 0 that no query sees: `hide("bhts->bshk", allowed, k)`. Nothing they hold can leak."""
+    return x if allowed is None else where(seen(spec, allowed), x, 0.0)
 
 
 def repeat_heads(x: Array, q: Array) -> Array:
@@ -195,24 +205,28 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 def scan(
     step: Callable[..., Any],
     carry: Any,
-    xs: tuple[Array, ...],
+    xs: tuple[Any, ...],
     *,
     names: tuple[str, ...],
     tape: Tape = None,
     reverse: bool = False,
 ) -> tuple[Any, tuple[Array, ...]]:
-    """Run `carry, ys = step(carry, xs at one time)` along axis 1 and stack the ys; the tape gets them by `names`."""
+    """Run `carry, ys = step(carry, xs at one time)` along axis 1 and stack the ys; the tape gets them by `names`.
+
+    An x that is None stays None in every step.
+    """
     times = range(xs[0].shape[1])
     collected: list[tuple[Array, ...]] = []
     for i in reversed(times) if reverse else times:
-        carry, ys = step(carry, tuple(x[:, i] for x in xs))
+        carry, ys = step(carry, tuple(None if x is None else x[:, i] for x in xs))
         carry, ys = at_step(tape, names, i, carry, ys)
         collected.append(ys)
     if reverse:
         collected.reverse()
     stacked = tuple(stack(y, dim=1) for y in zip(*collected, strict=True))
     if not stacked:  # no steps: run one on zeros for the shapes of what it would give
-        _, ys = step(carry, tuple(zeros((x.shape[0], *x.shape[2:]), x) for x in xs))
+        blank = (None if x is None else zeros((x.shape[0], *x.shape[2:]), x) for x in xs)
+        _, ys = step(carry, tuple(blank))
         stacked = tuple(zeros((y.shape[0], 0, *y.shape[1:]), y) for y in ys)
     out = record(tape, **dict(zip(names, stacked, strict=True)))
     return carry, out if isinstance(out, tuple) else (out,)
