@@ -126,7 +126,8 @@ ifneq ($(INSTALL),0)
 	want=$$(cat requirements.lock pyproject.toml | cksum); \
 	if [ ! -x "$(BIN)/python" ]; then \
 	    echo "Making $(VENV) with $$("$(PYTHON)" -V)"; \
-	    "$(PYTHON)" -m venv "$(VENV)" || { rm -rf "$(VENV)"; \
+	    had=$$([ -e "$(VENV)" ] && echo yes || true); \
+	    "$(PYTHON)" -m venv "$(VENV)" || { [ -n "$$had" ] || rm -rf "$(VENV)"; \
 	        echo "make: '$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt install python3-venv. Or use an" \
 	             "environment of your own: make INSTALL=0 PYTHON=/path/to/its/python" >&2; exit 1; }; \
 	elif [ "$(origin PYTHON)" != file ] && [ "$$(version "$(PYTHON)")" != "$$(version "$(BIN)/python")" ]; then \
