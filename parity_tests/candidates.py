@@ -1,0 +1,268 @@
+"""The three trees as candidates: run one case and hand back everything that can be judged, as NumPy arrays."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from attn_np._core import DTYPES
+from parity_tests.cases import Case, Drawn
+from parity_tests.error_arrays import widened
+
+
+@dataclass
+class Outcome:
+    """What a candidate computed, every float array widened to float64.
+
+    Attributes:
+        outputs: by name: "y", and "out1", ... for anything returned beside it.
+        grads: gradients of inputs ("dquery") and parameters ("dw_q", "dlayers.0.w_x").
+        tape: named intermediates in the order they were computed; booleans as they are.
+        cotangents: gradient of each taped float array, by "d" + name; absent where the result does not depend on it.
+        dtypes: dtype names of outputs and gradients, to be compared exactly.
+    """
+
+    outputs: dict[str, np.ndarray] = field(default_factory=dict)
+    grads: dict[str, np.ndarray] = field(default_factory=dict)
+    tape: dict[str, np.ndarray] = field(default_factory=dict)
+    cotangents: dict[str, np.ndarray] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to run a case: framework, mode, device, and whether a tape is kept."""
+
+    framework: str
+    mode: str
+    device: str
+    run: Callable[[Case, Drawn, bool], Outcome]
+
+    @property
+    def name(self) -> str:
+        return f"{self.framework} {self.mode}" + ("" if self.device == "cpu" else f" on {self.device}")
+
+
+def leaves(result: Any) -> dict[str, Any]:
+    """A layer's result as named arrays: the first is y."""
+    flat: list[Any] = []
+
+    def walk(x: Any) -> None:
+        if isinstance(x, tuple | list):
+            for part in x:
+                walk(part)
+        elif x is not None:
+            flat.append(x)
+
+    walk(result)
+    return {"y" if i == 0 else f"out{i}": x for i, x in enumerate(flat)}
+
+
+def scoped(name: str) -> str:
+    """The cotangent's name: d before the last part, as a scoped tape writes it."""
+    prefix, dot, last = name.rpartition(".")
+    return f"{prefix}{dot}d{last}"
+
+
+def collect(outcome: Outcome, kind: str, values: dict[str, Any], to_numpy: Callable[[Any], np.ndarray]) -> None:
+    arrays = {name: to_numpy(x) for name, x in values.items() if x is not None}
+    if kind in ("outputs", "grads"):
+        outcome.dtypes.update({name: x.dtype.name for name, x in arrays.items()})
+    getattr(outcome, kind).update({name: widened(x) for name, x in arrays.items()})
+
+
+# NumPy ----------------------------------------------------------------------------------------------------------------
+
+
+def numpy_layer(case: Case, params: dict[str, Any], tree: str = "attn_np") -> Any:
+    config = case.config
+    cls = getattr(import_module(f"{tree}.{config.variant}"), config.layer)
+    return cls(config, dtype=case.dtype, _values=params).eval()
+
+
+def run_numpy(case: Case, drawn: Drawn, taped: bool, tree: str = "attn_np") -> Outcome:
+    outcome, layer = Outcome(), numpy_layer(case, drawn.params, tree)
+    tape: dict[str, Any] = {}
+    result = layer(**drawn.inputs, tape=tape)
+    found = leaves(result)
+    grads = layer.vjp(tape, drawn.cotangent(found["y"].shape, case.dtype))
+    collect(outcome, "outputs", found if taped else leaves(layer(**drawn.inputs)), np.asarray)
+    collect(outcome, "grads", {f"d{n}": g for n, g in (grads.inputs | grads.params).items()}, np.asarray)
+    if taped:
+        forward = layer_names(tape)
+        collect(outcome, "tape", {n: tape[n] for n in forward}, np.asarray)
+        collect(outcome, "cotangents", {n: x for n, x in tape.items() if n not in forward}, np.asarray)
+    return outcome
+
+
+def layer_names(tape: dict[str, Any]) -> list[str]:
+    """Names that the forward wrote: everything before the cotangent of the output."""
+    names = list(tape)
+    ends = [i for i, name in enumerate(names) if name == "dy"]
+    return names[: ends[0]] if ends else names
+
+
+# PyTorch --------------------------------------------------------------------------------------------------------------
+
+
+def to_torch(x: np.ndarray, device: str) -> Any:
+    from attn_torch._api import tensor
+
+    return tensor(np.ascontiguousarray(x)).to(device)
+
+
+def from_torch(x: Any) -> np.ndarray:
+    import torch
+
+    x = x.detach().cpu()
+    return x.view(torch.uint16).numpy().view(DTYPES["bfloat16"]) if x.dtype == torch.bfloat16 else x.numpy()
+
+
+def run_torch(case: Case, drawn: Drawn, taped: bool, tree: str = "attn_torch", device: str = "cpu") -> Outcome:
+    import torch
+
+    config = case.config
+    cls = getattr(import_module(f"{tree}.{config.variant}"), config.layer)
+    values = {name: to_torch(x, device) for name, x in drawn.params.items()}
+    layer = cls(config, device=device, dtype=case.dtype, _values=values).eval()
+    inputs = {name: to_torch(x, device) for name, x in drawn.inputs.items()}
+    floats = {name: x.requires_grad_() for name, x in inputs.items() if x.is_floating_point()}
+    tape: dict[str, Any] | None = {} if taped else None
+    found = leaves(layer(**inputs, tape=tape))
+    dy = to_torch(drawn.cotangent(tuple(found["y"].shape), case.dtype), device)
+    named = {f"d{n}": x for n, x in (floats | layer.params()).items()}
+    taps = {n: x for n, x in (tape or {}).items() if torch.is_tensor(x) and x.requires_grad}
+    targets = [*named.values(), *taps.values()]
+    grads = torch.autograd.grad(found["y"], targets, dy, allow_unused=True) if targets else ()
+    outcome = Outcome()
+    collect(outcome, "outputs", found, from_torch)
+    for (name, target), grad in zip(named.items(), grads, strict=False):
+        collect(outcome, "grads", {name: torch.zeros_like(target) if grad is None else grad}, from_torch)
+    collect(outcome, "tape", tape or {}, from_torch)
+    pairs = zip(taps, grads[len(named) :], strict=True)
+    collect(outcome, "cotangents", {scoped(name): grad for name, grad in pairs}, from_torch)
+    return outcome
+
+
+# JAX ------------------------------------------------------------------------------------------------------------------
+
+
+class Perturbed(dict[str, Any]):
+    """A tape whose values are moved by zero arrays, so that the gradient of these is the cotangent of the value."""
+
+    def __init__(self, zeros: dict[str, Any]) -> None:
+        super().__init__()
+        self.zeros = zeros
+
+    def tap(self, name: str, value: Any) -> Any:
+        if name in self.zeros:
+            value = value + self.zeros[name]
+        self[name] = value
+        return value
+
+
+@cache
+def jax_function(variant: str, example: str, dtype: str, names: tuple[str, ...], taped: bool, tree: str) -> Any:
+    """Outputs, gradients, tape and cotangents as one function of (params, inputs, dy); compiled once for its shapes."""
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    config = Case(variant, example, "", dtype).config
+    cls = getattr(import_module(f"{tree}.{config.variant}"), config.layer)
+
+    def call(params: Any, floats: Any, rest: Any, zeros: Any) -> Any:
+        layer = cls(config, rngs=nnx.Rngs(0), param_dtype=dtype, _values=params)
+        layer.eval()
+        tape = Perturbed(zeros) if taped else None
+        found = leaves(layer(**floats, **rest, tape=tape))
+        return found["y"], (found, dict(tape or {}))
+
+    def everything(params: Any, floats: Any, rest: Any, dy: Any) -> Any:
+        shapes = jax.eval_shape(lambda *a: call(*a, {})[1][1], params, floats, rest)
+        inexact = {n: x for n, x in shapes.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+        zeros = {n: jnp.zeros(x.shape, x.dtype) for n, x in inexact.items()}
+        _, pull, (found, tape) = jax.vjp(lambda p, f, z: call(p, f, rest, z), params, floats, zeros, has_aux=True)
+        return found, tape, *pull(dy)
+
+    return everything
+
+
+def run_jax(
+    case: Case, drawn: Drawn, taped: bool, tree: str = "attn_jax", device: str = "cpu", jit: bool = True
+) -> Outcome:
+    import jax
+
+    where = jax.devices(device)[0]
+    floats = {n: x for n, x in drawn.inputs.items() if x.dtype.kind not in "biu"}
+    rest = {n: x for n, x in drawn.inputs.items() if n not in floats}
+    dy = drawn.cotangent(output_shape(case, drawn), case.dtype)
+    placed = jax.device_put((drawn.params, floats, rest, dy), where)
+    function = jax_function(case.variant, case.example, case.dtype, tuple(drawn.inputs), taped, tree)
+    if jit:
+        found, tape, dparams, dfloats, dzeros = compiled(function)(*placed)
+    else:
+        found, tape, dparams, dfloats, dzeros = function(*placed)
+    outcome = Outcome()
+    collect(outcome, "outputs", found, np.asarray)
+    collect(outcome, "grads", {f"d{n}": g for n, g in (dfloats | dparams).items()}, np.asarray)
+    order = jax_order(case, drawn)
+    collect(outcome, "tape", {n: tape[n] for n in sorted(tape, key=order)}, np.asarray)
+    collect(outcome, "cotangents", {scoped(n): dzeros[n] for n in sorted(dzeros, key=order)}, np.asarray)
+    return outcome
+
+
+@cache
+def compiled(function: Any) -> Any:
+    import jax
+
+    return jax.jit(function)
+
+
+def output_shape(case: Case, drawn: Drawn) -> tuple[int, ...]:
+    """Shape of y, from the reference."""
+    return leaves(numpy_layer(case, drawn.params)(**drawn.inputs))["y"].shape
+
+
+def jax_order(case: Case, drawn: Drawn) -> Callable[[str], tuple[int, str]]:
+    """jit returns dictionaries sorted by name; put them back in the order of the computation."""
+    tape: dict[str, Any] = {}
+    numpy_layer(case, drawn.params)(**drawn.inputs, tape=tape)
+    place = {name: i for i, name in enumerate(tape)}
+    return lambda name: (place.get(name, len(place)), name)
+
+
+# Which ones there are -------------------------------------------------------------------------------------------------
+
+
+def accelerators(framework: str) -> list[str]:
+    """Devices of a framework beyond the CPU."""
+    if framework == "torch":
+        import torch
+
+        found = ["cuda"] if torch.cuda.is_available() else []
+        return found + (["mps"] if torch.backends.mps.is_available() else [])
+    import jax
+
+    return sorted({d.platform for d in jax.devices()} - {"cpu"})
+
+
+def candidates(device: str = "cpu", frameworks: tuple[str, ...] = ("numpy", "torch", "jax")) -> list[Candidate]:
+    """The candidates on the CPU ("cpu") or on every accelerator that is found ("accelerator")."""
+    found: list[Candidate] = []
+
+    def add(framework: str, mode: str, where: str, run: Callable[..., Outcome], **fixed: Any) -> None:
+        found.append(Candidate(framework, mode, where, lambda c, d, taped: run(c, d, taped, **fixed)))
+
+    places = {f: [device] if device == "cpu" else accelerators(f) for f in ("torch", "jax") if f in frameworks}
+    if "numpy" in frameworks and device == "cpu":
+        add("numpy", "by hand", "cpu", run_numpy)
+    for place in places.get("torch", []):
+        add("torch", "eager", place, run_torch, device=place)
+    for place in places.get("jax", []):
+        add("jax", "jit", place, run_jax, device=place)
+        add("jax", "eager", place, run_jax, device=place, jit=False)
+    return found

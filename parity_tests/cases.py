@@ -1,0 +1,151 @@
+"""What is judged: for every variant and example, a few calls with random inputs, weights and cotangents.
+
+Sizes are prime and differ from those of the config, keys and queries have different lengths, masks hide whole rows and
+whole keys: with equal sizes, T = 1 and an all-ones cotangent most mistakes cannot be seen.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from attn_np import contract
+from attn_np._core import DTYPES
+from attn_np.contract import Config
+
+PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
+CALLS = ("plain", "full", "shared")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One judged call: a variant's example, which arguments are given, the dtype and the seed of everything random.
+
+    Calls: "plain" gives what must be given; "full" gives every argument, with t != s, a mask that hides whole rows and
+    whole keys, a bias and a keep-mask; "shared" gives a key that serves as value too and a mask for all heads.
+    """
+
+    variant: str
+    example: str
+    call: str
+    dtype: str
+    seed: int = 0
+
+    @property
+    def config(self) -> Config:
+        return contract.examples(self.variant)[self.example]
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant}/{self.example}/{self.call}/{self.dtype}"
+
+    def at(self, dtype: str) -> "Case":
+        return replace(self, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The inputs, weights and cotangent seed of a case, in its dtype."""
+
+    inputs: dict[str, np.ndarray]
+    params: dict[str, np.ndarray]
+    seed: int
+
+    def cotangent(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return np.random.default_rng([self.seed, 3]).normal(size=shape).astype(DTYPES[dtype])
+
+
+def call_sizes(config: Config) -> dict[str, int]:
+    """Sizes of the axes that the config leaves open: b, t, s and any other, distinct primes that the config lacks."""
+    fixed = config.sizes()
+    free = iter(p for p in PRIMES if p not in fixed.values())
+    sizes = {"b": 2, **fixed}
+    for arg in config.arguments().values():
+        for letter in arg.axes.split():
+            if letter not in sizes:
+                sizes[letter] = next(free)
+    return sizes
+
+
+def given(config: Config, call: str) -> tuple[str, ...]:
+    """Names of the arguments that a call gives."""
+    arguments, sizes = config.arguments(), config.sizes()
+
+    def replaceable(name: str) -> bool:
+        """Whether another input can stand in: its last axis must have the same size."""
+        arg = arguments[name]
+        if arg.default is None:
+            return arg.optional
+        want, have = arg.axes.split()[-1], arguments[arg.default].axes.split()[-1]
+        return sizes.get(want, 0) == sizes.get(have, 0) or want == have or (want not in sizes and have not in sizes)
+
+    if call == "full":
+        return tuple(arguments)
+    left_out = {name for name in arguments if replaceable(name)}
+    if call == "shared":
+        left_out -= {"key", "mask"}
+    return tuple(name for name in arguments if name not in left_out)
+
+
+def draw(case: Case) -> Drawn:
+    """Everything random of a case, rounded to its dtype: what every framework and the reference get."""
+    config, kind = case.config, DTYPES[case.dtype]
+    seed = zlib.crc32(f"{case.variant}/{case.example}/{case.call}".encode()) + 1_000_003 * case.seed
+    rng = np.random.default_rng([seed, 1])
+    arguments, sizes, names = config.arguments(), call_sizes(config), given(config, case.call)
+    for name, arg in arguments.items():  # an input that stands in for another gives it its length
+        if name not in names and arg.default is not None:
+            source = arguments[arg.default].axes.split()
+            sizes |= {mine: sizes[its] for mine, its in zip(arg.axes.split(), source, strict=True) if mine != its}
+    inputs = {}
+    for name in names:
+        arg = arguments[name]
+        letters = arg.axes.split()
+        shape = tuple(sizes[letter] for letter in letters)
+        if case.call == "shared" and arg.kind == "mask" and len(shape) == 4:
+            shape = (shape[0], 1, *shape[2:])
+        if arg.kind in ("array", "bias"):
+            inputs[name] = rng.normal(size=shape).astype(kind)
+        elif arg.kind == "tokens":
+            inputs[name] = rng.integers(0, sizes.get("u", 2), size=shape)
+        elif arg.kind == "keep":
+            inputs[name] = rng.random(shape) >= getattr(config, "dropout", 0.0)
+        else:
+            inputs[name] = draw_mask(rng, letters, shape)
+    shapes, fans = config.shapes(), config.fans()
+    params = {n: (rng.normal(size=shape) * 1.5 * fans[n] ** -0.5).astype(kind) for n, shape in shapes.items()}
+    return Drawn(inputs, params, seed)
+
+
+def draw_mask(rng: np.random.Generator, letters: list[str], shape: tuple[int, ...]) -> np.ndarray:
+    """About two thirds allowed; one query of the first row sees nothing, one key of the last row is seen by nobody."""
+    mask = rng.random(shape) < 0.65
+    if "t" in letters and mask.size:
+        index: list[Any] = [slice(None)] * len(shape)
+        index[letters.index("b")], index[letters.index("t")] = 0, shape[letters.index("t")] // 2
+        mask[tuple(index)] = False
+    if "s" in letters and mask.size:
+        index = [slice(None)] * len(shape)
+        index[letters.index("b")], index[letters.index("s")] = -1, shape[letters.index("s")] // 2
+        mask[tuple(index)] = False
+    return mask
+
+
+def cases(
+    variants: Iterable[str] | None = None,
+    dtypes: Iterable[str] = ("float64", "float32", "bfloat16", "float16"),
+    seed: int = 0,
+) -> Iterator[Case]:
+    """Every case: each example with each call that differs from the ones before it."""
+    for variant in variants or contract.variants():
+        for example, config in contract.examples(variant).items():
+            seen = set()
+            for call in CALLS:
+                key = given(config, call)
+                if key in seen:
+                    continue
+                seen.add(key)
+                for dtype in dtypes:
+                    yield Case(variant, example, call, dtype, seed)

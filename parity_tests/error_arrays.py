@@ -1,0 +1,499 @@
+"""Error-carrying arrays: a float64 value and, for every element, a bound on how far a correct implementation may be.
+
+The reference itself runs on them, through NumPy's own dispatch protocols (`__array_ufunc__`, NEP 13, and
+`__array_function__`, NEP 18), so every variant, intermediate and gradient gets its tolerance from its own code.
+`ErrArray(v, b)` says: any implementation that performs these operations in the precision at hand, sums in any order and
+uses one of the algebraic forms that a rule names, ends within b of v, element by element.
+
+Symbols in the rules: u is the unit roundoff of the arithmetic plus that of float64 (the reference rounds too), gamma(n)
+bounds the relative error of a sum of n products in any order (Higham, Accuracy and Stability, 2nd ed., chapter 3),
+eta is the absolute error of one underflow.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from attn_np import _core, _vjp
+
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-11}
+UNDERFLOW = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-25, "bfloat16": 2.0**-126}
+LARGEST = {"float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38, "float16": 65504.0}
+LARGEST["bfloat16"] = 3.3895313892515355e38
+
+# Relative error of the elementary functions, in units of u: 2 ulp = 4 u. Measured over the frameworks on CPU the worst
+# is below it; the table in the documentation says by how much.
+FUNCTION = 4.0
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What an implementation promises: the arithmetic it computes in and the type it rounds results to.
+
+    Attributes:
+        work: float64 or float32, the type of every operation.
+        out: the type that outputs and gradients are rounded to once.
+        product: type that the factors of matrix products are rounded to first ("tf32"), None for `work`.
+    """
+
+    work: str
+    out: str
+    product: str | None = None
+
+    @property
+    def u(self) -> float:
+        return UNIT[self.work] + UNIT["float64"]
+
+    @property
+    def eta(self) -> float:
+        return UNDERFLOW[self.work]
+
+    def gamma(self, n: int) -> float:
+        """Relative error of a sum of n products, any order: n u / (1 - n u), for the candidate and the reference."""
+        total = 0.0
+        for unit in (UNIT[self.work], UNIT["float64"]):
+            t = n * unit
+            total += t / (1 - t) if t < 1 else np.inf
+        return total + (2 * UNIT[self.product] if self.product else 0.0)
+
+
+def precision_of(dtype: str) -> Precision:
+    """The promise of every textbook path: 16-bit types are computed in float32 and rounded once."""
+    return Precision(work="float64" if dtype == "float64" else "float32", out=dtype)
+
+
+_current: ContextVar[Precision] = ContextVar("precision", default=Precision("float64", "float64"))
+
+
+@contextmanager
+def precision(p: Precision) -> Iterator[None]:
+    """Run the reference under the promise of one implementation."""
+    token = _current.set(p)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+class ErrArray(NDArrayOperatorsMixin):
+    """Value `v` and elementwise bound `b`; immutable. `soft` carries what a softmax knows about its own errors."""
+
+    __slots__ = ("b", "soft", "v")
+
+    def __init__(self, v: Any, b: Any, soft: Any = None) -> None:
+        self.v, self.soft = np.asarray(v, np.float64), soft
+        self.b = np.broadcast_to(np.asarray(b, np.float64), self.v.shape)
+
+    shape = property(lambda self: self.v.shape)
+    ndim = property(lambda self: self.v.ndim)
+    size = property(lambda self: self.v.size)
+    dtype = property(lambda self: self.v.dtype)
+
+    def __len__(self) -> int:
+        return len(self.v)
+
+    def __getitem__(self, index: Any) -> "ErrArray":
+        return ErrArray(self.v[index], self.b[index])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeError("error-carrying arrays are immutable: build with stack or concatenate")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        raise TypeError("converting would drop the error bound")
+
+    def __bool__(self) -> bool:
+        raise TypeError("branching on a value with an error bound: use where")
+
+    def __float__(self) -> float:
+        raise TypeError("converting would drop the error bound")
+
+    def reshape(self, *shape: Any) -> "ErrArray":
+        return ErrArray(self.v.reshape(*shape), self.b.reshape(*shape))
+
+    def transpose(self, *axes: Any) -> "ErrArray":
+        return ErrArray(self.v.transpose(*axes), self.b.transpose(*axes))
+
+    def astype(self, dtype: Any, **_: Any) -> "ErrArray":
+        return self
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("out") is not None:
+            raise TypeError("an in-place operation would drop the bound or change a taped array")
+        if method != "__call__" or ufunc not in UFUNCS or kwargs:
+            return NotImplemented
+        return UFUNCS[ufunc](*args)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function not in FUNCTIONS:
+            raise TypeError(f"{function.__name__} has no error rule")
+        return FUNCTIONS[function](*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"ErrArray({self.v}, ±{self.b})"
+
+
+class Flag:
+    """A comparison of error-carrying arrays: its value, and where the bounds leave it open."""
+
+    def __init__(self, value: Any, undecided: Any) -> None:
+        self.value, self.undecided = np.asarray(value), np.asarray(undecided)
+
+    def __bool__(self) -> bool:
+        raise TypeError("the error bounds do not decide this: use where")
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return FUNCTIONS[function](*args, **kwargs) if function in FUNCTIONS else NotImplemented
+
+
+UFUNCS: dict[Any, Callable[..., Any]] = {}
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+
+
+def rule(table: dict[Any, Callable[..., Any]], *names: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        table.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def lift(x: Any) -> ErrArray:
+    """A constant: integers are exact, a float may be rounded to the working type by the framework."""
+    if isinstance(x, ErrArray):
+        return x
+    x = np.asarray(x)
+    if x.dtype == bool or x.dtype.kind in "iu":
+        return ErrArray(x.astype(np.float64), 0.0)
+    x = x.astype(np.float64)
+    with np.errstate(over="ignore"):
+        kept = x.astype(_current.get().work).astype(np.float64)
+    return ErrArray(x, np.where(np.isfinite(kept), np.abs(x - kept), 0.0))
+
+
+def rounded(v: np.ndarray, b: np.ndarray, roundings: float = 1.0) -> ErrArray:
+    """The result of an operation: its propagated bound, plus its own rounding; no bound beyond overflow."""
+    p = _current.get()
+    with np.errstate(invalid="ignore", over="ignore"):
+        b = b + roundings * p.u * (np.abs(v) + b) + p.eta
+        return ErrArray(v, np.where(np.abs(v) + b <= LARGEST[p.work], b, np.inf))
+
+
+def magnitude(x: ErrArray) -> np.ndarray:
+    return np.abs(x.v) + x.b
+
+
+# Arithmetic -----------------------------------------------------------------------------------------------------------
+
+
+@rule(UFUNCS, np.add)
+def add(x: Any, y: Any) -> ErrArray:
+    x, y = lift(x), lift(y)
+    return rounded(x.v + y.v, x.b + y.b)
+
+
+@rule(UFUNCS, np.subtract)
+def subtract(x: Any, y: Any) -> ErrArray:
+    x, y = lift(x), lift(y)
+    return rounded(x.v - y.v, x.b + y.b)
+
+
+@rule(UFUNCS, np.multiply)
+def multiply(x: Any, y: Any) -> ErrArray:
+    """|xy - x'y'| <= |x| b_y + b_x (|y| + b_y). Scaling by a power of two is exact."""
+    x, y = lift(x), lift(y)
+    v = x.v * y.v
+    b = np.abs(x.v) * y.b + x.b * magnitude(y)
+    if any(a.size == 1 and not a.b.any() and abs(np.frexp(a.v)[0]).item() in (0.5, 0.0) for a in (x, y)):
+        return ErrArray(v, b)
+    return rounded(v, b)
+
+
+@rule(UFUNCS, np.divide)
+def divide(x: Any, y: Any) -> ErrArray:
+    """|x/y - x'/y'| <= (b_x + |x/y| b_y) / (|y| - b_y). Three roundings: a compiler may multiply by the reciprocal."""
+    x, y = lift(x), lift(y)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        v = x.v / y.v
+        b = np.where((x.b == 0) & (y.b == 0), 0.0, (x.b + np.abs(v) * y.b) / np.maximum(np.abs(y.v) - y.b, 0.0))
+    return rounded(v, np.where(np.isnan(b), np.inf, b), 3.0)
+
+
+@rule(UFUNCS, np.negative)
+def negative(x: ErrArray) -> ErrArray:
+    return ErrArray(-x.v, x.b)
+
+
+@rule(UFUNCS, np.absolute)
+def absolute(x: ErrArray) -> ErrArray:
+    return ErrArray(np.abs(x.v), x.b)
+
+
+@rule(UFUNCS, np.maximum)
+def maximum(x: Any, y: Any) -> ErrArray:
+    x, y = lift(x), lift(y)
+    return ErrArray(np.maximum(x.v, y.v), np.maximum(x.b, y.b))
+
+
+@rule(UFUNCS, np.square)
+def square(x: ErrArray) -> ErrArray:
+    return rounded(x.v**2, x.b * (2 * np.abs(x.v) + x.b))
+
+
+@rule(UFUNCS, np.exp)
+def exponential(x: ErrArray) -> ErrArray:
+    """e^{x+d} - e^x = e^x (e^d - 1)."""
+    with np.errstate(over="ignore"):
+        v = np.exp(x.v)
+        return rounded(v, v * np.expm1(x.b), FUNCTION)
+
+
+@rule(UFUNCS, np.sqrt)
+def square_root(x: ErrArray) -> ErrArray:
+    """sqrt(x) - sqrt(x') = (x - x') / (sqrt(x) + sqrt(x'))."""
+    v, low = np.sqrt(x.v), np.maximum(x.v - x.b, 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        b = np.where(x.b == 0, 0.0, x.b / (v + np.sqrt(low)))
+    return rounded(v, np.where(x.v >= x.b, b, np.inf))
+
+
+def monotone(function: Callable[..., Any], slope: Callable[..., Any], most: float) -> Callable[[ErrArray], ErrArray]:
+    """|f(x+d) - f(x)| <= |d| sup of the slope between, for a slope that falls with |x|, and never more than the range."""
+
+    def apply(x: ErrArray) -> ErrArray:
+        steepest = slope(np.maximum(np.abs(x.v) - x.b, 0.0))
+        return rounded(function(x.v), np.minimum(x.b * steepest, most), FUNCTION)
+
+    return apply
+
+
+UFUNCS[np.tanh] = monotone(np.tanh, lambda x: 1 / np.cosh(np.minimum(x, 300.0)) ** 2, 2.0)
+FUNCTIONS[_core.sigmoid] = monotone(
+    _core.sigmoid.__wrapped__, lambda x: 1 / (2 * np.cosh(np.minimum(x, 600.0) / 2)) ** 2, 1.0
+)
+
+
+def comparison(function: Callable[..., Any]) -> Callable[[Any, Any], Flag]:
+    def apply(x: Any, y: Any) -> Flag:
+        x, y = lift(x), lift(y)
+        return Flag(function(x.v, y.v), np.abs(x.v - y.v) <= x.b + y.b)
+
+    return apply
+
+
+for _compare in (np.greater, np.greater_equal, np.less, np.less_equal, np.equal):
+    UFUNCS[_compare] = comparison(_compare)
+
+
+# Moving and joining ---------------------------------------------------------------------------------------------------
+
+
+@rule(FUNCTIONS, np.where)
+def where(condition: Any, x: Any, y: Any) -> ErrArray:
+    """Selection is exact; where the bounds leave the condition open, either side may have been taken."""
+    x, y = lift(x), lift(y)
+    if not isinstance(condition, Flag):
+        return ErrArray(np.where(condition, x.v, y.v), np.where(condition, x.b, y.b))
+    gap = np.abs(x.v - y.v)
+    v, b = np.where(condition.value, x.v, y.v), np.where(condition.value, x.b, y.b)
+    other = np.where(condition.value, y.b, x.b)
+    return ErrArray(v, np.where(condition.undecided, np.maximum(b, gap + other), b))
+
+
+@rule(FUNCTIONS, np.sum)
+def summed(x: Any, axis: Any = None, keepdims: bool = False) -> ErrArray:
+    """Bounds add; the additions themselves err by gamma(n - 1) of the sum of the absolute values."""
+    x = lift(x)
+    v = np.sum(x.v, axis=axis, keepdims=keepdims)
+    n = max(x.size // max(np.size(v), 1), 1)
+    spread = np.sum(magnitude(x), axis=axis, keepdims=keepdims)
+    return rounded(v, np.sum(x.b, axis=axis, keepdims=keepdims) + _current.get().gamma(n - 1) * spread, 0.0)
+
+
+@rule(FUNCTIONS, np.max, np.amax)
+def largest(x: ErrArray, axis: Any = None, keepdims: bool = False) -> ErrArray:
+    v = np.max(x.v, axis=axis, keepdims=keepdims)
+    up = np.max(x.v + x.b, axis=axis, keepdims=keepdims) - v
+    return ErrArray(v, np.maximum(up, v - np.max(x.v - x.b, axis=axis, keepdims=keepdims)))
+
+
+def _moving(function: Callable[..., Any]) -> Callable[..., ErrArray]:
+    return lambda x, *a, **k: ErrArray(function(x.v, *a, **k), function(x.b, *a, **k))
+
+
+def _joining(function: Callable[..., Any]) -> Callable[..., ErrArray]:
+    def apply(arrays: Any, *a: Any, **k: Any) -> ErrArray:
+        lifted = [lift(x) for x in arrays]
+        return ErrArray(function([x.v for x in lifted], *a, **k), function([x.b for x in lifted], *a, **k))
+
+    return apply
+
+
+for _function in (np.reshape, np.transpose, np.swapaxes, np.moveaxis, np.broadcast_to, np.expand_dims, np.squeeze,
+                  np.repeat, np.flip, np.take_along_axis):  # fmt: skip
+    FUNCTIONS[_function] = _moving(_function)
+for _function in (np.concatenate, np.stack):
+    FUNCTIONS[_function] = _joining(_function)
+FUNCTIONS[np.shape], FUNCTIONS[np.ndim] = (lambda x: x.shape), (lambda x: x.ndim)
+
+
+# Products -------------------------------------------------------------------------------------------------------------
+
+
+@rule(FUNCTIONS, _core.einsum)
+def einsum(spec: str, x: Any, y: Any) -> ErrArray:
+    """sum (|x| b_y + b_x (|y| + b_y)) + gamma(n + 2) sum |x||y|, with magnitudes for absolute values.
+
+    Two more than n: a compiler may move a scale into one of the factors. Where x holds softmax weights and their axis is
+    summed, sum_j p_j (y_j - o) = 0 for the result o, so that only the spread of y around o is moved by errors in the
+    exponents (centred propagation), and the smaller of the two bounds holds.
+    """
+    dot = _core.einsum.__wrapped__
+    x, y, p = lift(x), lift(y), _current.get()
+    left, right, out = spec.replace("->", ",").split(",")
+    size = dict(zip(left, x.shape, strict=True)) | dict(zip(right, y.shape, strict=True))
+    n = int(np.prod([size[letter] for letter in set(left + right) - set(out)], dtype=np.int64))
+    g = p.gamma(n + 2)
+    with np.errstate(invalid="ignore"):
+        v, xm, ym = dot(spec, x.v, y.v), np.abs(x.v), magnitude(y)
+        b = dot(spec, xm, g * ym + y.b) + n * p.eta
+        b = b + dot(spec, x.b, (1 + g) * ym) if x.b.any() else b
+    summed_last = left[-1] in right and left[-1] not in out
+    if x.soft is None or not summed_last:
+        return rounded(v, b, 0.0)
+    w, rho, eta = x.soft
+    shift = y.v.mean(axis=right.index(left[-1]), keepdims=True)  # any shift serves; this one keeps the squares small
+    z, zo = y.v - shift, v - dot(spec, x.v, np.broadcast_to(shift, y.shape))
+    ones, first, second = dot(spec, w, np.ones(y.shape)), dot(spec, w, z), dot(spec, w, z * z)
+    spread = np.maximum(second - 2 * zo * first + zo**2 * ones, 0.0)
+    spread = spread + 4 * n * UNIT["float64"] * (second + 2 * np.abs(zo * first) + zo**2 * ones)
+    centred = np.sqrt(ones * spread)  # sum w |y - o| <= sqrt(sum w) sqrt(sum w (y - o)^2)
+    c = centred + dot(spec, xm, (rho + g) * ym + y.b) + dot(spec, x.b, (rho + g) * ym + y.b) + dot(spec, eta, ym)
+    return rounded(v, np.minimum(b, c + n * p.eta), 0.0)
+
+
+@rule(FUNCTIONS, _vjp.total)
+def total(*terms: Any) -> ErrArray:
+    """A sum of a few terms in any order: every partial sum is rounded."""
+    lifted = [lift(x) for x in terms]
+    most = sum(magnitude(x) for x in lifted)
+    return rounded(sum(x.v for x in lifted), sum(x.b for x in lifted) + len(lifted) * _current.get().u * most, 0.0)
+
+
+# Softmax --------------------------------------------------------------------------------------------------------------
+
+
+@rule(FUNCTIONS, _core.softmax)
+def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
+    """Errors e_j in the exponents move p_j most when it rises by e_j and all others fall by theirs, and conversely.
+
+    e_j collects the bound of the score, the rounding of the subtracted maximum (the maximum itself cancels) and the
+    error of `exp`. The sum and the division add rho, relative. With up = e^{e_j} - 1, down = 1 - e^{-e_j}:
+    the extremes of p_j e^{d_j} / sum_i p_i e^{d_i} over |d_i| <= e_i are the two quotients below.
+    """
+    s, p = lift(scores), _current.get()
+    ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
+    n = s.shape[axis]
+    probs = _core.softmax.__wrapped__(s.v, None if allowed is None else ok, axis)
+    if n == 0:
+        return ErrArray(probs, 0.0)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        top = np.max(np.where(ok, s.v, -np.inf), axis=axis, keepdims=True)
+        top = np.where(np.isfinite(top), top, 0.0)
+        loose = np.max(np.where(ok, s.b, 0.0), axis=axis, keepdims=True)
+        far = np.where(np.isfinite(s.v), np.abs(s.v - top), 0.0)
+        e = np.where(ok, s.b + p.u * (far + s.b + loose) + FUNCTION * p.u, 0.0)
+        up, down = np.expm1(e), -np.expm1(-e)
+        fall = np.sum(probs * down, axis=axis, keepdims=True)
+        rise = np.sum(probs * up, axis=axis, keepdims=True)
+        higher = (up * (1 - probs) + np.maximum(fall - probs * down, 0)) / (
+            probs * (up + 1) + np.maximum((1 - fall) - probs * (1 - down), 0)
+        )
+        lower = (down * (1 - probs) + np.maximum(rise - probs * up, 0)) / (
+            probs * (1 - down) + np.maximum((1 + rise) - probs * (1 + up), 0)
+        )
+        rho = p.gamma(n) + 4 * p.u
+        relative = np.maximum(np.nan_to_num(higher, nan=np.inf), np.nan_to_num(lower, nan=1.0))
+        eta = np.where(ok, 4 * p.eta, 0.0)
+        moved = np.minimum(np.where(probs > 0, probs * relative, 0.0), np.maximum(probs, 1 - probs))
+        b = np.where(ok, moved * (1 + rho) + probs * rho + eta, 0.0)
+        # A weight that underflowed to 0 in float64 can only become visible by a large error in its exponent.
+        b = np.where(ok & (probs == 0), np.minimum(np.exp(np.minimum(2 * loose - 700, 0.0)) + eta, 1.0), b)
+        w = probs * up / np.where(fall < 1, 1 - fall, np.nan)
+    centred = axis in (-1, s.ndim - 1) and np.isfinite(w).all()
+    return ErrArray(probs, b, (w, rho, eta) if centred else None)
+
+
+@rule(FUNCTIONS, _vjp.softmax_vjp)
+def softmax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
+    """ds = p (dp - D), D = sum p dp. An error common to all dp cancels, so errors in p act on dp - D (centred).
+
+    Automatic differentiation computes e (dp/t - sum(dp e)/t^2) from the unnormalised e = p t: with the roundings of both
+    quotients that is 8 u more, relative to |dp| and to sum p |dp|.
+    """
+    x, y, p = lift(probs), lift(dprobs), _current.get()
+    n = max(x.shape[axis], 1)
+
+    def over(a: np.ndarray) -> np.ndarray:
+        return np.sum(a, axis=axis, keepdims=True)
+
+    with np.errstate(invalid="ignore", over="ignore"):
+        dot, size = over(x.v * y.v), over((x.v + x.b) * magnitude(y))
+        rho, eta = (x.soft[1], over(x.soft[2])) if x.soft else (np.inf, 0.0)
+        plain = over(x.b * np.abs(y.v))
+        centred = np.fmin(over(x.b * np.abs(y.v - dot)) + np.abs(dot) * (rho + eta), plain) if x.soft else plain
+        error = centred + over((x.v + x.b) * y.b) + (p.gamma(n) + 8 * p.u) * size
+        gap, inner = np.abs(y.v - dot), y.b + error
+        b = x.b * (gap + inner) + x.v * inner + 8 * p.u * (x.v + x.b) * (np.abs(y.v) + np.abs(dot) + inner)
+    return rounded(x.v * (y.v - dot), b)
+
+
+# Derivatives of the activations ---------------------------------------------------------------------------------------
+
+
+@rule(FUNCTIONS, _vjp.tanh_vjp)
+def tanh_vjp(y: Any, dy: Any) -> ErrArray:
+    """dy (1 - y^2), or (dy + dy y)(1 - y), which cancels at y = -1 and errs by 2 u |dy| there."""
+    y, dy = lift(y), lift(dy)
+    out = _vjp.tanh_vjp.__wrapped__(y, dy)
+    return ErrArray(out.v, out.b + 2 * _current.get().u * (magnitude(out) + magnitude(dy)))
+
+
+@rule(FUNCTIONS, _core.lerp)
+def lerp(a: Any, b: Any, z: Any) -> ErrArray:
+    """y = (1 - z) a + z b moves by (1 - z) da + z db + dz (b' - a'), so an error that a and b share counts once.
+
+    Computed as it stands here or as a + z (b - a): two roundings before the last one in either form.
+    """
+    a, b, z, u = lift(a), lift(b), lift(z), _current.get().u
+    gap, rest, part = np.abs(b.v - a.v) + a.b + b.b, np.abs(1 - z.v), np.abs(z.v)
+    moved = rest * a.b + part * b.b + z.b * gap
+    return rounded(
+        a.v + z.v * (b.v - a.v), moved + 2 * u * np.maximum(part * gap, rest * magnitude(a) + part * magnitude(b))
+    )
+
+
+FUNCTIONS[_vjp.sigmoid_vjp] = lambda y, dy: _vjp.sigmoid_vjp.__wrapped__(lift(y), lift(dy))
+
+
+# Judging --------------------------------------------------------------------------------------------------------------
+
+
+def delivered(x: ErrArray, dtype: str) -> ErrArray:
+    """The same value after the one rounding to the type it is returned in."""
+    if dtype in ("float64", "float32"):
+        return x
+    with np.errstate(over="ignore"):
+        b = x.b + UNIT[dtype] * magnitude(x) + UNDERFLOW[dtype]
+    return ErrArray(x.v, np.where(magnitude(x) <= LARGEST[dtype], b, np.inf))
+
+
+def widened(x: Any) -> np.ndarray:
+    """Any float array as float64, exactly; booleans and integers as they are."""
+    x = np.asarray(x)
+    return x.astype(np.float64) if x.dtype.kind == "f" or x.dtype == ml_dtypes.bfloat16 else x

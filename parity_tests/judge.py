@@ -1,0 +1,234 @@
+"""The judge: is every number of a candidate within the bound that the reference derives for it?
+
+Two ways, both from the same reference code run on error-carrying arrays:
+
+* end to end: outputs and gradients of a run without a tape, against the bound of the whole computation;
+* anchored: every taped value and cotangent against the bound of its own stage, after which the reference goes on from the
+  candidate's value. Bounds stay tight through long chains, and the first stage that fails is the guilty one.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parity_tests.candidates import Candidate, Outcome, leaves, numpy_layer
+from parity_tests.cases import Case, Drawn, draw
+from parity_tests.error_arrays import ErrArray, Precision, delivered, precision, precision_of, widened
+
+
+@dataclass(frozen=True)
+class Row:
+    """The verdict on one named array.
+
+    Attributes:
+        candidate, case: who computed it, and in which call.
+        stage: "tape", "cotangent", "output" or "gradient".
+        name: of the array.
+        ratio: largest error/bound; at most 1 passes; infinite where shapes, types or non-finite places differ.
+        index: where the largest ratio is.
+        got, expected, bound: the three numbers there.
+        elements, vacuous: how many numbers were judged, and how many of them had no finite bound.
+        note: what else is wrong, in words.
+    """
+
+    candidate: str
+    case: Case
+    stage: str
+    name: str
+    ratio: float
+    index: tuple[int, ...] = ()
+    got: float = 0.0
+    expected: float = 0.0
+    bound: float = 0.0
+    elements: int = 0
+    vacuous: int = 0
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.ratio <= 1
+
+    def __str__(self) -> str:
+        where = f"{self.candidate}, {self.case.name}, {self.stage} {self.name}"
+        if self.note:
+            return f"{where}: {self.note}"
+        return (
+            f"{where}: error/bound {self.ratio:.3g} at {self.index}: got {self.got!r}, expected {self.expected!r}, "
+            f"bound {self.bound:.3g}"
+        )
+
+
+def compare(got: np.ndarray, want: Any, out: str | None = None) -> dict[str, Any]:
+    """Largest error/bound of an array against the reference's value and bound, as fields of a Row."""
+    if not isinstance(want, ErrArray):
+        want = np.asarray(want)
+        if want.dtype.kind != "f":
+            same = got.shape == want.shape and bool(np.array_equal(got, want))
+            note = "" if same else f"got {got.dtype.name} {got.shape}, not what the reference has: compared exactly"
+            return {"ratio": 0.0 if same else np.inf, "elements": int(want.size), "note": note}
+        want = ErrArray(want, 0.0)
+    if out is not None:
+        want = delivered(want, out)
+    if got.shape != want.shape:
+        return {"ratio": np.inf, "note": f"shape {got.shape}, expected {want.shape}"}
+    if got.size == 0:
+        return {"ratio": 0.0}
+    vacuous = int(np.sum(~np.isfinite(want.b)))
+    strange = ~np.isfinite(got) | ~np.isfinite(want.v)
+    agree = np.where(np.isfinite(want.b), (np.isnan(got) & np.isnan(want.v)) | (got == want.v), True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.abs(got - want.v)
+        ratio = np.where(error == 0, 0.0, error / want.b)
+    ratio = np.where(strange, np.where(agree, 0.0, np.inf), ratio)
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+    return {
+        "ratio": float(ratio[index]),
+        "index": index,
+        "got": float(got[index]),
+        "expected": float(want.v[index]),
+        "bound": float(want.b[index]),
+        "elements": int(got.size),
+        "vacuous": vacuous,
+    }
+
+
+class Anchor:
+    """A tape that compares every value with the candidate's and lets the reference go on from the candidate's.
+
+    A compiler may hand a value to the next operation before its last rounding (a fused multiply-add). For a `fused`
+    candidate the reference therefore goes on from the taped value with one rounding as its bound.
+    """
+
+    def __init__(self, candidate: dict[str, np.ndarray], p: Precision, fused: bool) -> None:
+        self.candidate, self.values = candidate, {}
+        self.found: dict[str, dict[str, Any]] = {}
+        self.u, self.eta = (p.u, p.eta) if fused else (0.0, 0.0)
+
+    def anchored(self, got: np.ndarray) -> ErrArray:
+        with np.errstate(invalid="ignore"):
+            return ErrArray(got, np.where(np.isfinite(got), self.u * np.abs(got) + self.eta, 0.0))
+
+    def note(self, name: str, result: dict[str, Any]) -> None:
+        before = self.found.get(name)
+        if before is None or result["ratio"] > before["ratio"]:
+            self.found[name] = result
+
+    def tap(self, name: str, value: Any) -> Any:
+        got = self.candidate.get(name)
+        if got is None:
+            self.values[name] = value
+            return value
+        self.note(name, compare(got, value))
+        if isinstance(value, ErrArray) and got.shape == value.shape:
+            value = self.anchored(got)
+        self.values[name] = value
+        return value
+
+    def step(self, names: list[str], i: int, carry: Any, ys: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """One step of a scan: a y that is the carry, or part of it, is anchored in both."""
+        anchored = []
+        for name, y in zip(names, ys, strict=True):
+            got = self.candidate.get(name)
+            if got is None or got[:, i].shape != y.shape:
+                anchored.append(y)
+                continue
+            result = compare(got[:, i], y)
+            self.note(name, result)
+            fixed = self.anchored(got[:, i]) if isinstance(y, ErrArray) else y
+            carry = replaced(carry, y, fixed)
+            anchored.append(fixed)
+        return carry, tuple(anchored)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def get(self, name: str) -> Any:
+        return self.values.get(name)
+
+
+def replaced(carry: Any, old: Any, new: Any) -> Any:
+    if carry is old:
+        return new
+    return tuple(replaced(part, old, new) for part in carry) if isinstance(carry, tuple) else carry
+
+
+def reference(case: Case, drawn: Drawn, tape: Any, p: Precision) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Outputs and gradients of the reference in float64, with bounds for a candidate of precision p."""
+    layer = numpy_layer(case.at("float64"), {name: widened(x) for name, x in drawn.params.items()})
+    layer.set_params({name: ErrArray(x, 0.0) for name, x in layer.params().items()})
+    inputs = {n: ErrArray(widened(x), 0.0) if x.dtype.kind not in "biu" else x for n, x in drawn.inputs.items()}
+    with precision(p), np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        found = leaves(layer(**inputs, tape=tape))
+        dy = ErrArray(widened(drawn.cotangent(found["y"].shape, case.dtype)), 0.0)
+        grads = layer.vjp(tape, dy)
+    return found, {f"d{name}": g for name, g in (grads.inputs | grads.params).items()}
+
+
+def judge(case: Case, candidate: Candidate, p: Precision | None = None) -> Iterator[Row]:
+    """Every verdict on one candidate in one case: stage by stage on its tape, then end to end without one."""
+    drawn, p = draw(case), p or precision_of(case.dtype)
+    taped, plain = candidate.run(case, drawn, True), candidate.run(case, drawn, False)
+    yield from judge_tape(case, candidate.name, drawn, taped, p, candidate.mode == "jit")
+    yield from judge_ends(case, candidate.name, drawn, plain, p)
+
+
+def judge_tape(
+    case: Case, name: str, drawn: Drawn, outcome: Outcome, p: Precision, fused: bool = False
+) -> Iterator[Row]:
+    """Anchored: each stage of forward and backward on the candidate's own numbers."""
+    anchor = Anchor(outcome.tape | outcome.cotangents, p, fused)
+    found, grads = reference(case, drawn, anchor, p)
+    names = list(anchor.values)
+    forward = names[: names.index("dy")]
+    for missing in [n for n in forward if n not in outcome.tape] + [n for n in outcome.tape if n not in forward]:
+        who = "the candidate" if missing in forward else "the reference"
+        yield Row(name, case, "tape", missing, np.inf, note=f"{who} did not record it")
+    for stage in forward:
+        if stage in anchor.found:
+            yield Row(name, case, "tape", stage, **anchor.found[stage])
+    for stage in names[len(forward) :]:
+        if stage in anchor.found:
+            yield Row(name, case, "cotangent", stage, **anchor.found[stage])
+    for key, want in grads.items():
+        yield judge_one(case, name, "stage gradient", key, outcome.grads, want)
+
+
+def judge_ends(case: Case, name: str, drawn: Drawn, outcome: Outcome, p: Precision) -> Iterator[Row]:
+    """End to end: outputs and gradients of a run without a tape."""
+    found, grads = reference(case, drawn, {}, p)
+    for key, want in found.items():
+        yield judge_one(case, name, "output", key, outcome.outputs, want, outcome.dtypes)
+    for key, want in grads.items():
+        yield judge_one(case, name, "gradient", key, outcome.grads, want, outcome.dtypes)
+    for extra in sorted((set(outcome.outputs) | set(outcome.grads)) - set(found) - set(grads)):
+        yield Row(name, case, "output", extra, np.inf, note="the reference has no such result")
+
+
+def judge_one(
+    case: Case,
+    name: str,
+    stage: str,
+    key: str,
+    results: dict[str, np.ndarray],
+    want: Any,
+    dtypes: dict[str, str] | None = None,
+) -> Row:
+    if key not in results:
+        return Row(name, case, stage, key, np.inf, note="the candidate did not return it")
+    if dtypes is not None and isinstance(want, ErrArray) and dtypes[key] != case.dtype:
+        return Row(name, case, stage, key, np.inf, note=f"dtype {dtypes[key]}, expected {case.dtype}")
+    return Row(name, case, stage, key, **compare(results[key], want, case.dtype))
+
+
+def judge_all(cases: Iterable[Case], candidates: list[Candidate]) -> Iterator[tuple[Case, Candidate, list[Row]]]:
+    """Every case with every candidate; jit is judged in every dtype, op-by-op JAX in float32 only, where it is slow."""
+    for case in cases:
+        for candidate in candidates:
+            if candidate.mode == "eager" and candidate.framework == "jax" and case.dtype != "float32":
+                continue
+            yield case, candidate, list(judge(case, candidate))
