@@ -1,0 +1,60 @@
+"""Additive attention: a small network with one hidden layer scores each pair of a query and a key."""
+
+from jaxtyping import Bool, Float
+
+from attn_jax._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    dropout,
+    dtype_name,
+    einsum,
+    inputs,
+    output,
+    record,
+    softmax,
+    tanh,
+    widen,
+)
+from attn_np.contract._attend import AXES
+from attn_np.contract.additive import Config
+
+
+class AdditiveAttention(Layer[Config]):
+    """A small network with one hidden layer scores each pair of a query and a key."""
+
+    w_q: Float[Array, "d e"]
+    w_k: Float[Array, "i e"]
+    w_score: Float[Array, "e"]
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        key: Float[Array, "b s i"] | None = None,
+        value: Float[Array, "b s v"] | None = None,
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+    ) -> Output:
+        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        query, key, value = inputs(tape, "bts", mask, query, key, value)
+        keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=query)
+        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        q = einsum("btd,de->bte", query, self.w_q)
+        k = einsum("bsi,ie->bse", key, self.w_k)
+        q, k = record(tape, q=q, k=k)
+        # b t 1 e + b 1 s e -> b t s e: every query meets every key.
+        features = record(tape, features=tanh(q[:, :, None, :] + k[:, None, :, :]))
+        scores = record(tape, scores=einsum("btse,e->bts", features, self.w_score))
+        if bias is not None:
+            scores = record(tape, biased=scores + bias)
+        probs = record(tape, probs=softmax(scores, mask, AXES[c.normalize_over]))
+        kept = record(tape, kept=dropout(probs, keep, c.dropout))
+        context = record(tape, context=einsum("bts,bsv->btv", kept, value))
+        y = record(tape, y=context)
+        return output(dtype, y, probs, return_weights)

@@ -1,0 +1,46 @@
+"""Self-attention: every position of one sequence looks at all its positions, with a single head."""
+
+from jaxtyping import Bool, Float
+
+from attn_jax._attend import attend
+from attn_jax._core import Array, Layer, Output, Tape, dtype_name, linear, output, record, widen
+from attn_np.contract.self_attention import Config
+
+
+class SelfAttention(Layer[Config]):
+    """Every position of one sequence looks at all its positions, with a single head."""
+
+    w_q: Float[Array, "d k"]
+    w_k: Float[Array, "d k"]
+    w_v: Float[Array, "d v"]
+    w_o: Float[Array, "v d"] | None
+    b_q: Float[Array, "k"] | None
+    b_k: Float[Array, "k"] | None
+    b_v: Float[Array, "v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+    ) -> Output:
+        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        x = record(tape, x=widen(query))
+        q = linear("btd,dk->btk", x, self.w_q, self.b_q)
+        k = linear("bsd,dk->bsk", x, self.w_k, self.b_k)
+        v = linear("bsd,dv->bsv", x, self.w_v, self.b_v)
+        keep = self.draw_keep(keep, (n["b"], n["t"], n["t"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
+            keep=keep, rate=c.dropout, tape=tape, implementation=implementation,
+        )  # fmt: skip
+        y = linear("btv,vd->btd", context, self.w_o, self.b_o) if c.use_output else context
+        y = record(tape, y=y)
+        return output(dtype, y, weights, return_weights)

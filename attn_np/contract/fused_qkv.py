@@ -1,0 +1,127 @@
+"""Attention with a fused projection: one product makes queries, keys and values together."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _base
+from attn_np.contract._base import Arg, Param
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_base.Config):
+    """Fields of attention with a fused projection.
+
+    Attributes:
+        d_model: width of the input, and of the output with an output projection.
+        num_heads: how many heads attend.
+        head_dim: width of a head's queries, keys and values; d_model / num_heads by default, which must then
+            divide.
+        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
+        causal: a position sees itself and what stands before it.
+        window: (left, right), how many positions before and after itself one sees; None is no limit.
+        softcap: scores become softcap * tanh(scores / softcap).
+        dropout: share of the weights set to 0 in training.
+        use_bias: biases on the projections.
+        use_output: a last projection back to d_model; without it the output is the heads side by side.
+    """
+
+    layer = "FusedQKVAttention"
+    family = "dense"
+    title = "Fused query-key-value attention"
+    idea = (
+        "Self-attention projects the same input three times. Stacking the three weights into one array does "
+        "it in one larger product, which keeps a processor busier; nothing else changes."
+    )
+    formula = (
+        r"[q\; k\; v] = x\, w_{qkv} + b_{qkv}, \qquad "
+        r"y_h = \mathrm{softmax}\!\left(\tfrac{1}{\sqrt{K}}\, q_h k_h^\top\right) v_h; \qquad "
+        r"\text{with output: } \sum_h y_h\, w_{o,h} + b_o"
+    )
+    notation = {
+        "W^Q, W^K, W^V": "w_qkv[:, 0], w_qkv[:, 1], w_qkv[:, 2]; axis p",
+        "W^O": "w_o",
+        "h (number of heads)": "H = num_heads, index h",
+        "d_k = d_v": "K = head_dim, axis k",
+    }
+    cost = "time b t t h k and one projection of 3 h k columns; memory b h t t on the textbook path"
+    paper = (
+        "Vaswani et al. 2017, Attention Is All You Need, arXiv:1706.03762, section 3.2.2; the joint array "
+        "is a layout, not another formula"
+    )
+    equals = (
+        "num_heads=1: self_attention with w_q, w_k, w_v stacked",
+        "with an output projection: mha with w_q, w_k, w_v stacked",
+    )
+    traps = (
+        "files order the joint columns as (3, heads, width), here and in torch.nn.MultiheadAttention, or as "
+        "(heads, 3, width), as in GPT-NeoX: the shape is the same and the numbers are wrong",
+        "splitting the joint columns before the heads are told apart needs the order of the file, not of "
+        "the code",
+        "initial values that depend on the number of columns, such as Glorot's, come out smaller for the "
+        "joint array than for three separate ones",
+        "dividing by sqrt(K) after the softmax instead of before shrinks the output and leaves the scores "
+        "unscaled",
+        "an input of keys that differ from the queries can't use the joint product: cross-attention needs "
+        "mha",
+    )
+
+    d_model: int
+    num_heads: int = 1
+    head_dim: int | None = None
+    scale: float | None = None
+    causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+    use_bias: bool = True
+    use_output: bool = False
+
+    def __post_init__(self) -> None:
+        self.positive("d_model", "num_heads", "head_dim")
+        self.number("scale")
+        self.number("softcap", above=0.0)
+        self.interval("window")
+        self.rate("dropout")
+        if self.head_dim is None:
+            _base.require(
+                self.d_model % self.num_heads == 0,
+                self.variant,
+                "d_model divisible by num_heads",
+                f"d_model={self.d_model}, num_heads={self.num_heads}",
+                "change one of them or set head_dim=",
+            )
+
+    def sizes(self) -> dict[str, int]:
+        return {
+            "d": self.d_model,
+            "p": 3,
+            "h": self.num_heads,
+            "k": self.head_dim or self.d_model // self.num_heads,
+        }
+
+    def own_params(self) -> dict[str, Param]:
+        found = {"w_qkv": Param("d p h k", "d")}
+        if self.use_output:
+            found |= {"w_o": Param("h k d", "h k")}
+        if self.use_bias:
+            found |= {"b_qkv": Param("p h k", "d")}
+        if self.use_bias and self.use_output:
+            found |= {"b_o": Param("d", "h k")}
+        return found
+
+    def arguments(self) -> dict[str, Arg]:
+        return {
+            "query": Arg("b t d"),
+            "mask": Arg("b h t t", "mask", optional=True),
+            "bias": Arg("b h t t", "bias", optional=True),
+            "keep": Arg("b h t t", "keep", optional=True),
+        }
+
+
+EXAMPLES = {
+    "single": Config(d_model=7),
+    "heads": Config(d_model=7, num_heads=5, head_dim=3, dropout=0.25, use_output=True),
+    "causal": Config(d_model=5, num_heads=2, head_dim=7, scale=1.0, causal=True, use_bias=False),
+    "capped": Config(
+        d_model=7, num_heads=2, head_dim=5, window=(2, 1), softcap=1.5, use_bias=False, use_output=True
+    ),
+}

@@ -1,0 +1,47 @@
+"""Dot-product attention: a query takes the average of the values whose keys it resembles."""
+
+from jaxtyping import Bool, Float
+
+from attn_np._attend import attend, attend_vjp
+from attn_np._core import Array, Layer, Output, Tape, dtype_name, inputs, output, record, widen
+from attn_np._vjp import Grads, grads, inputs_vjp
+from attn_np.contract.dot_product import Config
+
+
+class DotProductAttention(Layer[Config]):
+    """A query takes the average of the values whose keys it resembles."""
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t k"],
+        key: Float[Array, "b s k"] | None = None,
+        value: Float[Array, "b s v"] | None = None,
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+    ) -> Output:
+        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        # attend hides the keys that no query sees; there is no projection that they could leak into before.
+        q, k, v = inputs(tape, "bts", None, query, key, value)
+        keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
+            keep=keep, rate=c.dropout, normalize_over=c.normalize_over,
+            tape=tape, implementation=implementation,
+        )  # fmt: skip
+        y = record(tape, y=context)
+        return output(dtype, y, weights, return_weights)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
+        """Read the forward upwards: one line here for each line there."""
+        c, dtype = self.config, dtype_name(dy)
+        dcontext = record(tape, dy=widen(dy))
+        dq, dk, dv, dbias = attend_vjp(
+            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, normalize_over=c.normalize_over
+        )
+        return grads(dtype, inputs_vjp(tape, "bts", dq, dk, dv) | {"bias": dbias}, {})

@@ -1,0 +1,58 @@
+"""Attention with a fused projection: one product makes queries, keys and values together."""
+
+from jaxtyping import Bool, Float
+
+from attn_np._attend import attend, attend_vjp
+from attn_np._core import Array, Layer, Output, Tape, dtype_name, linear, output, record, stack, widen
+from attn_np._vjp import Grads, grads, linear_vjp
+from attn_np.contract.fused_qkv import Config
+
+
+class FusedQKVAttention(Layer[Config]):
+    """One product makes queries, keys and values together."""
+
+    w_qkv: Float[Array, "d p h k"]
+    w_o: Float[Array, "h k d"] | None
+    b_qkv: Float[Array, "p h k"] | None
+    b_o: Float[Array, "d"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+    ) -> Output:
+        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        x = record(tape, x=widen(query))
+        qkv = record(tape, qkv=linear("btd,dphk->btphk", x, self.w_qkv, self.b_qkv))
+        q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
+            keep=keep, rate=c.dropout, tape=tape, implementation=implementation,
+        )  # fmt: skip
+        if c.use_output:
+            y = linear("bthk,hkd->btd", context, self.w_o, self.b_o)
+        else:
+            y = context.reshape((n["b"], n["t"], n["h"] * n["k"]))
+        y = record(tape, y=y)
+        return output(dtype, y, weights, return_weights)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
+        """Read the forward upwards: one line here for each line there, with the same string."""
+        c, dtype, w, x, context = self.config, dtype_name(dy), {}, tape["x"], tape["context"]
+        dy = record(tape, dy=widen(dy))
+        if c.use_output:
+            dcontext, w["w_o"], w["b_o"] = linear_vjp("bthk,hkd->btd", context, self.w_o, self.b_o, dy)
+        else:
+            dcontext = dy.reshape(context.shape)
+        dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
+        dqkv = record(tape, dqkv=stack([dq, dk, dv], axis=2))
+        dx, w["w_qkv"], w["b_qkv"] = linear_vjp("btd,dphk->btphk", x, self.w_qkv, self.b_qkv, dqkv)
+        return grads(dtype, {"query": dx, "bias": dbias}, w)

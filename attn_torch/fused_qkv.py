@@ -1,0 +1,44 @@
+"""Attention with a fused projection: one product makes queries, keys and values together."""
+
+from jaxtyping import Bool, Float
+
+from attn_np.contract.fused_qkv import Config
+from attn_torch._attend import attend
+from attn_torch._core import Array, Layer, Output, Tape, dtype_name, linear, output, record, widen
+
+
+class FusedQKVAttention(Layer[Config]):
+    """One product makes queries, keys and values together."""
+
+    w_qkv: Float[Array, "d p h k"]
+    w_o: Float[Array, "h k d"] | None
+    b_qkv: Float[Array, "p h k"] | None
+    b_o: Float[Array, "d"] | None
+
+    def forward(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+    ) -> Output:
+        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        x = record(tape, x=widen(query))
+        qkv = record(tape, qkv=linear("btd,dphk->btphk", x, self.w_qkv, self.b_qkv))
+        q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
+            keep=keep, rate=c.dropout, tape=tape, implementation=implementation,
+        )  # fmt: skip
+        if c.use_output:
+            y = linear("bthk,hkd->btd", context, self.w_o, self.b_o)
+        else:
+            y = context.reshape((n["b"], n["t"], n["h"] * n["k"]))
+        y = record(tape, y=y)
+        return output(dtype, y, weights, return_weights)
