@@ -1,0 +1,138 @@
+"""The matrix: variant x framework x dtype x quantity, judged in parallel, summed up in one verdict."""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any
+
+from attn_np import contract
+from parity_tests.candidates import accelerators, candidates
+from parity_tests.cases import Case, cases
+from parity_tests.judge import Row, judge
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+FRAMEWORKS = ("numpy", "torch", "jax")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to judge.
+
+    Attributes:
+        variants, dtypes, frameworks: what stands on the axes of the matrix.
+        device: "cpu", or "accelerator" for every accelerator that is found.
+        seed: of all random numbers.
+        everything: also the cases that are left out because JAX compiles each of them for a second or two.
+    """
+
+    variants: tuple[str, ...]
+    dtypes: tuple[str, ...] = DTYPES
+    frameworks: tuple[str, ...] = FRAMEWORKS
+    device: str = "cpu"
+    seed: int = 0
+    everything: bool = False
+
+
+@dataclass
+class Result:
+    """Every verdict of a run, and what was left out with its reason."""
+
+    rows: list[Row] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[Row]:
+        return [row for row in self.rows if not row.ok]
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the verdict, as `--json` writes them."""
+        finite = [row.ratio for row in self.rows]
+        return {
+            "cases": len({(row.candidate, row.case) for row in self.rows}),
+            "checks": len(self.rows),
+            "elements": sum(row.elements for row in self.rows),
+            "failed": len(self.failed) + len(self.errors),
+            "skipped": len(self.skipped),
+            "vacuous": sum(row.vacuous for row in self.rows),
+            "worst_ratio": max(finite, default=0.0),
+        }
+
+
+def selected(case: Case, framework: str, mode: str, everything: bool) -> bool:
+    """Whether a candidate is judged in a case.
+
+    NumPy and PyTorch always are. JAX compiles every case: jit takes the full call of each example in float64 and, in
+    the other types, of one example each; op by op it takes one full call in float32.
+    """
+    if framework != "jax" or everything:
+        return True
+    examples = list(contract.examples(case.variant))
+    if case.call != "full":
+        return False
+    if mode == "jit" and case.dtype == "float64":
+        return True
+    turn = examples.index(case.example) - DTYPES.index(case.dtype)
+    return turn % len(examples) == 0 and (mode == "jit" or case.dtype == "float32")
+
+
+def tasks(plan: Plan) -> Iterator[tuple[Plan, str, str, str]]:
+    """Independent pieces of a plan, long ones first: (plan, framework, variant, example)."""
+    for framework in sorted(plan.frameworks, key=lambda f: ("jax", "torch", "numpy").index(f)):
+        for variant in plan.variants:
+            for example in contract.examples(variant):
+                yield plan, framework, variant, example
+
+
+def work(task: tuple[Plan, str, str, str]) -> tuple[list[Row], list[str]]:
+    """Judge one piece, in a process of its own."""
+    plan, framework, variant, example = task
+    if framework == "jax":
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+    if framework == "torch":
+        import torch
+
+        torch.set_num_threads(1)
+    rows: list[Row] = []
+    errors: list[str] = []
+    for case in cases([variant], plan.dtypes, plan.seed):
+        if case.example != example:
+            continue
+        for candidate in candidates(plan.device, (framework,)):
+            if not selected(case, candidate.framework, candidate.mode, plan.everything):
+                continue
+            try:
+                rows += judge(case, candidate)
+            except Exception as e:  # a candidate that raises has failed; the run goes on and reports it
+                errors.append(f"{candidate.name}, {case.name}: {type(e).__name__}: {e}")
+    return rows, errors
+
+
+def run(plan: Plan, jobs: int = 2) -> Iterator[tuple[int, int, str, Result]]:
+    """Judge a plan; after each piece yield (done, of, what, result so far)."""
+    result = Result()
+    if plan.device != "cpu":
+        for framework in ("torch", "jax"):
+            if framework in plan.frameworks and not accelerators(framework):
+                result.skipped[framework] = f"{framework} finds no accelerator on this machine"
+        found = tuple(f for f in plan.frameworks if f != "numpy" and f not in result.skipped)
+        plan = Plan(plan.variants, plan.dtypes, found, plan.device, plan.seed, plan.everything)
+    pieces = list(tasks(plan))
+    done: Iterable[Any]
+    if jobs == 1 or len(pieces) < 2:
+        for i, piece in enumerate(pieces):
+            rows, errors = work(piece)
+            result.rows += rows
+            result.errors += errors
+            yield i + 1, len(pieces), " ".join(piece[1:]), result
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(work, piece): piece for piece in pieces}
+        for i, future in enumerate(as_completed(futures)):
+            rows, errors = future.result()
+            result.rows += rows
+            result.errors += errors
+            yield i + 1, len(pieces), " ".join(futures[future][1:]), result
