@@ -1,0 +1,192 @@
+"""Gated recurrent unit: a state walks along the sequence, and gates decide how much each step replaces."""
+
+from jaxtyping import Bool, Float
+
+from attn_np._core import (
+    Array,
+    Layer,
+    Tape,
+    broadcast_to,
+    concatenate,
+    dropout,
+    dtype_name,
+    einsum,
+    lerp,
+    linear,
+    narrow,
+    record,
+    scan,
+    scope,
+    sigmoid,
+    stack,
+    tanh,
+    where,
+    widen,
+    zeros,
+)
+from attn_np._vjp import Grads, dropout_vjp, grads, lerp_vjp, linear_vjp, sigmoid_vjp, tanh_vjp
+from attn_np.contract.gru import Config, LayerConfig
+
+
+def cell(x_gates: Array, h: Array, w_h: Array, b_h: Array | None) -> tuple[Array, Array, Array, Array]:
+    """One step: the gates r, z, n and the new state. What is reset is the recurrent product and its bias."""
+    h_gates = linear("be,fea->bfa", h, w_h, b_h)
+    r = sigmoid(x_gates[:, 0] + h_gates[:, 0])
+    z = sigmoid(x_gates[:, 1] + h_gates[:, 1])
+    n = tanh(x_gates[:, 2] + r * h_gates[:, 2])
+    return r, z, n, lerp(n, h, z)
+
+
+def cell_vjp(dh: Array, r: Array, z: Array, n: Array, h: Array, h_n: Array) -> tuple[Array, Array]:
+    """Read `cell` upwards: gradients of x_gates, and of the state before along the way around the gates.
+
+    Args:
+        dh: gradient of the state after the step.
+        r, z, n: the gates.
+        h: the state before the step.
+        h_n: its recurrent product for n, before the reset.
+    """
+    dn, dh, dz = lerp_vjp(n, h, z, dh)
+    dn = tanh_vjp(n, dn)
+    dz = sigmoid_vjp(z, dz)
+    dr = sigmoid_vjp(r, dn * h_n)
+    return stack([dr, dz, dn], axis=1), dh
+
+
+def h_gates_vjp(dx_gates: Array, r: Array) -> Array:
+    """Both products end in the same sums, but the recurrent one of n passes the reset gate first."""
+    return concatenate([dx_gates[..., :2, :], dx_gates[..., 2:, :] * r[..., None, :]], axis=-2)
+
+
+class GRULayer(Layer[LayerConfig]):
+    """One layer; it takes what its stack passes on, in the precision it computes in."""
+
+    w_x: Float[Array, "f d e"]
+    w_h: Float[Array, "f e a"]
+    b_x: Float[Array, "f e"] | None
+    b_h: Float[Array, "f e"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        x: Float[Array, "b t d"],
+        state: Float[Array, "b e"],
+        real: Bool[Array, "b t"] | None = None,
+        tape: Tape = None,
+    ) -> tuple[Array, Array]:
+        x, state = record(tape, x=x, state=state)
+        x_gates = record(tape, x_gates=linear("btd,fde->btfe", x, self.w_x, self.b_x))
+        w_h, b_h = widen(self.w_h), widen(self.b_h)
+
+        def step(h, xs):
+            x_gates, real = xs
+            r, z, n, new = cell(x_gates, h, w_h, b_h)
+            h = new if real is None else where(real[:, None], new, h)
+            return h, (r, z, n, h)
+
+        state, (r, z, n, h) = scan(step, state, (x_gates, real), names=("r", "z", "n", "h"), tape=tape)
+        return h, state
+
+    def _before(self, tape: Tape) -> tuple[Array, Array]:
+        """For every step the state before it and that state's recurrent product for n."""
+        h = concatenate([tape["state"][:, None], tape["h"]], axis=1)[:, :-1]
+        return h, linear("bte,fea->btfa", h, self.w_h, self.b_h)[:, :, 2]
+
+    def vjp(self, tape: Tape, dy: Array, dstate: Array, real: Array | None = None) -> Grads:
+        """Read the forward upwards; the scan runs backwards in time.
+
+        A step's state went three ways: out of the layer, around the gates of the next step and through them.
+        The product with w_h that undoes the last one stands at the beginning of the step before, so that what
+        is carried are the gradients at the gates.
+        """
+        x, r, z, n = (tape[name] for name in ("x", "r", "z", "n"))
+        h, h_n = self._before(tape)
+        w, w_h = {}, widen(self.w_h)
+
+        def back(daround, dx_gates, r):
+            return daround + einsum("bfa,fea->be", h_gates_vjp(dx_gates, r), w_h)
+
+        def step(carry, xs):
+            dy, real, r, z, n, h, h_n = xs
+            dh = dy + back(*carry)
+            dnew = dh if real is None else where(real[:, None], dh, 0.0)
+            dx_gates, daround = cell_vjp(dnew, r, z, n, h, h_n)
+            daround = daround if real is None else where(real[:, None], daround, dh)
+            return (daround, dx_gates, r), (dx_gates,)
+
+        carry = dstate, zeros((x.shape[0], 3, dstate.shape[1]), x), zeros(dstate.shape, x)
+        xs = dy, real, r, z, n, h, h_n
+        carry, (dx_gates,) = scan(step, carry, xs, names=("dx_gates",), tape=tape, reverse=True)
+        _, w["w_h"], w["b_h"] = linear_vjp("bte,fea->btfa", h, self.w_h, self.b_h, h_gates_vjp(dx_gates, r))
+        dx, w["w_x"], w["b_x"] = linear_vjp("btd,fde->btfe", x, self.w_x, self.b_x, dx_gates)
+        dx, dstate = record(tape, dx=dx, dstate=back(*carry))
+        return Grads({"x": dx, "state": dstate}, w)
+
+
+class GatedRecurrentUnit(Layer[Config]):
+    """Layers of gated recurrence, each reading the states of the one below."""
+
+    layers: list[GRULayer]
+
+    def ways(self, keep: Array | None, b: int, t: int) -> list[Array | None]:
+        """The keep-mask behind each layer; there is none behind the last."""
+        c = self.config
+        if keep is None:
+            return [None] * c.num_layers
+        keep = broadcast_to(keep, (c.num_layers - 1, b, t, c.hidden_dim))
+        return [keep[i] for i in range(c.num_layers - 1)] + [None]
+
+    def run(
+        self, x: Array, state: Array | None, keep: Array | None, real: Array | None = None, tape: Tape = None
+    ) -> tuple[Array, Array]:
+        """The forward without checks and rounding, as layers that hold this one call it.
+
+        Where `real` is False a step is padding: its input counts for nothing and the state stays as it was.
+        """
+        c, last = self.config, []
+        x = x if real is None else where(real[:, :, None], x, 0.0)
+        state, keep, real = record(tape, state=state, keep=keep, real=real)
+        start = zeros((c.num_layers, x.shape[0], c.hidden_dim), x) if state is None else state
+        for i, way in enumerate(self.ways(keep, x.shape[0], x.shape[1])):
+            h, end = self.layers[i](x, start[i], real, scope(tape, f"layers.{i}"))
+            x = dropout(h, way, c.dropout)
+            last.append(end)
+        return x, stack(last)
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        x: Float[Array, "b t d"],
+        state: Float[Array, "l b e"] | None = None,
+        *,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+    ) -> tuple[Array, Array]:
+        """The last layer's states, `b t e`, and the state of every layer after the last step, `l b e`."""
+        n = self.check(x=x, state=state, keep=keep)
+        dtype = dtype_name(x)
+        keep = self.draw_keep(keep, (n["w"], n["b"], n["t"], n["e"]), like=x)
+        y, state = self.run(widen(x), widen(state), keep, tape=tape)
+        y, state = record(tape, y=y, last=state)
+        return narrow(y, dtype), narrow(state, dtype)
+
+    def run_vjp(self, tape: Tape, dy: Array, dstate: Array | None) -> Grads:
+        """Read `run` upwards, layer by layer."""
+        c, w, first, keep, real = self.config, {}, [], tape.get("keep"), tape.get("real")
+        b, t, _ = dy.shape
+        dlast = zeros((c.num_layers, b, c.hidden_dim), dy) if dstate is None else dstate
+        for i, way in reversed(list(enumerate(self.ways(keep, b, t)))):
+            dh = dropout_vjp(dy, way, c.dropout)
+            part = self.layers[i].vjp(scope(tape, f"layers.{i}"), dh, dlast[i], real)
+            w |= {f"layers.{i}.{name}": value for name, value in part.params.items()}
+            dy = part.inputs["x"]
+            first.append(part.inputs["state"])
+        dx = dy if real is None else where(real[:, :, None], dy, 0.0)
+        given = tape.get("state") is not None
+        return Grads({"x": dx, "state": record(tape, dstate=stack(first[::-1])) if given else None}, w)
+
+    def vjp(
+        self, tape: Tape, dy: Float[Array, "b t e"], dstate: Float[Array, "l b e"] | None = None
+    ) -> Grads:
+        """Gradients from that of the output and, where it was used, that of the returned state."""
+        dtype, dy = dtype_name(dy), record(tape, dy=widen(dy))
+        part = self.run_vjp(tape, dy, record(tape, dlast=widen(dstate)))
+        return grads(dtype, part.inputs, part.params)

@@ -1,0 +1,110 @@
+"""Gated recurrent unit: a state walks along the sequence, and gates decide how much each step replaces."""
+
+from jaxtyping import Bool, Float
+
+from attn_np.contract.gru import Config, LayerConfig
+from attn_torch._core import (
+    Array,
+    Layer,
+    Tape,
+    broadcast_to,
+    dropout,
+    dtype_name,
+    lerp,
+    linear,
+    narrow,
+    record,
+    scan,
+    scope,
+    sigmoid,
+    stack,
+    tanh,
+    where,
+    widen,
+    zeros,
+)
+
+
+def cell(x_gates: Array, h: Array, w_h: Array, b_h: Array | None) -> tuple[Array, Array, Array, Array]:
+    """One step: the gates r, z, n and the new state. What is reset is the recurrent product and its bias."""
+    h_gates = linear("be,fea->bfa", h, w_h, b_h)
+    r = sigmoid(x_gates[:, 0] + h_gates[:, 0])
+    z = sigmoid(x_gates[:, 1] + h_gates[:, 1])
+    n = tanh(x_gates[:, 2] + r * h_gates[:, 2])
+    return r, z, n, lerp(n, h, z)
+
+
+class GRULayer(Layer[LayerConfig]):
+    """One layer; it takes what its stack passes on, in the precision it computes in."""
+
+    w_x: Float[Array, "f d e"]
+    w_h: Float[Array, "f e a"]
+    b_x: Float[Array, "f e"] | None
+    b_h: Float[Array, "f e"] | None
+
+    def forward(  # twin: torch calls its entry point forward
+        self,
+        x: Float[Array, "b t d"],
+        state: Float[Array, "b e"],
+        real: Bool[Array, "b t"] | None = None,
+        tape: Tape = None,
+    ) -> tuple[Array, Array]:
+        x, state = record(tape, x=x, state=state)
+        x_gates = record(tape, x_gates=linear("btd,fde->btfe", x, self.w_x, self.b_x))
+        w_h, b_h = widen(self.w_h), widen(self.b_h)
+
+        def step(h, xs):
+            x_gates, real = xs
+            r, z, n, new = cell(x_gates, h, w_h, b_h)
+            h = new if real is None else where(real[:, None], new, h)
+            return h, (r, z, n, h)
+
+        state, (r, z, n, h) = scan(step, state, (x_gates, real), names=("r", "z", "n", "h"), tape=tape)
+        return h, state
+
+
+class GatedRecurrentUnit(Layer[Config]):
+    """Layers of gated recurrence, each reading the states of the one below."""
+
+    layers: list[GRULayer]
+
+    def ways(self, keep: Array | None, b: int, t: int) -> list[Array | None]:
+        """The keep-mask behind each layer; there is none behind the last."""
+        c = self.config
+        if keep is None:
+            return [None] * c.num_layers
+        keep = broadcast_to(keep, (c.num_layers - 1, b, t, c.hidden_dim))
+        return [keep[i] for i in range(c.num_layers - 1)] + [None]
+
+    def run(
+        self, x: Array, state: Array | None, keep: Array | None, real: Array | None = None, tape: Tape = None
+    ) -> tuple[Array, Array]:
+        """The forward without checks and rounding, as layers that hold this one call it.
+
+        Where `real` is False a step is padding: its input counts for nothing and the state stays as it was.
+        """
+        c, last = self.config, []
+        x = x if real is None else where(real[:, :, None], x, 0.0)
+        state, keep, real = record(tape, state=state, keep=keep, real=real)
+        start = zeros((c.num_layers, x.shape[0], c.hidden_dim), x) if state is None else state
+        for i, way in enumerate(self.ways(keep, x.shape[0], x.shape[1])):
+            h, end = self.layers[i](x, start[i], real, scope(tape, f"layers.{i}"))
+            x = dropout(h, way, c.dropout)
+            last.append(end)
+        return x, stack(last)
+
+    def forward(  # twin: torch calls its entry point forward
+        self,
+        x: Float[Array, "b t d"],
+        state: Float[Array, "l b e"] | None = None,
+        *,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+    ) -> tuple[Array, Array]:
+        """The last layer's states, `b t e`, and the state of every layer after the last step, `l b e`."""
+        n = self.check(x=x, state=state, keep=keep)
+        dtype = dtype_name(x)
+        keep = self.draw_keep(keep, (n["w"], n["b"], n["t"], n["e"]), like=x)
+        y, state = self.run(widen(x), widen(state), keep, tape=tape)
+        y, state = record(tape, y=y, last=state)
+        return narrow(y, dtype), narrow(state, dtype)
