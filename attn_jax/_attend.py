@@ -13,6 +13,7 @@ from attn_jax._core import (
     record,
     repeat_heads,
     softmax,
+    specs,
     tanh,
     visible,
     widen,
@@ -64,8 +65,10 @@ def attend(
 
     Raises:
         ValueError: shapes that do not fit, or an unknown implementation.
+        TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
-    contract.check(q.shape, k.shape, v.shape, normalize_over, implementation)
+    given = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, keep=keep)
+    contract.check(normalize_over, implementation, **given)
     allowed = visible(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
     dtype = dtype_name(q)

@@ -40,6 +40,7 @@ __all__ = [
     "seen",
     "sigmoid",
     "softmax",
+    "specs",
     "sqrt",
     "stack",
     "take",
@@ -299,8 +300,8 @@ class Layer(nnx.Module, Generic[C]):
 
     def check(self, **given: Array | None) -> dict[str, int]:
         """Refuse arguments that cannot be right; sizes of all axis letters."""
-        specs = {name: spec_of(self.config.variant, name, x) for name, x in given.items()}
-        return self.config.check(self.dtype if self.config.params() else None, **specs)
+        dtype = self.dtype if self.config.params() else None
+        return self.config.check(dtype, **specs(self.config.variant, **given))
 
     def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
         """The keep-mask of this call: the one given, in training a random one, else None."""
@@ -325,9 +326,16 @@ def check_dtype_on(variant: str, dtype: Any) -> str:
     return name
 
 
+def specs(variant: str, **given: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
+    """Shape and dtype name of every argument, as the contract's checks take them; None where it was left out."""
+    return {name: spec_of(variant, name, x) for name, x in given.items()}
+
+
 def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
     if x is None:
         return None
     if not isinstance(x, jax.Array | np.ndarray):
         raise TypeError(f"{variant}: expected {name} as a jax.Array, got {type(x).__name__}; convert it")
+    if isinstance(x, np.ndarray) and dtype_name(x) == "float64":
+        check_dtype_on(variant, "float64")
     return tuple(x.shape), dtype_name(x)

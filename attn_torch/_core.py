@@ -37,6 +37,7 @@ __all__ = [
     "seen",
     "sigmoid",
     "softmax",
+    "specs",
     "sqrt",
     "stack",
     "take",
@@ -313,8 +314,7 @@ class Layer(torch.nn.Module, Generic[C]):
 
     def check(self, **given: Array | None) -> dict[str, int]:
         """Refuse arguments that cannot be right; sizes of all axis letters."""
-        specs = {name: spec_of(self.config.variant, name, x) for name, x in given.items()}
-        return self.config.check(self.dtype, **specs)
+        return self.config.check(self.dtype, **specs(self.config.variant, **given))
 
     def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
         """The keep-mask of this call: the one given, in training a random one, else None."""
@@ -322,6 +322,11 @@ class Layer(torch.nn.Module, Generic[C]):
         if keep is not None or not self.training or rate == 0:
             return keep
         return torch.rand(shape, device=like.device) >= rate
+
+
+def specs(variant: str, **given: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
+    """Shape and dtype name of every argument, as the contract's checks take them; None where it was left out."""
+    return {name: spec_of(variant, name, x) for name, x in given.items()}
 
 
 def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:

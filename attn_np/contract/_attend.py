@@ -1,6 +1,8 @@
 """What all three trees promise of `attend`: its check, in the standard library only."""
 
-from attn_np.contract._base import require
+from dataclasses import dataclass
+
+from attn_np.contract._base import FLOATS, Arg, Config, Spec, require
 
 PATHS = ("auto", "textbook")
 
@@ -8,13 +10,49 @@ PATHS = ("auto", "textbook")
 AXES = {"keys": -1, "queries": -2}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Call(Config):
+    """The arguments of `attend`, checked by the same words as those of a layer."""
+
+    head_axis: bool
+
+    def sizes(self) -> dict[str, int]:
+        return {}
+
+    def arguments(self) -> dict[str, Arg]:
+        found = {
+            "q": Arg("b t h k"),
+            "k": Arg("b s g k"),
+            "v": Arg("b s g v"),
+            "mask": Arg("b h t s", "mask", optional=True),
+            "bias": Arg("b h t s", "bias", optional=True),
+            "keep": Arg("b h t s", "keep", optional=True),
+        }
+        return found if self.head_axis else {name: arg.without("h", "g") for name, arg in found.items()}
+
+
+Call.variant = "attend"
+CALLS = {4: Call(head_axis=True), 3: Call(head_axis=False)}
+
+
 def check(
-    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], normalize_over: str, implementation: str
+    normalize_over: str,
+    implementation: str,
+    *,
+    q: Spec | None,
+    k: Spec | None,
+    v: Spec | None,
+    mask: Spec | None,
+    bias: Spec | None,
+    keep: Spec | None,
 ) -> None:
-    """Refuse shapes that cannot be attended over, and unknown words.
+    """Refuse arrays that cannot be attended over, and unknown words.
+
+    The bias may be of another float dtype than the others: a 16-bit layer widens its queries before they come here.
 
     Raises:
-        ValueError: naming what was expected, what was given and what to do.
+        ValueError: a shape that does not fit, or an unknown word.
+        TypeError: a dtype that does not fit.
     """
     require(
         implementation in PATHS,
@@ -30,20 +68,19 @@ def check(
         repr(normalize_over),
         "set normalize_over=",
     )
-    fits = len(q) in (3, 4) and len(k) == len(v) == len(q)
-    fits = fits and q[0] == k[0] == v[0] and q[-1] == k[-1] and k[:-1] == v[:-1]
-    require(
-        fits,
-        "attend",
-        "q (b, t, h, k), k (b, s, g, k), v (b, s, g, v), or all three without the head axis",
-        f"q {q}, k {k}, v {v}",
-        "put the axes in this order",
-    )
-    if len(q) == 4:
+    call = CALLS.get(4 if q is None else len(q[0]))
+    if call is None:
+        expected = "q of shape (b, t, h, k), or (b, t, k) for one head"
+        require(False, "attend", expected, q and q[0], "put its axes in this order")
+        return
+    if q is not None and bias is not None and bias[1] in FLOATS:
+        bias = (bias[0], q[1])
+    sizes = call.check(None, q=q, k=k, v=v, mask=mask, bias=bias, keep=keep)
+    if call.head_axis:
         require(
-            k[2] > 0 and q[2] % k[2] == 0,
+            sizes["g"] > 0 and sizes["h"] % sizes["g"] == 0,
             "attend",
-            "the query heads to be a multiple of the key/value heads",
-            f"{q[2]} and {k[2]}",
+            "the heads of q to be a multiple of those of k",
+            f"{sizes['h']} and {sizes['g']}",
             "share each key/value head among equally many query heads",
         )

@@ -1,7 +1,7 @@
 """The base of every contract: parameters and arguments by axis letters, and the checks that follow from them."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from math import prod
 from typing import Any, ClassVar, Literal
 
@@ -37,6 +37,10 @@ class Arg:
     kind: Literal["array", "bias", "mask", "keep", "tokens"] = "array"
     optional: bool = False
     default: str | None = None
+
+    def without(self, *letters: str) -> "Arg":
+        """The same argument without some axes."""
+        return replace(self, axes=" ".join(x for x in self.axes.split() if x not in letters))
 
 
 def require(condition: bool, variant: str, expected: str, got: object, todo: str) -> None:
@@ -153,6 +157,13 @@ class Config:
         value = getattr(self, name)
         if value not in choices:
             raise field_error(self.variant, f"{name} to be one of {', '.join(choices)}", repr(value), f"set {name}=")
+
+    def flag(self, *names: str) -> None:
+        """Each named field is True or False: a word such as "no" would count as True."""
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise field_error(self.variant, f"{name} to be True or False", repr(value), f"set {name}=")
 
     def interval(self, name: str) -> None:
         """The named field is a window (left, right) of integers from 0 or None, or None."""
