@@ -1,0 +1,113 @@
+"""Formulas as inline SVG, drawn by Matplotlib's mathtext while the pages are built: no script, no font, no network.
+
+The paths take the colour of the surrounding text, so one drawing serves light and dark pages, and the LaTeX source is
+the text that a screen reader speaks.
+"""
+
+import re
+from functools import cache
+from html import escape
+from typing import Any
+
+from docutils import nodes
+from matplotlib.font_manager import FontProperties
+from matplotlib.path import Path
+from matplotlib.textpath import text_to_path
+from sphinx.util import logging
+
+logger = logging.getLogger(__name__)
+
+EM = 100  # drawing units in one em of the surrounding text
+FONT = FontProperties(size=EM, math_fontfamily="stix")
+LINE_GAP, PAD = 45, 3
+WIDEST = 36 * EM  # a wider line is broken at its \qquad, then at its \quad
+# What LaTeX has and mathtext spells otherwise or does not need.
+SPELLINGS = {r"\tfrac": r"\frac", r"\le": r"\leq", r"\ge": r"\geq", r"\ne": r"\neq", r"\land": r"\wedge"}
+SPELLINGS |= dict.fromkeys((r"\big", r"\Big", r"\bigl", r"\bigr", r"\Bigl", r"\Bigr"), "")
+COMMANDS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C", Path.CLOSEPOLY: "Z"}
+
+
+@cache
+def glyphs(latex: str) -> tuple[float, float, float, tuple[tuple[str, tuple[float, ...]], ...]]:
+    """Width, height above the baseline, depth below it, and the path commands of one formula without line breaks.
+
+    Raises:
+        ValueError: mathtext does not know a command; the message shows where.
+    """
+    text = f"${latex.strip()}$"
+    width, height, depth = text_to_path.get_text_width_height_descent(text, FONT, ismath=True)
+    vertices, codes = text_to_path.get_text_path(FONT, text, ismath=True)
+    commands, points = [], []
+    for (x, y), code in zip(vertices, codes, strict=True):
+        letter = COMMANDS[code]
+        if letter == "Z":
+            commands.append(("Z", ()))
+            continue
+        points += [float(x), float(y)]
+        if len(points) == {"M": 2, "L": 2, "Q": 4, "C": 6}[letter]:
+            commands.append((letter, tuple(points)))
+            points = []
+    return float(width), float(height - depth), float(depth), tuple(commands)
+
+
+def svg(latex: str, display: bool = False) -> str:
+    r"""A formula as one SVG element. Lines end at `\\`; the parts around the first `&` of each line are aligned.
+
+    Raises:
+        ValueError: the formula cannot be drawn.
+    """
+    source = latex.strip()
+    for name in ("aligned", "align", "align*", "split", "gathered"):
+        source = source.replace(rf"\begin{{{name}}}", "").replace(rf"\end{{{name}}}", "")
+    source = re.sub(r"\\[A-Za-z]+", lambda found: SPELLINGS.get(found[0], found[0]), source)
+    rows = [row for row in source.split(r"\\") if row.strip()]
+    for gap in (r"\qquad", r"\quad"):
+        if display and max(glyphs(row.replace("&", ""))[0] for row in rows) > WIDEST:
+            rows = [part for row in rows for part in row.split(gap) if part.strip()]
+    lines = [row.partition("&")[::2] for row in rows]
+    cells = [[glyphs(part) if part.strip() else (0.0, 0.0, 0.0, ()) for part in line] for line in lines]
+    column = max((left[0] for (left, right) in cells if right[3]), default=0.0)
+    d, y, width = [], 0.0, 0.0
+    for left, right in cells:
+        y += max(left[1], right[1])
+        start = column - left[0] if right[3] else 0.0
+        for x0, part in ((start, left), (start + left[0], right)):
+            for letter, points in part[3]:
+                flipped = [x0 + p if i % 2 == 0 else y - p for i, p in enumerate(points)]
+                d.append(letter + " ".join(f"{p:.1f}" for p in flipped))
+            width = max(width, x0 + part[0])
+        depth = max(left[2], right[2])
+        y += depth + LINE_GAP
+    height, below = y - LINE_GAP, depth + PAD
+    box = f"{-PAD} {-PAD} {width + 2 * PAD:.1f} {height + 2 * PAD:.1f}"
+    size = f"width:{(width + 2 * PAD) / EM:.3f}em;height:{(height + 2 * PAD) / EM:.3f}em"
+    align = "" if display else f";vertical-align:{-below / EM:.3f}em"
+    kind = "formula formula-display" if display else "formula"
+    label = escape(latex.strip(), quote=True)
+    return (
+        f'<svg class="{kind}" role="img" aria-label="{label}" viewBox="{box}" style="{size}{align}">'
+        f'<title>{label}</title><path d="{"".join(d)}" fill="currentColor"/></svg>'
+    )
+
+
+def drawn(latex: str, node: nodes.Element, display: bool) -> str:
+    try:
+        return svg(latex, display)
+    except ValueError as error:
+        logger.warning("formula that mathtext cannot draw: %s\n%s", latex, error, location=node)
+        return f"<code>{escape(latex)}</code>"
+
+
+def visit_math(translator: Any, node: nodes.math) -> None:
+    translator.body.append(drawn(node.astext(), node, display=False))
+    raise nodes.SkipNode
+
+
+def visit_math_block(translator: Any, node: nodes.math_block) -> None:
+    translator.body.append(f'<div class="formula-block">{drawn(node.astext(), node, display=True)}</div>')
+    raise nodes.SkipNode
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.add_html_math_renderer("mathtext", (visit_math, None), (visit_math_block, None))
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,409 @@
+"""One page per variant, written from its contract, its three source files and one run of its NumPy layer.
+
+Pages are found by discovery, like everything else: a new contract module is a new page. What a contract leaves out, its
+page leaves out.
+"""
+
+import ast
+import inspect
+import re
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pictures
+
+from attn_np import contract
+from attn_np.contract import Config
+from attn_np.contract._base import shape_of
+
+ROOT = Path(__file__).parents[2]
+TREES = {"NumPy": "attn_np", "Flax": "attn_jax", "PyTorch": "attn_torch"}
+LETTERS = {
+    "b": "batch",
+    "t": "query position",
+    "s": "key position",
+    "d": "model width, width of the queries",
+    "i": "width of the key input",
+    "j": "width of the value input",
+    "h": "head",
+    "g": "key/value head",
+    "r": "query heads that share one key/value head",
+    "k": "width of a head's queries and keys",
+    "v": "width of a head's values",
+    "e": "hidden width",
+    "a": "next hidden state",
+    "f": "gate",
+    "z": "latent",
+    "l": "layer",
+    "w": "way from one layer to the next",
+    "m": "memory, landmark or feature",
+    "c": "position in a chunk",
+    "n": "chunk",
+    "p": "projection: query, key, value",
+    "u": "vocabulary",
+}
+KINDS = {
+    "array": "float array",
+    "bias": "float array, broadcastable",
+    "mask": "boolean, broadcastable; True = may attend",
+    "keep": "boolean, broadcastable; True = not dropped",
+    "tokens": "integer array",
+}
+# Widths that come with the call, where the config does not fix them.
+FREE = dict.fromkeys(LETTERS, 3) | {"k": 4}
+# An untrained layer looks nearly evenly at everything; inputs this wide make its weights differ visibly.
+FACTORS, SHARPNESS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0), 0.6
+WEIGHTS, STATES = ("probs", "weights"), ("hidden", "states", "h", "y")
+
+
+# Text -----------------------------------------------------------------------------------------------------------------
+
+
+def prose(text: str) -> str:
+    """Contract prose as MyST: names of variants become links, names of fields and functions become code."""
+    known = "|".join(sorted(contract.variants(), key=len, reverse=True))
+    pattern = rf"`[^`]*`|\$[^$]*\$|(?<![\w.])(?:{known})(?![\w.=(])|[A-Za-z]\w*=[\w.]+|[A-Za-z]\w+(?:\.\w{{2,}})+|[A-Za-z]\w*_\w+"
+
+    def mark(found: re.Match[str]) -> str:
+        word = found[0]
+        if word[0] in "`$":
+            return word
+        return f"[`{word}`]({word}.md)" if word in contract.variants() else f"`{word}`"
+
+    escaped = re.sub(r"(?<!\\)([*<>\[\]])", r"\\\1", text) if "`" not in text and "$" not in text else text
+    marked = re.sub(pattern, mark, escaped)
+    return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", marked)
+
+
+def code(text: object) -> str:
+    return f"`{text}`" if "|" not in str(text) else "`" + str(text).replace("|", "\\|") + "`"
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    if not rows:
+        return []
+    lines = [head, tuple("---" for _ in head), *rows]
+    return ["", *(f"| {' | '.join(line)} |" for line in lines), ""]
+
+
+def call(config: Config) -> str:
+    """The arguments that give a config: only those that differ from the default."""
+    given = []
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if f.default is MISSING or value != f.default:
+            given.append(f"{f.name}={value!r}")
+    return ", ".join(given)
+
+
+def meanings(config: type[Config]) -> dict[str, str]:
+    """What the fields mean: the section `Attributes:` of the class's docstring."""
+    section = inspect.cleandoc(config.__doc__ or "").partition("Attributes:\n")[2]
+    found, name = {}, ""
+    for line in section.splitlines():
+        start = re.match(r" {4}(\w+): (.*)", line)
+        if start:
+            name = start[1]
+            found[name] = start[2]
+        elif name and line.startswith(" " * 8):
+            found[name] += " " + line.strip()
+        elif line.strip():
+            break
+    return found
+
+
+def typename(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+
+
+# Sources --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Source:
+    """The code of one file: its classes and functions without their backward pass, and the backward pass alone."""
+
+    forward: str
+    backward: str
+
+    @property
+    def twin_lines(self) -> str:
+        lines = [i for i, line in enumerate(self.forward.splitlines(), 1) if "# twin:" in line]
+        return ",".join(map(str, lines))
+
+
+def source(path: Path) -> Source:
+    text = path.read_text("utf-8")
+    lines, forward, backward = text.splitlines(), [], []
+
+    def cut(node: ast.stmt, first: int | None = None, last: int | None = None) -> str:
+        decorators = [d.lineno for d in getattr(node, "decorator_list", [])]
+        start = min([node.lineno, *decorators]) if first is None else first
+        return "\n".join(lines[start - 1 : node.end_lineno if last is None else last]).rstrip()
+
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef):
+            (backward if node.name.endswith("_vjp") else forward).append(cut(node))
+        if isinstance(node, ast.ClassDef):
+            kept, start = [], min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            for item in node.body:
+                if isinstance(item, ast.FunctionDef) and item.name == "vjp":
+                    first = min([item.lineno, *(d.lineno for d in item.decorator_list)])
+                    kept.append("\n".join(lines[start - 1 : first - 1]).rstrip())
+                    header = "\n".join(lines[node.lineno - 1 : node.body[0].lineno - 1]).rstrip()
+                    backward.append(f"{header}\n    ...\n\n{cut(item)}")
+                    start = (item.end_lineno or item.lineno) + 1
+            kept.append("\n".join(lines[start - 1 : node.end_lineno]).rstrip())
+            forward.append("\n".join(part for part in kept if part.strip()))
+    return Source("\n\n\n".join(forward), "\n\n\n".join(backward))
+
+
+def block(text: str, *options: str) -> list[str]:
+    return ["````{code-block} python", *options, "", text, "````", ""]
+
+
+# One run --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """The arrays of one call of the NumPy layer, and how it was called."""
+
+    config: Config
+    tape: dict[str, Any]
+
+    def weights(self) -> np.ndarray | None:
+        """The first attention weights on the tape."""
+        named = (np.asarray(x) for name, x in self.tape.items() if last(name) in WEIGHTS)
+        return next((x for x in named if x.ndim in (3, 4)), None)
+
+
+def last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def sharpness(weights: np.ndarray | None) -> float:
+    """The largest weight of a query, averaged over the second half of the queries: causality leaves the first few keys."""
+    return SHARPNESS if weights is None else float(weights.max(-1)[..., weights.shape[-2] // 2 :].mean())
+
+
+def arrays(config: Config, sizes: dict[str, int], mask: bool = False, factor: float = 1.0) -> dict[str, np.ndarray]:
+    """One argument for each that the call needs, by its axes; with `mask`, one that hides the last key."""
+    rng, given = np.random.default_rng(0), {}
+    declared = config.arguments()
+    alone = all(
+        arg.default is None or sizes.get(arg.axes.split()[-1]) == sizes.get(declared[arg.default].axes.split()[-1])
+        for arg in declared.values()
+    )
+    for name, arg in declared.items():
+        shape = shape_of(arg.axes, sizes)
+        if arg.kind == "mask" and mask and len(shape) > 1:
+            given[name] = np.arange(shape[-1]) < shape[-1] - 1
+        elif arg.optional or (arg.default is not None and alone):
+            continue
+        elif arg.kind == "tokens":
+            given[name] = rng.integers(0, sizes.get("u", 2), shape)
+        elif arg.kind == "array":
+            given[name] = factor * rng.normal(size=shape)
+    return given
+
+
+def run(variant: str) -> Run | None:
+    """The variant's NumPy layer on a small example: causal where it can be, else with the last key hidden."""
+    import attn_np
+
+    examples = list(contract.examples(variant).values())
+    config = next((c for c in examples if getattr(c, "causal", False)), examples[0])
+    if "causal" in config.fields() and not config.causal:  # type: ignore[attr-defined]
+        config = replace(config, causal=True)  # type: ignore[call-arg]
+    causal = getattr(config, "causal", False)
+    sizes = FREE | {"b": 1, "t": 6, "s": 6} | config.sizes()
+    layer = attn_np.build(variant, seed=0, dtype="float64", **config.as_dict())
+    runs = []
+    for factor in FACTORS:
+        given = arrays(config, sizes, mask=not causal, factor=factor)
+        runs.append(Run(config, attn_np.trace(layer, **given)[1]))
+    return min(runs, key=lambda r: abs(sharpness(r.weights()) - SHARPNESS))
+
+
+def picture(variant: str) -> tuple[str, str] | None:
+    """An SVG of the variant at work and its caption; None where there is nothing to draw."""
+    found = run(variant)
+    if found is None:
+        return None
+    about = f"`{found.config.layer}({call(found.config)})`, untrained, on random inputs."
+    weights = found.weights()
+    if weights is not None:
+        allowed = next((x for n, x in found.tape.items() if last(n) == "allowed" and np.ndim(x) <= weights.ndim), None)
+        rows = weights[0] if weights.ndim == 4 else weights[:1]
+        seen = np.ones(rows.shape, bool)
+        if allowed is not None:
+            seen = np.broadcast_to(allowed, weights.shape)
+            seen = seen[0] if weights.ndim == 4 else seen[:1]
+        over = "The weights of each query (row) over the keys (columns)"
+        if getattr(found.config, "normalize_over", "keys") == "queries":
+            over = "The weights of each key (column) over the queries (rows)"
+        heads = rows.shape[0] if weights.ndim == 4 else 0
+        hidden = "" if seen.all() else " Hatched keys are hidden from the query."
+        return pictures.heatmaps(rows, seen, heads), f"{over}. {about}{hidden}"
+    for wanted in STATES:
+        for name, x in found.tape.items():
+            if last(name) == wanted and np.ndim(x) == 3:
+                text = f"The array `{name}` over time: one row per unit, orange negative and blue positive. {about}"
+                return pictures.states(np.asarray(x)[0].T), text
+    return None
+
+
+# Pages ----------------------------------------------------------------------------------------------------------------
+
+
+def page(variant: str, drawn: tuple[str, str] | None) -> str:
+    config = contract.get(variant).Config
+    examples = contract.examples(variant)
+    title = getattr(config, "title", variant)
+    paths = {tree: ROOT / package / f"{variant}.py" for tree, package in TREES.items()}
+    sources = {tree: source(path) for tree, path in paths.items() if path.exists()}
+    out = [f"# {title}", ""]
+
+    def get(name: str) -> Any:
+        return getattr(config, name, None)
+
+    family = f"family *{config.family}*, " if get("family") else ""
+    out += [f"`{variant}`: {family}class `{config.layer}`" if get("layer") else f"`{variant}`", ""]
+    if get("idea"):
+        out += [prose(config.idea), ""]
+    if get("formula"):
+        out += ["$$", config.formula, "$$", ""]
+    if drawn:
+        out += ["```{raw} html", f":file: {variant}.svg", "```", "", f"<p class='caption'>{pictures.caption(drawn[1])}</p>", ""]
+    if get("notation"):
+        out += ["## Notation", ""]
+        out += table(("In the paper", "Here"), [(code(a), code(b)) for a, b in config.notation.items()])
+
+    if sources:
+        out += ["## Use", "", *use(variant, examples), ""]
+        out += ["## The code", "", "The same lines in three trees; what cannot be equal is marked.", ""]
+        out += ["`````{tab-set}", ":sync-group: tree", ""]
+    for tree, found in sources.items():
+        marked = [f":emphasize-lines: {found.twin_lines}"] if found.twin_lines else []
+        out += [f"````{{tab-item}} {tree}", f":sync: {tree.lower()}", ""]
+        out += ["```{code-block} python", f":caption: {TREES[tree]}/{variant}.py", *marked, "", found.forward, "```"]
+        out += ["````", ""]
+    if sources:
+        out += ["`````", ""]
+    if "NumPy" in sources and sources["NumPy"].backward:
+        out += ["### Backward", "", "The forward read upwards, by hand, in NumPy.", ""]
+        out += block(sources["NumPy"].backward, f":caption: attn_np/{variant}.py")
+
+    out += ["## Fields", ""]
+    told = meanings(config)
+    rows = []
+    for f in fields(config):
+        default = "required" if f.default is MISSING else code(repr(f.default))
+        rows.append((code(f.name), code(typename(f.type)), default, prose(told.get(f.name, ""))))
+    out += table(("Field", "Type", "Default", "Meaning"), rows)
+
+    name, example = max(examples.items(), key=lambda item: len(item[1].params()))
+    params, shapes, fans = example.params(), example.shapes(), example.fans()
+    out += ["## Parameters", ""]
+    if params:
+        out += [f"The keys of a weight file, with the shapes of `{config.layer}({call(example)})`.", ""]
+        rows = [(code(n), code(p.axes), code(shapes[n]), str(fans[n])) for n, p in params.items()]
+        out += table(("Name", "Axes", "Shape", "Fan"), rows)
+        out += ["Initial values are uniform in (-1/sqrt(fan), 1/sqrt(fan)).", ""]
+    else:
+        out += ["None: it works on the queries, keys and values that it is given.", ""]
+
+    rows, letters = [], set("".join(p.axes for p in params.values()))
+    for n, arg in example.arguments().items():
+        letters |= set(arg.axes)
+        absent = f"{code(arg.default)} stands in" if arg.default else ("optional" if arg.optional else "required")
+        rows.append((code(n), code(arg.axes), KINDS.get(arg.kind, arg.kind), absent))
+    out += ["## Arguments of a call", "", *table(("Argument", "Axes", "Holds", "When left out"), rows)]
+    legend = [f"`{letter}` {meaning}" for letter, meaning in LETTERS.items() if letter in letters]
+    out += ["Axes: " + ", ".join(legend) + ".", ""]
+
+    if get("cost"):
+        out += ["## Cost", "", prose(config.cost), ""]
+    if get("equals"):
+        out += ["## Equals", "", *(f"- {prose(line)}" for line in config.equals), ""]
+    if get("traps"):
+        out += ["## Traps", "", *(f"- {prose(line)}" for line in config.traps), ""]
+    if get("paper"):
+        out += ["## Paper", "", prose(config.paper), ""]
+    return "\n".join(out)
+
+
+def use(variant: str, examples: dict[str, Config]) -> list[str]:
+    """The same call in three tabs, with the first example's config."""
+    config = next(iter(examples.values()))
+    sizes = FREE | {"b": 2, "t": 5, "s": 5} | config.sizes()
+    given = arrays(config, sizes, mask=False)
+    build = f'layer = attn.build("{variant}", seed=0{", " + call(config) if call(config) else ""})'
+    lines = {
+        name: f'rng.normal(size={x.shape}).astype("float32")'
+        if x.dtype.kind == "f"
+        else f"rng.integers(0, {sizes.get('u', 2)}, size={x.shape})"
+        for name, x in given.items()
+    }
+    wrap = {"NumPy": "{}", "Flax": "jnp.asarray({})", "PyTorch": "torch.from_numpy({})"}
+    needs = {"NumPy": [], "Flax": ["import jax.numpy as jnp"], "PyTorch": ["import torch"]}
+    out = ["````{tab-set}", ":sync-group: tree", ""]
+    for tree, package in TREES.items():
+        third = sorted(["import numpy as np", *needs[tree]])
+        text = [*third, f"import {package} as attn", "", "rng = np.random.default_rng(0)"]
+        text += [f"{name} = {wrap[tree].format(value)}" for name, value in lines.items()]
+        text += [build, f"result, tape = attn.trace(layer, {', '.join(f'{n}={n}' for n in lines)})", "print(list(tape))"]
+        out += [f"```{{tab-item}} {tree}", f":sync: {tree.lower()}", "", "~~~python", *text, "~~~", "```", ""]
+    return [*out, "````"]
+
+
+def catalogue() -> str:
+    families: dict[str, list[str]] = {}
+    for variant in contract.variants():
+        families.setdefault(getattr(contract.get(variant).Config, "family", "other"), []).append(variant)
+    out = ["# Catalogue", "", f"{len(contract.variants())} variants, by family. Each is written three times.", ""]
+    for family, members in sorted(families.items()):
+        out += [f"## {family[:1].upper()}{family[1:]}", "", "::::{grid} 1 1 2 2", ":gutter: 3", ""]
+        for variant in members:
+            config = contract.get(variant).Config
+            out += [f":::{{grid-item-card}} {getattr(config, 'title', variant)}", f":link: {variant}", ":link-type: doc", ""]
+            out += [f"`{variant}`", "", prose_plain(getattr(config, "idea", "")), ":::", ""]
+        out += ["::::", ""]
+    out += ["```{toctree}", ":hidden:", ":maxdepth: 1", "", *contract.variants(), "```", ""]
+    return "\n".join(out)
+
+
+def prose_plain(text: str) -> str:
+    """Prose without links, for cards that are links themselves."""
+    return re.sub(r"\[(`[^`]*`)\]\([^)]*\)", r"\1", prose(text))
+
+
+def letters() -> str:
+    return "\n".join(table(("Letter", "Axis"), [(code(letter), meaning) for letter, meaning in LETTERS.items()]))
+
+
+def write(folder: Path) -> list[Path]:
+    """Write every page that changed; remove those whose variant is gone."""
+    folder.mkdir(exist_ok=True)
+    pages = {"index.md": catalogue(), "letters.txt": letters()}
+    for variant in contract.variants():
+        drawn = picture(variant) if (ROOT / "attn_np" / f"{variant}.py").exists() else None
+        pages[f"{variant}.md"] = page(variant, drawn)
+        if drawn:
+            pages[f"{variant}.svg"] = drawn[0]
+    for old in folder.iterdir():
+        if old.name not in pages:
+            old.unlink()
+    for name, text in pages.items():
+        path = folder / name
+        if not path.exists() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8")
+    return [folder / name for name in pages]
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.connect("builder-inited", lambda app: write(Path(app.srcdir) / "variants"))
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
