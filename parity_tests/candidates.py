@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attn_np._core import DTYPES
+from attn_np.contract import Config
 from parity_tests.cases import Case, Drawn
 from parity_tests.error_arrays import widened
 
@@ -165,13 +166,12 @@ class Perturbed(dict[str, Any]):
 
 
 @cache
-def jax_function(variant: str, example: str, dtype: str, names: tuple[str, ...], taped: bool, tree: str) -> Any:
+def jax_function(config: Config, dtype: str, names: tuple[str, ...], taped: bool, tree: str) -> Any:
     """Outputs, gradients, tape and cotangents as one function of (params, inputs, dy); compiled once for its shapes."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
 
-    config = Case(variant, example, "", dtype).config
     cls = getattr(import_module(f"{tree}.{config.variant}"), config.layer)
 
     def call(params: Any, floats: Any, rest: Any, zeros: Any) -> Any:
@@ -201,7 +201,7 @@ def run_jax(
     rest = {n: x for n, x in drawn.inputs.items() if n not in floats}
     dy = drawn.cotangent(output_shape(case, drawn), case.dtype)
     placed = jax.device_put((drawn.params, floats, rest, dy), where)
-    function = jax_function(case.variant, case.example, case.dtype, tuple(drawn.inputs), taped, tree)
+    function = jax_function(case.config, case.dtype, tuple(drawn.inputs), taped, tree)
     if jit:
         found, tape, dparams, dfloats, dzeros = compiled(function)(*placed)
     else:

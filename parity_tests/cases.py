@@ -32,10 +32,11 @@ class Case:
     call: str
     dtype: str
     seed: int = 0
+    given: Config | None = None  # the config itself, for a layer that is no example
 
     @property
     def config(self) -> Config:
-        return contract.examples(self.variant)[self.example]
+        return self.given or contract.examples(self.variant)[self.example]
 
     @property
     def name(self) -> str:

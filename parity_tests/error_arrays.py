@@ -385,6 +385,16 @@ def total(*terms: Any) -> ErrArray:
     return rounded(sum(x.v for x in lifted), sum(x.b for x in lifted) + len(lifted) * _current.get().u * most, 0.0)
 
 
+@rule(FUNCTIONS, _core.lerp)
+def lerp(a: Any, b: Any, z: Any) -> ErrArray:
+    """(1 - z) a + z b for z in [0, 1]: bounds average, instead of a counting twice as in a + z (b - a)."""
+    a, b, z, p = lift(a), lift(b), lift(z), _current.get()
+    gap = np.abs(b.v - a.v) + a.b + b.b
+    share = np.clip(z.v, 0.0, 1.0)
+    bound = (1 - share) * a.b + share * b.b + z.b * gap + 3 * p.u * magnitude(z) * gap
+    return rounded(_core.lerp.__wrapped__(a.v, b.v, z.v), bound, 2.0)
+
+
 # Softmax --------------------------------------------------------------------------------------------------------------
 
 

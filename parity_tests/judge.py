@@ -7,7 +7,7 @@ Two ways, both from the same reference code run on error-carrying arrays:
   candidate's value. Bounds stay tight through long chains, and the first stage that fails is the guilty one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,9 +169,9 @@ def reference(case: Case, drawn: Drawn, tape: Any, p: Precision) -> tuple[dict[s
     return found, {f"d{name}": g for name, g in (grads.inputs | grads.params).items()}
 
 
-def judge(case: Case, candidate: Candidate, p: Precision | None = None) -> Iterator[Row]:
+def judge(case: Case, candidate: Candidate, drawn: Drawn | None = None, p: Precision | None = None) -> Iterator[Row]:
     """Every verdict on one candidate in one case: stage by stage on its tape, then end to end without one."""
-    drawn, p = draw(case), p or precision_of(case.dtype)
+    drawn, p = drawn or draw(case), p or precision_of(case.dtype)
     taped, plain = candidate.run(case, drawn, True), candidate.run(case, drawn, False)
     yield from judge_tape(case, candidate.name, drawn, taped, p, candidate.mode == "jit")
     yield from judge_ends(case, candidate.name, drawn, plain, p)
@@ -223,12 +223,3 @@ def judge_one(
     if dtypes is not None and isinstance(want, ErrArray) and dtypes[key] != case.dtype:
         return Row(name, case, stage, key, np.inf, note=f"dtype {dtypes[key]}, expected {case.dtype}")
     return Row(name, case, stage, key, **compare(results[key], want, case.dtype))
-
-
-def judge_all(cases: Iterable[Case], candidates: list[Candidate]) -> Iterator[tuple[Case, Candidate, list[Row]]]:
-    """Every case with every candidate; jit is judged in every dtype, op-by-op JAX in float32 only, where it is slow."""
-    for case in cases:
-        for candidate in candidates:
-            if candidate.mode == "eager" and candidate.framework == "jax" and case.dtype != "float32":
-                continue
-            yield case, candidate, list(judge(case, candidate))

@@ -1,0 +1,126 @@
+"""The command attn-parity: do the three trees agree, on this machine and on these weights?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from attn_np import contract
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+# Where the output goes to a file or a pipe, lines are as long as they need to be.
+console = Console(highlight=False, width=None if Console().is_terminal else 160)
+
+
+def listed(text: str | None, known: tuple[str, ...], what: str) -> tuple[str, ...]:
+    """A comma-separated option, each word known."""
+    names = known if not text else tuple(part.strip() for part in text.split(",") if part.strip())
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"expected {what}, got {name!r}; {contract.nearest(name, known)}")
+    return names
+
+
+@app.command("list")
+def list_variants(
+    family: Annotated[str | None, typer.Option(help="Only this family.")] = None,
+) -> None:
+    """The catalogue: every variant with its family, class and idea."""
+    out = Table(box=None, pad_edge=False)
+    for name in ("variant", "family", "class", "what it is"):
+        out.add_column(name, no_wrap=name != "what it is")
+    for variant in contract.variants():
+        config = contract.get(variant).Config
+        if family in (None, config.family):
+            out.add_row(f"[bold]{variant}[/]", config.family, config.layer, config.title)
+    console.print(out)
+
+
+@app.command()
+def run(
+    variants: Annotated[str | None, typer.Option(help="Comma-separated names; all by default.")] = None,
+    dtypes: Annotated[str | None, typer.Option(help="float64,float32,bfloat16,float16 or some of them.")] = None,
+    frameworks: Annotated[str | None, typer.Option(help="numpy,torch,jax or some of them.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, or accelerator: every one that is found.")] = "cpu",
+    seed: Annotated[int, typer.Option(min=0, help="Of all inputs, weights and cotangents.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    everything: Annotated[bool, typer.Option("--all", help="Every case in JAX too: it compiles each.")] = False,
+    real: Annotated[bool, typer.Option(help="Also the real layer in examples/, where it is at hand.")] = True,
+    json: Annotated[Path | None, typer.Option(help="Write every verdict to this file.")] = None,
+) -> None:
+    """Judge NumPy, PyTorch and Flax against the float64 reference: outputs, gradients, every taped intermediate."""
+    from parity_tests import matrix, report
+
+    if device not in ("cpu", "accelerator"):
+        raise typer.BadParameter(f"expected cpu or accelerator, got {device!r}; set --device")
+    plan = matrix.Plan(
+        variants=listed(variants, contract.variants(), "the name of a variant"),
+        dtypes=listed(dtypes, matrix.DTYPES, "a float dtype"),
+        frameworks=listed(frameworks, matrix.FRAMEWORKS, "a framework"),
+        device=device,
+        seed=seed,
+        everything=everything,
+    )
+    result = matrix.Result()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("judging")
+        for done, of, what, result in matrix.run(plan, jobs):
+            bar.update(task, total=of, completed=done, description=f"judged {what}")
+    if real and device == "cpu":
+        from parity_tests import real as real_layer
+
+        real_layer.add_example(result, plan.frameworks)
+    report.show(console, result, plan.dtypes)
+    if json is not None:
+        report.write_json(json, result)
+        console.print(f"written: {json}")
+    raise typer.Exit(1 if result.failed or result.errors or not result.rows else 0)
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="A weight file: ours, or a foreign one with --layout.")],
+    layout: Annotated[str | None, typer.Option(help="Whose names the file uses, such as bert.")] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="Which layer of the file.")] = None,
+    num_heads: Annotated[int | None, typer.Option(min=1, help="Heads; else from config.json beside the file.")] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(help="safetensors with hidden_states or query (key, value, mask, bias), and a recorded output."),
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write the first sequence's attention as a picture.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write every verdict to this file.")] = None,
+) -> None:
+    """Load one layer into all three frameworks and compare them with each other and with a recorded output."""
+    from parity_tests import real, report
+    from parity_tests.matrix import Result
+
+    result = Result()
+    with console.status("judging"):
+        try:
+            found = real.load(file, layout=layout, layer=layer, num_heads=num_heads, inputs=inputs)
+        except (ValueError, TypeError, OSError) as error:
+            console.print(f"[bold red]refused[/] {error}", soft_wrap=True)
+            raise typer.Exit(2) from None
+        real.judge_layer(found, result)
+    console.print(f"{found.variant} from {file}: {found.config}", soft_wrap=True)
+    report.show(console, result, (found.dtype,))
+    real.show_pairs(console, found)
+    if picture is not None:
+        real.draw_attention(found, picture)
+        console.print(f"written: {picture}")
+    if json is not None:
+        report.write_json(json, result)
+        console.print(f"written: {json}")
+    raise typer.Exit(1 if result.failed or result.errors else 0)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

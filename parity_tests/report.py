@@ -1,0 +1,126 @@
+"""How verdicts are shown: a table, plain words, JSON."""
+
+import json
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import platform, python_version
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from parity_tests.judge import Row
+from parity_tests.matrix import Result
+
+SHOWN = 8
+
+
+def shade(ratio: float) -> str:
+    """A ratio with its verdict in colour: green passes, red fails."""
+    text = "fail" if ratio == float("inf") else f"{ratio:.2g}"
+    return f"[bold red]{text}[/]" if ratio > 1 else f"[green]{text}[/]"
+
+
+def worst(rows: Iterable[Row]) -> float | None:
+    return max((row.ratio for row in rows), default=None)
+
+
+def table(result: Result, dtypes: tuple[str, ...]) -> Table:
+    """Worst error/bound for every variant, candidate and dtype, and for every kind of quantity over all dtypes."""
+    out = Table(title="worst error / bound (at most 1 agrees)", title_justify="left")
+    out.add_column("variant")
+    out.add_column("framework")
+    for name in dtypes:
+        out.add_column(name, justify="right")
+    kinds = ("tape", "cotangent", "output", "gradient")
+    for kind in kinds:
+        out.add_column(kind + "s" if kind != "tape" else "tape", justify="right", style="dim")
+    out.add_column("numbers", justify="right", style="dim")
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in result.rows:
+        groups.setdefault((row.case.variant, row.candidate), []).append(row)
+    last = ""
+    for (variant, candidate), rows in sorted(groups.items(), key=lambda g: (g[0][0], order(g[0][1]))):
+        cells = [worst(r for r in rows if r.case.dtype == name) for name in dtypes]
+        cells += [worst(r for r in rows if r.stage in (kind, f"stage {kind}")) for kind in kinds]
+        shown = ["–" if ratio is None else shade(ratio) for ratio in cells]
+        if variant != last:
+            out.add_section()
+        out.add_row(variant if variant != last else "", candidate, *shown, f"{sum(r.elements for r in rows):,}")
+        last = variant
+    return out
+
+
+def order(candidate: str) -> tuple[int, str]:
+    framework = candidate.split()[0]
+    return ("numpy", "torch", "jax").index(framework) if framework in ("numpy", "torch", "jax") else 3, candidate
+
+
+def show(console: Console, result: Result, dtypes: tuple[str, ...]) -> None:
+    """The table, the failures in words, and the verdict."""
+    console.print(table(result, dtypes))
+    for name, reason in result.skipped.items():
+        console.print(f"[yellow]skipped[/] {name}: {reason}")
+    for line in result.errors[:SHOWN]:
+        console.print(f"[bold red]raised[/] {line}", soft_wrap=True)
+    seen: set[tuple[str, str]] = set()
+    for row in result.failed:  # the first of each candidate and case: later stages may only follow from it
+        key = (row.candidate, row.case.name)
+        if key not in seen and len(seen) < SHOWN:
+            seen.add(key)
+            console.print(f"[bold red]differs[/] {row}", soft_wrap=True)
+    console.print(verdict(result), soft_wrap=True)
+
+
+def verdict(result: Result) -> str:
+    s = result.summary()
+    counts = f"{s['cases']} cases, {s['checks']:,} arrays, {s['elements']:,} numbers"
+    if not result.rows and not result.errors:
+        return "[yellow]NOTHING JUDGED[/]: nothing was there to compare"
+    if s["failed"]:
+        return f"[bold red]THEY DIFFER[/]: {s['failed']} of {s['checks']:,} arrays beyond their bound ({counts})"
+    loose = f"; {s['vacuous']:,} numbers had no finite bound" if s["vacuous"] else ""
+    return f"[bold green]THEY AGREE[/]: {counts}, worst error/bound {s['worst_ratio']:.2g}{loose}"
+
+
+def versions() -> dict[str, str]:
+    """What the numbers were computed with."""
+    found = {"python": python_version(), "platform": platform()}
+    for name in ("attn-parity", "numpy", "torch", "jax", "flax"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def as_dict(row: Row) -> dict[str, Any]:
+    return {
+        "candidate": row.candidate,
+        "variant": row.case.variant,
+        "example": row.case.example,
+        "call": row.case.call,
+        "dtype": row.case.dtype,
+        "seed": row.case.seed,
+        "stage": row.stage,
+        "name": row.name,
+        "ok": row.ok,
+        "ratio": row.ratio if row.ratio < float("inf") else None,
+        "index": list(row.index),
+        "elements": row.elements,
+        "vacuous": row.vacuous,
+        "note": row.note,
+    }
+
+
+def write_json(path: Path, result: Result) -> None:
+    """`summary`, `cases` (one entry per judged array), `skipped`, `errors` and `versions`; null is an infinite ratio."""
+    content = {
+        "summary": {k: v if v != float("inf") else None for k, v in result.summary().items()},
+        "cases": [as_dict(row) for row in result.rows],
+        "skipped": result.skipped,
+        "errors": result.errors,
+        "versions": versions(),
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
