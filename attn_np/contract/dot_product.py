@@ -67,6 +67,7 @@ class Config(_base.Config):
         self.number("softcap", above=0.0)
         self.interval("window")
         self.rate("dropout")
+        self.flag("causal")
         self.one_of("normalize_over", tuple(_attend.AXES))
 
     def sizes(self) -> dict[str, int]:

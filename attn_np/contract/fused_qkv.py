@@ -81,6 +81,7 @@ class Config(_base.Config):
         self.number("softcap", above=0.0)
         self.interval("window")
         self.rate("dropout")
+        self.flag("causal", "use_bias", "use_output")
         if self.head_dim is None:
             _base.require(
                 self.d_model % self.num_heads == 0,

@@ -89,6 +89,7 @@ class Config(_base.Config):
     def __post_init__(self) -> None:
         self.positive("input_dim", "hidden_dim", "num_layers")
         self.rate("dropout")
+        self.flag("use_bias")
 
     def sizes(self) -> dict[str, int]:
         """`l` counts the layers, `w` the ways from one to the next."""

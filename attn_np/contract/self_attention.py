@@ -76,6 +76,7 @@ class Config(_base.Config):
         self.number("softcap", above=0.0)
         self.interval("window")
         self.rate("dropout")
+        self.flag("causal", "use_bias", "use_output")
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model
