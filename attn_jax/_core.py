@@ -298,6 +298,15 @@ class Layer(nnx.Module, Generic[C]):
         found = {".".join(map(str, path)): leaf[...] for path, leaf in flat}
         return {name: found[name] for name in self.config.params()}
 
+    def set_params(self, values: dict[str, Array]) -> None:
+        """Put arrays in the place of the parameters, by dotted name, on the devices where those are."""
+        flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
+        placed = [
+            (path, leaf.replace(jax.device_put(jnp.array(values[".".join(map(str, path))]), leaf[...].sharding)))
+            for path, leaf in flat
+        ]
+        nnx.update(self, nnx.from_flat_state(placed))
+
     def check(self, **given: Array | None) -> dict[str, int]:
         """Refuse arguments that cannot be right; sizes of all axis letters."""
         dtype = self.dtype if self.config.params() else None

@@ -312,6 +312,20 @@ class Layer(torch.nn.Module, Generic[C]):
         """Every parameter by its dotted name: the dictionary that weight files hold."""
         return dict(self.named_parameters())
 
+    def set_params(self, values: dict[str, Array]) -> None:
+        """Copy tensors into the parameters, by dotted name.
+
+        Raises:
+            ValueError: a layer on the device "meta", whose parameters hold nothing.
+        """
+        found = self.params()
+        if any(param.is_meta for param in found.values()):
+            todo = "call layer.to_empty(device=...) first"
+            raise ValueError(f'{self.config.variant}: expected parameters with memory, got device "meta"; {todo}')
+        with torch.no_grad():
+            for name, param in found.items():
+                param.copy_(values[name])
+
     def check(self, **given: Array | None) -> dict[str, int]:
         """Refuse arguments that cannot be right; sizes of all axis letters."""
         return self.config.check(self.dtype, **specs(self.config.variant, **given))
