@@ -1,15 +1,17 @@
-"""What the package offers by name: build and trace."""
+"""What the package offers by name: build, save and load, trace."""
 
 from importlib import import_module
+from os import PathLike
 from typing import Any
 
+import numpy as np
 from flax import nnx
 
 from attn_jax._core import Layer, Output, check_dtype_on
 from attn_np import contract
-from attn_np.weights import draw
+from attn_np.weights import draw, read, wanted_dtype, write
 
-__all__ = ["build", "layer_class", "trace"]
+__all__ = ["build", "layer_class", "load", "save", "trace"]
 
 
 def layer_class(variant: str) -> type[Layer[Any]]:
@@ -40,6 +42,99 @@ def build(variant: str, /, *, seed: int = 0, dtype: Any = "float32", **config: A
     layer = layer_class(variant)(fields, rngs=nnx.Rngs(seed), param_dtype=name, _values=values)
     layer.eval()
     return layer
+
+
+def save(
+    module: Layer[Any],
+    path: str | PathLike[str],
+    /,
+    *,
+    layout: str | None = None,
+    layer: int | None = None,
+    prefix: str = "",
+    finite: bool = True,
+) -> None:
+    """Write a layer's parameters and config to a weight file that loads into all three trees.
+
+    The file is written whole or not at all.
+
+    Args:
+        module: the layer.
+        path: the file.
+        layout: name of a foreign layout to write, such as "bert"; None for a file of ours.
+        layer: number of the layer in the foreign names.
+        prefix: what to put before the foreign names.
+        finite: refuse NaN and infinities.
+
+    Raises:
+        WeightFileError: parameters that are not finite, or a config that the layout cannot hold.
+    """
+    write(
+        path,
+        module.config,
+        {key: np.asarray(x) for key, x in module.params().items()},
+        layout=layout,
+        layer=layer,
+        prefix=prefix,
+        finite=finite,
+    )
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    into: Layer[Any] | None = None,
+    layout: str | None = None,
+    variant: str | None = None,
+    layer: int | None = None,
+    prefix: str = "",
+    dtype: Any = None,
+    cast: bool = False,
+    finite: bool = True,
+    **config: Any,
+) -> Any:
+    """A layer in evaluation mode with the weights of a file: one of ours, or one in a foreign layout.
+
+    The file is checked whole before anything changes: when it is refused, `into` is as it was.
+
+    Args:
+        path: the file.
+        into: a layer that takes the weights in place; a new one by default.
+        layout: name of a foreign layout, such as "bert"; or of the variant that the file holds, to have it converted.
+        variant: the variant wanted, where the layout has several.
+        layer: number of the layer, where the layout has several.
+        prefix: what stands before the layout's keys; keys without it are left alone.
+        dtype: the dtype wanted; the file's own by default, `into`'s where that is given.
+        cast: take a file of another dtype too and round it once to the one wanted.
+        finite: refuse NaN and infinities.
+        config: fields of the Config that the file does not state; where it does they must agree.
+
+    Raises:
+        WeightFileError: the subclass that says what is wrong with the file.
+        ValueError, TypeError: arguments that cannot be right.
+    """
+    wanted = wanted_dtype(into.config if into else None, into.params() if into else {}, dtype)
+    found = read(
+        path,
+        config=into.config if into else None,
+        layout=layout,
+        variant=variant,
+        layer=layer,
+        prefix=prefix,
+        dtype=wanted,
+        cast=cast,
+        finite=finite,
+        **config,
+    )
+    if into is None:
+        name = check_dtype_on(found.config.variant, found.dtype or wanted or "float32")
+        cls = layer_class(found.config.variant)
+        into = cls(found.config, rngs=nnx.Rngs(0), param_dtype=name, _values=found.values)
+    else:
+        check_dtype_on(into.config.variant, found.dtype or "float32")
+        into.set_params(found.values)
+    into.eval()
+    return into
 
 
 def trace(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:

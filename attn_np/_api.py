@@ -1,7 +1,8 @@
-"""What the package offers by name: build, trace, value_and_vjp."""
+"""What the package offers by name: build, save and load, trace, value_and_vjp."""
 
 from collections.abc import Callable
 from importlib import import_module
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ from attn_np import contract
 from attn_np._core import Layer, Output
 from attn_np._vjp import Grads
 from attn_np.contract import check_dtype
-from attn_np.weights import draw
+from attn_np.weights import draw, read, wanted_dtype, write
 
-__all__ = ["build", "layer_class", "trace", "value_and_vjp"]
+__all__ = ["build", "layer_class", "load", "save", "trace", "value_and_vjp"]
 
 
 def layer_class(variant: str) -> type[Layer[Any]]:
@@ -40,6 +41,87 @@ def build(variant: str, /, *, seed: int = 0, dtype: str = "float32", **config: A
     fields = contract.config(variant, **config)
     name = check_dtype(variant, dtype)
     return layer_class(variant)(fields, rng=seed, dtype=name, _values=draw(fields, seed, name)).eval()
+
+
+def save(
+    module: Layer[Any],
+    path: str | PathLike[str],
+    /,
+    *,
+    layout: str | None = None,
+    layer: int | None = None,
+    prefix: str = "",
+    finite: bool = True,
+) -> None:
+    """Write a layer's parameters and config to a weight file that loads into all three trees.
+
+    The file is written whole or not at all.
+
+    Args:
+        module: the layer.
+        path: the file.
+        layout: name of a foreign layout to write, such as "bert"; None for a file of ours.
+        layer: number of the layer in the foreign names.
+        prefix: what to put before the foreign names.
+        finite: refuse NaN and infinities.
+
+    Raises:
+        WeightFileError: parameters that are not finite, or a config that the layout cannot hold.
+    """
+    write(path, module.config, module.params(), layout=layout, layer=layer, prefix=prefix, finite=finite)
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    into: Layer[Any] | None = None,
+    layout: str | None = None,
+    variant: str | None = None,
+    layer: int | None = None,
+    prefix: str = "",
+    dtype: str | None = None,
+    cast: bool = False,
+    finite: bool = True,
+    **config: Any,
+) -> Any:
+    """A layer in evaluation mode with the weights of a file: one of ours, or one in a foreign layout.
+
+    The file is checked whole before anything changes: when it is refused, `into` is as it was.
+
+    Args:
+        path: the file.
+        into: a layer that takes the weights in place; a new one by default.
+        layout: name of a foreign layout, such as "bert"; or of the variant that the file holds, to have it converted.
+        variant: the variant wanted, where the layout has several.
+        layer: number of the layer, where the layout has several.
+        prefix: what stands before the layout's keys; keys without it are left alone.
+        dtype: the dtype wanted; the file's own by default, `into`'s where that is given.
+        cast: take a file of another dtype too and round it once to the one wanted.
+        finite: refuse NaN and infinities.
+        config: fields of the Config that the file does not state; where it does they must agree.
+
+    Raises:
+        WeightFileError: the subclass that says what is wrong with the file.
+        ValueError, TypeError: arguments that cannot be right.
+    """
+    wanted = wanted_dtype(into.config if into else None, into.params() if into else {}, dtype)
+    found = read(
+        path,
+        config=into.config if into else None,
+        layout=layout,
+        variant=variant,
+        layer=layer,
+        prefix=prefix,
+        dtype=wanted,
+        cast=cast,
+        finite=finite,
+        **config,
+    )
+    if into is None:
+        cls = layer_class(found.config.variant)
+        return cls(found.config, rng=0, dtype=found.dtype or wanted or "float32", _values=found.values).eval()
+    into.set_params(found.values)
+    return into.eval()
 
 
 def trace(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:

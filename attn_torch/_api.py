@@ -1,6 +1,7 @@
-"""What the package offers by name: build and trace."""
+"""What the package offers by name: build, save and load, trace."""
 
 from importlib import import_module
+from os import PathLike
 from typing import Any
 
 import ml_dtypes
@@ -9,10 +10,10 @@ import torch
 
 from attn_np import contract
 from attn_np.contract import check_dtype
-from attn_np.weights import draw
+from attn_np.weights import draw, read, wanted_dtype, write
 from attn_torch._core import Layer, Output
 
-__all__ = ["build", "layer_class", "trace"]
+__all__ = ["build", "layer_class", "load", "save", "trace"]
 
 
 def layer_class(variant: str) -> type[Layer[Any]]:
@@ -29,6 +30,14 @@ def tensor(x: np.ndarray) -> torch.Tensor:
     if x.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(x.view(np.uint16).copy()).view(torch.bfloat16)
     return torch.from_numpy(x.copy())
+
+
+def array(x: torch.Tensor) -> np.ndarray:
+    """A tensor as a NumPy array, bit by bit: bfloat16 travels as its bits."""
+    x = x.detach().cpu().contiguous()
+    if x.dtype == torch.bfloat16:
+        return x.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return x.numpy()
 
 
 def build(
@@ -57,6 +66,100 @@ def build(
     name = check_dtype(variant, dtype)
     values = {key: tensor(x) for key, x in draw(fields, seed, name).items()}
     return layer_class(variant)(fields, device=device, dtype=name, _values=values).eval()
+
+
+def save(
+    module: Layer[Any],
+    path: str | PathLike[str],
+    /,
+    *,
+    layout: str | None = None,
+    layer: int | None = None,
+    prefix: str = "",
+    finite: bool = True,
+) -> None:
+    """Write a layer's parameters and config to a weight file that loads into all three trees.
+
+    The file is written whole or not at all.
+
+    Args:
+        module: the layer.
+        path: the file.
+        layout: name of a foreign layout to write, such as "bert"; None for a file of ours.
+        layer: number of the layer in the foreign names.
+        prefix: what to put before the foreign names.
+        finite: refuse NaN and infinities.
+
+    Raises:
+        WeightFileError: parameters that are not finite, or a config that the layout cannot hold.
+    """
+    write(
+        path,
+        module.config,
+        {key: array(x) for key, x in module.params().items()},
+        layout=layout,
+        layer=layer,
+        prefix=prefix,
+        finite=finite,
+    )
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    into: Layer[Any] | None = None,
+    layout: str | None = None,
+    variant: str | None = None,
+    layer: int | None = None,
+    prefix: str = "",
+    dtype: str | torch.dtype | None = None,
+    cast: bool = False,
+    finite: bool = True,
+    device: torch.device | str | None = None,
+    **config: Any,
+) -> Any:
+    """A layer in evaluation mode with the weights of a file: one of ours, or one in a foreign layout.
+
+    The file is checked whole before anything changes: when it is refused, `into` is as it was.
+
+    Args:
+        path: the file.
+        into: a layer that takes the weights in place; a new one by default.
+        layout: name of a foreign layout, such as "bert"; or of the variant that the file holds, to have it converted.
+        variant: the variant wanted, where the layout has several.
+        layer: number of the layer, where the layout has several.
+        prefix: what stands before the layout's keys; keys without it are left alone.
+        dtype: the dtype wanted; the file's own by default, `into`'s where that is given.
+        cast: take a file of another dtype too and round it once to the one wanted.
+        finite: refuse NaN and infinities.
+        device: where the parameters of a new layer live.
+        config: fields of the Config that the file does not state; where it does they must agree.
+
+    Raises:
+        WeightFileError: the subclass that says what is wrong with the file.
+        ValueError, TypeError: arguments that cannot be right.
+    """
+    wanted = wanted_dtype(into.config if into else None, into.params() if into else {}, dtype)
+    found = read(
+        path,
+        config=into.config if into else None,
+        layout=layout,
+        variant=variant,
+        layer=layer,
+        prefix=prefix,
+        dtype=wanted,
+        cast=cast,
+        finite=finite,
+        **config,
+    )
+    values = {key: tensor(x) for key, x in found.values.items()}
+    if into is None:
+        cls = layer_class(found.config.variant)
+        return cls(found.config, device=device, dtype=found.dtype or wanted, _values=values).eval()
+    if device is not None:
+        raise ValueError(f"{into.config.variant}: expected no device= with into=, got {device!r}; move the layer")
+    into.set_params(values)
+    return into.eval()
 
 
 def trace(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:

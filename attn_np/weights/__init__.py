@@ -1,5 +1,15 @@
-"""Weight files: one dictionary of named arrays, read and written for all three trees."""
+"""Weight files: one dictionary of named arrays, read and written for all three trees.
 
+`read` and `write` are the way in and out; `check` says whether arrays fit a config; `convert` turns one variant into an
+equal one; `tensors` reads arrays of any safetensors file. Every refusal is a `WeightFileError`.
+"""
+
+from attn_np.weights._check import WeightFile, check, wanted_dtype
 from attn_np.weights._draw import draw
+from attn_np.weights._errors import *  # noqa: F403
+from attn_np.weights._errors import __all__ as _errors
+from attn_np.weights._files import read, write
+from attn_np.weights._foreign import convert
+from attn_np.weights._header import tensors
 
-__all__ = ["draw"]
+__all__ = ["WeightFile", "check", "convert", "draw", "read", "tensors", "wanted_dtype", "write", *_errors]

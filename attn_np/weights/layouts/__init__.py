@@ -1,0 +1,30 @@
+"""Layouts: how the weights of other libraries stand in their files, one small table per origin.
+
+A module here holds one `LAYOUT`; it is found by its file's name.
+"""
+
+import importlib
+import pkgutil
+from functools import cache
+
+from attn_np.contract import nearest
+from attn_np.weights.layouts._base import Layout, Table
+
+__all__ = ["Layout", "Table", "get", "names"]
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Names of every layout, in alphabetical order: one module each."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
+
+
+def get(name: str) -> Layout:
+    """A layout by its name.
+
+    Raises:
+        ValueError: there is no such layout; the message names the nearest.
+    """
+    if name not in names():
+        raise ValueError(f"expected the name of a layout, got {name!r}; {nearest(name, names())}")
+    return importlib.import_module(f"{__name__}.{name}").LAYOUT

@@ -1,0 +1,215 @@
+"""What a layout is: a table from our parameters to an origin's keys, read forwards and backwards."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from attn_np.contract import Config, get
+from attn_np.weights.layouts._rearrange import parse, rearrange, reverse, shape_of, solve
+
+__all__ = ["Layout", "Step", "Table", "differences", "settled"]
+
+Names = str | tuple[str, ...]
+# Fields that do not change what a layer computes in evaluation mode: a file's value of them binds nobody.
+TRAINING = ("dropout",)
+
+
+@dataclass(frozen=True)
+class Table:
+    """How one of our variants stands in an origin.
+
+    Attributes:
+        rules: our parameter to (their key, "their axes -> our axes"). Several names on one side are stacked along a new
+            first axis of that side. `{n}` in names counts from 0 for as long as the variant has such a parameter.
+        sizes: our Config field to the letter that its size has in the patterns.
+        flags: our Config field to the parameters that exist only where it is True.
+        counts: our Config field to the parameter whose `{n}` it counts.
+        free: fields that the origin leaves to the caller, because its weights are the same for every value.
+        fixed: fields that have one value in the origin.
+        constants: letters whose size never varies.
+        theirs: for an origin that is a variant of ours: fields of its Config that must have this value.
+    """
+
+    rules: Mapping[Names, tuple[Names, str]]
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    counts: Mapping[str, str] = field(default_factory=dict)
+    free: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, int] = field(default_factory=dict)
+    theirs: Mapping[str, Any] = field(default_factory=dict)
+
+    def fields(self) -> tuple[str, ...]:
+        """The Config fields that a caller may give."""
+        return (*self.sizes, *self.flags, *self.counts, *self.free, *TRAINING)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The names and axes of one origin.
+
+    Attributes:
+        origin: whose they are.
+        tables: for each of our variants that the origin has, how it stands there.
+        prefixes: what may stand before the keys; `{layer}` is the number asked for. The first one is written.
+        ignored: patterns of keys after the prefix that belong to the origin's layer and not to ours.
+        elsewhere: patterns of keys without the prefix that may stand in the same file.
+        sidecar: field of a `config.json` beside the file to our Config field.
+        metadata: what the origin wants in a file's metadata.
+        variant: the variant of ours whose own names these are, if it is one.
+    """
+
+    origin: str
+    tables: Mapping[str, Table]
+    prefixes: tuple[str, ...] = ("",)
+    ignored: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    sidecar: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    variant: str | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rule, applied to one layer: our parameters, their keys, the pattern and the size of each of its letters."""
+
+    params: tuple[str, ...]
+    keys: tuple[str, ...]
+    pattern: str
+    sizes: Mapping[str, int]
+
+    def key_shape(self) -> tuple[int, ...]:
+        """The shape of each of their arrays."""
+        shape = shape_of(parse(self.pattern)[0], self.sizes)
+        return shape[1:] if len(self.keys) > 1 else shape
+
+    def key_axes(self) -> str:
+        """The axes of each of their arrays."""
+        left = parse(self.pattern)[0]
+        axes = [axis[0] if len(axis) == 1 else f"({' '.join(axis)})" for axis in left]
+        return " ".join(axes[1:] if len(self.keys) > 1 else axes)
+
+    def ours(self, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Their arrays as our parameters."""
+        return move(self.pattern, self.sizes, [theirs[key] for key in self.keys], self.params)
+
+    def theirs(self, ours: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Our parameters as their arrays."""
+        return move(reverse(self.pattern), self.sizes, [ours[name] for name in self.params], self.keys)
+
+
+def move(
+    pattern: str, sizes: Mapping[str, int], source: Sequence[np.ndarray], names: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    x = rearrange(np.stack(source) if len(source) > 1 else source[0], pattern, sizes)
+    return dict(zip(names, x, strict=True)) if len(names) > 1 else {names[0]: x}
+
+
+def several(names: Names) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
+def expanded(table: Table, known: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], str]]:
+    """The rules with `{n}` counted for as long as our parameters stand in `known`."""
+    for params, (keys, pattern) in table.rules.items():
+        for n in itertools.count():
+            ours = tuple(name.format(n=n) for name in several(params))
+            if not all(name in known for name in ours):
+                break
+            yield ours, tuple(key.format(n=n) for key in several(keys)), pattern
+            if ours == several(params):
+                break
+
+
+def steps(table: Table, config: Config) -> list[Step]:
+    """The table for one config: the rules of the parameters that it has.
+
+    Raises:
+        ValueError: parameters of one rule that differ in shape.
+    """
+    found, shapes = [], config.shapes()
+    for params, keys, pattern in expanded(table, shapes):
+        right = parse(pattern)[1]
+        known = dict(table.constants) | ({right[0][0]: len(params)} if len(params) > 1 else {})
+        known |= {parse(pattern)[0][0][0]: len(keys)} if len(keys) > 1 else {}
+        target = shapes[params[0]]
+        if any(shapes[name] != target for name in params):
+            different = ", ".join(f"{name} {shapes[name]}" for name in params)
+            raise ValueError(f"{config.variant}: expected equal shapes to stack, got {different}; use another layout")
+        full = (len(params), *target) if len(params) > 1 else target
+        found.append(Step(params, keys, pattern, known | solve(right, full, known)))
+    covered = {name for step in found for name in step.params}
+    if covered != set(shapes):
+        missing = ", ".join(sorted(set(shapes) - covered))
+        raise ValueError(
+            f"{config.variant}: expected a place for each parameter, got none for {missing}; use another layout"
+        )
+    return found
+
+
+def infer(table: Table, shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The Config fields that the shapes of an origin's arrays give away, with those that are given."""
+    letters = dict(table.constants) | {
+        table.sizes[name]: n for name, n in given.items() if name in table.sizes and type(n) is int
+    }
+    first = {name.format(n=0) for params in table.rules for name in several(params)}
+    keys_of: dict[str, tuple[str, ...]] = {}
+    for _ in table.rules:  # each round may settle a letter that another rule waits for
+        for params, keys, pattern in expanded(table, first):
+            keys_of |= dict.fromkeys(params, keys)
+            left, right = parse(pattern)
+            stacked = len(keys) > 1
+            known = letters | ({right[0][0]: len(params)} if len(params) > 1 else {})
+            if keys[0] in shapes:
+                letters = solve(left[1:] if stacked else left, shapes[keys[0]], known) | letters
+    found = {name: letters[letter] for name, letter in table.sizes.items() if letter in letters}
+    found |= {name: any(set(keys_of[p]) & set(shapes) for p in params) for name, params in table.flags.items()}
+    for name, param in table.counts.items():
+        key = next(several(keys)[0] for params, (keys, _) in table.rules.items() if param in several(params))
+        found[name] = next(n for n in itertools.count() if key.format(n=n) not in shapes)
+    return dict(table.fixed) | found | dict(given)
+
+
+def settled(config: Config) -> Config:
+    """The same config with None for every size that only repeats its default, so that equal layers compare equal."""
+    for name in config.fields():
+        value = getattr(config, name)
+        if type(value) is int and measures(config, name, None) == measures(config) != measures(config, name, value + 1):
+            config = replace(config, **{name: None})
+    return config
+
+
+def measures(config: Config, *change: Any) -> tuple[dict[str, int], dict[str, tuple[int, ...]]] | None:
+    """Every size that a config fixes, with one field changed or as it is; None where the change cannot be.
+
+    A field that is no size (an integer scale) leaves them as they are, whatever its value.
+    """
+    try:
+        config = replace(config, **{change[0]: change[1]}) if change else config
+        return config.sizes(), config.shapes()
+    except (ValueError, TypeError):
+        return None
+
+
+def differences(a: Config, b: Config) -> list[str]:
+    """The fields in which two configs of one variant differ, those for training alone left out."""
+    x, y = settled(a).as_dict(), settled(b).as_dict()
+    return [name for name in x if name not in TRAINING and x[name] != y[name]]
+
+
+def exportable(table: Table, config: Config) -> list[str]:
+    """The fields of a config that an origin cannot hold."""
+    held = {name: getattr(config, name) for name in table.fields() if name in config.fields()}
+    return differences(config, type(config)(**(dict(table.fixed) | held)))
+
+
+def carried(table: Table, source: Config, target: str, *, forward: bool) -> dict[str, Any]:
+    """The Config fields of one variant from those of another: the fields of the same name, and those that are fixed.
+
+    Forward is from the layout's own variant to ours.
+    """
+    shared = set(source.fields()) & set(get(target).Config.fields())
+    return {name: getattr(source, name) for name in shared} | dict(table.fixed if forward else table.theirs)

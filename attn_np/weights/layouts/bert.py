@@ -1,0 +1,51 @@
+"""BERT as `transformers` names it: query, key and value under `attention.self`, the output under `attention.output`.
+
+`torch.nn.Linear` keeps its weight as [out, in], heads one after the other on the side of the projection. The layer norm
+and the residual connection around the attention are not part of it.
+"""
+
+from attn_np.weights.layouts._base import Layout, Table
+
+LAYOUT = Layout(
+    origin="transformers: BertModel and the models that keep its names",
+    prefixes=("encoder.layer.{layer}.", "bert.encoder.layer.{layer}."),
+    tables={
+        "mha": Table(
+            rules={
+                "w_q": ("attention.self.query.weight", "(h k) d -> d h k"),
+                "w_k": ("attention.self.key.weight", "(h k) i -> i h k"),
+                "w_v": ("attention.self.value.weight", "(h v) j -> j h v"),
+                "w_o": ("attention.output.dense.weight", "d (h v) -> h v d"),
+                "b_q": ("attention.self.query.bias", "(h k) -> h k"),
+                "b_k": ("attention.self.key.bias", "(h k) -> h k"),
+                "b_v": ("attention.self.value.bias", "(h v) -> h v"),
+                "b_o": ("attention.output.dense.bias", "d -> d"),
+            },
+            sizes={"d_model": "d", "num_heads": "h"},
+            # The same weights serve a model that sees one direction only (`is_decoder`).
+            free=("causal",),
+        )
+    },
+    ignored=(
+        "attention.output.LayerNorm.weight",
+        "attention.output.LayerNorm.bias",
+        "attention.output.LayerNorm.gamma",
+        "attention.output.LayerNorm.beta",
+        "intermediate.dense.*",
+        "output.dense.*",
+        "output.LayerNorm.*",
+    ),
+    elsewhere=(
+        "embeddings.*",
+        "encoder.layer.*",
+        "pooler.dense.*",
+        "bert.embeddings.*",
+        "bert.encoder.layer.*",
+        "bert.pooler.dense.*",
+        "classifier.*",
+        "cls.*",
+        "qa_outputs.*",
+    ),
+    sidecar={"hidden_size": "d_model", "num_attention_heads": "num_heads", "is_decoder": "causal"},
+    metadata={"format": "pt"},
+)

@@ -1,0 +1,22 @@
+"""`torch.nn.GRU`: one pair of weights per layer, gates r z n one after the other in the rows."""
+
+from attn_np.weights.layouts._base import Layout, Table
+
+LAYOUT = Layout(
+    origin="torch: nn.GRU, in one direction",
+    tables={
+        "gru": Table(
+            rules={
+                "layers.{n}.w_x": ("weight_ih_l{n}", "(f e) d -> f d e"),
+                "layers.{n}.w_h": ("weight_hh_l{n}", "(f a) e -> f e a"),
+                "layers.{n}.b_x": ("bias_ih_l{n}", "(f e) -> f e"),
+                "layers.{n}.b_h": ("bias_hh_l{n}", "(f e) -> f e"),
+            },
+            sizes={"input_dim": "d", "hidden_dim": "e"},
+            flags={"use_bias": ("layers.0.b_x", "layers.0.b_h")},
+            counts={"num_layers": "layers.{n}.w_x"},
+            constants={"f": 3},
+        )
+    },
+    metadata={"format": "pt"},
+)
