@@ -1,0 +1,1 @@
+"""The tests, and the tool that checks whether implementations of attention agree."""

@@ -1,0 +1,36 @@
+"""Settings of every test process.
+
+Annotations are checked where pytest is called with jaxtyping's option, as `make test` does. Its import hook must stand
+before our packages are imported, so nothing of ours is imported here.
+"""
+
+import os
+from collections.abc import Iterator
+
+import jaxtyping
+import pytest
+
+try:
+    import torch
+except ModuleNotFoundError:
+    torch = None
+try:
+    import jax
+except ModuleNotFoundError:
+    jax = None
+
+
+def pytest_configure() -> None:
+    if jax is not None:
+        jax.config.update("jax_enable_x64", True)
+    if torch is not None and "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Annotations unchecked, so that a wrong argument meets the library's own words."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)

@@ -1,0 +1,176 @@
+"""Generate the committed files that follow from others: the three packages' `__init__.pyi`.
+
+    python -m parity_tests.sync            write them
+    python -m parity_tests.sync --check    write nothing; say which are stale
+
+The packages load their names on first use, which hides them from type checkers and editors. The stubs name
+them all, and give `build` one signature per variant, made from the fields of its Config.
+"""
+
+import ast
+import builtins
+import inspect
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from attn_np import contract
+
+PACKAGES = ("attn_np", "attn_jax", "attn_torch")
+ROOT = Path(__file__).resolve().parent.parent
+COMMAND = "make sync"
+
+# (module, name in it or None for the module itself): what a stub has to import.
+Import = tuple[str, str | None]
+
+
+def parse(module: ModuleType) -> ast.Module:
+    return ast.parse(inspect.getsource(module))
+
+
+def function(tree: ast.Module, name: str) -> ast.FunctionDef:
+    """The definition of a module-level function.
+
+    Raises:
+        LookupError: the module does not define it.
+    """
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return node
+    raise LookupError(f"no function {name}")
+
+
+def imported(tree: ast.Module) -> dict[str, Import]:
+    """What a module's imports bind: name to (module, name in it), None for a module itself."""
+    found: dict[str, Import] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {a.asname or a.name: (node.module, a.name) for a in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {a.asname or a.name.partition(".")[0]: (a.name, None) for a in node.names}
+    return found
+
+
+def annotation(node: ast.expr | None, known: dict[str, Import], imports: set[Import]) -> str:
+    """An annotation as text; what its names need is added to the imports."""
+    if node is None:
+        return "Any"
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name) and not hasattr(builtins, inner.id):
+            imports.add(known[inner.id])
+    return text(node)
+
+
+def text(node: ast.expr) -> str:
+    return ast.unparse(node).replace("'", '"')
+
+
+def fields(variant: str, imports: set[Import]) -> list[str]:
+    """The fields of a variant's Config as keyword arguments: `d_model: int`, `causal: bool = False`."""
+    tree = parse(contract.get(variant))
+    known = imported(tree)
+    body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Config").body
+    found = {n.target.id: n for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+    out = []
+    for name in contract.get(variant).Config.fields():
+        node = found[name]
+        default = "" if node.value is None else f" = {text(node.value)}"
+        out.append(f"{name}: {annotation(node.annotation, known, imports)}{default}")
+    return out
+
+
+def overloads(package: str, imports: set[Import]) -> list[str]:
+    """`build` once per variant: the package's own arguments, then the fields; returns the variant's class."""
+    tree = parse(import_module(f"{package}._api"))
+    arguments, known = function(tree, "build").args, imported(tree)
+    common = []
+    for arg, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        value = "" if default is None else f" = {text(default)}"
+        common.append(f"{arg.arg}: {annotation(arg.annotation, known, imports)}{value}")
+    variants = contract.variants()
+    imports.add(("typing", "Literal"))
+    lines: list[str] = []
+    for variant in variants:
+        given = [f'variant: Literal["{variant}"]', "/", "*", *common, *fields(variant, imports)]
+        if len(variants) > 1:
+            imports.add(("typing", "overload"))
+            lines.append("@overload")
+        lines += ["def build(", *(f"    {arg}," for arg in given)]
+        lines.append(f") -> {contract.get(variant).Config.layer}: ...")
+    return lines
+
+
+def order(name: str | None) -> tuple[int, str]:
+    """isort's order of names: constants, classes, the rest."""
+    name = name or ""
+    return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2, name)
+
+
+def import_lines(imports: set[Import], offered: set[Import]) -> list[str]:
+    """Import statements in isort's order; the names that a stub offers are imported `as` themselves."""
+    groups: list[list[str]] = [[], [], []]
+    for module, name in sorted(imports | offered, key=lambda x: (x[1] is not None, x[0], order(x[1]))):
+        root = module.partition(".")[0]
+        group = groups[2 if root in PACKAGES else 0 if root in sys.stdlib_module_names else 1]
+        if name is None:
+            group.append(f"import {module}")
+        elif (module, name) in offered:
+            group.append(f"from {module} import {name} as {name}")
+        elif group and group[-1].startswith(f"from {module} import "):
+            group[-1] += f", {name}"
+        else:
+            group.append(f"from {module} import {name}")
+    return [line for group in groups if group for line in (*group, "")]
+
+
+def stub(package: str) -> str:
+    """The text of a package's `__init__.pyi`."""
+    names: list[str] = import_module(package).__all__
+    homes = {name: f"{package}.{variant}" for name, variant in contract.layers().items()}
+    homes["attend"] = f"{package}._attend"
+    offered: set[Import] = {(homes.get(name, f"{package}._api"), name) for name in names if name != "build"}
+    imports: set[Import] = set()
+    build = overloads(package, imports)
+    listed = [f'    "{name}",' for name in sorted(names, key=order)]
+    lines = [
+        f"# Generated by `{COMMAND}`: the names that the package loads on first use.",
+        "",
+        *import_lines(imports, offered),
+        "__all__ = [",
+        *listed,
+        "]",
+        "",
+        *build,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def stale() -> list[Path]:
+    """The generated files that are not what they would be if they were made now."""
+    return [path for path, want in generated().items() if not path.exists() or path.read_text() != want]
+
+
+def generated() -> dict[Path, str]:
+    return {ROOT / package / "__init__.pyi": stub(package) for package in PACKAGES}
+
+
+def main(argv: list[str]) -> int:
+    if argv not in ([], ["--check"]):
+        print(__doc__)
+        return 2
+    old = stale()
+    for path in old:
+        shown = path.relative_to(ROOT)
+        if argv:
+            print(f"stale: {shown}; run `{COMMAND}`")
+        else:
+            path.write_text(generated()[path])
+            print(f"wrote {shown}")
+    if not old:
+        print("Generated files are up to date.")
+    return 1 if argv and old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
