@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,13 @@ def leaves(result: Any) -> dict[str, Any]:
     return {"y" if i == 0 else f"out{i}": x for i, x in enumerate(flat)}
 
 
+@cache
+def extras(variant: str, layer: str) -> dict[str, bool]:
+    """Options that make a layer return more than y: its weights, where it has them."""
+    call = signature(getattr(import_module(f"attn_np.{variant}"), layer).__call__)
+    return {"return_weights": True} if "return_weights" in call.parameters else {}
+
+
 def scoped(name: str) -> str:
     """The cotangent's name: d before the last part, as a scoped tape writes it."""
     prefix, dot, last = name.rpartition(".")
@@ -87,10 +95,10 @@ def numpy_layer(case: Case, params: dict[str, Any], tree: str = "attn_np") -> An
 def run_numpy(case: Case, drawn: Drawn, taped: bool, tree: str = "attn_np") -> Outcome:
     outcome, layer = Outcome(), numpy_layer(case, drawn.params, tree)
     tape: dict[str, Any] = {}
-    result = layer(**drawn.inputs, tape=tape)
-    found = leaves(result)
+    more = extras(case.config.variant, case.config.layer)
+    found = leaves(layer(**drawn.inputs, **more, tape=tape))
     grads = layer.vjp(tape, drawn.cotangent(found["y"].shape, case.dtype))
-    collect(outcome, "outputs", found if taped else leaves(layer(**drawn.inputs)), np.asarray)
+    collect(outcome, "outputs", found if taped else leaves(layer(**drawn.inputs, **more)), np.asarray)
     collect(outcome, "grads", {f"d{n}": g for n, g in (grads.inputs | grads.params).items()}, np.asarray)
     if taped:
         forward = layer_names(tape)
@@ -122,6 +130,14 @@ def from_torch(x: Any) -> np.ndarray:
     return x.view(torch.uint16).numpy().view(DTYPES["bfloat16"]) if x.dtype == torch.bfloat16 else x.numpy()
 
 
+class Noded(dict[str, Any]):
+    """A tape that gives every value a node of its own in PyTorch's graph: one tensor under two names has two gradients."""
+
+    def tap(self, name: str, value: Any) -> Any:
+        self[name] = value.view_as(value)
+        return self[name]
+
+
 def run_torch(case: Case, drawn: Drawn, taped: bool, tree: str = "attn_torch", device: str = "cpu") -> Outcome:
     import torch
 
@@ -131,8 +147,8 @@ def run_torch(case: Case, drawn: Drawn, taped: bool, tree: str = "attn_torch", d
     layer = cls(config, device=device, dtype=case.dtype, _values=values).eval()
     inputs = {name: to_torch(x, device) for name, x in drawn.inputs.items()}
     floats = {name: x.requires_grad_() for name, x in inputs.items() if x.is_floating_point()}
-    tape: dict[str, Any] | None = {} if taped else None
-    found = leaves(layer(**inputs, tape=tape))
+    tape = Noded() if taped else None
+    found = leaves(layer(**inputs, **extras(config.variant, config.layer), tape=tape))
     dy = to_torch(drawn.cotangent(tuple(found["y"].shape), case.dtype), device)
     named = {f"d{n}": x for n, x in (floats | layer.params()).items()}
     taps = {n: x for n, x in (tape or {}).items() if torch.is_tensor(x) and x.requires_grad}
@@ -178,7 +194,7 @@ def jax_function(config: Config, dtype: str, names: tuple[str, ...], taped: bool
         layer = cls(config, rngs=nnx.Rngs(0), param_dtype=dtype, _values=params)
         layer.eval()
         tape = Perturbed(zeros) if taped else None
-        found = leaves(layer(**floats, **rest, tape=tape))
+        found = leaves(layer(**floats, **rest, **extras(config.variant, config.layer), tape=tape))
         return found["y"], (found, dict(tape or {}))
 
     def everything(params: Any, floats: Any, rest: Any, dy: Any) -> Any:

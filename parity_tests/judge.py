@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from parity_tests.candidates import Candidate, Outcome, leaves, numpy_layer
+from parity_tests.candidates import Candidate, Outcome, extras, leaves, numpy_layer
 from parity_tests.cases import Case, Drawn, draw
 from parity_tests.error_arrays import ErrArray, Precision, delivered, precision, precision_of, widened
 
@@ -163,7 +163,7 @@ def reference(case: Case, drawn: Drawn, tape: Any, p: Precision) -> tuple[dict[s
     layer.set_params({name: ErrArray(x, 0.0) for name, x in layer.params().items()})
     inputs = {n: ErrArray(widened(x), 0.0) if x.dtype.kind not in "biu" else x for n, x in drawn.inputs.items()}
     with precision(p), np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        found = leaves(layer(**inputs, tape=tape))
+        found = leaves(layer(**inputs, **extras(case.config.variant, case.config.layer), tape=tape))
         dy = ErrArray(widened(drawn.cotangent(found["y"].shape, case.dtype)), 0.0)
         grads = layer.vjp(tape, dy)
     return found, {f"d{name}": g for name, g in (grads.inputs | grads.params).items()}
