@@ -220,7 +220,7 @@ class Config:
                 f" {have}={sizes[have]}; pass {name}="
             )
 
-    def _check_dtype(self, name: str, arg: Arg, got: str, dtype: str) -> None:
+    def _check_dtype(self, name: str, arg: Arg, got: str, dtype: str | None) -> None:
         if arg.kind in ("mask", "keep"):
             if got != "bool":
                 todo = {
