@@ -1,7 +1,8 @@
 """The documentation is true: every Python block on its pages runs, and prints what stands below it.
 
 On a page, blocks run from top to bottom and share their names, as a reader would type them. A block marked `text`
-directly below a block marked `python` is what that one prints, to the letter.
+directly below a block marked `python` is what that one prints, to the letter. A block marked `python <file>` is a
+passage of that file.
 """
 
 import contextlib
@@ -48,6 +49,12 @@ def blocks(text: str) -> list[Block]:
     return found
 
 
+def passages(text: str) -> list[tuple[str, str]]:
+    """What a page quotes: a file, and the passage that must stand in it."""
+    quoted = ((fence["info"].strip().split(), fence["body"]) for fence in FENCE.finditer(text))
+    return [(info[1], body) for info, body in quoted if len(info) == 2 and info[0] == "python"]
+
+
 def run(block: Block, page: str, names: dict[str, object]) -> str:
     """What a block prints. Tracebacks name the page and its line."""
     printed = io.StringIO()
@@ -87,10 +94,17 @@ def test_page_does_what_it_says(page: str) -> None:
             assert printed == block.prints, f"{page}, block in line {block.line}"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_page_quotes_what_stands_in_the_file(page: str) -> None:
+    for file, passage in passages((ROOT / page).read_text("utf-8")):
+        assert passage in (ROOT / file).read_text("utf-8"), f"{page} quotes a passage that {file} does not have"
+
+
 def test_blocks_are_found() -> None:
     """The reader of pages itself: what counts as output, and on which line a block stands."""
     text = "a\n```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```\n```python\nx\n```\nprose\n```text\nno output\n```\n"
     assert blocks(text) == [Block(3, "x = 1\nprint(x)\n", "1\n"), Block(11, "x\n", None)]
+    assert passages("```python a/b.py\nx = 1\n```\n```python\ny\n```\n") == [("a/b.py", "x = 1\n")]
     assert run(Block(3, "x = 1\nprint(x)\n", None), "page", {}) == "1\n"
 
 
@@ -110,7 +124,6 @@ def extension(name: str) -> ModuleType:
         return importlib.import_module(name)
     finally:
         sys.path.remove(folder)
-
 
 
 @pytest.mark.parametrize("variant", contract.variants())

@@ -27,7 +27,8 @@ def frame(width: float, height: float, label: str, parts: list[str]) -> str:
         "</pattern></defs>"
     )
     return (
-        f'<svg class="picture" role="img" fill="currentColor" font-family="inherit" aria-label="{escape(label, quote=True)}" '
+        f'<svg class="picture" role="img" aria-label="{escape(label, quote=True)}" '
+        'fill="currentColor" font-family="inherit" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px">{hatch}{"".join(parts)}</svg>'
     )
 
@@ -66,10 +67,10 @@ def cell(x: float, y: float, value: float, seen: bool) -> str:
     if not seen:
         return f'<rect {box} fill="url(#hidden)"/>'
     colour = "var(--map-text-on)" if value > 0.55 else "currentColor"
-    words = f'<text x="{x + CELL / 2 - 1:.1f}" y="{y + CELL / 2 + 4:.1f}" font-size="13" text-anchor="middle" fill="{colour}">'
+    place = f'x="{x + CELL / 2 - 1:.1f}" y="{y + CELL / 2 + 4:.1f}" font-size="13" text-anchor="middle"'
     return (
         f'<rect {box} fill="var(--map-empty)"/><rect {box} fill="var(--map-positive)" fill-opacity="{value:.3f}"/>'
-        f"{words}{number(value)}</text>"
+        f'<text {place} fill="{colour}">{number(value)}</text>'
     )
 
 

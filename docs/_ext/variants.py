@@ -55,6 +55,8 @@ KINDS = {
 FREE = dict.fromkeys(LETTERS, 3) | {"k": 4}
 # An untrained layer looks nearly evenly at everything; inputs this wide make its weights differ visibly.
 FACTORS, SHARPNESS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0), 0.6
+# field=value, dotted.name, snake_case
+IDENTIFIER = r"[A-Za-z]\w*=[\w.]+|[A-Za-z]\w+(?:\.\w{2,})+|[A-Za-z]\w*_\w+"
 WEIGHTS, STATES = ("probs", "weights"), ("hidden", "states", "h", "y")
 
 
@@ -64,7 +66,7 @@ WEIGHTS, STATES = ("probs", "weights"), ("hidden", "states", "h", "y")
 def prose(text: str) -> str:
     """Contract prose as MyST: names of variants become links, names of fields and functions become code."""
     known = "|".join(sorted(contract.variants(), key=len, reverse=True))
-    pattern = rf"`[^`]*`|\$[^$]*\$|(?<![\w.])(?:{known})(?![\w.=(])|[A-Za-z]\w*=[\w.]+|[A-Za-z]\w+(?:\.\w{{2,}})+|[A-Za-z]\w*_\w+"
+    pattern = rf"`[^`]*`|\$[^$]*\$|(?<![\w.])(?:{known})(?![\w.=(])|{IDENTIFIER}"
 
     def mark(found: re.Match[str]) -> str:
         word = found[0]
@@ -185,7 +187,7 @@ def last(name: str) -> str:
 
 
 def sharpness(weights: np.ndarray | None) -> float:
-    """The largest weight of a query, averaged over the second half of the queries: causality leaves the first few keys."""
+    """The largest weight of a query, averaged over the later queries: causality leaves the first ones few keys."""
     return SHARPNESS if weights is None else float(weights.max(-1)[..., weights.shape[-2] // 2 :].mean())
 
 
@@ -277,7 +279,14 @@ def page(variant: str, drawn: tuple[str, str] | None) -> str:
     if get("formula"):
         out += ["$$", config.formula, "$$", ""]
     if drawn:
-        out += ["```{raw} html", f":file: {variant}.svg", "```", "", f"<p class='caption'>{pictures.caption(drawn[1])}</p>", ""]
+        out += [
+            "```{raw} html",
+            f":file: {variant}.svg",
+            "```",
+            "",
+            f"<p class='picture-caption'>{pictures.caption(drawn[1])}</p>",
+            "",
+        ]
     if get("notation"):
         out += ["## Notation", ""]
         out += table(("In the paper", "Here"), [(code(a), code(b)) for a, b in config.notation.items()])
@@ -355,7 +364,11 @@ def use(variant: str, examples: dict[str, Config]) -> list[str]:
         third = sorted(["import numpy as np", *needs[tree]])
         text = [*third, f"import {package} as attn", "", "rng = np.random.default_rng(0)"]
         text += [f"{name} = {wrap[tree].format(value)}" for name, value in lines.items()]
-        text += [build, f"result, tape = attn.trace(layer, {', '.join(f'{n}={n}' for n in lines)})", "print(list(tape))"]
+        text += [
+            build,
+            f"result, tape = attn.trace(layer, {', '.join(f'{n}={n}' for n in lines)})",
+            "print(list(tape))",
+        ]
         out += [f"```{{tab-item}} {tree}", f":sync: {tree.lower()}", "", "~~~python", *text, "~~~", "```", ""]
     return [*out, "````"]
 
@@ -369,7 +382,12 @@ def catalogue() -> str:
         out += [f"## {family[:1].upper()}{family[1:]}", "", "::::{grid} 1 1 2 2", ":gutter: 3", ""]
         for variant in members:
             config = contract.get(variant).Config
-            out += [f":::{{grid-item-card}} {getattr(config, 'title', variant)}", f":link: {variant}", ":link-type: doc", ""]
+            out += [
+                f":::{{grid-item-card}} {getattr(config, 'title', variant)}",
+                f":link: {variant}",
+                ":link-type: doc",
+                "",
+            ]
             out += [f"`{variant}`", "", prose_plain(getattr(config, "idea", "")), ":::", ""]
         out += ["::::", ""]
     out += ["```{toctree}", ":hidden:", ":maxdepth: 1", "", *contract.variants(), "```", ""]
