@@ -38,7 +38,7 @@ def build(variant: str, /, *, seed: int = 0, dtype: Any = "float32", **config: A
     """
     fields = contract.config(variant, **config)
     name = check_dtype_on(variant, dtype)
-    values = draw(fields, seed, name)
+    values: dict[str, Any] = draw(fields, seed, name)
     layer = layer_class(variant)(fields, rngs=nnx.Rngs(seed), param_dtype=name, _values=values)
     layer.eval()
     return layer
@@ -126,13 +126,14 @@ def load(
         finite=finite,
         **config,
     )
+    values: dict[str, Any] = found.values
     if into is None:
         name = check_dtype_on(found.config.variant, found.dtype or wanted or "float32")
         cls = layer_class(found.config.variant)
-        into = cls(found.config, rngs=nnx.Rngs(0), param_dtype=name, _values=found.values)
+        into = cls(found.config, rngs=nnx.Rngs(0), param_dtype=name, _values=values)
     else:
         check_dtype_on(into.config.variant, found.dtype or "float32")
-        into.set_params(found.values)
+        into.set_params(values)
     into.eval()
     return into
 

@@ -4,12 +4,13 @@
 equal one; `tensors` reads arrays of any safetensors file. Every refusal is a `WeightFileError`.
 """
 
+from attn_np.weights import _errors
 from attn_np.weights._check import WeightFile, check, wanted_dtype
 from attn_np.weights._draw import draw
 from attn_np.weights._errors import *  # noqa: F403
-from attn_np.weights._errors import __all__ as _errors
 from attn_np.weights._files import read, write
 from attn_np.weights._foreign import convert
 from attn_np.weights._header import tensors
 
-__all__ = ["WeightFile", "check", "convert", "draw", "read", "tensors", "wanted_dtype", "write", *_errors]
+__all__ = ["WeightFile", "check", "convert", "draw", "read", "tensors", "wanted_dtype", "write"]
+__all__ += _errors.__all__

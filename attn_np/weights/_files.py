@@ -66,17 +66,17 @@ def read(
         contract.get(variant)
     if config is not None and variant not in (None, config.variant):
         raise ValueError(f"expected variant {config.variant!r} for this layer, got {variant!r}; leave it out")
-    ours = layout is None or layout in contract.variants()
-    if ours and (layer is not None or prefix):
+    foreign = layout if layout not in (None, *contract.variants()) else None
+    if foreign is None and (layer is not None or prefix):
         given = f"layer={layer}" if layer is not None else f"prefix={prefix!r}"
         raise ValueError(
             f"expected a foreign layout= with layer= or prefix=, got {given} alone; name the file's layout"
         )
     wanted = Wanted(config, config.variant if config else variant, fields, dtype, cast, finite)
-    if not ours:
-        layouts.get(layout)
+    if foreign is not None:
+        layouts.get(foreign)
     with TensorFile(path) as file:
-        return _read_ours(file, layout, wanted) if ours else read_foreign(file, layout, layer, prefix, wanted)
+        return read_foreign(file, foreign, layer, prefix, wanted) if foreign else _read_ours(file, layout, wanted)
 
 
 def _read_ours(file: TensorFile, held: str | None, wanted: Wanted) -> WeightFile:

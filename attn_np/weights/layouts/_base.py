@@ -1,14 +1,14 @@
 """What a layout is: a table from our parameters to an origin's keys, read forwards and backwards."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from attn_np.contract import Config, get
-from attn_np.weights.layouts._rearrange import parse, rearrange, reverse, shape_of, solve
+from attn_np.weights.layouts._rearrange import Side, parse, rearrange, reverse, shape_of, solve
 
 __all__ = ["Layout", "Step", "Table", "differences", "settled"]
 
@@ -105,14 +105,15 @@ def move(
     pattern: str, sizes: Mapping[str, int], source: Sequence[np.ndarray], names: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
     x = rearrange(np.stack(source) if len(source) > 1 else source[0], pattern, sizes)
-    return dict(zip(names, x, strict=True)) if len(names) > 1 else {names[0]: x}
+    return dict(zip(names, x, strict=True)) if len(names) > 1 else dict.fromkeys(names, x)
 
 
 def several(names: Names) -> tuple[str, ...]:
+    """One name or several, as several."""
     return (names,) if isinstance(names, str) else names
 
 
-def expanded(table: Table, known: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], str]]:
+def expanded(table: Table, known: Collection[str]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], str]]:
     """The rules with `{n}` counted for as long as our parameters stand in `known`."""
     for params, (keys, pattern) in table.rules.items():
         for n in itertools.count():
@@ -132,10 +133,9 @@ def steps(table: Table, config: Config) -> list[Step]:
     """
     found, shapes = [], config.shapes()
     for params, keys, pattern in expanded(table, shapes):
-        right = parse(pattern)[1]
-        known = dict(table.constants) | ({right[0][0]: len(params)} if len(params) > 1 else {})
-        known |= {parse(pattern)[0][0][0]: len(keys)} if len(keys) > 1 else {}
-        target = shapes[params[0]]
+        left, right = parse(pattern)
+        known = dict(table.constants) | stacking(right, params) | stacking(left, keys)
+        target = next(shapes[name] for name in params)
         if any(shapes[name] != target for name in params):
             different = ", ".join(f"{name} {shapes[name]}" for name in params)
             raise ValueError(f"{config.variant}: expected equal shapes to stack, got {different}; use another layout")
@@ -150,6 +150,11 @@ def steps(table: Table, config: Config) -> list[Step]:
     return found
 
 
+def stacking(side: Side, names: tuple[str, ...]) -> dict[str, int]:
+    """The size of the axis that stacks several names: the first one of their side."""
+    return {letter: len(names) for letter in side[0]} if len(names) > 1 else {}
+
+
 def infer(table: Table, shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, Any]) -> dict[str, Any]:
     """The Config fields that the shapes of an origin's arrays give away, with those that are given."""
     letters = dict(table.constants) | {
@@ -162,9 +167,10 @@ def infer(table: Table, shapes: Mapping[str, tuple[int, ...]], given: Mapping[st
             keys_of |= dict.fromkeys(params, keys)
             left, right = parse(pattern)
             stacked = len(keys) > 1
-            known = letters | ({right[0][0]: len(params)} if len(params) > 1 else {})
-            if keys[0] in shapes:
-                letters = solve(left[1:] if stacked else left, shapes[keys[0]], known) | letters
+            for key in keys:
+                if key in shapes:
+                    known = letters | stacking(right, params)
+                    letters = solve(left[1:] if stacked else left, shapes[key], known) | letters
     found = {name: letters[letter] for name, letter in table.sizes.items() if letter in letters}
     found |= {name: any(set(keys_of[p]) & set(shapes) for p in params) for name, params in table.flags.items()}
     for name, param in table.counts.items():

@@ -1,7 +1,7 @@
 """Our layers as a module made of `torch.nn.Linear`, for tools that look for such modules.
 
-Keys: `q_proj`, `k_proj`, `v_proj` and `out_proj` (`qkv_proj` for the three in one), each with `weight` [out, in] and, with
-biases, `bias` [out]. Heads stand one after the other on the side of the projection.
+Keys: `q_proj`, `k_proj`, `v_proj` and `out_proj` (`qkv_proj` for the three in one), each with `weight` [out, in] and,
+with biases, `bias` [out]. Heads stand one after the other on the side of the projection.
 """
 
 from attn_np.weights.layouts._base import Layout, Table
