@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pictures
 
-from attn_np import contract
+from attn_np import contract, weights
 from attn_np.contract import Config
 from attn_np.contract._base import shape_of
+from attn_np.weights import layouts
 
 ROOT = Path(__file__).parents[2]
 TREES = {"NumPy": "attn_np", "Flax": "attn_jax", "PyTorch": "attn_torch"}
@@ -42,6 +43,7 @@ LETTERS = {
     "c": "position in a chunk",
     "n": "chunk",
     "p": "projection: query, key, value",
+    "o": "width of the outputs",
     "u": "vocabulary",
 }
 KINDS = {
@@ -212,7 +214,7 @@ def arrays(config: Config, sizes: dict[str, int], mask: bool = False, factor: fl
     return given
 
 
-def run(variant: str) -> Run | None:
+def run(variant: str) -> Run:
     """The variant's NumPy layer on a small example: causal where it can be, else with the last key hidden."""
     import attn_np
 
@@ -233,21 +235,19 @@ def run(variant: str) -> Run | None:
 def picture(variant: str) -> tuple[str, str] | None:
     """An SVG of the variant at work and its caption; None where there is nothing to draw."""
     found = run(variant)
-    if found is None:
-        return None
     about = f"`{found.config.layer}({call(found.config)})`, untrained, on random inputs."
-    weights = found.weights()
-    if weights is not None:
-        allowed = next((x for n, x in found.tape.items() if last(n) == "allowed" and np.ndim(x) <= weights.ndim), None)
-        rows = weights[0] if weights.ndim == 4 else weights[:1]
+    probs = found.weights()
+    if probs is not None:
+        allowed = next((x for n, x in found.tape.items() if last(n) == "allowed" and np.ndim(x) <= probs.ndim), None)
+        rows = probs[0] if probs.ndim == 4 else probs[:1]
         seen = np.ones(rows.shape, bool)
         if allowed is not None:
-            seen = np.broadcast_to(allowed, weights.shape)
-            seen = seen[0] if weights.ndim == 4 else seen[:1]
+            seen = np.broadcast_to(allowed, probs.shape)
+            seen = seen[0] if probs.ndim == 4 else seen[:1]
         over = "The weights of each query (row) over the keys (columns)"
         if getattr(found.config, "normalize_over", "keys") == "queries":
             over = "The weights of each key (column) over the queries (rows)"
-        heads = rows.shape[0] if weights.ndim == 4 else 0
+        heads = rows.shape[0] if probs.ndim == 4 else 0
         hidden = "" if seen.all() else " Hatched keys are hidden from the query."
         return pictures.heatmaps(rows, seen, heads), f"{over}. {about}{hidden}"
     for wanted in STATES:
@@ -403,10 +403,32 @@ def letters() -> str:
     return "\n".join(table(("Letter", "Axis"), [(code(letter), meaning) for letter, meaning in LETTERS.items()]))
 
 
+def refusals() -> str:
+    rows = []
+    for name in weights.__all__:
+        kind = getattr(weights, name)
+        if inspect.isclass(kind) and issubclass(kind, weights.WeightFileError) and kind is not weights.WeightFileError:
+            rows.append((code(name), first_line(kind)))
+    return "\n".join(table(("Error", "When"), sorted(rows)))
+
+
+def foreign() -> str:
+    rows = []
+    for name in layouts.names():
+        layout = layouts.get(name)
+        rows.append((code(name), layout.origin, ", ".join(f"[`{v}`](variants/{v}.md)" for v in layout.tables)))
+    return "\n".join(table(("`layout=`", "Origin", "Variants"), rows))
+
+
+def first_line(documented: Any) -> str:
+    return prose((inspect.getdoc(documented) or "").partition("\n")[0])
+
+
 def write(folder: Path) -> list[Path]:
     """Write every page that changed; remove those whose variant is gone."""
     folder.mkdir(exist_ok=True)
-    pages = {"index.md": catalogue(), "letters.txt": letters()}
+    pages = {"index.md": catalogue()}
+    pages |= {"letters.txt": letters(), "refusals.txt": refusals(), "layouts.txt": foreign()}
     for variant in contract.variants():
         drawn = picture(variant) if (ROOT / "attn_np" / f"{variant}.py").exists() else None
         pages[f"{variant}.md"] = page(variant, drawn)
