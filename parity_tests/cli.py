@@ -46,6 +46,8 @@ def run(
     frameworks: Annotated[str | None, typer.Option(help="numpy,torch,jax or some of them.")] = None,
     device: Annotated[str, typer.Option(help="cpu, or accelerator: every one that is found.")] = "cpu",
     seed: Annotated[int, typer.Option(min=0, help="Of all inputs, weights and cotangents.")] = 0,
+    repeat: Annotated[int, typer.Option(min=1, help="How many seeds, from --seed on.")] = 1,
+    calls: Annotated[str | None, typer.Option(help="plain,full,shared or some of them.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
     everything: Annotated[bool, typer.Option("--all", help="Every case in JAX too: it compiles each.")] = False,
     real: Annotated[bool, typer.Option(help="Also the real layer in examples/, where it is at hand.")] = True,
@@ -53,6 +55,7 @@ def run(
 ) -> None:
     """Judge NumPy, PyTorch and Flax against the float64 reference: outputs, gradients, every taped intermediate."""
     from parity_tests import matrix, report
+    from parity_tests.cases import CALLS
 
     if device not in ("cpu", "accelerator"):
         raise typer.BadParameter(f"expected cpu or accelerator, got {device!r}; set --device")
@@ -62,6 +65,8 @@ def run(
         frameworks=listed(frameworks, matrix.FRAMEWORKS, "a framework"),
         device=device,
         seed=seed,
+        repeat=repeat,
+        calls=listed(calls, CALLS, "a kind of call"),
         everything=everything,
     )
     result = matrix.Result()

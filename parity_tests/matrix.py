@@ -1,14 +1,14 @@
 """The matrix: variant x framework x dtype x quantity, judged in parallel, summed up in one verdict."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from typing import Any
 
 from attn_np import contract
 from parity_tests.candidates import accelerators, candidates
-from parity_tests.cases import Case, cases
+from parity_tests.cases import CALLS, Case, cases
 from parity_tests.judge import Row, judge
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -24,6 +24,8 @@ class Plan:
         device: "cpu", or "accelerator" for every accelerator that is found.
         seed: of all random numbers.
         everything: also the cases that are left out because JAX compiles each of them for a second or two.
+        calls: which of "plain", "full" and "shared".
+        repeat: how many seeds, from `seed` on.
     """
 
     variants: tuple[str, ...]
@@ -32,6 +34,8 @@ class Plan:
     device: str = "cpu"
     seed: int = 0
     everything: bool = False
+    calls: tuple[str, ...] = CALLS
+    repeat: int = 1
 
 
 @dataclass
@@ -77,37 +81,41 @@ def selected(case: Case, framework: str, mode: str, everything: bool) -> bool:
     return turn % len(examples) == 0 and (mode == "jit" or case.dtype == "float32")
 
 
-def tasks(plan: Plan) -> Iterator[tuple[Plan, str, str, str]]:
-    """Independent pieces of a plan, long ones first: (plan, framework, variant, example)."""
-    for framework in sorted(plan.frameworks, key=lambda f: ("jax", "torch", "numpy").index(f)):
-        for variant in plan.variants:
-            for example in contract.examples(variant):
-                yield plan, framework, variant, example
+def tasks(plan: Plan) -> list[tuple[Plan, str, str]]:
+    """Independent pieces of a plan: one example of one variant."""
+    return [(plan, variant, example) for variant in plan.variants for example in contract.examples(variant)]
 
 
-def work(task: tuple[Plan, str, str, str]) -> tuple[list[Row], list[str]]:
-    """Judge one piece, in a process of its own."""
-    plan, framework, variant, example = task
-    if framework == "jax":
+def prepare(frameworks: tuple[str, ...]) -> None:
+    """Float64 in JAX, and one thread for PyTorch: the processes share the cores."""
+    if "jax" in frameworks:
         import jax
 
         jax.config.update("jax_enable_x64", True)
-    if framework == "torch":
+    if "torch" in frameworks:
         import torch
 
         torch.set_num_threads(1)
+
+
+def work(task: tuple[Plan, str, str]) -> tuple[list[Row], list[str]]:
+    """Judge one piece, in a process of its own."""
+    plan, variant, example = task
+    prepare(plan.frameworks)
     rows: list[Row] = []
     errors: list[str] = []
-    for case in cases([variant], plan.dtypes, plan.seed):
-        if case.example != example:
-            continue
-        for candidate in candidates(plan.device, (framework,)):
-            if not selected(case, candidate.framework, candidate.mode, plan.everything):
+    found = candidates(plan.device, plan.frameworks)
+    for seed in range(plan.seed, plan.seed + plan.repeat):
+        for case in cases([variant], plan.dtypes, seed):
+            if case.example != example or case.call not in plan.calls:
                 continue
-            try:
-                rows += judge(case, candidate)
-            except Exception as e:  # a candidate that raises has failed; the run goes on and reports it
-                errors.append(f"{candidate.name}, {case.name}: {type(e).__name__}: {e}")
+            for candidate in found:
+                if not selected(case, candidate.framework, candidate.mode, plan.everything):
+                    continue
+                try:
+                    rows += judge(case, candidate)
+                except Exception as e:  # a candidate that raises has failed; the run goes on and reports it
+                    errors.append(f"{candidate.name}, {case.name}: {type(e).__name__}: {e}")
     return rows, errors
 
 
@@ -119,20 +127,21 @@ def run(plan: Plan, jobs: int = 2) -> Iterator[tuple[int, int, str, Result]]:
             if framework in plan.frameworks and not accelerators(framework):
                 result.skipped[framework] = f"{framework} finds no accelerator on this machine"
         found = tuple(f for f in plan.frameworks if f != "numpy" and f not in result.skipped)
-        plan = Plan(plan.variants, plan.dtypes, found, plan.device, plan.seed, plan.everything)
-    pieces = list(tasks(plan))
-    done: Iterable[Any]
+        plan = replace(plan, frameworks=found)
+    pieces = tasks(plan) if plan.frameworks else []
+
+    def add(done: tuple[list[Row], list[str]]) -> None:
+        result.rows.extend(done[0])
+        result.errors.extend(done[1])
+
     if jobs == 1 or len(pieces) < 2:
         for i, piece in enumerate(pieces):
-            rows, errors = work(piece)
-            result.rows += rows
-            result.errors += errors
+            add(work(piece))
             yield i + 1, len(pieces), " ".join(piece[1:]), result
-        return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(work, piece): piece for piece in pieces}
-        for i, future in enumerate(as_completed(futures)):
-            rows, errors = future.result()
-            result.rows += rows
-            result.errors += errors
-            yield i + 1, len(pieces), " ".join(futures[future][1:]), result
+    else:
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            futures = {pool.submit(work, piece): piece for piece in pieces}
+            for i, future in enumerate(as_completed(futures)):
+                add(future.result())
+                yield i + 1, len(pieces), " ".join(futures[future][1:]), result
+    yield len(pieces), len(pieces), "everything", result

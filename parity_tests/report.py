@@ -18,7 +18,7 @@ SHOWN = 8
 
 def shade(ratio: float) -> str:
     """A ratio with its verdict in colour: green passes, red fails."""
-    text = "fail" if ratio == float("inf") else f"{ratio:.2g}"
+    text = "fail" if ratio == float("inf") else f"{ratio:.3g}"
     return f"[bold red]{text}[/]" if ratio > 1 else f"[green]{text}[/]"
 
 

@@ -1,0 +1,182 @@
+"""Real weights: one layer of a file in all three frameworks, against each other and against a recorded output."""
+
+import json
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from attn_np import weights
+from attn_np.contract import Config
+from parity_tests.candidates import Candidate, Outcome, candidates, leaves, numpy_layer
+from parity_tests.cases import Case, Drawn, draw
+from parity_tests.error_arrays import delivered, precision_of, widened
+from parity_tests.judge import Row, compare, judge, reference
+from parity_tests.matrix import Result, prepare
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "minilm"
+# What a file of activations may call the inputs and the recorded results.
+QUERY = ("query", "hidden_states", "x")
+OUTPUT = ("attention_output", "output", "y")
+WEIGHTS = ("attention_weights", "weights")
+
+
+@dataclass
+class RealLayer:
+    """A layer from a file with the inputs it is judged on.
+
+    Attributes:
+        case, drawn: as the judge takes them.
+        recorded: outputs that somebody else computed, by our names: "y" and "out1" for the weights.
+        mask: padding of the keys, `b s`, or None.
+        results: the outputs of each candidate, as they were judged.
+    """
+
+    path: Path
+    config: Config
+    dtype: str
+    case: Case
+    drawn: Drawn
+    recorded: dict[str, np.ndarray]
+    mask: np.ndarray | None
+    results: dict[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def variant(self) -> str:
+        return self.config.variant
+
+
+def load(
+    file: Path,
+    *,
+    layout: str | None = None,
+    layer: int | None = None,
+    num_heads: int | None = None,
+    inputs: Path | None = None,
+) -> RealLayer:
+    """Read a layer and, where given, recorded activations; else inputs are drawn.
+
+    Raises:
+        WeightFileError: the file, its keys or its numbers cannot be right.
+        ValueError: activations without an input.
+    """
+    fields: dict[str, Any] = {} if num_heads is None else {"num_heads": num_heads}
+    found = weights.read(file, layout=layout, layer=layer, **fields)
+    dtype = found.dtype or "float32"
+    name = file.name if layer is None else f"{file.name}:{layer}"
+    case = Case(found.config.variant, name, "full" if inputs is None else "recorded", dtype, given=found.config)
+    if inputs is None:
+        drawn, recorded, mask = draw(case), {}, None
+    else:
+        given, recorded, mask = activations(inputs, found.config, dtype)
+        drawn = Drawn(given, {}, 0)
+    drawn = Drawn(drawn.inputs, found.values, drawn.seed)
+    return RealLayer(file, found.config, dtype, case, drawn, recorded, mask)
+
+
+def activations(path: Path, config: Config, dtype: str) -> tuple[dict[str, Any], dict[str, Any], np.ndarray | None]:
+    """Inputs and recorded outputs of a safetensors file, under our names."""
+    held = weights.tensors(path)
+    arguments = config.arguments()
+    first = next(iter(arguments))
+    inputs = {name: held[name] for name in arguments if name in held and arguments[name].kind in ("array", "bias")}
+    inputs |= {first: held[name] for name in QUERY if name in held and first not in inputs}
+    if first not in inputs:
+        raise ValueError(f"{path}: expected one of {', '.join(QUERY)}, got {', '.join(sorted(held))}; rename the input")
+    mask = None
+    if "attention_mask" in held:  # b s, 1 = a real token
+        mask = held["attention_mask"] == 1
+        inputs["mask"] = mask[:, None, None, :] if "h" in arguments["mask"].axes else mask[:, None, :]
+    elif "mask" in held:
+        inputs["mask"] = held["mask"] == 1
+    recorded = {"y": held[name] for name in OUTPUT if name in held}
+    recorded |= {"out1": held[name] for name in WEIGHTS if name in held}
+    return {n: x if x.dtype == bool else x.astype(dtype) for n, x in inputs.items()}, recorded, mask
+
+
+def judge_layer(found: RealLayer, result: Result, frameworks: tuple[str, ...] = ("numpy", "torch", "jax")) -> None:
+    """Each framework against the reference, stage by stage and end to end, and the recording against the reference."""
+    prepare(frameworks)
+    for candidate in candidates("cpu", frameworks):
+        if candidate.mode == "eager" and candidate.framework == "jax":
+            continue
+        kept = Candidate(candidate.framework, candidate.mode, candidate.device, keeping(found, candidate))
+        result.rows.extend(judge(found.case, kept, found.drawn))
+    want, _ = reference(found.case, found.drawn, {}, precision_of(found.dtype))
+    for name, got in found.recorded.items():
+        if name in want:
+            verdict = compare(widened(got), want[name], found.dtype)
+            result.rows.append(Row("the recording", found.case, "output", name, **verdict))
+
+
+def keeping(found: RealLayer, candidate: Candidate) -> Any:
+    """A candidate's run that leaves its outputs behind for the comparison of pairs."""
+
+    def run(case: Case, drawn: Drawn, taped: bool) -> Outcome:
+        outcome = candidate.run(case, drawn, taped)
+        if not taped:
+            found.results[candidate.name] = outcome
+        return outcome
+
+    return run
+
+
+def show_pairs(console: Console, found: RealLayer) -> None:
+    """How far any two are apart, and how far they may be: the sum of their bounds."""
+    want, _ = reference(found.case, found.drawn, {}, precision_of(found.dtype))
+    bound = delivered(want["y"], found.dtype).b
+    outputs = {name: outcome.outputs["y"] for name, outcome in found.results.items()}
+    if "y" in found.recorded:
+        outputs["the recording"] = widened(found.recorded["y"])
+    out = Table(title="largest difference between two outputs", title_justify="left")
+    for name in ("one", "other"):
+        out.add_column(name)
+    for name in ("difference", "of the bounds together"):
+        out.add_column(name, justify="right")
+    for one, other in combinations(outputs, 2):
+        gap = np.abs(outputs[one] - outputs[other])
+        share = np.max(np.where(gap == 0, 0.0, gap / (2 * bound)), initial=0.0)
+        out.add_row(one, other, f"{np.max(gap, initial=0.0):.2e}", f"{share:.3g}")
+    console.print(out)
+
+
+def add_example(result: Result, frameworks: tuple[str, ...]) -> None:
+    """The layer in examples/, where the project's files are at hand; a wheel does not hold them."""
+    if not (EXAMPLE / "model.safetensors").exists():
+        result.skipped["the real layer"] = "examples/minilm is not at hand: it is in the project's files, not in the wheel"
+        return
+    found = load(EXAMPLE / "model.safetensors", layout="bert", inputs=EXAMPLE / "activations.safetensors")
+    judge_layer(found, result, frameworks)
+
+
+def draw_attention(found: RealLayer, path: Path, head: int = 0, sentence: int = 1) -> None:
+    """One head's weights over the words of a sentence, as a picture; the words from sentences.json beside the file."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    layer = numpy_layer(found.case, found.drawn.params)
+    probs = leaves(layer(**found.drawn.inputs, return_weights=True))["out1"]
+    words = [str(i) for i in range(probs.shape[-1])]
+    texts = found.path.parent / "sentences.json"
+    title = f"head {head}"
+    if texts.exists():
+        entry = json.loads(texts.read_text(encoding="utf-8"))[sentence]
+        words, title = entry["tokens"], f"{title}: {entry['text']}"
+    length = int(found.mask[sentence].sum()) if found.mask is not None else probs.shape[-1]
+    figure, axes = pyplot.subplots(figsize=(7.2, 6.4), layout="constrained")
+    shown = probs[sentence, head, :length, :length].astype(np.float64)
+    picture = axes.imshow(shown, cmap="viridis", vmin=0)
+    axes.set_xticks(range(length), words[:length], rotation=60, ha="right")
+    axes.set_yticks(range(length), words[:length])
+    axes.set_xlabel("key: what is looked at")
+    axes.set_ylabel("query: who looks")
+    axes.set_title(title, fontsize=10)
+    figure.colorbar(picture, ax=axes, label="attention weight", shrink=0.85)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
