@@ -12,6 +12,7 @@ from attn_jax.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_jax.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_jax.mha import MultiHeadAttention as MultiHeadAttention
 from attn_jax.self_attention import SelfAttention as SelfAttention
+from attn_jax.seq2seq import Seq2Seq as Seq2Seq
 
 __all__ = [
     "AdditiveAttention",
@@ -20,6 +21,7 @@ __all__ = [
     "GatedRecurrentUnit",
     "MultiHeadAttention",
     "SelfAttention",
+    "Seq2Seq",
     "attend",
     "build",
     "load",
@@ -123,3 +125,17 @@ def build(
     use_bias: bool = True,
     use_output: bool = False,
 ) -> SelfAttention: ...
+@overload
+def build(
+    variant: Literal["seq2seq"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    inputs_dim: int,
+    hidden_dim: int,
+    num_layers: int = 1,
+    outputs_dim: int | None = None,
+    dropout: float = 0.0,
+    vocab_size: int | None = None,
+) -> Seq2Seq: ...

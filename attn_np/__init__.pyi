@@ -13,6 +13,7 @@ from attn_np.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_np.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_np.mha import MultiHeadAttention as MultiHeadAttention
 from attn_np.self_attention import SelfAttention as SelfAttention
+from attn_np.seq2seq import Seq2Seq as Seq2Seq
 
 __all__ = [
     "AdditiveAttention",
@@ -21,6 +22,7 @@ __all__ = [
     "GatedRecurrentUnit",
     "MultiHeadAttention",
     "SelfAttention",
+    "Seq2Seq",
     "attend",
     "build",
     "load",
@@ -125,3 +127,17 @@ def build(
     use_bias: bool = True,
     use_output: bool = False,
 ) -> SelfAttention: ...
+@overload
+def build(
+    variant: Literal["seq2seq"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    inputs_dim: int,
+    hidden_dim: int,
+    num_layers: int = 1,
+    outputs_dim: int | None = None,
+    dropout: float = 0.0,
+    vocab_size: int | None = None,
+) -> Seq2Seq: ...

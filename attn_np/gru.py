@@ -86,9 +86,9 @@ class GRULayer(Layer[LayerConfig]):
         state, (r, z, n, h) = scan(step, state, (x_gates, real), names=("r", "z", "n", "h"), tape=tape)
         return h, state
 
-    def _before(self, tape: Tape) -> tuple[Array, Array]:
-        """For every step the state before it and that state's recurrent product for n."""
-        h = concatenate([tape["state"][:, None], tape["h"]], axis=1)[:, :-1]
+    def before_vjp(self, start: Array, h: Array) -> tuple[Array, Array]:
+        """What the way back needs of every step: the state before it and its recurrent product for n."""
+        h = concatenate([start[:, None], h], axis=1)[:, :-1]
         return h, linear("bte,fea->btfa", h, self.w_h, self.b_h)[:, :, 2]
 
     def vjp(self, tape: Tape, dy: Array, dstate: Array, real: Array | None = None) -> Grads:
@@ -99,8 +99,8 @@ class GRULayer(Layer[LayerConfig]):
         is carried are the gradients at the gates.
         """
         x, r, z, n = (tape[name] for name in ("x", "r", "z", "n"))
-        h, h_n = self._before(tape)
-        w, w_h = {}, widen(self.w_h)
+        h, h_n = self.before_vjp(tape["state"], tape["h"])
+        w_h = widen(self.w_h)
 
         def back(daround, dx_gates, r):
             return daround + einsum("bfa,fea->be", h_gates_vjp(dx_gates, r), w_h)
@@ -116,10 +116,16 @@ class GRULayer(Layer[LayerConfig]):
         carry = dstate, zeros((x.shape[0], 3, dstate.shape[1]), x), zeros(dstate.shape, x)
         xs = dy, real, r, z, n, h, h_n
         carry, (dx_gates,) = scan(step, carry, xs, names=("dx_gates",), tape=tape, reverse=True)
+        part = self.gates_vjp(x, h, r, dx_gates)
+        dx, dstate = record(tape, dx=part.inputs["x"], dstate=back(*carry))
+        return Grads({"x": dx, "state": dstate}, part.params)
+
+    def gates_vjp(self, x: Array, h: Array, r: Array, dx_gates: Array) -> Grads:
+        """The two products of all steps at once; `h` holds the state before each step."""
+        w = {}
         _, w["w_h"], w["b_h"] = linear_vjp("bte,fea->btfa", h, self.w_h, self.b_h, h_gates_vjp(dx_gates, r))
         dx, w["w_x"], w["b_x"] = linear_vjp("btd,fde->btfe", x, self.w_x, self.b_x, dx_gates)
-        dx, dstate = record(tape, dx=dx, dstate=back(*carry))
-        return Grads({"x": dx, "state": dstate}, w)
+        return Grads({"x": dx}, w)
 
 
 class GatedRecurrentUnit(Layer[Config]):
@@ -183,9 +189,7 @@ class GatedRecurrentUnit(Layer[Config]):
         given = tape.get("state") is not None
         return Grads({"x": dx, "state": record(tape, dstate=stack(first[::-1])) if given else None}, w)
 
-    def vjp(
-        self, tape: Tape, dy: Float[Array, "b t e"], dstate: Float[Array, "l b e"] | None = None
-    ) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t e"], dstate: Float[Array, "l b e"] | None = None) -> Grads:
         """Gradients from that of the output and, where it was used, that of the returned state."""
         dtype, dy = dtype_name(dy), record(tape, dy=widen(dy))
         part = self.run_vjp(tape, dy, record(tape, dlast=widen(dstate)))

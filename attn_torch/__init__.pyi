@@ -14,6 +14,7 @@ from attn_torch.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_torch.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_torch.mha import MultiHeadAttention as MultiHeadAttention
 from attn_torch.self_attention import SelfAttention as SelfAttention
+from attn_torch.seq2seq import Seq2Seq as Seq2Seq
 
 __all__ = [
     "AdditiveAttention",
@@ -22,6 +23,7 @@ __all__ = [
     "GatedRecurrentUnit",
     "MultiHeadAttention",
     "SelfAttention",
+    "Seq2Seq",
     "attend",
     "build",
     "load",
@@ -131,3 +133,18 @@ def build(
     use_bias: bool = True,
     use_output: bool = False,
 ) -> SelfAttention: ...
+@overload
+def build(
+    variant: Literal["seq2seq"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    inputs_dim: int,
+    hidden_dim: int,
+    num_layers: int = 1,
+    outputs_dim: int | None = None,
+    dropout: float = 0.0,
+    vocab_size: int | None = None,
+) -> Seq2Seq: ...

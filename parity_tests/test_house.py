@@ -46,6 +46,7 @@ ALPHABET = {
     "n": "chunk",
     "p": "projection: query, key, value",
     "l": "layer",
+    "o": "output width",
     "u": "vocabulary",
     "w": "way from one layer to the next",
 }

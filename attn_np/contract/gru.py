@@ -107,8 +107,7 @@ class Config(_base.Config):
         widths = [self.input_dim, *[self.hidden_dim] * (self.num_layers - 1)]
         return {
             "layers": [
-                LayerConfig(input_dim=width, hidden_dim=self.hidden_dim, use_bias=self.use_bias)
-                for width in widths
+                LayerConfig(input_dim=width, hidden_dim=self.hidden_dim, use_bias=self.use_bias) for width in widths
             ]
         }
 

@@ -1,0 +1,212 @@
+"""Sequence to sequence with attention: a decoder looks back at everything the encoder read, at every step."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _base, additive, gru
+from attn_np.contract._base import Arg, Param
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(_base.Config):
+    """Fields of the decoder.
+
+    Attributes:
+        inputs_dim: width of the targets that it is fed.
+        hidden_dim: width of its state and of the memory that it looks back at.
+        num_layers: layers of its gated recurrent unit.
+        outputs_dim: width of the outputs.
+        dropout: share set to 0 in training, of the attention weights and between the recurrent layers.
+    """
+
+    layer = "AttentionDecoder"
+
+    inputs_dim: int
+    hidden_dim: int
+    num_layers: int = 1
+    outputs_dim: int
+    dropout: float = 0.0
+
+    def sizes(self) -> dict[str, int]:
+        """`l` counts the recurrent layers, `w` the ways from one to the next."""
+        return {
+            "d": self.inputs_dim,
+            "e": self.hidden_dim,
+            "l": self.num_layers,
+            "w": self.num_layers - 1,
+            "o": self.outputs_dim,
+        }
+
+    def own_params(self) -> dict[str, Param]:
+        return {"w_o": Param("e o", "e"), "b_o": Param("o", "e")}
+
+    def children(self) -> dict[str, _base.Config | list[_base.Config]]:
+        e = self.hidden_dim
+        return {
+            "attention": additive.Config(query_dim=e, key_dim=e, hidden_dim=e, dropout=self.dropout),
+            "gru": gru.Config(
+                input_dim=e + self.inputs_dim, hidden_dim=e, num_layers=self.num_layers, dropout=self.dropout
+            ),
+        }
+
+    def arguments(self) -> dict[str, Arg]:
+        return {
+            "target": Arg("b t d"),
+            "memory": Arg("b s e"),
+            "state": Arg("l b e"),
+            "mask": Arg("b t s", "mask", optional=True),
+            "keep": Arg("b t s", "keep", optional=True),
+            "gru_keep": Arg("w b t e", "keep", optional=True),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_base.Config):
+    """Fields of an encoder and a decoder with attention.
+
+    Attributes:
+        inputs_dim: width of sources and targets; with a vocabulary, of the vectors that stand for the tokens.
+        hidden_dim: width of all states, of the memory and of the attention's hidden layer.
+        num_layers: recurrent layers, of the encoder and of the decoder.
+        outputs_dim: width of the outputs; vocab_size by default, else inputs_dim.
+        dropout: share set to 0 in training, of the attention weights and between recurrent layers.
+        vocab_size: how many tokens there are; sources and targets are then tokens, outputs a score for each token.
+    """
+
+    layer = "Seq2Seq"
+    family = "recurrent"
+    title = "Sequence to sequence with attention"
+    idea = (
+        "An encoder reads the source and leaves its state at every position as a memory. Before each step the decoder "
+        "asks, with its own state, which places of that memory matter now, and takes their average along with its "
+        "input. The source needs no longer fit into one vector."
+    )
+    formula = (
+        r"m = \mathrm{GRU}(source),\quad c_t = \mathrm{additive}(h_{t-1}, m, m),\quad "
+        r"h_t = \mathrm{GRU\ step}([c_t;\, x_t],\, h_{t-1}),\quad y_t = h_t w_o + b_o"
+    )
+    notation = {
+        "h_j (annotation)": "memory, position s",
+        "s_{i-1} (decoder state)": "the last layer's state before step t",
+        "alpha_ij, c_i": "probs, context",
+        "y_{i-1} (the word before)": "target, position t",
+    }
+    cost = "time b t (s e + 3 e (d + 2 e)), one step after the other; memory b (t + s) 4 e and b t s"
+    paper = (
+        "Bahdanau, Cho, Bengio 2014, Neural Machine Translation by Jointly Learning to Align and Translate, "
+        "arXiv:1409.0473, section 3; here the encoder reads in one direction, its last state is the decoder's first, "
+        "and the output sees the state alone"
+    )
+    equals = (
+        "a prefix of the target, then the rest with the state that came back: the whole target at once",
+        "the context of every step: additive, with the states before the steps as queries",
+    )
+    traps = (
+        "softmax over axis 1 of (b, 1, s), one query: every weight is 1, w_q gets a gradient of exactly 0, and the "
+        "decoder never learns where to look",
+        "handing the encoder's outputs back with their axes exchanged: the next call reads time as batch",
+        "running the encoder over padding: the state that the decoder starts from depends on how much there was",
+    )
+
+    inputs_dim: int
+    hidden_dim: int
+    num_layers: int = 1
+    outputs_dim: int | None = None
+    dropout: float = 0.0
+    vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        self.positive("inputs_dim", "hidden_dim", "num_layers", "outputs_dim", "vocab_size")
+        self.rate("dropout")
+        _base.require(
+            self.vocab_size is None or self.outputs_dim in (None, self.vocab_size),
+            self.variant,
+            "one output for each token of the vocabulary",
+            f"outputs_dim={self.outputs_dim}, vocab_size={self.vocab_size}",
+            "leave outputs_dim out",
+        )
+
+    def sizes(self) -> dict[str, int]:
+        """`l` counts the recurrent layers, `w` the ways from one to the next."""
+        sizes = {
+            "d": self.inputs_dim,
+            "e": self.hidden_dim,
+            "l": self.num_layers,
+            "w": self.num_layers - 1,
+            "o": self.outputs_dim or self.vocab_size or self.inputs_dim,
+        }
+        return sizes if self.vocab_size is None else sizes | {"u": self.vocab_size}
+
+    def own_params(self) -> dict[str, Param]:
+        return {} if self.vocab_size is None else {"embedding": Param("u d", "d")}
+
+    def children(self) -> dict[str, _base.Config | list[_base.Config]]:
+        return {
+            "encoder": gru.Config(
+                input_dim=self.inputs_dim,
+                hidden_dim=self.hidden_dim,
+                num_layers=self.num_layers,
+                dropout=self.dropout,
+            ),
+            "decoder": DecoderConfig(
+                inputs_dim=self.inputs_dim,
+                hidden_dim=self.hidden_dim,
+                num_layers=self.num_layers,
+                outputs_dim=self.sizes()["o"],
+                dropout=self.dropout,
+            ),
+        }
+
+    def arguments(self) -> dict[str, Arg]:
+        words = self.vocab_size is not None
+        return {
+            "source": Arg("b s", "tokens") if words else Arg("b s d"),
+            "target": Arg("b t", "tokens") if words else Arg("b t d"),
+            "state": Arg("l b e", optional=True),
+            "mask": Arg("b t s", "mask", optional=True),
+            "keep": Arg("b t s", "keep", optional=True),
+            "encoder_keep": Arg("w b s e", "keep", optional=True),
+            "decoder_keep": Arg("w b t e", "keep", optional=True),
+        }
+
+    def check_generation(self, t: int, steps: int, *, words: bool) -> None:
+        """Refuse to run freely where outputs can't be inputs, or from anything but one first input.
+
+        Args:
+            t: how many positions the first input has.
+            steps: how many outputs are asked for.
+            words: whether tokens are asked for.
+        """
+        d, o = self.inputs_dim, self.sizes()["o"]
+        if words:
+            _base.require(
+                self.vocab_size is not None,
+                self.variant,
+                "a vocabulary to decode into",
+                "vocab_size=None",
+                "set vocab_size=, or call generate",
+            )
+        else:
+            _base.require(
+                self.vocab_size is None,
+                self.variant,
+                "outputs that are vectors, to be fed back",
+                f"scores for vocab_size={self.vocab_size} tokens",
+                "call greedy",
+            )
+            _base.require(
+                o == d,
+                self.variant,
+                "outputs_dim equal to inputs_dim, so that outputs can be fed back",
+                f"outputs_dim={o}, inputs_dim={d}",
+                "give every target, or build with equal widths",
+            )
+        _base.require(t == 1, self.variant, "one first input (t=1)", f"t={t}", "pass target[:, :1]")
+        whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
+        _base.require(whole, self.variant, "steps to be an integer from 0", repr(steps), "set steps=")
+
+
+EXAMPLES = {
+    "plain": Config(inputs_dim=7, hidden_dim=5, outputs_dim=3),
+    "free": Config(inputs_dim=5, hidden_dim=3, num_layers=2, dropout=0.25),
+    "words": Config(inputs_dim=3, hidden_dim=7, num_layers=3, vocab_size=11),
+}

@@ -1,0 +1,383 @@
+"""Sequence to sequence with attention: a decoder looks back at everything the encoder read, at every step."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import Bool, Float, Integer
+
+from attn_np._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    argmax,
+    broadcast_to,
+    concatenate,
+    dropout,
+    dtype_name,
+    einsum,
+    hide,
+    linear,
+    narrow,
+    record,
+    scan,
+    scope,
+    seen,
+    softmax,
+    stack,
+    take,
+    tanh,
+    where,
+    widen,
+    zeros,
+)
+from attn_np._vjp import (
+    Grads,
+    dropout_vjp,
+    grads,
+    linear_vjp,
+    softmax_vjp,
+    sum_to,
+    take_vjp,
+    tanh_vjp,
+    total,
+)
+from attn_np.additive import AdditiveAttention
+from attn_np.contract.seq2seq import Config, DecoderConfig
+from attn_np.gru import GatedRecurrentUnit, cell, cell_vjp, h_gates_vjp
+
+
+def look(
+    q: Array, k: Array, v: Array, w_score: Array, allowed: Array | None, keep: Array | None, rate: float
+) -> tuple[Array, Array]:
+    """Additive attention of one projected query to keys that were projected before: the context and the weights."""
+    scores = einsum("bse,e->bs", tanh(q[:, None, :] + k), w_score)
+    probs = softmax(scores, allowed)
+    return einsum("bs,bsv->bv", dropout(probs, keep, rate), v), probs
+
+
+def look_vjp(
+    q: Array, k: Array, v: Array, w_score: Array, probs: Array, keep: Array | None, rate: float, dcontext: Array
+) -> Array:
+    """Read `look` upwards to its query. What keys, values and weights get is summed over all steps afterwards."""
+    dkept = einsum("bv,bsv->bs", dcontext, v)
+    dscores = softmax_vjp(probs, dropout_vjp(dkept, keep, rate))
+    dsum = tanh_vjp(tanh(q[:, None, :] + k), dscores[:, :, None] * w_score)
+    return sum_to(dsum, (dsum.shape[0], 1, dsum.shape[2]))[:, 0]
+
+
+class AttentionDecoder(Layer[DecoderConfig]):
+    """Before each step a look back at the memory, with the last layer's state as the query."""
+
+    attention: AdditiveAttention
+    gru: GatedRecurrentUnit
+    w_o: Float[Array, "e o"]
+    b_o: Float[Array, "o"]
+
+    def weights(self) -> dict[str, Any]:
+        """What every step uses, widened once; the first layer's input weights in two, for context and target."""
+        layers, e = self.gru.layers, self.config.hidden_dim
+        w_x = [widen(layer.w_x) for layer in layers]
+        return {
+            "q": widen(self.attention.w_q),
+            "score": widen(self.attention.w_score),
+            "target": w_x[0][:, e:],
+            "x": [w[:, :e] for w in w_x],
+            "h": [widen(layer.w_h) for layer in layers],
+            "b_x": [widen(layer.b_x) for layer in layers],
+            "b_h": [widen(layer.b_h) for layer in layers],
+        }
+
+    def known(self, x: Array, w: dict[str, Any]) -> list[Array]:
+        """What the gates of each layer get that no step has to wait for: biases and, in the first, the target."""
+        first, *rest = [broadcast_to(b_x, (x.shape[0], x.shape[1], *b_x.shape)) for b_x in w["b_x"]]
+        return [first + einsum("btd,fde->btfe", x, w["target"]), *rest]
+
+    def stepper(self, k: Array, v: Array, w: dict[str, Any]) -> Callable[..., Any]:
+        """One step as a function for a scan, from the state of every layer to the next."""
+        count, rate = self.config.num_layers, self.config.dropout
+
+        def step(state, xs):
+            allowed, keep = xs[2 * count :]
+            context, probs = look(einsum("bd,de->be", state[-1], w["q"]), k, v, w["score"], allowed, keep, rate)
+            x, after, taped = context, [], [context, probs]
+            for i in range(count):
+                x_gates = xs[i] + einsum("bd,fde->bfe", x, w["x"][i])
+                r, z, n, h = cell(x_gates, state[i], w["h"][i], w["b_h"][i])
+                x = dropout(h, xs[count + i], rate)
+                after.append(h)
+                taped += [r, z, n, h]
+            return tuple(after), tuple(taped)
+
+        return step
+
+    def run(
+        self,
+        x: Array,
+        memory: Array,
+        state: Array,
+        allowed: Array | None,
+        keep: Array | None = None,
+        gru_keep: Array | None = None,
+        tape: Tape = None,
+    ) -> tuple[Array, Array, Array]:
+        """The forward without checks and rounding: outputs, state and weights."""
+        b, t, s, count = x.shape[0], x.shape[1], memory.shape[1], self.config.num_layers
+        allowed = None if allowed is None else broadcast_to(allowed, (b, t, s))
+        keep = None if keep is None else broadcast_to(keep, (b, t, s))
+        memory = hide("bts->bse", allowed, memory)
+        x, memory, state = record(tape, x=x, memory=memory, state=state)
+        allowed, keep, gru_keep = record(tape, allowed=allowed, keep=keep, gru_keep=gru_keep)
+        k = record(tape, k=einsum("bsi,ie->bse", memory, self.attention.w_k))
+        w, layers = self.weights(), [scope(tape, f"gru.layers.{i}") for i in range(count)]
+        x_gates = [record(layers[i], x_gates=value) for i, value in enumerate(self.known(x, w))]
+        state, (context, probs, *found) = scan(
+            self.stepper(k, memory, w),
+            tuple(state[i] for i in range(count)),
+            (*x_gates, *self.gru.ways(gru_keep, b, t), allowed, keep),
+            names=("context", "probs", *(f"gru.layers.{i}.{name}" for i in range(count) for name in "rznh")),
+            tape=tape,
+        )
+        return linear("bte,eo->bto", found[-1], self.w_o, self.b_o), stack(state), probs
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        target: Float[Array, "b t d"],
+        memory: Float[Array, "b s e"],
+        state: Float[Array, "l b e"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        gru_keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+    ) -> Output:
+        """Outputs `b t o` and the state of every layer after the last step; with the weights `b t s` as a third."""
+        n = self.check(target=target, memory=memory, state=state, mask=mask, keep=keep, gru_keep=gru_keep)
+        dtype = dtype_name(target)
+        keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=target)
+        gru_keep = self.draw_keep(gru_keep, (n["w"], n["b"], n["t"], n["e"]), like=target)
+        y, state, probs = self.run(widen(target), widen(memory), widen(state), mask, keep, gru_keep, tape)
+        y, state = record(tape, y=y, last=state)
+        found = narrow(y, dtype), narrow(state, dtype), narrow(probs, dtype)
+        return found if return_weights else found[:2]
+
+    def run_vjp(self, tape: Tape, dy: Array, dlast: Array | None) -> Grads:
+        """Read `run` upwards. A scan backwards in time finds the gradients at the gates of every step.
+
+        From these follow, each in one product over all steps, the gradients of everything that the steps share. As
+        in GRULayer, what went through a step's gates is undone at the beginning of the step before.
+        """
+        c, dw, w, layers = self.config, {}, self.weights(), self.gru.layers
+        x, memory, k, probs, context = (tape[name] for name in ("x", "memory", "k", "probs", "context"))
+        keep, allowed, count = tape.get("keep"), tape.get("allowed"), c.num_layers
+        ways = self.gru.ways(tape.get("gru_keep"), x.shape[0], x.shape[1])
+        gates, below = [], [concatenate([context, x], axis=-1)]
+        for i, way in enumerate(ways):
+            r, z, n, h = (tape[f"gru.layers.{i}.{name}"] for name in "rznh")
+            gates.append((r, z, n, *layers[i].before_vjp(tape["state"][i], h)))
+            below.append(dropout(h, way, c.dropout))
+        queries = gates[-1][3]
+        q = einsum("btd,de->bte", queries, self.attention.w_q)
+        dh, dw["w_o"], dw["b_o"] = linear_vjp("bte,eo->bto", below[-1], self.w_o, self.b_o, dy)
+
+        def back(daround, dgates, later):
+            if later is None:
+                return daround
+            q, probs, keep, gates = later
+            dstate = [
+                daround[i] + einsum("bfa,fea->be", h_gates_vjp(dgates[i], gates[5 * i]), w["h"][i])
+                for i in range(count)
+            ]
+            dcontext = einsum("bfe,fde->bd", dgates[0], w["x"][0])
+            dq = look_vjp(q, k, memory, w["score"], probs, keep, c.dropout, dcontext)
+            return (*dstate[:-1], dstate[-1] + einsum("be,de->bd", dq, w["q"]))
+
+        def step(carry, xs):
+            dx, q, probs, keep, *rest = xs
+            ways, gates, dstate, daround, dgates = rest[:count], rest[count:], back(*carry), (), ()
+            for i in reversed(range(count)):
+                dh = dstate[i] + dropout_vjp(dx, ways[i], c.dropout)
+                dx_gates, dh = cell_vjp(dh, *gates[5 * i : 5 * i + 5])
+                dx = einsum("bfe,fde->bd", dx_gates, w["x"][i])
+                daround, dgates = (dh, *daround), (dx_gates, *dgates)
+            return (daround, dgates, (q, probs, keep, gates)), dgates
+
+        start = zeros(tape["state"].shape, x) if dlast is None else dlast
+        carry, dgates = scan(
+            step,
+            (tuple(start[i] for i in range(count)), (), None),
+            (dh, q, probs, keep, *ways, *(value for each in gates for value in each)),
+            names=tuple(f"gru.layers.{i}.dx_gates" for i in range(count)),
+            tape=tape,
+            reverse=True,
+        )
+        for i, (r, _, _, h, _) in reversed(list(enumerate(gates))):
+            part = layers[i].gates_vjp(below[i], h, r, dgates[i])
+            dw |= {f"gru.layers.{i}.{name}": value for name, value in part.params.items()}
+        dcontext, dx = part.inputs["x"][:, :, : c.hidden_dim], part.inputs["x"][:, :, c.hidden_dim :]
+        looks = {
+            "seen_query": queries, "seen_key": memory, "seen_value": memory, "key": memory, "allowed": allowed,
+            "features": tanh(q[:, :, None, :] + k[:, None, :, :]), "probs": probs, "keep": keep,
+            "kept": dropout(probs, keep, c.dropout),
+        }  # fmt: skip
+        part = self.attention.vjp(looks, dcontext)
+        dw |= {f"attention.{name}": value for name, value in part.params.items()}
+        dx, dmemory, dk = record(tape, dx=dx, dmemory=part.inputs["key"], dk=looks["dk"])
+        return Grads({"target": dx, "memory": dmemory, "state": record(tape, dstate=stack(back(*carry)))}, dw)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
+        """Gradients from that of the outputs and, where it was used, that of the returned state."""
+        dtype, dy = dtype_name(dy), record(tape, dy=widen(dy))
+        part = self.run_vjp(tape, dy, record(tape, dlast=widen(dlast)))
+        return grads(dtype, part.inputs, part.params)
+
+
+class Seq2Seq(Layer[Config]):
+    """An encoder leaves a memory; a decoder looks back at it at every step."""
+
+    embedding: Float[Array, "u d"] | None
+    encoder: GatedRecurrentUnit
+    decoder: AttentionDecoder
+
+    def embed(self, source: Array, target: Array) -> tuple[Array, Array, Array | None]:
+        """Vectors as they are, tokens as their rows of the table; and the table, widened once for both."""
+        table = widen(self.embedding)
+        if table is None:
+            return widen(source), widen(target), table
+        return take(table, source), take(table, target), table
+
+    def encode(self, source: Array, mask: Array | None, keep: Array | None, tape: Tape) -> tuple[Array, Array]:
+        """The memory and the encoder's last state. A position that no target sees is padding: it is passed over."""
+        real = None if mask is None else broadcast_to(seen("bts->bs", mask), source.shape[:2])
+        return self.encoder.run(source, None, keep, real, tape)
+
+    def begin(
+        self, source: Array, mask: Array | None, state: Array | None
+    ) -> tuple[Callable[..., Any], tuple[Array, ...]]:
+        """One step without dropout, from input and state to output and state, and the state to begin with."""
+        memory, last = self.encode(source, mask, None, None)
+        state, decoder = last if state is None else widen(state), self.decoder
+        b, s, _ = memory.shape
+        allowed = None if mask is None else broadcast_to(mask, (b, 1, s))
+        memory = hide("bts->bse", allowed, memory)
+        k, w = einsum("bsi,ie->bse", memory, decoder.attention.w_k), decoder.weights()
+        step, w_o, b_o = decoder.stepper(k, memory, w), widen(decoder.w_o), widen(decoder.b_o)
+        allowed = None if allowed is None else allowed[:, 0]
+
+        def feed(x, state):
+            x_gates = [gates[:, 0] for gates in decoder.known(x[:, None], w)]
+            state, found = step(state, (*x_gates, *decoder.gru.ways(None, b, 1), allowed, None))
+            return linear("be,eo->bo", found[-1], w_o, b_o), state
+
+        return feed, tuple(state[i] for i in range(self.config.num_layers))
+
+    def generate(
+        self,
+        source: Float[Array, "b s d"],
+        target: Float[Array, "b 1 d"],
+        *,
+        steps: int,
+        state: Float[Array, "l b e"] | None = None,
+        mask: Bool[Array, "..."] | None = None,
+    ) -> tuple[Array, Array]:
+        """Run freely from one first target: every output is the next input. Outputs and last state; no dropout."""
+        n = self.check(source=source, target=target, state=state, mask=mask)
+        self.config.check_generation(n["t"], steps, words=False)
+        x, dtype = widen(target), dtype_name(target)
+        feed, state = self.begin(widen(source), mask, state)
+
+        def step(carry, xs):
+            y, state = feed(*carry)
+            return (y, state), (y,)
+
+        (_, state), (y,) = scan(step, (x[:, 0], state), (zeros((n["b"], steps), x),), names=("y",))
+        return narrow(y, dtype), narrow(stack(state), dtype)
+
+    def greedy(
+        self,
+        source: Integer[Array, "b s"],
+        target: Integer[Array, "b 1"],
+        *,
+        steps: int,
+        stop: int,
+        state: Float[Array, "l b e"] | None = None,
+        mask: Bool[Array, "..."] | None = None,
+    ) -> tuple[Array, Array]:
+        """Decode from one first token, at each step the likeliest next one, without dropout.
+
+        Returns:
+            Tokens `b steps`, from the stop token on nothing but the stop token, and how many come before it.
+        """
+        n = self.check(source=source, target=target, state=state, mask=mask)
+        self.config.check_generation(n["t"], steps, words=True)
+        source, x, table = self.embed(source, target)
+        feed, state = self.begin(source, mask, state)
+
+        def step(carry, xs):
+            x, done, state = carry
+            y, state = feed(x, state)
+            token = where(done, stop, argmax(y, axis=-1))
+            done = done | (token == stop)
+            return (take(table, token), done, state), (token, done)
+
+        running = zeros((n["b"],), x) != 0
+        clock = zeros((n["b"], steps), x)
+        _, (tokens, done) = scan(step, (x[:, 0], running, state), (clock,), names=("tokens", "done"))
+        ends = concatenate([done, zeros((n["b"], 1), x) == 0], axis=1)
+        return tokens, argmax(where(ends, 1, 0), axis=1)
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        source: Float[Array, "b s d"] | Integer[Array, "b s"],
+        target: Float[Array, "b t d"] | Integer[Array, "b t"],
+        *,
+        state: Float[Array, "l b e"] | None = None,
+        mask: Bool[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        encoder_keep: Bool[Array, "..."] | None = None,
+        decoder_keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+    ) -> Output:
+        """Outputs for given targets, and the state to go on from; with the weights `b t s` as a third.
+
+        A `state` that an earlier call returned takes the place of the encoder's last one: a target may be given in
+        pieces. A source position that no target sees by the mask is padding. The state comes back in the layer's
+        dtype, so that with a 16-bit type a target in pieces equals the whole up to the rounding of the state.
+        """
+        n = self.check(
+            source=source, target=target, state=state, mask=mask,
+            keep=keep, encoder_keep=encoder_keep, decoder_keep=decoder_keep,
+        )  # fmt: skip
+        keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=source)
+        encoder_keep = self.draw_keep(encoder_keep, (n["w"], n["b"], n["s"], n["e"]), like=source)
+        decoder_keep = self.draw_keep(decoder_keep, (n["w"], n["b"], n["t"], n["e"]), like=source)
+        if self.embedding is not None:
+            source, target = record(tape, source_tokens=source, target_tokens=target)
+        source, target, _ = self.embed(source, target)
+        source, target = record(tape, source=source, target=target)
+        state = record(tape, state=widen(state))
+        memory, last = self.encode(source, mask, encoder_keep, scope(tape, "encoder"))
+        state = last if state is None else state
+        y, state, probs = self.decoder.run(target, memory, state, mask, keep, decoder_keep, scope(tape, "decoder"))
+        y, state = record(tape, y=y, last=state)
+        found = narrow(y, self.dtype), narrow(state, self.dtype), narrow(probs, self.dtype)
+        return found if return_weights else found[:2]
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
+        """Gradients from that of the outputs and, where it was used, that of the returned state."""
+        given = tape.get("state") is not None
+        dy, dlast = record(tape, dy=widen(dy), dlast=widen(dlast))
+        below = self.decoder.run_vjp(scope(tape, "decoder"), dy, dlast)
+        dstate, dtarget = below.inputs["state"], below.inputs["target"]
+        above = self.encoder.run_vjp(scope(tape, "encoder"), below.inputs["memory"], None if given else dstate)
+        w = {f"encoder.{name}": value for name, value in above.params.items()}
+        w |= {f"decoder.{name}": value for name, value in below.params.items()}
+        dsource, dtarget = record(tape, dsource=above.inputs["x"], dtarget=dtarget)
+        found = {"source": dsource, "target": dtarget}
+        if self.embedding is not None:
+            from_source = take_vjp(self.embedding, tape["source_tokens"], found.pop("source"))
+            from_target = take_vjp(self.embedding, tape["target_tokens"], found.pop("target"))
+            w["embedding"] = total(from_source, from_target)
+        return grads(self.dtype, found | {"state": dstate if given else None}, w)
