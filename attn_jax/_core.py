@@ -11,7 +11,7 @@ from flax import nnx
 from jax.nn import sigmoid
 from jax.numpy import broadcast_to, concatenate, exp, maximum, sqrt, stack, tanh, where
 
-from attn_np.contract import Config, at_step, check_dtype, record, scope, within
+from attn_np.contract import Config, check_dtype, record, scope, within
 
 __all__ = [
     "Array",
@@ -295,14 +295,14 @@ class Layer(nnx.Module, Generic[C]):
     def params(self) -> dict[str, Array]:
         """Every parameter by its dotted name: the dictionary that weight files hold."""
         flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
-        found = {".".join(map(str, path)): leaf[...] for path, leaf in flat}
+        found = {".".join(map(str, path)): leaf.get_value() for path, leaf in flat}
         return {name: found[name] for name in self.config.params()}
 
     def set_params(self, values: dict[str, Array]) -> None:
         """Put arrays in the place of the parameters, by dotted name, on the devices where those are."""
         flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
         placed = [
-            (path, leaf.replace(jax.device_put(jnp.array(values[".".join(map(str, path))]), leaf[...].sharding)))
+            (path, leaf.replace(jax.device_put(jnp.array(values[".".join(map(str, path))]), leaf.get_value().sharding)))
             for path, leaf in flat
         ]
         nnx.update(self, nnx.from_flat_state(placed))
