@@ -121,8 +121,9 @@ def _tagged(file: TensorFile, variant: str | None) -> Config:
     if variant not in (None, got):
         todo = f"pass variant={got!r}, or layout={got!r} to have it converted"
         raise ConfigMismatchError(file.path, "variant", repr(variant), repr(got), todo)
+    fields = _json(file, "config")
     try:
-        config = contract.config(got, **_json(file, "config"))
+        config = contract.config(got, **fields)
     except (ValueError, TypeError) as error:
         todo = "write the file again from the layer"
         raise ConfigMismatchError(file.path, "config", f"a config of {got}", str(error), todo) from error

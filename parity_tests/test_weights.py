@@ -1,0 +1,844 @@
+"""Weight files: all ways between the trees bit by bit; every wrong file refused by name, with the layer as it was."""
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import pickle
+import re
+import stat
+import tracemalloc
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+import torch
+from flax import nnx
+
+from attn_np import contract, weights
+from attn_np.contract import Config
+from attn_np.weights import _cast, _files, _header
+from attn_np.weights.layouts._base import differences
+from parity_tests._inputs import EXAMPLES, TREES, Arrays, Tree, config_of
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+WORDS = re.compile(r".+: expected .+, got .+; .+", re.DOTALL)
+
+
+def values_of(tree: Tree, layer: Any) -> Arrays:
+    return {name: np.asarray(tree.numpy(x)) for name, x in layer.params().items()}
+
+
+def bits(values: Arrays) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Names, dtypes, shapes and bytes: what "unchanged" means."""
+    return {name: (x.dtype.name, x.shape, x.tobytes()) for name, x in values.items()}
+
+
+def special(config: Config, dtype: str) -> Arrays:
+    """Weights that begin with the numbers most easily lost: signed zeros, subnormals, the ends of the range."""
+    info, values = ml_dtypes.finfo(dtype), weights.draw(config, 5, dtype)
+    ends = [-0.0, 0.0, info.smallest_subnormal, -info.smallest_subnormal, info.smallest_normal, info.max, info.min]
+    hard = np.array([*ends, info.smallest_normal - info.smallest_subnormal], dtype=_cast.DTYPES[dtype])
+    for i, x in enumerate(values.values()):
+        flat = x.reshape(-1)
+        flat[: len(hard)] = np.roll(hard, i)[: len(flat)]
+    return values
+
+
+# Between the trees ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(TREES, TREES)))
+def test_all_directions_are_bit_identical(source: str, target: str, dtype: str, tmp_path: Path) -> None:
+    for variant, example in (("mha", "cross"), ("gru", "stacked")):
+        config, first, second, third = config_of(variant, example), *(tmp_path / f"{i}.safetensors" for i in range(3))
+        values = special(config, dtype)
+        assert any(np.signbit(x).any() and (x == 0).any() for x in values.values())
+        weights.write(first, config, values)
+        a = TREES[source].package.load(first)
+        TREES[source].package.save(a, second)
+        b = TREES[target].package.load(second)
+        TREES[target].package.save(b, third)
+        for tree, layer in ((source, a), (target, b)):
+            assert bits(values_of(TREES[tree], layer)) == bits(values)
+            assert layer.config == config
+            assert not TREES[tree].is_training(layer)
+        assert first.read_bytes() == second.read_bytes() == third.read_bytes()
+
+
+@pytest.mark.parametrize(("variant", "example"), EXAMPLES)
+def test_every_example_goes_through_a_file(variant: str, example: str, tmp_path: Path) -> None:
+    config, file = config_of(variant, example), tmp_path / "layer.safetensors"
+    seen = []
+    for source in TREES.values():
+        layer = source.build(config, seed=7, dtype="float32")
+        source.package.save(layer, file)
+        seen.append(file.read_bytes())
+        for target in TREES.values():
+            loaded = target.package.load(file)
+            assert loaded.config == config
+            assert bits(values_of(target, loaded)) == bits(values_of(source, layer))
+            other = target.build(config, seed=8, dtype="float32")
+            assert target.package.load(file, into=other) is other
+            assert bits(values_of(target, other)) == bits(values_of(source, layer))
+    assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_nan_payloads_survive_where_they_are_let_through(name: str, tmp_path: Path) -> None:
+    config, file, tree = config_of("mha", "split"), tmp_path / "nan.safetensors", TREES[name]
+    for dtype, payload in (("float32", 0x7FC12345), ("bfloat16", 0x7FC1), ("float16", 0x7E01)):
+        values = weights.draw(config, 0, dtype)
+        values["w_q"].reshape(-1).view(f"u{values['w_q'].itemsize}")[3] = payload
+        weights.write(file, config, values, finite=False)
+        layer = tree.package.load(file, finite=False)
+        assert bits(values_of(tree, layer)) == bits(values)
+        with pytest.raises(weights.NonFiniteWeightError):
+            tree.package.save(layer, tmp_path / "other")
+        tree.package.save(layer, tmp_path / "again", finite=False)
+        assert (tmp_path / "again").read_bytes() == file.read_bytes()
+
+
+def test_loading_in_place_keeps_the_frameworks_objects(tmp_path: Path) -> None:
+    """Optimizers hold the parameters' objects."""
+    config, file = config_of("gru", "stacked"), tmp_path / "layer.safetensors"
+    weights.write(file, config, weights.draw(config, 3, "float64"))
+    module = TREES["torch"].training(TREES["torch"].build(config))
+    before = dict(module.named_parameters())
+    TREES["torch"].package.load(file, into=module)
+    assert all(x is before[name] and x.requires_grad for name, x in module.named_parameters())
+    assert not module.training
+    module = TREES["jax"].training(TREES["jax"].build(config))
+    held = module.layers[1].w_h
+    TREES["jax"].package.load(file, into=module)
+    assert module.layers[1].w_h is held
+    assert not TREES["jax"].is_training(module)
+
+
+def test_layers_made_without_drawing(tmp_path: Path) -> None:
+    config, file = config_of("mha", "split"), tmp_path / "layer.safetensors"
+    values = weights.draw(config, 3, "float32")
+    weights.write(file, config, values)
+    cls = TREES["torch"].package.MultiHeadAttention
+    empty = cls(config, device="meta")
+    with pytest.raises(ValueError, match="to_empty"):
+        TREES["torch"].package.load(file, into=empty)
+    loaded = TREES["torch"].package.load(file, into=empty.to_empty(device="cpu"))
+    assert bits(values_of(TREES["torch"], loaded)) == bits(values)
+    abstract = nnx.eval_shape(lambda: TREES["jax"].package.MultiHeadAttention(config, rngs=nnx.Rngs(0)))
+    loaded = TREES["jax"].package.load(file, into=abstract)
+    assert bits(values_of(TREES["jax"], loaded)) == bits(values)
+
+
+def test_the_package_safetensors_reads_our_files(tmp_path: Path) -> None:
+    config, file = config_of("mha", "cross"), tmp_path / "layer.safetensors"
+    for dtype in DTYPES:
+        values = special(config, dtype)
+        weights.write(file, config, values)
+        found = {name: TREES["torch"].numpy(x) for name, x in safetensors.torch.load_file(file).items()}
+        assert bits(found) == bits(values)
+    with safetensors.safe_open(file, "np") as opened:
+        metadata = opened.metadata()
+    assert metadata["format"] == "attn-parity/1"
+    assert metadata["variant"] == "mha"
+    assert contract.config("mha", **json.loads(metadata["config"])) == config
+    assert json.loads(metadata["axes"])["w_k"] == "i h k"
+    assert json.loads(metadata["sha256"])["b_o"] == hashlib.sha256(values["b_o"].tobytes()).hexdigest()
+    assert metadata["version"]
+
+
+# Drawing --------------------------------------------------------------------------------------------------------------
+
+# SHA-256 over names, shapes and bytes of what a seed draws. These never change: a seed in a paper or a bug report must
+# give the same weights for ever.
+GOLDEN = {
+    ("mha", "cross", 0, "float64"): "953510d6e3bf9bff4ee6b0309e30ef951e77098c5147538cae23c391203b0a16",
+    ("mha", "cross", 0, "float32"): "43fefaaca26beaec29528d08c4981cfe445f08333b4ef1050db1be7938edde93",
+    ("mha", "cross", 0, "bfloat16"): "5e282471f56335b37c4ea1eb014a0867c4ed8315757f2356544b1a0bd68f1052",
+    ("mha", "cross", 0, "float16"): "f3a5b2c21384c87df29c504b9521e21154399af1a985f29b9392dbc4d72f7db3",
+    ("gru", "stacked", 20, "float32"): "933050618ee07536458cf9132dcc1a3844dc99633903c37f8c9a0b86fe1b06bd",
+    ("gru", "stacked", 20, "bfloat16"): "8bb26a4ac7232f152c39e1ee6e047fdb8848eba843054aef3781c9e1cf0d424d",
+}
+
+
+@pytest.mark.parametrize(("variant", "example", "seed", "dtype"), list(GOLDEN))
+def test_a_seed_draws_the_same_for_ever(variant: str, example: str, seed: int, dtype: str) -> None:
+    total = hashlib.sha256()
+    for name, x in weights.draw(config_of(variant, example), seed, dtype).items():
+        total.update(f"{name} {x.shape} {x.dtype.name}\n".encode() + x.tobytes())
+    assert total.hexdigest() == GOLDEN[variant, example, seed, dtype]
+
+
+@pytest.mark.parametrize(("variant", "example"), EXAMPLES)
+def test_build_is_bit_identical_in_every_tree(variant: str, example: str) -> None:
+    config = config_of(variant, example)
+    for dtype in DTYPES:
+        drawn = bits(weights.draw(config, 11, dtype))
+        for tree in TREES.values():
+            assert bits(values_of(tree, tree.build(config, seed=11, dtype=dtype))) == drawn
+
+
+def test_drawn_weights_stay_inside_their_range() -> None:
+    config = config_of("mha", "cross")
+    for name, x in weights.draw(config, 1, "float64").items():
+        assert np.max(np.abs(x)) < config.fans()[name] ** -0.5
+        assert len(np.unique(x)) == x.size
+
+
+def neighbours(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The values of the same type just below and just above."""
+    kind = np.dtype(f"i{y.itemsize}")
+    order = y.view(kind).astype(np.int64)
+    order = np.where(order < 0, np.iinfo(kind).min - order, order)  # as the numbers are ordered, -0 at 0
+    return tuple(back(order + step, kind).view(y.dtype) for step in (-1, 1))  # type: ignore[return-value]
+
+
+def back(order: np.ndarray, kind: np.dtype[Any]) -> np.ndarray:
+    return np.where(order < 0, np.iinfo(kind).min - order, order).astype(kind)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_rounding_is_to_the_nearest_once(dtype: str) -> None:
+    rng, digits = np.random.default_rng(0), ml_dtypes.finfo(dtype).nmant
+    ulp = 2.0**-digits
+    # Ties, and values beside a tie by less than float32 can hold: where rounding twice goes wrong.
+    near = [1 + (k + 0.5) * ulp + s * 2.0**-45 for k in range(6) for s in (-1, 0, 1)]
+    smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
+    low = [smallest * f for f in (0.25, 0.5, 0.5 + 2.0**-30, 1.5, 1.5 - 2.0**-40, 2.5, 7.3)]
+    x = np.array([*near, *low, *rng.normal(size=200), *(rng.normal(size=50) * smallest * 8)])
+    x = np.concatenate([x, -x])
+    y = weights._cast.rounded(x, dtype)
+    below, above = neighbours(y)
+    even = (y.view(f"u{y.itemsize}") & 1) == 0
+    for value, got, down, up, tie_ok in zip(x, y, below, above, even, strict=True):
+        error = abs(Fraction(float(value)) - Fraction(float(got)))
+        for other in (down, up):
+            distance = abs(Fraction(float(value)) - Fraction(float(other)))
+            assert error < distance or (error == distance and tie_ok), (value, got, other)
+    assert np.array_equal(np.signbit(x), np.signbit(y))
+    assert np.isinf(weights._cast.rounded(np.array([1e300, -1e300]), dtype)).all()
+    assert np.isnan(weights._cast.rounded(np.array([np.nan]), dtype)).all()
+
+
+# Wrong files ----------------------------------------------------------------------------------------------------------
+
+CONFIG = config_of("mha", "split")
+VALUES = weights.draw(CONFIG, 2, "float32")
+
+
+def good(path: Path, values: Arrays = VALUES, config: Config = CONFIG) -> tuple[dict[str, Any], bytes]:
+    """The header and the data of a file that is right."""
+    weights.write(path, config, values, finite=False)
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+def assemble(header: Any, data: bytes) -> bytes:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    return len(raw).to_bytes(8, "little") + raw + data
+
+
+def sealed(header: dict[str, Any], data: bytes) -> bytes:
+    """The same with the digests made right again: a file that somebody made wrong on purpose."""
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    metadata = header["__metadata__"]
+    digests = {}
+    for name, entry in entries.items():
+        begin, end = entry["data_offsets"]
+        digests[name] = hashlib.sha256(data[begin:end]).hexdigest()
+    metadata["sha256"] = json.dumps(digests)
+    stated = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()}
+    metadata["header_sha256"] = _files.seal(metadata, stated)
+    return assemble(header, data)
+
+
+Edit = Callable[[dict[str, Any], bytes], bytes]
+
+
+def edit(change: Callable[[dict[str, Any]], Any], *, seal: bool = False) -> Edit:
+    def apply(header: dict[str, Any], data: bytes) -> bytes:
+        change(header)
+        return (sealed if seal else assemble)(header, data)
+
+    return apply
+
+
+def text(change: Callable[[str], str]) -> Edit:
+    return lambda header, data: assemble(change(json.dumps(header)).encode(), data)
+
+
+def raw(content: bytes) -> Edit:
+    return lambda header, data: content
+
+
+def meta(**fields: str) -> Edit:
+    return edit(lambda header: header["__metadata__"].update(fields), seal=True)
+
+
+def config_with(**fields: Any) -> str:
+    return json.dumps(CONFIG.as_dict() | fields)
+
+
+def tensor(name: str, begin: int, end: int, shape: list[Any], dtype: str = "F32", **more: Any) -> dict[str, Any]:
+    return {name: {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]} | more}
+
+
+def only(*entries: dict[str, Any], data: int = 0, **metadata: str) -> Edit:
+    """A file of its own with these tensors."""
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    for entry in entries:
+        header |= entry
+    return raw(assemble(header, bytes(data)))
+
+
+def add(name: str) -> Edit:
+    """One more tensor at the end."""
+
+    def apply(header: dict[str, Any], data: bytes) -> bytes:
+        return sealed(header | tensor(name, len(data), len(data) + 4, [1]), data + bytes(4))
+
+    return apply
+
+
+def pop(name: str) -> Edit:
+    """A tensor left out, and the others moved up."""
+
+    def apply(header: dict[str, Any], data: bytes) -> bytes:
+        begin, end = header.pop(name)["data_offsets"]
+        for entry in header.values():
+            if "data_offsets" in entry and entry["data_offsets"][0] >= end:
+                entry["data_offsets"] = [x - (end - begin) for x in entry["data_offsets"]]
+        return sealed(header, data[:begin] + data[end:])
+
+    return apply
+
+
+def replaced(name: str, x: np.ndarray) -> Edit:
+    """Another array under a name."""
+
+    def apply(header: dict[str, Any], data: bytes) -> bytes:
+        arrays = {}
+        for key, entry in header.items():
+            if key != "__metadata__":
+                begin, end = entry["data_offsets"]
+                arrays[key] = np.frombuffer(data[begin:end], np.float32).reshape(entry["shape"])
+        arrays[name] = x
+        entries, blob = {}, b""
+        for key in sorted(arrays, key=lambda key: -arrays[key].itemsize):
+            begin, blob = len(blob), blob + arrays[key].tobytes()
+            code = _header.CODES[arrays[key].dtype.name]
+            entries |= tensor(key, begin, len(blob), list(arrays[key].shape), code)
+        return sealed({"__metadata__": header["__metadata__"]} | entries, blob)
+
+    return apply
+
+
+class Payload:
+    """A pickle that would leave a mark if it were opened."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("opened",)
+
+
+def npz() -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, **VALUES)
+    return stream.getvalue()
+
+
+def npy() -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, VALUES["w_q"])
+    return stream.getvalue()
+
+
+def torch_file() -> bytes:
+    stream = io.BytesIO()
+    torch.save({name: torch.from_numpy(x) for name, x in VALUES.items()}, stream)
+    return stream.getvalue()
+
+
+def flip(place: str) -> Edit:
+    """One bit of the first tensor's bytes turned over."""
+
+    def apply(header: dict[str, Any], data: bytes) -> bytes:
+        begin = header[place]["data_offsets"][0]
+        return assemble(header, data[:begin] + bytes([data[begin] ^ 1]) + data[begin + 1 :])
+
+    return apply
+
+
+def nan_in(name: str, value: float) -> Edit:
+    x = VALUES[name].copy()
+    x.reshape(-1)[4] = value
+    return replaced(name, x)
+
+
+def swap(header: dict[str, Any]) -> None:
+    """Two tensors of the same shape in each other's place."""
+    header["w_q"], header["w_k"] = header["w_k"], header["w_q"]
+
+
+W = weights
+F32 = VALUES["w_q"].nbytes
+CORPUS: dict[str, tuple[Edit, type[W.WeightFileError], str]] = {
+    # The file's ends
+    "empty": (raw(b""), W.TruncatedFileError, "at least 8 bytes"),
+    "seven bytes": (raw(b"\x10\0\0\0\0\0\0"), W.TruncatedFileError, "at least 8 bytes"),
+    "cut in the header": (lambda h, d: assemble(h, d)[:50], W.TruncatedFileError, "header"),
+    "cut in the data": (lambda h, d: assemble(h, d)[:-1], W.TruncatedFileError, "bytes of tensors"),
+    "no data": (lambda h, d: assemble(h, b""), W.TruncatedFileError, "bytes of tensors"),
+    "a Git LFS pointer": (raw(b"version https://git-lfs.github.com/spec/v1\n"), W.TruncatedFileError, "git lfs pull"),
+    "one byte more": (lambda h, d: assemble(h, d + b"\0"), W.TrailingDataError, "appended"),
+    "an archive appended": (lambda h, d: assemble(h, d + npz()), W.TrailingDataError, "appended"),
+    # Limits
+    "header of 2^63 bytes": (raw(b"\0\0\0\0\0\0\0\x80" + b"{}" * 50), W.HeaderLimitError, str(2**63)),
+    "header above the limit": (raw((2**24 + 1).to_bytes(8, "little") + b"{}"), W.HeaderLimitError, str(2**24)),
+    "too many tensors": (
+        only(*(tensor(f"x{i}", 0, 0, [0]) for i in range(16385))),
+        W.HeaderLimitError,
+        "16384 tensors",
+    ),
+    "too many values": (raw(assemble(b'{"a":[' + b"[]," * 300_000 + b"[]]}", b"")), W.HeaderLimitError, "values"),
+    # Names
+    "a name twice": (text(lambda s: s.replace('"w_k": {', '"w_q": {', 1)), W.DuplicateKeyError, "'w_q'"),
+    "a name twice, the same tensor": (
+        raw(assemble(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},' * 2 + b'"b":1}', b"")),
+        W.HeaderSyntaxError,
+        "JSON",
+    ),
+    "an equal name twice": (
+        raw(assemble(b"{" + b'"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},' * 2 + b'"b":1}', b"")),
+        W.DuplicateKeyError,
+        "'a'",
+    ),
+    "a field twice": (text(lambda s: s.replace('"dtype"', '"shape": [], "dtype"', 1)), W.DuplicateKeyError, "'shape'"),
+    "metadata twice": (text(lambda s: s.replace('"format"', '"variant"', 1)), W.DuplicateKeyError, "'variant'"),
+    "upwards": (add("../../etc/x"), W.KeyNameError, "'../../etc/x'"),
+    "upwards inside": (add("a/../b"), W.KeyNameError, "'a/../b'"),
+    "upwards on Windows": (add("..\\x"), W.KeyNameError, "path"),
+    "absolute": (add("/etc/x"), W.KeyNameError, "'/etc/x'"),
+    "no name": (add(""), W.KeyNameError, "0 characters"),
+    "a NUL": (add("w_q\0"), W.KeyNameError, "printable"),
+    "a newline": (add("w\nq"), W.KeyNameError, "printable"),
+    "a surrogate": (add("\ud800"), W.KeyNameError, "printable"),
+    "513 characters": (add("w" * 513), W.KeyNameError, "513 characters"),
+    # Places
+    "overlap": (only(tensor("a", 0, 8, [2]), tensor("b", 4, 12, [2]), data=12), W.LayoutError, "overlap"),
+    "alias": (only(tensor("a", 0, 8, [2]), tensor("b", 0, 8, [2]), data=8), W.LayoutError, "overlap"),
+    "inside another": (only(tensor("a", 0, 8, [2]), tensor("b", 4, 4, [0]), data=8), W.LayoutError, "overlap"),
+    "hole": (only(tensor("a", 0, 8, [2]), tensor("b", 12, 20, [2]), data=20), W.LayoutError, "hole"),
+    "hole at the start": (only(tensor("a", 4, 12, [2]), data=12), W.LayoutError, "hole"),
+    "reversed": (only(tensor("a", 8, 0, [2]), data=8), W.LayoutError, "8 bytes"),
+    "not as many bytes": (only(tensor("a", 0, 8, [3]), data=8), W.LayoutError, "12 bytes"),
+    "a product that overflows": (only(tensor("a", 0, 0, [2**40, 2**40])), W.LayoutError, "fewer than"),
+    "half a byte": (only(tensor("a", 0, 1, [3], "F4"), data=1), W.LayoutError, "1 bytes"),
+    # The JSON
+    "bad UTF-8": (raw(assemble(b'{"\xff":1}', b"")), W.HeaderSyntaxError, "utf-8"),
+    "UTF-16": (raw(assemble('{"a":1}'.encode("utf-16"), b"")), W.HeaderSyntaxError, "UTF-8"),
+    "a space first": (text(lambda s: " " + s), W.HeaderSyntaxError, "starts with"),
+    "garbage after": (text(lambda s: s + "x"), W.HeaderSyntaxError, "Extra data"),
+    "an array": (raw(assemble(b"[]", b"")), W.HeaderSyntaxError, "starts with"),
+    "no header": (raw(assemble(b"", b"")), W.HeaderSyntaxError, "starts with"),
+    "NaN": (raw(assemble(b'{"a":NaN}', b"")), W.HeaderSyntaxError, "NaN"),
+    "nested deep": (raw(assemble(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b"")), W.HeaderSyntaxError, "JSON"),
+    "a number of 5000 digits": (raw(assemble(b'{"a":' + b"9" * 5000 + b"}", b"")), W.HeaderSyntaxError, "JSON"),
+    "metadata of numbers": (edit(lambda h: h["__metadata__"].update(a=1)), W.HeaderSyntaxError, "string"),
+    "metadata of a list": (edit(lambda h: h.update(__metadata__=[])), W.HeaderSyntaxError, "string"),
+    "a field more": (edit(lambda h: h["w_q"].update(stride=1)), W.HeaderSyntaxError, "data_offsets"),
+    "a field less": (edit(lambda h: h["w_q"].pop("dtype")), W.HeaderSyntaxError, "data_offsets"),
+    "a tensor that is none": (edit(lambda h: h.update(w_q=3)), W.HeaderSyntaxError, "data_offsets"),
+    "a float size": (edit(lambda h: h["w_q"].update(shape=[6.0, 2, 3])), W.HeaderSyntaxError, "integers"),
+    "a negative size": (edit(lambda h: h["w_q"].update(shape=[-6, -2, 3])), W.HeaderSyntaxError, "integers"),
+    "a boolean size": (edit(lambda h: h["b_o"].update(shape=[True, 6])), W.HeaderSyntaxError, "integers"),
+    "three offsets": (edit(lambda h: h["w_q"].update(data_offsets=[0, 1, 2])), W.HeaderSyntaxError, "integers"),
+    "an offset of 80 bits": (edit(lambda h: h["w_q"].update(data_offsets=[0, 2**80])), W.HeaderSyntaxError, "integers"),
+    # Encodings and formats
+    "an unknown dtype": (edit(lambda h: h["w_q"].update(dtype="F128")), W.UnsupportedEncodingError, "'F128'"),
+    "a structured dtype": (edit(lambda h: h["w_q"].update(dtype=["F32"])), W.UnsupportedEncodingError, "dtype"),
+    "big-endian": (edit(lambda h: h["w_q"].update(dtype=">f4")), W.UnsupportedEncodingError, "little-endian"),
+    "unaligned": (
+        only(tensor("a", 0, 1, [1], "U8"), tensor("b", 1, 5, [1]), data=5),
+        W.UnsupportedEncodingError,
+        "divisible by 4",
+    ),
+    "a pickle": (raw(pickle.dumps(Payload())), W.UnsafeFormatError, "pickle"),
+    "an old pickle": (raw(pickle.dumps(Payload(), protocol=2)), W.UnsafeFormatError, "pickle"),
+    "a .pt file": (raw(torch_file()), W.UnsafeFormatError, "zip"),
+    "a .npz file": (raw(npz()), W.UnsafeFormatError, "zip"),
+    "a .npy file": (raw(npy()), W.UnsafeFormatError, ".npy"),
+    "an HDF5 file": (raw(b"\x89HDF\r\n\x1a\n" + bytes(64)), W.UnsafeFormatError, "HDF5"),
+    # Against the layer
+    "a key missing": (pop("w_k"), W.MissingKeysError, "'w_k'"),
+    "a key too many": (add("w_qq"), W.UnexpectedKeysError, "'w_q'"),
+    "a key renamed": (edit(lambda h: h.update(w_query=h.pop("w_q")), seal=True), W.MissingKeysError, "'w_query'"),
+    "no keys": (only(**{"format": "attn-parity/1"}), W.HeaderSyntaxError, "'variant'"),
+    "another shape": (edit(lambda h: h["w_q"].update(shape=[6, 3, 2]), seal=True), W.ShapeMismatchError, "(6, 2, 3)"),
+    "flat": (edit(lambda h: h["w_q"].update(shape=[36]), seal=True), W.ShapeMismatchError, "(36,)"),
+    "transposed": (
+        edit(lambda h: h["w_q"].update(shape=[3, 2, 6]), seal=True),
+        W.ShapeMismatchError,
+        "the transpose of",
+    ),
+    "all float64": (
+        replaced("w_q", VALUES["w_q"].astype(np.float64)),
+        W.DtypeMismatchError,
+        "float64",
+    ),
+    "integers": (replaced("w_q", np.ones((6, 2, 3), np.int64)), W.DtypeMismatchError, "int64"),
+    "NaN weights": (nan_in("w_v", np.nan), W.NonFiniteWeightError, "(0, 1, 1)"),
+    "infinite weights": (nan_in("w_o", -np.inf), W.NonFiniteWeightError, "'w_o'"),
+    "a flipped bit": (flip("w_o"), W.DigestMismatchError, "'w_o'"),
+    "two tensors swapped": (edit(swap), W.DigestMismatchError, "'w_q'"),
+    "another type of the same size": (edit(lambda h: h["w_q"].update(dtype="I32")), W.DtypeMismatchError, "int32"),
+    "a changed config": (
+        edit(lambda h: h["__metadata__"].update(config=config_with(dropout=0.5))),
+        W.DigestMismatchError,
+        "__metadata__",
+    ),
+    "no digest of a tensor": (
+        edit(lambda h: h["__metadata__"].update(sha256="{}")),
+        W.DigestMismatchError,
+        "header",
+    ),
+    # What the file says it is
+    "no tag": (edit(lambda h: h["__metadata__"].pop("format")), W.LayoutTagError, "layout="),
+    "no metadata": (edit(lambda h: h.pop("__metadata__")), W.LayoutTagError, "layout="),
+    "from the future": (meta(format="attn-parity/2"), W.LayoutTagError, "newer"),
+    "other axes": (
+        meta(axes=json.dumps({name: p.axes for name, p in CONFIG.params().items()} | {"w_q": "k h d"})),
+        W.LayoutTagError,
+        "k h d",
+    ),
+    "axes that are no JSON": (meta(axes="{"), W.HeaderSyntaxError, "axes"),
+    "an unknown variant": (meta(variant="mhaa"), W.ConfigMismatchError, "did you mean 'mha'"),
+    "another variant": (meta(variant="self_attention"), W.ConfigMismatchError, "'self_attention'"),
+    "a config that cannot be": (meta(config=config_with(num_heads=4)), W.ConfigMismatchError, "divisible"),
+    "a field that is none": (meta(config=config_with(num_head=2)), W.ConfigMismatchError, "'num_heads'"),
+    "another config": (meta(config=config_with(causal=True)), W.ConfigMismatchError, "causal=True"),
+    "a config that is no object": (meta(config="[]"), W.HeaderSyntaxError, "config"),
+}
+
+
+@pytest.mark.parametrize("case", CORPUS)
+def test_a_wrong_file_is_refused_and_the_layer_stays(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, error, words = CORPUS[case]
+    file = tmp_path / "wrong.safetensors"
+    content = change(*good(file))
+    file.write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    texts = set()
+    for tree in TREES.values():
+        layer = tree.training(tree.build(CONFIG, seed=3, dtype="float32"))
+        before = bits(values_of(tree, layer))
+        tracemalloc.start()
+        with pytest.raises(weights.WeightFileError) as caught:
+            tree.package.load(file, into=layer)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert caught.type is error, caught.value
+        assert bits(values_of(tree, layer)) == before
+        assert tree.is_training(layer)
+        assert peak < 32 * 2**20
+        texts.add(str(caught.value))
+    assert len(texts) == 1
+    message = texts.pop()
+    assert WORDS.fullmatch(message)
+    assert message.startswith(str(file))
+    assert words in message
+    assert message.isprintable()
+    assert not (tmp_path / "opened").exists()
+    assert str(pickle.loads(pickle.dumps(caught.value))) == message  # noqa: S301 - our own, as between test processes
+
+
+def test_the_corpus_covers_every_error() -> None:
+    tested = {error for _, error, _ in CORPUS.values()}
+    assert tested == set(subclasses(weights.WeightFileError))
+    assert all(issubclass(error, ValueError) for error in tested)
+
+
+def subclasses(cls: type) -> Iterator[type]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from subclasses(sub)
+
+
+@pytest.mark.parametrize(
+    "change", [edit(lambda h: None), edit(lambda h: None, seal=True), replaced("w_q", VALUES["w_q"])]
+)
+def test_each_case_of_the_corpus_is_wrong_by_its_edit_alone(change: Edit, tmp_path: Path) -> None:
+    file = tmp_path / "right.safetensors"
+    file.write_bytes(change(*good(file)))
+    assert bits(weights.read(file).values) == bits(VALUES)
+
+
+@pytest.mark.parametrize("name", ["unaligned", "overlap", "empty", "a pickle", "a NUL"])
+def test_any_safetensors_file_is_read_as_strictly(name: str, tmp_path: Path) -> None:
+    change, error, _ = CORPUS[name]
+    file = tmp_path / "wrong.safetensors"
+    file.write_bytes(change(*good(file)))
+    with pytest.raises(error):
+        weights.tensors(file)
+
+
+def test_tensors_of_any_file(tmp_path: Path) -> None:
+    file = tmp_path / "recorded.safetensors"
+    arrays = {"x": np.arange(6.0).reshape(2, 3), "mask": np.array([True, False]), "n": np.array([3], np.uint8)}
+    safetensors.numpy.save_file(arrays, file)
+    found = weights.tensors(file)
+    assert bits(found) == bits({name: arrays[name] for name in found})
+    assert list(weights.tensors(file, "mask")) == ["mask"]
+    with pytest.raises(weights.MissingKeysError, match="'x'"):
+        weights.tensors(file, "y")
+    header = tensor("mask", 0, 3, [3], "BOOL")
+    file.write_bytes(assemble(header, b"\0\1\2"))
+    with pytest.raises(weights.UnsupportedEncodingError, match="booleans"):
+        weights.tensors(file)
+    file.write_bytes(assemble(tensor("x", 0, 2, [2], "F8_E4M3"), b"\0\1"))
+    with pytest.raises(weights.UnsupportedEncodingError, match="F8_E4M3"):
+        weights.tensors(file)
+    file.write_bytes(assemble(tensor("x", 0, 0, [0, 2**62, 2**62]), b""))
+    with pytest.raises(weights.UnsupportedEncodingError, match="shape"):
+        weights.tensors(file)
+
+
+def test_a_file_cut_while_it_is_read(tmp_path: Path) -> None:
+    file, config = tmp_path / "layer.safetensors", contract.config("mha", d_model=80, num_heads=2)
+    weights.write(file, config, weights.draw(config, 0, "float32"))  # larger than what was read ahead
+    with _header.TensorFile(file) as opened:
+        os.truncate(file, file.stat().st_size - 8)
+        last = max(opened.entries, key=lambda name: opened.entries[name].end)
+        with pytest.raises(weights.TruncatedFileError, match="changed"):
+            opened.read(last)
+
+
+def test_damage_anywhere_is_noticed(tmp_path: Path) -> None:
+    """Random bytes changed anywhere in a file: it is refused, or what is read is what was written."""
+    file, rng = tmp_path / "layer.safetensors", np.random.default_rng(1)
+    weights.write(file, CONFIG, VALUES)
+    content, refused = bytearray(file.read_bytes()), 0
+    for _ in range(600):
+        damaged, place = bytearray(content), int(rng.integers(len(content)))
+        damaged[place] = int(rng.integers(256)) if rng.random() < 0.5 else damaged[place] ^ (1 << int(rng.integers(8)))
+        file.write_bytes(damaged)
+        try:
+            found = weights.read(file)
+        except weights.WeightFileError:
+            refused += 1
+        else:
+            assert bits(found.values) == bits(VALUES)
+            assert found.config == CONFIG
+    assert refused > 550
+
+
+# Casts ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_cast_is_asked_for(name: str, tmp_path: Path) -> None:
+    tree, file = TREES[name], tmp_path / "layer.safetensors"
+    values = weights.draw(CONFIG, 4, "float64")
+    weights.write(file, CONFIG, values)
+    for dtype in DTYPES[1:]:
+        layer = tree.build(CONFIG, dtype=dtype)
+        before = bits(values_of(tree, layer))
+        for options in ({"into": layer}, {"dtype": dtype}):
+            with pytest.raises(weights.DtypeMismatchError, match="cast=True"):
+                tree.package.load(file, **options)
+        assert bits(values_of(tree, layer)) == before
+        expected = bits({n: _cast.rounded(x, dtype) for n, x in values.items()})
+        assert bits(values_of(tree, tree.package.load(file, dtype=dtype, cast=True))) == expected
+        assert bits(values_of(tree, tree.package.load(file, into=layer, cast=True))) == expected
+    with pytest.raises(ValueError, match="expected dtype= with cast=True"):
+        tree.package.load(file, cast=True)
+    with pytest.raises(ValueError, match="expected dtype to be one of"):
+        tree.package.load(file, dtype="float8")
+    with pytest.raises(ValueError, match="expected dtype 'float16'"):
+        tree.package.load(file, into=tree.build(CONFIG, dtype="float16"), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "words"),
+    [
+        (1e39, "float32", "beyond its range"),
+        (3.4e38, "float16", "beyond its range"),
+        (65520.0, "float16", "beyond its range"),
+        (-3.4e38, "bfloat16", "beyond its range"),
+    ],
+)
+def test_a_cast_beyond_the_range_is_refused(value: float, dtype: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "layer.safetensors"
+    values = weights.draw(CONFIG, 4, "float64")
+    values["w_o"][1, 1, 1] = value
+    weights.write(file, CONFIG, values)
+    for tree in TREES.values():
+        layer = tree.build(CONFIG, dtype=dtype)
+        before = bits(values_of(tree, layer))
+        with pytest.raises(weights.DtypeMismatchError, match=words):
+            tree.package.load(file, into=layer, cast=True)
+        assert bits(values_of(tree, layer)) == before
+
+
+def test_a_cast_may_not_lose_integers(tmp_path: Path) -> None:
+    file = tmp_path / "layer.safetensors"
+    for value, fits in ((2**24, True), (2**24 + 1, False), (2**53 + 1, False), (2**63 - 1, False)):
+        whole = np.full((6, 2, 3), value, np.int64)
+        file.write_bytes(replaced("w_q", whole)(*good(file)))
+        with pytest.raises(weights.DtypeMismatchError, match="int64"):
+            weights.read(file, dtype="float32")
+        if fits:
+            assert weights.read(file, dtype="float32", cast=True).values["w_q"].max() == value
+        else:
+            with pytest.raises(weights.DtypeMismatchError, match="does not hold"):
+                weights.read(file, dtype="float32", cast=True)
+
+
+def test_float64_in_jax_needs_x64(tmp_path: Path) -> None:
+    file, package = tmp_path / "layer.safetensors", TREES["jax"].package
+    weights.write(file, CONFIG, weights.draw(CONFIG, 0, "float64"))
+    layer = TREES["jax"].build(CONFIG, dtype="float64")
+    jax.config.update("jax_enable_x64", False)
+    try:
+        for options in ({}, {"dtype": "float64"}, {"into": layer}):
+            with pytest.raises(ValueError, match="jax_enable_x64"):
+                package.load(file, **options)
+        assert values_of(TREES["jax"], package.load(file, dtype="float32", cast=True))["w_q"].dtype == np.float32
+    finally:
+        jax.config.update("jax_enable_x64", True)
+
+
+# Arguments of load ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_fields_must_agree_with_the_file(name: str, tmp_path: Path) -> None:
+    package, file = TREES[name].package, tmp_path / "layer.safetensors"
+    weights.write(file, CONFIG, VALUES)
+    assert package.load(file, num_heads=2, head_dim=3, variant="mha").config == CONFIG  # 3 is head_dim's default
+    assert package.load(file, dropout=0.5).config.dropout == 0.5
+    with pytest.raises(weights.ConfigMismatchError, match=r"num_heads=3.*num_heads=2"):
+        package.load(file, num_heads=3)
+    with pytest.raises(weights.ConfigMismatchError, match=r"scale=1.0.*scale=None"):
+        package.load(file, scale=1.0)
+    with pytest.raises(weights.ConfigMismatchError, match=r"'gru'.*'mha'"):
+        package.load(file, variant="gru")
+    with pytest.raises(TypeError, match="did you mean 'num_heads'"):
+        package.load(file, num_head=2)
+    with pytest.raises(ValueError, match="did you mean 'mha'"):
+        package.load(file, variant="mhaa")
+    with pytest.raises(ValueError, match="did you mean 'bert'"):
+        package.load(file, layout="bertt")
+    with pytest.raises(ValueError, match="name the file's layout"):
+        package.load(file, layer=3)
+    with pytest.raises(FileNotFoundError):
+        package.load(tmp_path / "nowhere")
+
+
+def test_settled_configs_compare_by_what_they_mean() -> None:
+    def different(**fields: Any) -> list[str]:
+        make = contract.get("mha").Config
+        return differences(make(d_model=6, num_heads=2), make(**({"d_model": 6, "num_heads": 2} | fields)))
+
+    assert different(head_dim=3, value_dim=6) == []
+    assert different(dropout=0.5) == []
+    assert different(head_dim=2) == ["head_dim"]
+    assert different(scale=1) == ["scale"]
+    assert different(key_dim=5, value_dim=6) == ["key_dim", "value_dim"]
+    assert different(num_heads=3) == ["num_heads"]
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_file(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "layer.safetensors"
+    weights.write(file, CONFIG, VALUES)
+    before = file.read_bytes()
+
+    def fail(*args: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(OSError, match="no space"):
+        weights.write(file, CONFIG, weights.draw(CONFIG, 9, "float32"))
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, calls = tmp_path / "layer.safetensors", []
+    fsync, replace = os.fsync, os.replace
+
+    def watch_fsync(handle: int) -> None:
+        calls.append("fsync folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else f"fsync {os.fstat(handle).st_size}")
+        fsync(handle)
+
+    def watch_replace(source: str, target: str) -> None:
+        calls.append(f"replace {os.path.getsize(source)}")
+        assert os.path.dirname(source) == os.path.dirname(target)
+        assert not os.path.exists(target)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", watch_fsync)
+    monkeypatch.setattr(os, "replace", watch_replace)
+    weights.write(file, CONFIG, VALUES)
+    size = file.stat().st_size
+    assert calls == [f"fsync {size}", f"replace {size}", "fsync folder"]
+
+
+def test_a_file_written_through_a_link_and_with_usual_rights(tmp_path: Path) -> None:
+    target, link = tmp_path / "there" / "layer.safetensors", tmp_path / "link.safetensors"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    weights.write(link, CONFIG, VALUES)
+    assert link.is_symlink()
+    assert bits(weights.read(target).values) == bits(VALUES)
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"")
+    assert stat.S_IMODE(target.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+def test_what_cannot_be_a_layer_is_not_written(tmp_path: Path) -> None:
+    file = tmp_path / "layer.safetensors"
+    nan = VALUES | {"b_o": np.full(6, np.nan, np.float32)}
+    wrong: list[tuple[Arrays, type[weights.WeightFileError]]] = [
+        (nan, weights.NonFiniteWeightError),
+        ({name: x for name, x in VALUES.items() if name != "w_q"}, weights.MissingKeysError),
+        (VALUES | {"w_x": VALUES["w_q"]}, weights.UnexpectedKeysError),
+        (VALUES | {"w_q": VALUES["w_q"].T}, weights.ShapeMismatchError),
+        (VALUES | {"w_q": VALUES["w_q"].astype(np.float64)}, weights.DtypeMismatchError),
+        ({name: x.astype(np.int32) for name, x in VALUES.items()}, weights.DtypeMismatchError),
+    ]
+    for values, error in wrong:
+        with pytest.raises(error) as caught:
+            weights.write(file, CONFIG, values)
+        assert caught.type is error
+        assert not list(tmp_path.iterdir())
+        with pytest.raises(error):
+            weights.check(CONFIG, values, "here")
+    assert weights.check(CONFIG, VALUES) == "float32"
+    for tree in TREES.values():
+        layer = tree.package.load(_written(tmp_path / "nan", nan), finite=False)
+        with pytest.raises(weights.NonFiniteWeightError, match="b_o"):
+            tree.package.save(layer, file)
+        assert not file.exists()
+
+
+def _written(path: Path, values: Arrays) -> Path:
+    weights.write(path, CONFIG, values, finite=False)
+    return path
