@@ -27,9 +27,11 @@ def frame(width: float, height: float, label: str, parts: list[str]) -> str:
         "</pattern></defs>"
     )
     return (
+        '<div class="picture-frame">'
         f'<svg class="picture" role="img" aria-label="{escape(label, quote=True)}" '
         'fill="currentColor" font-family="inherit" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px">{hatch}{"".join(parts)}</svg>'
+        f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px;min-width:{0.7 * width:.0f}px">'
+        f"{hatch}{''.join(parts)}</svg></div>"
     )
 
 

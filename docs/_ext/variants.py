@@ -55,8 +55,8 @@ KINDS = {
 }
 # Widths that come with the call, where the config does not fix them.
 FREE = dict.fromkeys(LETTERS, 3) | {"k": 4}
-# An untrained layer looks nearly evenly at everything; inputs this wide make its weights differ visibly.
-FACTORS, SHARPNESS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0), 0.6
+# An untrained layer looks nearly evenly at everything; wider inputs and parameters make its weights differ visibly.
+FACTORS, SHARPNESS = (1.0, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0), 0.6
 # field=value, dotted.name, snake_case
 IDENTIFIER = r"[A-Za-z]\w*=[\w.]+|[A-Za-z]\w+(?:\.\w{2,})+|[A-Za-z]\w*_\w+"
 WEIGHTS, STATES = ("probs", "weights"), ("hidden", "states", "h", "y")
@@ -225,8 +225,9 @@ def run(variant: str) -> Run:
     causal = getattr(config, "causal", False)
     sizes = FREE | {"b": 1, "t": 6, "s": 6} | config.sizes()
     layer = attn_np.build(variant, seed=0, dtype="float64", **config.as_dict())
-    runs = []
+    runs, drawn = [], layer.params()
     for factor in FACTORS:
+        layer.set_params({name: factor * x for name, x in drawn.items()})
         given = arrays(config, sizes, mask=not causal, factor=factor)
         runs.append(Run(config, attn_np.trace(layer, **given)[1]))
     return min(runs, key=lambda r: abs(sharpness(r.weights()) - SHARPNESS))
@@ -235,7 +236,7 @@ def run(variant: str) -> Run:
 def picture(variant: str) -> tuple[str, str] | None:
     """An SVG of the variant at work and its caption; None where there is nothing to draw."""
     found = run(variant)
-    about = f"`{found.config.layer}({call(found.config)})`, untrained, on random inputs."
+    about = f"`{found.config.layer}({call(found.config)})`, with random weights and inputs."
     probs = found.weights()
     if probs is not None:
         allowed = next((x for n, x in found.tape.items() if last(n) == "allowed" and np.ndim(x) <= probs.ndim), None)
