@@ -506,4 +506,5 @@ def delivered(x: ErrArray, dtype: str) -> ErrArray:
 def widened(x: Any) -> np.ndarray:
     """Any float array as float64, exactly; booleans and integers as they are."""
     x = np.asarray(x)
-    return x.astype(np.float64) if x.dtype.kind == "f" or x.dtype == ml_dtypes.bfloat16 else x
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        return x.astype(np.float64) if x.dtype.kind == "f" or x.dtype == ml_dtypes.bfloat16 else x

@@ -1,0 +1,256 @@
+"""Is the judge right? Its rules against what they claim, its refusals, and the ways a comparison can go wrong."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attn_np import _core, _vjp
+from parity_tests.candidates import candidates
+from parity_tests.cases import Case, draw
+from parity_tests.error_arrays import (
+    ErrArray,
+    delivered,
+    lift,
+    precision,
+    precision_of,
+    widened,
+)
+from parity_tests.judge import Anchor, compare, expected, judge_ends, judge_tape
+
+seeds = st.integers(0, 2**32 - 1)
+scales = st.sampled_from([2.0**-20, 2.0**-7, 1.0, 2.0**5])
+quick = settings(max_examples=60, deadline=None, derandomize=True)
+
+ALLOWED = np.array([[True, True, False, True], [False, False, False, False], [True, True, True, True]])
+
+# Every rule: a function of arrays, and the shapes of its arguments.
+RULES = {
+    "add": (lambda x, y: x + y, ((3, 4), (4,))),
+    "subtract": (lambda x, y: x - y, ((3, 4), (3, 1))),
+    "multiply": (lambda x, y: x * y, ((3, 4), (3, 4))),
+    "divide": (lambda x, y: x / (4.0 + y * y), ((3, 4), (3, 4))),
+    "negative": (lambda x: -x, ((3, 4),)),
+    "absolute": (lambda x: np.abs(x), ((3, 4),)),
+    "maximum": (lambda x, y: np.maximum(x, y), ((3, 4), (3, 4))),
+    "square": (lambda x: np.square(x), ((3, 4),)),
+    "exp": (lambda x: np.exp(x), ((3, 4),)),
+    "sqrt": (lambda x: np.sqrt(1.0 + x * x), ((3, 4),)),
+    "tanh": (lambda x: np.tanh(x), ((3, 4),)),
+    "sum": (lambda x: np.sum(x, axis=-1), ((3, 4),)),
+    "max": (lambda x: np.max(x, axis=-1), ((3, 4),)),
+    "where": (lambda x, y: np.where(x > y, x * 2.0, y * 3.0), ((3, 4), (3, 4))),
+    "stack": (lambda x, y: np.stack([x, y], axis=1), ((3, 4), (3, 4))),
+    "einsum": (lambda x, y: _core.einsum("ab,bc->ac", x, y), ((3, 4), (4, 5))),
+    "linear": (lambda x, w, b: _core.linear("ab,bc->ac", x, w, b), ((3, 4), (4, 5), (5,))),
+    "total": (lambda x, y, z: _vjp.total(x, y, z), ((3, 4), (3, 4), (3, 4))),
+    "lerp": (lambda x, y, z: _core.lerp(x, y, _core.sigmoid(z)), ((3, 4), (3, 4), (3, 4))),
+    "sigmoid": (lambda x: _core.sigmoid(x), ((3, 4),)),
+    "softmax": (lambda x: _core.softmax(x), ((3, 4),)),
+    "softmax masked": (lambda x: _core.softmax(x, ALLOWED), ((3, 4),)),
+    "softmax over rows": (lambda x: _core.softmax(x, ALLOWED, -2), ((3, 4),)),
+    "softmax then product": (lambda x, v: _core.einsum("ab,bc->ac", _core.softmax(x), v), ((3, 4), (4, 5))),
+    "softmax_vjp": (lambda x, d: _vjp.softmax_vjp(_core.softmax(x, ALLOWED), d), ((3, 4), (3, 4))),
+    "tanh_vjp": (lambda x, d: _vjp.tanh_vjp(np.tanh(x), d), ((3, 4), (3, 4))),
+    "sigmoid_vjp": (lambda x, d: _vjp.sigmoid_vjp(_core.sigmoid(x), d), ((3, 4), (3, 4))),
+}
+
+
+def drawn(seed: int, scale: float, shapes: tuple[tuple[int, ...], ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape) * scale for shape in shapes]
+
+
+@pytest.mark.parametrize("name", RULES)
+@quick
+@given(seed=seeds, scale=scales)
+def test_bound_holds_what_errors_in_the_inputs_do(name: str, seed: int, scale: float) -> None:
+    """Inputs moved anywhere within their bounds move the result by no more than its bound."""
+    function, shapes = RULES[name]
+    values = drawn(seed, scale, shapes)
+    rng = np.random.default_rng([seed, 1])
+    bounds = [(0.5 + rng.random(x.shape)) * scale * 2.0 ** rng.integers(-25, -3) for x in values]
+    with precision(precision_of("float64")):
+        result = function(*(ErrArray(x, b) for x, b in zip(values, bounds, strict=True)))
+    for corner in range(8):
+        signs = [np.sign(rng.normal(size=b.shape)) if corner else np.ones(b.shape) for b in bounds]
+        # Just inside the corner: moving an input rounds too.
+        inside = 1 - 2.0**-10
+        moved = function(*(x + inside * s * b for x, s, b in zip(values, signs, bounds, strict=True)))
+        assert np.all(np.abs(moved - result.v) <= result.b), name
+
+
+@pytest.mark.parametrize("name", RULES)
+@quick
+@given(seed=seeds, scale=scales)
+def test_bound_holds_what_rounding_does(name: str, seed: int, scale: float) -> None:
+    """The same function computed in float32 ends within the float32 bound of exact inputs."""
+    function, shapes = RULES[name]
+    values = [x.astype(np.float32) for x in drawn(seed, scale, shapes)]
+    with precision(precision_of("float32")):
+        result = function(*(ErrArray(x, 0.0) for x in values))
+    got = function(*values)
+    assert got.dtype == np.float32
+    assert np.all(np.abs(got.astype(np.float64) - result.v) <= result.b), name
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name not in ("max", "where", "stack", "negative", "absolute", "maximum")])
+def test_bound_is_no_blank_cheque(name: str) -> None:
+    """Of two candidates, the one computed in float32 fails the float64 bound: the bounds can tell them apart."""
+    function, shapes = RULES[name]
+    values = [x.astype(np.float32) for x in drawn(1, 1.0, shapes)]
+    with precision(precision_of("float64")):
+        result = function(*(ErrArray(x, 0.0) for x in values))
+    assert np.any(np.abs(function(*values).astype(np.float64) - result.v) > result.b)
+
+
+def test_long_sums_of_equal_terms() -> None:
+    """Equal summands round in one direction; a probabilistic bound breaks here, the worst case does not."""
+    n = 4096
+    x, w = np.full((1, n), 0.1, np.float32), np.full((n, 1), 0.3, np.float32)
+    one_by_one = np.float32(0)
+    for a, b in zip(x[0], w[:, 0], strict=True):
+        one_by_one = np.float32(one_by_one + a * b)
+    with precision(precision_of("float32")):
+        result = _core.einsum("ab,bc->ac", ErrArray(x, 0.0), ErrArray(w, 0.0))
+    assert abs(float(one_by_one) - result.v[0, 0]) <= result.b[0, 0]
+
+
+def test_softmax_ignores_what_all_scores_share() -> None:
+    """A common offset cancels: centred propagation keeps the product's bound at the spread of the values."""
+    rng = np.random.default_rng(0)
+    scores, values = rng.normal(size=(3, 8)), 1000.0 + rng.normal(size=(8, 2))
+    bound = 2.0**-12
+    with precision(precision_of("float64")):
+        soft = _core.softmax(ErrArray(scores, bound))
+        centred = _core.einsum("ab,bc->ac", soft, ErrArray(values, 0.0))
+        plain = _core.einsum("ab,bc->ac", ErrArray(soft.v, soft.b), ErrArray(values, 0.0))
+    assert np.all(16 * centred.b < plain.b)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: np.asarray(x),
+        lambda x: float(x[0, 0]),
+        lambda x: bool(x[0, 0] > 0),
+        lambda x: np.cumsum(x),
+        lambda x: np.add(x, 1, out=np.zeros((2, 2))),
+        lambda x: x.__setitem__((0, 0), 1.0),
+        lambda x: np.linalg.norm(x),
+    ],
+    ids=["asarray", "float", "branch", "no-rule", "out", "assign", "norm"],
+)
+def test_what_would_drop_the_bound_is_refused(operation) -> None:
+    with pytest.raises(TypeError):
+        operation(ErrArray(np.ones((2, 2)), 0.0))
+
+
+def test_constants_are_charged_their_rounding() -> None:
+    with precision(precision_of("float32")):
+        assert lift(0.1).b > 0
+        assert lift(0.5).b == 0
+        assert lift(3).b == 0
+
+
+def test_beyond_the_range_there_is_no_bound_and_it_is_counted() -> None:
+    with precision(precision_of("float32")):
+        huge = ErrArray(np.array([1e30, 1.0]), 0.0) * np.array([1e30, 1.0])
+    verdict = compare(np.array([np.inf, 1.0]), huge)
+    assert verdict["ratio"] <= 1
+    assert verdict["vacuous"] == 1
+    assert delivered(ErrArray(np.array([7e4]), 0.0), "float16").b[0] == np.inf
+
+
+WANT = ErrArray(np.array([1.0, -2.0, 0.0, np.nan]), np.array([0.5, 0.5, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("got", "passes"),
+    [
+        ([1.5, -2.5, 0.0, np.nan], True),
+        ([1.6, -2.0, 0.0, np.nan], False),
+        ([0.4, -2.0, 0.0, np.nan], False),
+        ([1.0, -2.0, 0.0, 1.0], False),
+        ([np.nan, -2.0, 0.0, np.nan], False),
+        ([np.inf, -2.0, 0.0, np.nan], False),
+        ([1.0, -2.0, 5e-324, np.nan], False),
+        ([1.0, -2.0, 0.0], False),
+    ],
+    ids=["inside", "above", "below", "hides NaN", "NaN", "inf", "not zero", "shape"],
+)
+def test_compare(got: list[float], passes: bool) -> None:
+    assert (compare(np.array(got), WANT)["ratio"] <= 1) == passes
+
+
+def test_decisions_are_compared_exactly() -> None:
+    mask = np.array([True, False])
+    assert compare(mask, mask)["ratio"] == 0
+    assert compare(~mask, mask)["ratio"] == np.inf
+
+
+@pytest.fixture
+def outcome():
+    case = Case("mha", "cross", "full", "float32")
+    (candidate,) = candidates("cpu", ("numpy",))
+    return case, candidate.run(case, draw(case), True)
+
+
+def verdicts(case: Case, outcome) -> list:
+    p = precision_of(case.dtype)
+    return [*judge_tape(case, "x", draw(case), outcome, p), *judge_ends(case, "x", outcome, *expected(case, p))]
+
+
+@pytest.mark.parametrize("kind", ["zero", "negated", "transposed"])
+@pytest.mark.parametrize("name", ["dw_q", "dquery", "dbias"])
+def test_wrong_gradients_fail(outcome, name: str, kind: str) -> None:
+    """Adaptive tolerances accept an all-zero gradient when the low-precision run is noisy; a bound does not."""
+    case, found = outcome
+    change = {"zero": np.zeros_like, "negated": np.negative, "transposed": lambda x: x.T.reshape(x.shape)}[kind]
+    found.grads[name] = change(found.grads[name])
+    assert any(not row.ok and row.name == name for row in verdicts(case, found))
+
+
+def test_first_failing_stage_is_the_guilty_one(outcome) -> None:
+    case, found = outcome
+    found.tape["probs"] = found.tape["probs"] * (1 + 2.0**-10)
+    wrong = [row.name for row in verdicts(case, found) if not row.ok]
+    assert wrong[0] == "probs"
+    assert "scores" not in wrong
+
+
+@pytest.mark.parametrize("change", ["missing", "extra", "dtype", "lost result"])
+def test_what_is_missing_or_too_much_fails(outcome, change: str) -> None:
+    case, found = outcome
+    if change == "missing":
+        del found.tape["probs"]
+    elif change == "extra":
+        found.tape["invented"] = np.zeros(3)
+    elif change == "dtype":
+        found.dtypes["y"] = "float64"
+    else:
+        del found.grads["dw_o"]
+    assert any(not row.ok for row in verdicts(case, found))
+
+
+def test_untouched_outcome_passes(outcome) -> None:
+    case, found = outcome
+    assert all(row.ok for row in verdicts(case, found))
+
+
+def test_anchor_lets_a_compiler_fuse_but_not_an_eager_run() -> None:
+    p = precision_of("float32")
+    got = np.array([1.0, 3.0])
+    eager, fused = (Anchor({"a": got}, p, fused).tap("a", ErrArray(got, 0.0)) for fused in (False, True))
+    assert not eager.b.any()
+    assert np.all(fused.b >= p.u * got)
+
+
+def test_widening_is_exact() -> None:
+    bits = np.arange(2**16, dtype=np.uint16)
+    for kind in ("bfloat16", "float16"):
+        x = bits.view(_core.DTYPES[kind])
+        with np.errstate(invalid="ignore"):
+            back = widened(x).astype(x.dtype)
+        assert np.array_equal(np.isnan(back), np.isnan(x))
+        assert np.array_equal(back[~np.isnan(x)].view(np.uint16), bits[~np.isnan(x)])
