@@ -96,7 +96,9 @@ def check(
         Path | None,
         typer.Option(help="safetensors with hidden_states or query (key, value, mask, bias), and a recorded output."),
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="Write the first sequence's attention as a picture.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write one head's attention weights as a picture.")] = None,
+    sequence: Annotated[int, typer.Option(min=0, help="Of the picture.")] = 0,
+    head: Annotated[int, typer.Option(min=0, help="Of the picture.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write every verdict to this file.")] = None,
 ) -> None:
     """Load one layer into all three frameworks and compare them with each other and with a recorded output."""
@@ -115,7 +117,7 @@ def check(
     report.show(console, result, (found.dtype,))
     real.show_pairs(console, found)
     if picture is not None:
-        real.draw_attention(found, picture)
+        real.draw_attention(found, picture, sequence, head)
         console.print(f"written: {picture}")
     if json is not None:
         report.write_json(json, result)

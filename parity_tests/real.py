@@ -153,8 +153,12 @@ def add_example(result: Result, frameworks: tuple[str, ...]) -> None:
     judge_layer(found, result, frameworks)
 
 
-def draw_attention(found: RealLayer, path: Path, head: int = 0, sentence: int = 1) -> None:
-    """One head's weights over the words of a sentence, as a picture; the words from sentences.json beside the file."""
+def draw_attention(found: RealLayer, path: Path, sequence: int = 0, head: int = 0) -> None:
+    """One head's weights over the words of a sentence, as a picture; the words from sentences.json beside the file.
+
+    Raises:
+        ValueError: there is no such sequence or head.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -162,15 +166,18 @@ def draw_attention(found: RealLayer, path: Path, head: int = 0, sentence: int = 
 
     layer = numpy_layer(found.case, found.drawn.params)
     probs = leaves(layer(**found.drawn.inputs, return_weights=True))["out1"]
+    for name, index, size in (("sequence", sequence, probs.shape[0]), ("head", head, probs.shape[1])):
+        if index >= size:
+            raise ValueError(f"expected {name} below {size}, got {index}; count from 0")
     words = [str(i) for i in range(probs.shape[-1])]
     texts = found.path.parent / "sentences.json"
     title = f"head {head}"
     if texts.exists():
-        entry = json.loads(texts.read_text(encoding="utf-8"))[sentence]
+        entry = json.loads(texts.read_text(encoding="utf-8"))[sequence]
         words, title = entry["tokens"], f"{title}: {entry['text']}"
-    length = int(found.mask[sentence].sum()) if found.mask is not None else probs.shape[-1]
+    length = int(found.mask[sequence].sum()) if found.mask is not None else probs.shape[-1]
     figure, axes = pyplot.subplots(figsize=(7.2, 6.4), layout="constrained")
-    shown = probs[sentence, head, :length, :length].astype(np.float64)
+    shown = probs[sequence, head, :length, :length].astype(np.float64)
     picture = axes.imshow(shown, cmap="viridis", vmin=0)
     axes.set_xticks(range(length), words[:length], rotation=60, ha="right")
     axes.set_yticks(range(length), words[:length])

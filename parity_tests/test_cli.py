@@ -1,0 +1,168 @@
+"""The command: what it prints, writes and returns."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import attn_np
+from attn_np import contract, weights
+from parity_tests import matrix
+from parity_tests.cli import app
+from parity_tests.real import EXAMPLE
+
+RUN = CliRunner()
+SMALL = ["run", "--variants", "mha", "--dtypes", "float64", "--frameworks", "numpy,torch", "--calls", "full", "--jobs", "1"]
+
+
+def test_list_shows_every_variant() -> None:
+    result = RUN.invoke(app, ["list"])
+    assert result.exit_code == 0
+    for name in contract.variants():
+        assert name in result.output
+        assert contract.get(name).Config.layer in result.output
+
+
+def test_run_agrees_and_writes_what_it_judged(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.json"
+    result = RUN.invoke(app, [*SMALL, "--no-real", "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    assert "THEY AGREE" in result.output
+    content = json.loads(path.read_text())
+    assert set(content["summary"]) >= {"cases", "failed", "skipped", "worst_ratio"}
+    assert content["summary"]["failed"] == 0
+    assert 0 < content["summary"]["worst_ratio"] <= 1
+    assert {row["variant"] for row in content["cases"]} == {"mha"}
+    assert {row["stage"] for row in content["cases"]} >= {"tape", "cotangent", "output", "gradient"}
+    assert content["versions"]["numpy"] == np.__version__
+
+
+def test_run_fails_when_they_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate whose output is off by one part in a thousand ends in a failure that names the stage."""
+    real_judge = matrix.judge
+
+    def off(case, candidate):
+        def run(case, drawn, taped):
+            outcome = candidate.run(case, drawn, taped)
+            if taped:
+                outcome.tape["probs"] = outcome.tape["probs"] * (1 + 2.0**-10)
+            return outcome
+
+        return real_judge(case, type(candidate)(candidate.framework, candidate.mode, candidate.device, run))
+
+    monkeypatch.setattr(matrix, "judge", off)
+    result = RUN.invoke(app, [*SMALL, "--no-real"])
+    assert result.exit_code == 1
+    assert "THEY DIFFER" in result.output
+    assert "tape probs" in result.output
+
+
+def test_run_reports_what_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(case, candidate):
+        raise RuntimeError("no such operation")
+
+    monkeypatch.setattr(matrix, "judge", broken)
+    result = RUN.invoke(app, [*SMALL, "--no-real"])
+    assert result.exit_code == 1
+    assert "no such operation" in result.output
+
+
+def test_absent_accelerators_are_skipped_visibly_and_never_passed() -> None:
+    from parity_tests.candidates import accelerators
+
+    if accelerators("torch") or accelerators("jax"):
+        pytest.skip("this machine has an accelerator")
+    result = RUN.invoke(app, ["run", "--variants", "mha", "--device", "accelerator"])
+    assert "skipped torch" in result.output
+    assert "skipped jax" in result.output
+    assert "NOTHING JUDGED" in result.output
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--variants", "mah", "did you mean"),
+        ("--dtypes", "float8", "expected a float dtype"),
+        ("--frameworks", "tensorflow", "expected a framework"),
+        ("--device", "gpu", "expected cpu or accelerator"),
+    ],
+)
+def test_options_that_cannot_be_right(option: str, value: str, words: str) -> None:
+    result = RUN.invoke(app, ["run", option, value])
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())
+
+
+needs_example = pytest.mark.skipif(not EXAMPLE.exists(), reason="the example's files are not at hand")
+
+
+@needs_example
+def test_real_layer_agrees_with_the_recording(tmp_path: Path) -> None:
+    """The project's real weights in three frameworks, against each other and against what the original model gave."""
+    args = ["check", str(EXAMPLE / "model.safetensors"), "--layout", "bert", "--layer", "5"]
+    args += ["--inputs", str(EXAMPLE / "activations.safetensors")]
+    args += ["--json", str(tmp_path / "out.json"), "--picture", str(tmp_path / "head.png")]
+    result = RUN.invoke(app, [*args, "--sequence", "1", "--head", "11"])
+    assert result.exit_code == 0, result.output
+    assert "THEY AGREE" in result.output
+    rows = json.loads((tmp_path / "out.json").read_text())["cases"]
+    recorded = {row["name"]: row for row in rows if row["candidate"] == "the recording"}
+    assert recorded["y"]["elements"] == 6 * 20 * 384
+    assert recorded["out1"]["elements"] == 6 * 12 * 20 * 20
+    assert {row["candidate"].split()[0] for row in rows} == {"numpy", "torch", "jax", "the"}
+    assert (tmp_path / "head.png").read_bytes().startswith(b"\x89PNG")
+
+
+@needs_example
+@pytest.mark.parametrize("bug", ["heads", "transposed", "bias"])
+def test_real_layer_read_wrongly_differs_from_the_recording(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted in the layout: a wrong split into heads, a weight not transposed, one bias for another."""
+    from attn_np.weights.layouts import bert
+
+    rules = bert.LAYOUT.tables["mha"].rules
+    wrong = {
+        "heads": {"w_q": (rules["w_q"][0], "(k h) d -> d h k"), "w_k": (rules["w_k"][0], "(h k) i -> i h k")},
+        "transposed": {"w_o": (rules["w_o"][0], "(h v) d -> h v d")},
+        "bias": {"b_q": rules["b_k"], "b_k": rules["b_q"]},
+    }[bug]
+    for name, rule in wrong.items():
+        monkeypatch.setitem(rules, name, rule)
+    args = ["check", str(EXAMPLE / "model.safetensors"), "--layout", "bert", "--layer", "5"]
+    result = RUN.invoke(app, [*args, "--inputs", str(EXAMPLE / "activations.safetensors")])
+    assert result.exit_code == 1
+    assert "the recording" in result.output
+
+
+def test_check_of_our_own_file(tmp_path: Path) -> None:
+    path = tmp_path / "layer.safetensors"
+    attn_np.save(attn_np.build("self_attention", d_model=7, head_dim=5), path)
+    result = RUN.invoke(app, ["check", str(path)])
+    assert result.exit_code == 0, result.output
+    assert "self_attention" in result.output
+
+
+def test_check_refuses_a_bad_file(tmp_path: Path) -> None:
+    path = tmp_path / "layer.safetensors"
+    attn_np.save(attn_np.build("self_attention", d_model=7, head_dim=5), path)
+    path.write_bytes(path.read_bytes()[:-4])
+    result = RUN.invoke(app, ["check", str(path)])
+    assert result.exit_code == 2
+    assert "refused" in result.output
+    assert str(path.name) in result.output.replace("\n", "")
+
+
+@needs_example
+def test_check_refuses_activations_without_an_input(tmp_path: Path) -> None:
+    shutil.copy(EXAMPLE / "model.safetensors", tmp_path / "model.safetensors")
+    held = weights.tensors(EXAMPLE / "activations.safetensors")
+    from safetensors.numpy import save_file
+
+    save_file({"attention_output": held["attention_output"]}, tmp_path / "empty.safetensors")
+    args = ["check", str(EXAMPLE / "model.safetensors"), "--layout", "bert", "--inputs", str(tmp_path / "empty.safetensors")]
+    result = RUN.invoke(app, args)
+    assert result.exit_code == 2
+    assert "hidden_states" in result.output
