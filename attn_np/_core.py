@@ -102,7 +102,7 @@ def dtype_name(x: Array) -> str:
     return x.dtype.name
 
 
-def widen(x: Array) -> Array:
+def widen(x: Any) -> Any:
     """16-bit types are computed in float32; other types, and None, stay as they are."""
     return x.astype(np.float32) if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
 
