@@ -1,8 +1,8 @@
 """Multi-head attention from `torch.nn.Linear`, and how it takes weights from a file of ours.
 
-The layers of this library hold their weights as arrays shaped for `einsum`. Tools that look for `nn.Linear` (adapters such
-as LoRA, quantisers, tensor parallelism) find none in them. This module has four, and computes the same: `save` writes the
-weights under its names, `load_file` reads them.
+The layers of this library hold their weights as arrays shaped for `einsum`. Tools that look for `nn.Linear` (adapters
+such as LoRA, quantisers, tensor parallelism) find none in them. This module has four, and computes the same: the layout
+`torch_linear` has its names, in both directions.
 
 Run it: `python examples/torch_linear_module.py`.
 """
@@ -22,7 +22,7 @@ class LinearAttentionModule(nn.Module):
     """Multi-head attention with an `nn.Linear` for each projection.
 
     Args:
-        config: the Config of a MultiHeadAttention without window and softcap.
+        config: of a MultiHeadAttention that is not causal and has no window and no softcap.
         dtype: of the parameters.
     """
 
@@ -35,7 +35,9 @@ class LinearAttentionModule(nn.Module):
         self.v_proj = nn.Linear(n["j"], n["h"] * n["v"], bias=config.use_bias, dtype=dtype)
         self.out_proj = nn.Linear(n["h"] * n["v"], n["d"], bias=config.use_bias, dtype=dtype)
 
-    def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, mask: Tensor) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, *, mask: Tensor | None = None
+    ) -> Tensor:
         key = query if key is None else key
         value = key if value is None else value
         # b t (h k) -> b h t k

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -207,9 +207,17 @@ def differences(a: Config, b: Config) -> list[str]:
 
 
 def exportable(table: Table, config: Config) -> list[str]:
-    """The fields of a config that an origin cannot hold."""
-    held = {name: getattr(config, name) for name in table.fields() if name in config.fields()}
-    return differences(config, type(config)(**(dict(table.fixed) | held)))
+    """The fields of a config that an origin cannot hold: those without a place in it that are not as it takes them."""
+    lost = []
+    for known in fields(config):
+        if known.name in table.fields():
+            continue
+        usual = table.fixed.get(known.name, known.default)
+        try:
+            lost += differences(config, replace(config, **{known.name: usual}))
+        except ValueError:  # without this field the config cannot be
+            lost.append(known.name)
+    return lost
 
 
 def carried(table: Table, source: Config, target: str, *, forward: bool) -> dict[str, Any]:
