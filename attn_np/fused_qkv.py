@@ -37,10 +37,10 @@ class FusedQKVAttention(Layer[Config]):
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, tape=tape, implementation=implementation,
         )  # fmt: skip
-        if c.use_output:
-            y = linear("bthk,hkd->btd", context, self.w_o, self.b_o)
-        else:
+        if self.w_o is None:
             y = context.reshape((n["b"], n["t"], n["h"] * n["k"]))
+        else:
+            y = linear("bthk,hkd->btd", context, self.w_o, self.b_o)
         y = record(tape, y=y)
         return output(dtype, y, weights, return_weights)
 
@@ -48,10 +48,10 @@ class FusedQKVAttention(Layer[Config]):
         """Read the forward upwards: one line here for each line there, with the same string."""
         c, dtype, w, x, context = self.config, dtype_name(dy), {}, tape["x"], tape["context"]
         dy = record(tape, dy=widen(dy))
-        if c.use_output:
-            dcontext, w["w_o"], w["b_o"] = linear_vjp("bthk,hkd->btd", context, self.w_o, self.b_o, dy)
-        else:
+        if self.w_o is None:
             dcontext = dy.reshape(context.shape)
+        else:
+            dcontext, w["w_o"], w["b_o"] = linear_vjp("bthk,hkd->btd", context, self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
         dqkv = record(tape, dqkv=stack([dq, dk, dv], axis=2))
         dx, w["w_qkv"], w["b_qkv"] = linear_vjp("btd,dphk->btphk", x, self.w_qkv, self.b_qkv, dqkv)

@@ -42,7 +42,7 @@ class SelfAttention(Layer[Config]):
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, tape=tape, implementation=implementation,
         )  # fmt: skip
-        y = linear("btv,vd->btd", context, self.w_o, self.b_o) if c.use_output else context
+        y = context if self.w_o is None else linear("btv,vd->btd", context, self.w_o, self.b_o)
         y = record(tape, y=y)
         return output(dtype, y, weights, return_weights)
 
@@ -50,7 +50,7 @@ class SelfAttention(Layer[Config]):
         """Read the forward upwards: one line here for each line there, with the same string."""
         c, dtype, w, x = self.config, dtype_name(dy), {}, tape["x"]
         dcontext = dy = record(tape, dy=widen(dy))
-        if c.use_output:
+        if self.w_o is not None:
             dcontext, w["w_o"], w["b_o"] = linear_vjp("btv,vd->btd", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
         dx_v, w["w_v"], w["b_v"] = linear_vjp("bsd,dv->bsv", x, self.w_v, self.b_v, dv)

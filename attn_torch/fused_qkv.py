@@ -36,9 +36,9 @@ class FusedQKVAttention(Layer[Config]):
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, tape=tape, implementation=implementation,
         )  # fmt: skip
-        if c.use_output:
-            y = linear("bthk,hkd->btd", context, self.w_o, self.b_o)
-        else:
+        if self.w_o is None:
             y = context.reshape((n["b"], n["t"], n["h"] * n["k"]))
+        else:
+            y = linear("bthk,hkd->btd", context, self.w_o, self.b_o)
         y = record(tape, y=y)
         return output(dtype, y, weights, return_weights)

@@ -41,6 +41,6 @@ class SelfAttention(Layer[Config]):
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, tape=tape, implementation=implementation,
         )  # fmt: skip
-        y = linear("btv,vd->btd", context, self.w_o, self.b_o) if c.use_output else context
+        y = context if self.w_o is None else linear("btv,vd->btd", context, self.w_o, self.b_o)
         y = record(tape, y=y)
         return output(dtype, y, weights, return_weights)
