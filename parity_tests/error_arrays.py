@@ -27,9 +27,9 @@ UNDERFLOW = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-25, "
 LARGEST = {"float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38, "float16": 65504.0}
 LARGEST["bfloat16"] = 3.3895313892515355e38
 
-# Relative error of the elementary functions, in units of u: 2 ulp = 4 u. Measured over the frameworks on CPU the worst
-# is below it; the table in the documentation says by how much.
-FUNCTION = 4.0
+# Relative error of the elementary functions, in units of u: 3 ulp = 6 u. Measured over the frameworks on CPU the worst
+# is below it, XLA's tanh with 4.8 u in float32; the table in docs/agreement.md has the others.
+FUNCTION = 6.0
 
 
 @dataclass(frozen=True)
