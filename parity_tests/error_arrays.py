@@ -259,7 +259,7 @@ def square_root(x: ErrArray) -> ErrArray:
     v, low = np.sqrt(x.v), np.maximum(x.v - x.b, 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
         b = np.where(x.b == 0, 0.0, x.b / (v + np.sqrt(low)))
-    return rounded(v, np.where(x.v >= x.b, b, np.inf))
+    return rounded(v, np.where(x.v >= x.b, b, np.inf), FUNCTION)
 
 
 def monotone(function: Callable[..., Any], slope: Callable[..., Any], most: float) -> Callable[[ErrArray], ErrArray]:
