@@ -1,0 +1,69 @@
+"""What the judge's rules grant the elementary functions is what the frameworks need, on this machine."""
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parity_tests.error_arrays import FUNCTION, ErrArray, precision, precision_of
+from parity_tests.judge import compare
+
+RANGES = {"exp": (-80.0, 80.0), "tanh": (-20.0, 20.0), "sqrt": (0.0, 1e6), "sigmoid": (-80.0, 80.0)}
+
+
+def arguments(name: str, dtype: str) -> np.ndarray:
+    """Half of them spread evenly over the range, half over the magnitudes down to 1e-6, and zero."""
+    low, high = RANGES[name]
+    rng = np.random.default_rng(0)
+    even = rng.uniform(low, high, 200_000)
+    sizes = np.exp(rng.uniform(np.log(1e-6), np.log(high), 200_000))
+    signs = np.where(rng.random(200_000) < 0.5, -1.0, 1.0) if low < 0 else 1.0
+    return np.concatenate([even, signs * sizes, [0.0]]).astype(dtype)
+
+
+def calls() -> Iterator[tuple[str, Callable[[str, np.ndarray], np.ndarray]]]:
+    """Every framework and device at hand, with a way to call one of its functions."""
+
+    def numpy(name: str, x: np.ndarray) -> np.ndarray:
+        return getattr(import_module("attn_np._core"), name)(x)
+
+    def torch(name: str, x: np.ndarray) -> np.ndarray:
+        torch, core = pytest.importorskip("torch"), import_module("attn_torch._core")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return getattr(core, name)(torch.from_numpy(x).to(device)).cpu().numpy()
+
+    def jax(name: str, x: np.ndarray) -> np.ndarray:
+        jax, core = pytest.importorskip("jax"), import_module("attn_jax._core")
+        return np.asarray(jax.jit(getattr(core, name))(x))
+
+    yield from (("numpy", numpy), ("torch", torch), ("jax", jax))
+
+
+def judged(name: str, x: np.ndarray, got: np.ndarray) -> dict[str, Any]:
+    function = getattr(import_module("attn_np._core"), name)
+    with precision(precision_of(x.dtype.name)):
+        return compare(got.astype(np.float64), function(ErrArray(x, 0.0)))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", RANGES)
+@pytest.mark.parametrize(("framework", "call"), list(calls()), ids=[name for name, _ in calls()])
+def test_functions_stay_within_their_rule(
+    framework: str, call: Callable[..., np.ndarray], name: str, dtype: str
+) -> None:
+    x = arguments(name, dtype)
+    found = judged(name, x, call(name, x))
+    where = x[found["index"]]
+    assert found["ratio"] <= 1, f"{framework} {name}({where!r}) errs by {FUNCTION * found['ratio']:.2f} u"
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_one_more_rounding_step_is_seen(name: str) -> None:
+    """A value beyond what the rule grants fails: the check above can fail."""
+    x = arguments(name, "float32")[:-1]
+    exact = getattr(import_module("attn_np._core"), name)(x.astype(np.float64))
+    within, beyond = (exact * (1 + steps * 2.0**-24) for steps in (FUNCTION - 1, FUNCTION + 1))
+    assert judged(name, x, within)["ratio"] <= 1
+    assert judged(name, x, beyond)["ratio"] > 1
