@@ -1,4 +1,4 @@
-"""Generate the committed files that follow from others: the three packages' `__init__.pyi`.
+"""Generate what is committed and follows from other files: the packages' `__init__.pyi`, the README's catalogue.
 
     python -m parity_tests.sync            write them
     python -m parity_tests.sync --check    write nothing; say which are stale
@@ -20,6 +20,7 @@ from attn_np import contract
 PACKAGES = ("attn_np", "attn_jax", "attn_torch")
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = "make sync"
+BEGIN, END = f"<!-- catalogue: written by `{COMMAND}` -->\n", "<!-- end of the catalogue -->\n"
 
 # (module, name in it or None for the module itself): what a stub has to import.
 Import = tuple[str, str | None]
@@ -146,13 +147,29 @@ def stub(package: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def catalogue() -> str:
+    """The README with its table of variants: name, class, and the idea in one sentence."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise LookupError(f"README.md: expected {BEGIN.strip()} and {END.strip()}, got no such lines; put them back")
+    rows = ["| Variant | Class | Idea |", "| --- | --- | --- |"]
+    for variant in contract.variants():
+        config = contract.get(variant).Config
+        rows.append(f"| `{variant}` | `{config.layer}` | {config.idea} |")
+    return before + begin + "\n" + "\n".join(rows) + "\n\n" + end + after
+
+
 def stale() -> list[Path]:
     """The generated files that are not what they would be if they were made now."""
     return [path for path, want in generated().items() if not path.exists() or path.read_text() != want]
 
 
 def generated() -> dict[Path, str]:
-    return {ROOT / package / "__init__.pyi": stub(package) for package in PACKAGES}
+    stubs = {ROOT / package / "__init__.pyi": stub(package) for package in PACKAGES}
+    readme = ROOT / "README.md"
+    return stubs | ({readme: catalogue()} if readme.exists() else {})
 
 
 def main(argv: list[str]) -> int:
