@@ -65,7 +65,7 @@ def run(block: Block, page: str, names: dict[str, object]) -> str:
 
 @pytest.fixture
 def as_a_reader(tmp_path: Path) -> Iterator[None]:
-    """The frameworks as they are after installation, whatever other tests have set; files go to an empty folder."""
+    """The frameworks as after installation, whatever other tests have set; a folder of its own, with the examples."""
     import jax
     import torch
 
@@ -75,6 +75,7 @@ def as_a_reader(tmp_path: Path) -> Iterator[None]:
         jax.config.update(name, value)
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     os.chdir(tmp_path)
     with torch.random.fork_rng(devices=[]):
         yield
