@@ -170,6 +170,12 @@ MUTANTS = (
     # Normalising and dropout
     Mutant("softmax over the queries", ATTEND, "softmax(scores, allowed, contract.AXES[normalize_over])",
            "softmax(scores, allowed, -2)", "mha", "cross"),  # fmt: skip
+    Mutant("scale after the softmax", ATTEND, "probs=softmax(scores, allowed, contract.AXES[normalize_over]))",
+           "probs=softmax(scores / factor, allowed, contract.AXES[normalize_over]) * factor)", "mha", "cross"),  # fmt: skip
+    Mutant("product of scores that no softmax saw", ATTEND, "probs=softmax(scores, allowed, contract.AXES[normalize_over]))",
+           "probs=scores)", "mha", "cross"),  # fmt: skip
+    Mutant("padding mask on the rows of the queries", ATTEND, "softmax(scores, allowed,", "softmax(scores, allowed[..., :1],",
+           "mha", "cross"),  # fmt: skip
     Mutant("additive softmax over the wrong axis", "additive.py", "softmax(scores, mask, AXES[c.normalize_over])",
            'softmax(scores, mask, AXES["queries" if c.normalize_over == "keys" else "keys"])', "additive", "cross"),  # fmt: skip
     Mutant("dropout without its rescale", CORE, "weights / (1.0 - rate)", "weights", "mha", "cross"),
@@ -192,6 +198,10 @@ MUTANTS = (
            "z = sigmoid(x_gates[:, 0] + h_gates[:, 0])", "gru", "stacked"),  # fmt: skip
     Mutant("update gate the other way round", CORE, "a + z * (b - a)", "b + z * (a - b)", "gru", "stacked"),
     Mutant("initial state ignored", "gru.py", "if state is None else state\n", "if state is None else 0.0 * state\n", "gru", "stacked"),
+    Mutant("decoder's softmax over its one query", "seq2seq.py", "probs = softmax(scores, allowed)",
+           "probs = softmax(scores[:, None], None, 1)[:, 0]", "seq2seq", "words"),  # fmt: skip
+    Mutant("decoder asks with its first layer", "seq2seq.py", 'einsum("bd,de->be", state[-1], w["q"])',
+           'einsum("bd,de->be", state[0], w["q"])', "seq2seq", "words"),  # fmt: skip
     # Backward, by hand
     Mutant("softmax backward without its sum", VJP, "dprobs - np.sum(probs * dprobs, axis=axis, keepdims=True)", "dprobs",
            "mha", "cross", trees=NUMPY),  # fmt: skip
