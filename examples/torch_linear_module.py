@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import attn_torch
+from attn_np.contract.mha import Config
 
 
 class LinearAttentionModule(nn.Module):
@@ -26,7 +27,7 @@ class LinearAttentionModule(nn.Module):
         dtype: of the parameters.
     """
 
-    def __init__(self, config: attn_torch.MultiHeadAttention.Config, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, config: Config, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         n = config.sizes()
         self.config = config

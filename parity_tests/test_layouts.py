@@ -139,7 +139,7 @@ def asked(table: layouts.Table, config: Config) -> dict[str, Any]:
 def test_both_directions_are_bit_identical(name: str, variant: str, example: str, dtype: str, tmp_path: Path) -> None:
     config, file = config_of(variant, example), tmp_path / "theirs.safetensors"
     table, values = layouts.get(name).tables[variant], drawn(config, dtype)
-    layer = {"layer": 3} if "{layer}" in layouts.get(name).prefixes[0] else {}
+    layer: dict[str, Any] = {"layer": 3} if "{layer}" in layouts.get(name).prefixes[0] else {}
     if not holds(table, config):
         with pytest.raises(weights.ConfigMismatchError, match=f"a config that {name} can hold"):
             weights.write(file, config, values, layout=name)
@@ -301,7 +301,8 @@ SIZES = {"d": 384, "h": 12, "k": 32}
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("example", ["single", "plain", "stacked"])
 def test_a_torch_gru_gives_the_same_numbers(example: str, dtype: str, tmp_path: Path) -> None:
-    config, file = config_of("gru", example), tmp_path / "gru.safetensors"
+    config: Any = config_of("gru", example)
+    file = tmp_path / "gru.safetensors"
     torch.manual_seed(4)
     kind = getattr(torch, dtype)
     theirs = torch.nn.GRU(
@@ -339,7 +340,8 @@ def test_a_gru_in_two_directions_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("example", ["split", "cross"])
 def test_the_module_of_linears_gives_the_same_numbers(example: str, tmp_path: Path) -> None:
     module = runpy.run_path(str(ROOT / "examples" / "torch_linear_module.py"))["LinearAttentionModule"]
-    config, file = config_of("mha", example), tmp_path / "module.safetensors"
+    config: Any = config_of("mha", example)
+    file = tmp_path / "module.safetensors"
     values = weights.draw(config, 6, "float64")
     weights.write(file, config, values, layout="torch_linear")
     theirs = module(config, torch.float64)
