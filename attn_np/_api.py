@@ -133,20 +133,21 @@ def trace(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, dict
     return layer(*inputs, tape=tape, **options), tape  # type: ignore[operator]
 
 
-def value_and_vjp(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, Callable[[np.ndarray], Grads]]:
+def value_and_vjp(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, Callable[..., Grads]]:
     """The output, and a function from its gradient to the gradients of inputs and parameters.
 
     Keeps the inputs only; `pull` computes the forward again with a tape, with the same dropout, and reads it upwards.
+    It takes the gradient of y, and of a recurrent layer's returned state as a second one.
     """
     before = layer.rng.bit_generator.state
     y = layer(*inputs, **options)  # type: ignore[operator]
 
-    def pull(dy: np.ndarray) -> Grads:
+    def pull(*cotangents: np.ndarray) -> Grads:
         after, layer.rng.bit_generator.state = layer.rng.bit_generator.state, before
         try:
             _, tape = trace(layer, *inputs, **options)
         finally:
             layer.rng.bit_generator.state = after
-        return layer.vjp(tape, dy)  # type: ignore[attr-defined]
+        return layer.vjp(tape, *cotangents)  # type: ignore[attr-defined]
 
     return y, pull

@@ -174,11 +174,11 @@ class GatedRecurrentUnit(Layer[Config]):
         y, state = record(tape, y=y, last=state)
         return narrow(y, dtype), narrow(state, dtype)
 
-    def run_vjp(self, tape: Tape, dy: Array, dstate: Array | None) -> Grads:
+    def run_vjp(self, tape: Tape, dy: Array, dlast: Array | None) -> Grads:
         """Read `run` upwards, layer by layer."""
         c, w, first, keep, real = self.config, {}, [], tape.get("keep"), tape.get("real")
         b, t, _ = dy.shape
-        dlast = zeros((c.num_layers, b, c.hidden_dim), dy) if dstate is None else dstate
+        dlast = zeros((c.num_layers, b, c.hidden_dim), dy) if dlast is None else dlast
         for i, way in reversed(list(enumerate(self.ways(keep, b, t)))):
             dh = dropout_vjp(dy, way, c.dropout)
             part = self.layers[i].vjp(scope(tape, f"layers.{i}"), dh, dlast[i], real)
@@ -189,8 +189,8 @@ class GatedRecurrentUnit(Layer[Config]):
         given = tape.get("state") is not None
         return Grads({"x": dx, "state": record(tape, dstate=stack(first[::-1])) if given else None}, w)
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t e"], dstate: Float[Array, "l b e"] | None = None) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t e"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """Gradients from that of the output and, where it was used, that of the returned state."""
         dtype, dy = dtype_name(dy), record(tape, dy=widen(dy))
-        part = self.run_vjp(tape, dy, record(tape, dlast=widen(dstate)))
+        part = self.run_vjp(tape, dy, record(tape, dlast=widen(dlast)))
         return grads(dtype, part.inputs, part.params)
