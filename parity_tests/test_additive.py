@@ -75,7 +75,7 @@ def test_scalar_loops(example: str, call: str) -> None:
 
 def test_torch_linear_layers() -> None:
     """The network as it is usually built: three `nn.Linear` without biases, trained by autograd."""
-    config = Config(query_dim=7, key_dim=5, hidden_dim=11)
+    config, rng = Config(query_dim=7, key_dim=5, hidden_dim=11, dropout=0.5), np.random.default_rng(0)
     w = weights_of(config)
     inputs = {"query": normal(2, 3, 7), "key": normal(2, 13, 5), "value": normal(2, 13, 2)}
     query, key, value = (torch.from_numpy(x).requires_grad_() for x in inputs.values())
@@ -85,11 +85,13 @@ def test_torch_linear_layers() -> None:
             layer.weight.copy_(torch.from_numpy(x))
     to_query, to_key, to_score = layers
     scores = to_score(torch.tanh(to_query(query).unsqueeze(2) + to_key(key).unsqueeze(1))).squeeze(-1)
-    y = torch.bmm(torch.softmax(scores, dim=-1), value)
-    weights = {"w_q": to_query.weight, "w_k": to_key.weight, "w_score": to_score.weight}
-    grads = torch_gradients(y, query=query, key=key, value=value, **weights)
+    mask, keep = rng.random((2, 3, 13)) < 0.7, rng.random((2, 3, 13)) < 0.5
+    weights = torch.softmax(scores.masked_fill(torch.from_numpy(~mask), -torch.inf), dim=-1)
+    y = torch.bmm(weights * torch.from_numpy(keep) / 0.5, value)
+    learned = {"w_q": to_query.weight, "w_k": to_key.weight, "w_score": to_score.weight}
+    grads = torch_gradients(y, query=query, key=key, value=value, **learned)
     grads |= {"dw_q": grads["dw_q"].T, "dw_k": grads["dw_k"].T, "dw_score": grads["dw_score"][0]}
-    want = bounded(config, inputs, w)
+    want = bounded(config, inputs | {"mask": mask, "keep": keep}, w)
     assert ratio(y.detach(), want["y"]) <= 1
     for name, grad in grads.items():
         assert ratio(grad, want[name]) <= 1, name

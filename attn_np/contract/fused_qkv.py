@@ -54,14 +54,11 @@ class Config(_base.Config):
     traps = (
         "files order the joint columns as (3, heads, width), here and in torch.nn.MultiheadAttention, or as "
         "(heads, 3, width), as in GPT-NeoX: the shape is the same and the numbers are wrong",
-        "splitting the joint columns before the heads are told apart needs the order of the file, not of "
-        "the code",
+        "splitting the joint columns before the heads are told apart needs the order of the file, not of the code",
         "initial values that depend on the number of columns, such as Glorot's, come out smaller for the "
         "joint array than for three separate ones",
-        "dividing by sqrt(K) after the softmax instead of before shrinks the output and leaves the scores "
-        "unscaled",
-        "an input of keys that differ from the queries can't use the joint product: cross-attention needs "
-        "mha",
+        "dividing by sqrt(K) after the softmax instead of before shrinks the output and leaves the scores unscaled",
+        "an input of keys that differ from the queries can't use the joint product: cross-attention needs mha",
     )
 
     d_model: int
@@ -122,7 +119,5 @@ EXAMPLES = {
     "single": Config(d_model=7),
     "heads": Config(d_model=7, num_heads=5, head_dim=3, dropout=0.25, use_output=True),
     "causal": Config(d_model=5, num_heads=2, head_dim=7, scale=1.0, causal=True, use_bias=False),
-    "capped": Config(
-        d_model=7, num_heads=2, head_dim=5, window=(2, 1), softcap=1.5, use_bias=False, use_output=True
-    ),
+    "capped": Config(d_model=7, num_heads=2, head_dim=5, window=(2, 1), softcap=1.5, use_output=True),
 }

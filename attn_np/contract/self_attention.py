@@ -49,12 +49,10 @@ class Config(_base.Config):
         "with one joint projection: fused_qkv with num_heads=1",
     )
     traps = (
-        "dividing by sqrt(K) after the softmax instead of before shrinks the output and leaves the scores "
-        "unscaled",
+        "dividing by sqrt(K) after the softmax instead of before shrinks the output and leaves the scores unscaled",
         "multiplying the values by the scores and forgetting the softmax gives the right shape",
         "a mask on query rows, (b, t, 1), hides no key; padding is hidden on the key axis, (b, 1, t)",
-        "transposing keys by a reshape from (b, t, k) to (b, k, t) mixes positions and widths and raises no "
-        "error",
+        "transposing keys by a reshape from (b, t, k) to (b, k, t) mixes positions and widths and raises no error",
         "dropout at 0.8 in training mode sets most outputs of a short sequence to 0: examples belong in "
         "evaluation mode",
     )
@@ -105,5 +103,5 @@ EXAMPLES = {
     "plain": Config(d_model=7),
     "output": Config(d_model=7, head_dim=5, value_head_dim=3, scale=1.0, dropout=0.25, use_output=True),
     "causal": Config(d_model=5, head_dim=11, causal=True, use_bias=False, use_output=True),
-    "capped": Config(d_model=5, head_dim=3, value_head_dim=13, window=(2, 1), softcap=1.5, use_bias=False),
+    "capped": Config(d_model=5, head_dim=3, value_head_dim=13, window=(2, 1), softcap=1.5),
 }
