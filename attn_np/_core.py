@@ -244,10 +244,10 @@ def scan(
     if reverse:
         collected.reverse()
     stacked = tuple(np.stack(y, axis=1) for y in zip(*collected, strict=True))
-    if not stacked:  # no steps: run one on zeros for the shapes of what it would give
+    if not stacked:  # no steps: run one on zeros and keep nothing of it but shapes and dtypes
         blank = (None if x is None else np.zeros((x.shape[0], *x.shape[2:]), x.dtype) for x in xs)
         _, ys = step(carry, tuple(blank))
-        stacked = tuple(np.zeros((y.shape[0], 0, *y.shape[1:]), y.dtype) for y in ys)
+        stacked = tuple(y[:, None][:, :0] for y in ys)
     out = record(tape, **dict(zip(names, stacked, strict=True)))
     return carry, out if isinstance(out, tuple) else (out,)
 

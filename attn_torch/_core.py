@@ -225,10 +225,10 @@ def scan(
     if reverse:
         collected.reverse()
     stacked = tuple(stack(y, dim=1) for y in zip(*collected, strict=True))
-    if not stacked:  # no steps: run one on zeros for the shapes of what it would give
+    if not stacked:  # no steps: run one on zeros and keep nothing of it but shapes, dtypes and the graph
         blank = (None if x is None else zeros((x.shape[0], *x.shape[2:]), x) for x in xs)
         _, ys = step(carry, tuple(blank))
-        stacked = tuple(zeros((y.shape[0], 0, *y.shape[1:]), y) for y in ys)
+        stacked = tuple(y[:, None][:, :0] for y in ys)
     out = record(tape, **dict(zip(names, stacked, strict=True)))
     return carry, out if isinstance(out, tuple) else (out,)
 

@@ -15,6 +15,7 @@ from flax import nnx
 import attn_jax
 import attn_np
 import attn_torch
+from attn_np import _attend as attend_np
 from attn_np import contract
 from attn_np.contract import Config
 from parity_tests.cases import Case, call_sizes, draw, given
@@ -74,6 +75,14 @@ class Tree:
         y, tape = self.package.trace(layer, **self.arrays(inputs), **options)
         return [self.numpy(x) for x in flat(y)], {name: self.numpy(x) for name, x in tape.items()}
 
+    def strided(self, x: np.ndarray) -> Any:
+        """The tree's own array with the same strides, where it has strides."""
+        return x
+
+    def attend(self, inputs: Arrays) -> list[np.ndarray]:
+        """`attend` on q, k, v and what else is given: context, weights and the gradients of q, k, v."""
+        raise NotImplementedError
+
     def gradients(self, layer: Any, inputs: Arrays, dy: np.ndarray) -> Arrays:
         """Gradient of the first output against every float input, `dquery`, and every parameter, `dw_q`."""
         raise NotImplementedError
@@ -88,6 +97,12 @@ class NumPyTree(Tree):
     def numpy(self, x: Any) -> np.ndarray:
         return x
 
+    def attend(self, inputs: Arrays) -> list[np.ndarray]:
+        tape: Arrays = {}
+        given: dict[str, Any] = dict(inputs)
+        context, weights = attend_np.attend(**given, tape=tape)
+        return [context, weights, *attend_np.attend_vjp(tape, np.cos(context))[:3]]
+
     def gradients(self, layer: Any, inputs: Arrays, dy: np.ndarray) -> Arrays:
         _, pull = attn_np.value_and_vjp(layer, **inputs)
         grads = pull(dy)
@@ -101,6 +116,16 @@ class TorchTree(Tree):
         if x.dtype == ml_dtypes.bfloat16:
             return torch.from_numpy(x.view(np.uint16).copy()).view(torch.bfloat16)
         return torch.from_numpy(x.copy())
+
+    def strided(self, x: np.ndarray) -> Any:
+        return torch.from_numpy(x)
+
+    def attend(self, inputs: Arrays) -> list[np.ndarray]:
+        given = self.arrays(inputs)
+        leaves = [given[name].requires_grad_() for name in "qkv"]
+        context, weights = attn_torch.attend(**given)
+        grads = torch.autograd.grad(context, leaves, torch.cos(context.detach()))
+        return [self.numpy(x) for x in (context, weights, *grads)]
 
     def numpy(self, x: Any) -> np.ndarray:
         x = x.detach()
@@ -125,8 +150,31 @@ class JaxTree(Tree):
     def numpy(self, x: Any) -> np.ndarray:
         return np.asarray(x)
 
+    def __call__(self, layer: Any, inputs: Arrays, **options: Any) -> list[np.ndarray]:
+        return [self.numpy(x) for x in self.compiled("call", **options)(layer, self.arrays(inputs))]
+
+    def trace(self, layer: Any, inputs: Arrays, **options: Any) -> tuple[list[np.ndarray], Arrays]:
+        y, tape = self.compiled("trace", **options)(layer, self.arrays(inputs))
+        return [self.numpy(x) for x in y], {name: self.numpy(x) for name, x in tape.items()}
+
+    @cache  # noqa: B019 - eager, a scan would be compiled again in every call
+    def compiled(self, what: str, **options: Any) -> Callable[..., Any]:
+        def call(layer: Any, given: dict[str, Any]) -> Any:
+            if what == "call":
+                return flat(layer(**given, **options))
+            y, tape = attn_jax.trace(layer, **given, **options)
+            return flat(y), tape
+
+        return nnx.jit(call)
+
     def is_training(self, layer: Any) -> bool:
         return not layer.deterministic
+
+    def attend(self, inputs: Arrays) -> list[np.ndarray]:
+        given = self.arrays(inputs)
+        qkv, rest = [given.pop(name) for name in "qkv"], given
+        (context, weights), pull = jax.vjp(lambda q, k, v: attn_jax.attend(q, k, v, **rest), *qkv)
+        return [self.numpy(x) for x in (context, weights, *pull((jnp.cos(context), jnp.zeros_like(weights))))]
 
     def gradients(self, layer: Any, inputs: Arrays, dy: np.ndarray) -> Arrays:
         given = self.arrays(inputs)
@@ -191,3 +239,29 @@ def first_difference(a: Arrays, b: Arrays) -> str | None:
         if not same(a[name], b[name]):
             return f"{name}:\n{a[name]}\n{b[name]}"
     return None
+
+
+def random_inputs(config: Config, call: str, **sizes: int) -> Arrays:
+    """Random float64 inputs with some axes of another size; nothing is masked or dropped on purpose."""
+    rng = np.random.default_rng(3)
+    inputs: Arrays = {}
+    for name, shape in shapes_for(config, call, **sizes).items():
+        kind = config.arguments()[name].kind
+        if kind in ("array", "bias"):
+            inputs[name] = rng.normal(size=shape)
+        elif kind == "tokens":
+            inputs[name] = rng.integers(0, call_sizes(config)["u"], size=shape)
+        else:
+            inputs[name] = rng.random(shape) < 0.75
+    return inputs
+
+
+def axis(config: Config, argument: str, letter: str) -> int | None:
+    """Where an argument has an axis letter; the first of two."""
+    letters = config.arguments()[argument].axes.split()
+    return letters.index(letter) if letter in letters else None
+
+
+def at(x: np.ndarray, where: dict[int | None, Any]) -> tuple[Any, ...]:
+    """An index that fixes some axes."""
+    return tuple(where.get(i, slice(None)) for i in range(x.ndim))

@@ -1,0 +1,409 @@
+"""The conventions that are no question of precision, by name, over every variant in the three trees.
+
+What should change nothing changes no bit. Only where an array's layout in memory differs, sums may run in another
+order; there the derived bound judges.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from attn_np import contract
+from attn_np.contract import Config
+from parity_tests._inputs import (
+    EXAMPLES,
+    TREES,
+    Arrays,
+    Tree,
+    at,
+    axis,
+    config_of,
+    first_difference,
+    flat,
+    inputs_for,
+    random_inputs,
+    same,
+    without,
+)
+from parity_tests.candidates import extras
+from parity_tests.cases import Case, Drawn, call_sizes, draw
+from parity_tests.error_arrays import precision_of
+from parity_tests.judge import compare, reference
+
+VARIANTS = contract.variants()
+
+# Eager JAX compiles every operation by itself and every scan again in each call: there, one example of each variant.
+EAGER = [(name, v, e) for v, e in EXAMPLES for name in ("numpy", "torch")]
+EAGER += [("jax", v, next(iter(contract.examples(v)))) for v in VARIANTS]
+
+
+@pytest.fixture(params=list(TREES))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+def some(*conditions: Callable[[Config], Any]) -> list[tuple[str, str]]:
+    """The examples whose configs meet all conditions."""
+    return [(v, e) for v, e in EXAMPLES if all(condition(config_of(v, e)) for condition in conditions)]
+
+
+def masked(config: Config) -> bool:
+    """Queries meet keys under a mask."""
+    arg = config.arguments().get("mask")
+    return arg is not None and (arg.axes.endswith("t s") or arg.axes.endswith("t t"))
+
+
+def keyed(config: Config) -> bool:
+    """Keys are an input of their own."""
+    return masked(config) and config.arguments()["mask"].axes.endswith("t s")
+
+
+def dropping(config: Config) -> bool:
+    return getattr(config, "dropout", 0) > 0 and "keep" in config.arguments()
+
+
+def causal(config: Config) -> bool:
+    return getattr(config, "causal", False) or config.family == "recurrent"
+
+
+def cotangent(tree: Tree, layer: Any, inputs: Arrays) -> np.ndarray:
+    return np.random.default_rng(11).normal(size=tree(layer, inputs)[0].shape)
+
+
+@cache
+def bounded(variant: str, example: str) -> list[Any]:
+    """Every output of the "full" call with the bound that a float64 candidate must keep."""
+    tree, case = TREES["numpy"], Case(variant, example, "full", "float64")
+    drawn = Drawn(draw(case).inputs, tree.layer(variant, example).params(), case.seed)
+    return list(reference(case, drawn, {}, precision_of("float64"))[0].values())
+
+
+# Sizes and layout -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["plain", "full"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_empty_batches_and_sequences(tree: Tree, variant: str, call: str) -> None:
+    """An axis of length 0 is an axis like any other: its length shows where a length of 31 would."""
+    example, numpy = next(iter(contract.examples(variant))), TREES["numpy"]
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    letters = {x for name in inputs_for(variant, example, call) for x in config.arguments()[name].axes.split()}
+    for letter in sorted(letters & set("bts") - set(config.sizes())):
+        empty, full = random_inputs(config, call, **{letter: 0}), random_inputs(config, call, **{letter: 31})
+        shapes = [x.shape for x in numpy(numpy.layer(variant, example), full)]
+        want = [tuple(0 if n == 31 else n for n in shape) for shape in shapes]
+        got = tree(layer, empty)
+        assert [x.shape for x in got] == want, f"{letter}=0"
+        assert all(np.isfinite(x).all() for x in got), f"{letter}=0"
+        for name, x in tree.gradients(layer, empty, np.ones(got[0].shape)).items():
+            source = empty[name[1:]] if name[1:] in empty else layer.params()[name[1:]]
+            assert x.shape == source.shape, f"{letter}=0, {name}"
+            assert np.isfinite(x).all(), f"{letter}=0, {name}"
+
+
+@pytest.mark.parametrize(("name", "variant", "example"), EAGER)
+def test_strides_do_not_matter(name: str, variant: str, example: str) -> None:
+    """Transposed, backward and spread-out arrays are the arrays that their indices say."""
+    tree = TREES[name]
+    inputs, layer = inputs_for(variant, example, "full"), tree.layer(variant, example)
+
+    def transposed(x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x.T).T
+
+    def backward(x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x[..., ::-1])[..., ::-1]
+
+    def spread(x: np.ndarray) -> np.ndarray:
+        return np.repeat(x, 2, axis=-1)[..., ::2]
+
+    layouts = [transposed, spread] if name == "torch" else [transposed, spread, backward]
+    for layout in layouts:
+        strided = {key: tree.strided(layout(x)) for key, x in inputs.items()}
+        got = [tree.numpy(x) for x in flat(layer(**strided, **extras(variant, config_of(variant, example).layer)))]
+        for x, want in zip(got, bounded(variant, example), strict=True):
+            assert compare(x, want, "float64")["ratio"] <= 1, layout.__name__
+
+
+# What a call leaves alone ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "variant", "example"), [x for x in EAGER if x[0] != "jax"])
+def test_inputs_and_parameters_are_never_written(name: str, variant: str, example: str) -> None:
+    """JAX's arrays can't be."""
+    tree = TREES[name]
+    inputs, layer = inputs_for(variant, example, "full"), tree.layer(variant, example)
+    given, params = tree.arrays(inputs), layer.params()
+    before = {name: tree.numpy(x).tobytes() for name, x in (given | params).items()}
+    tree.package.trace(layer, **given)
+    tree.gradients(layer, inputs, cotangent(tree, layer, inputs))
+    after = {name: tree.numpy(x).tobytes() for name, x in (given | layer.params()).items()}
+    assert before == after
+    results = tree(layer, inputs)
+    assert not any(np.shares_memory(y, x) for y in results for x in inputs.values())
+
+
+@pytest.mark.parametrize(("variant", "example"), EXAMPLES)
+def test_the_same_call_twice_gives_the_same_bits(tree: Tree, variant: str, example: str) -> None:
+    inputs, layer = inputs_for(variant, example, "full"), tree.layer(variant, example)
+    first, second = tree(layer, inputs), tree(layer, inputs)
+    assert all(same(a, b) for a, b in zip(first, second, strict=True))
+    dy = cotangent(tree, layer, inputs)
+    assert first_difference(tree.gradients(layer, inputs, dy), tree.gradients(layer, inputs, dy)) is None
+
+
+@pytest.mark.parametrize("call", ["plain", "full"])
+@pytest.mark.parametrize(("name", "variant", "example"), EAGER)
+def test_a_tape_changes_no_bit(name: str, variant: str, example: str, call: str) -> None:
+    tree = TREES[name]
+    inputs, layer = inputs_for(variant, example, call), tree.layer(variant, example)
+    want = Tree.__call__(tree, layer, inputs)
+    got, tape = Tree.trace(tree, layer, inputs)
+    assert all(same(a, b) for a, b in zip(got, want, strict=True))
+    assert any(same(x, want[0]) for x in tape.values()), "the tape holds the output"
+
+
+@pytest.mark.parametrize(("variant", "example"), EXAMPLES)
+def test_a_tape_adds_nothing_to_the_jaxpr(variant: str, example: str) -> None:
+    tree = TREES["jax"]
+    layer, inputs = tree.layer(variant, example), tree.arrays(inputs_for(variant, example, "full"))
+    plain = str(jax.make_jaxpr(lambda given: layer(**given))(inputs))
+    assert str(jax.make_jaxpr(lambda given: layer(**given, tape=None))(inputs)) == plain
+    assert str(jax.make_jaxpr(lambda given: tree.package.trace(layer, **given)[0])(inputs)) == plain
+
+
+# Who sees whom --------------------------------------------------------------------------------------------------------
+
+
+def poisoned(config: Config, inputs: Arrays, row: int, place: int, value: float, names: tuple[str, ...]) -> Arrays:
+    """The inputs with one key of one batch row overwritten, in the arrays named."""
+    out = dict(inputs)
+    for name in names:
+        x = out[name] = inputs[name].copy()
+        where = axis(config, name, "s")
+        where = axis(config, name, "t") if where is None else where
+        index = at(x, {axis(config, name, "b"): row, where: place})
+        x[index] = value if x.dtype.kind == "f" else (x[index] + 1) % call_sizes(config)["u"]
+    return out
+
+
+def seen_by_nobody(config: Config, inputs: Arrays, row: int, place: int) -> Arrays:
+    """The inputs with a mask that hides one key of one batch row from every query."""
+    mask = inputs["mask"].copy()
+    mask[row, ..., place] = False
+    return inputs | {"mask": mask}
+
+
+def compare_under_poison(tree: Tree, layer: Any, clean: Arrays, dirty: Arrays) -> None:
+    assert all(same(a, b) for a, b in zip(tree(layer, dirty), tree(layer, clean), strict=True))
+    dy = cotangent(tree, layer, clean)
+    want, got = tree.gradients(layer, clean, dy), tree.gradients(layer, dirty, dy)
+    assert all(np.isfinite(x).all() for x in got.values())
+    difference = first_difference(got, want)
+    assert difference is None, difference
+
+
+@pytest.mark.parametrize("value", [1e3, np.inf, np.nan])
+@pytest.mark.parametrize(("variant", "example"), some(keyed))
+def test_hidden_keys_influence_nothing(tree: Tree, variant: str, example: str, value: float) -> None:
+    """Outputs and every gradient are the same to the bit, whatever stands at a key, value or bias nobody may see."""
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    clean = seen_by_nobody(config, inputs_for(variant, example, "full"), 1, 2)
+    names = tuple(name for name in clean if axis(config, name, "s") is not None and clean[name].dtype != bool)
+    assert names
+    compare_under_poison(tree, layer, clean, poisoned(config, clean, 1, 2, value, names))
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize(("variant", "example"), some(keyed, lambda c: getattr(c, "window", None)))
+def test_keys_outside_every_window_influence_nothing(tree: Tree, variant: str, example: str, value: float) -> None:
+    """Three queries stand at the last three keys; what lies further back than the window reaches is hidden."""
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    left = config.window[0]  # type: ignore[attr-defined]
+    clean = random_inputs(config, "plain", t=3, s=11)
+    if "key" not in clean:
+        clean |= {n: x for n, x in random_inputs(config, "full", t=3, s=11).items() if n in ("key", "value")}
+    names = tuple(name for name in clean if axis(config, name, "s") is not None)
+    first = 11 - 3 - left
+    compare_under_poison(tree, layer, clean, poisoned(config, clean, 0, first - 1, value, names))
+    shown = tree(layer, poisoned(config, clean, 0, first, 1e3, names))
+    assert not same(shown[0], tree(layer, clean)[0]), "the key beside it is seen"
+
+
+@pytest.mark.parametrize(("variant", "example"), some(masked, lambda c: not keyed(c)))
+def test_a_hidden_position_of_self_attention(tree: Tree, variant: str, example: str) -> None:
+    """A token that nobody attends to changes its own row only, and no gradient of the others."""
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    clean = seen_by_nobody(config, inputs_for(variant, example, "full"), 1, 2)
+    dirty = poisoned(config, clean, 1, 2, 1e3, ("query",))
+    want, got = tree(layer, clean)[0], tree(layer, dirty)[0]
+    dy = cotangent(tree, layer, clean)
+    others = np.arange(want.shape[1]) != 2
+    assert same(got[0], want[0])
+    assert same(got[1, others], want[1, others])
+    dy[1, 2] = 0
+    difference = first_difference(tree.gradients(layer, dirty, dy), tree.gradients(layer, clean, dy))
+    assert difference is None, difference
+
+
+@pytest.mark.parametrize("value", [1e3, np.inf, np.nan])
+def test_keys_hidden_from_one_head_influence_nothing(tree: Tree, value: float) -> None:
+    """`attend` hides by head: what one head may not see stays out, though other heads see their own key there."""
+    rng = np.random.default_rng(7)
+    clean = {
+        "q": rng.normal(size=(2, 5, 3, 7)),
+        "k": rng.normal(size=(2, 11, 3, 7)),
+        "v": rng.normal(size=(2, 11, 3, 2)),
+    }
+    clean["mask"] = rng.random((2, 3, 5, 11)) < 0.75
+    clean["mask"][1, 2, :, 4] = False
+    clean["mask"][1, 1, :, 4] = True
+    dirty = dict(clean)
+    for name in "kv":
+        dirty[name] = clean[name].copy()
+        dirty[name][1, 4, 2] = value
+    for got, want in zip(tree.attend(dirty), tree.attend(clean), strict=True):
+        assert np.isfinite(got).all()
+        assert same(got, want)
+
+
+@pytest.mark.parametrize(("variant", "example"), some(masked))
+def test_a_query_without_keys(tree: Tree, variant: str, example: str) -> None:
+    """Its weights and its average are 0, its output is what the last projection adds; gradients stay finite."""
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    inputs = inputs_for(variant, example, "full")
+    mask = inputs["mask"].copy()
+    mask[0, ..., 2, :] = False
+    inputs |= {"mask": mask}
+    (y, *_, weights), tape = tree.trace(layer, inputs, return_weights=True)
+    assert not weights[0, ..., 2, :].any()
+    grads = tree.gradients(layer, inputs, cotangent(tree, layer, inputs))
+    assert all(np.isfinite(x).all() for x in grads.values())
+    if config.family == "recurrent":  # the step still has its input and its state
+        return
+    assert not tape["context"][0, 2].any()
+    left = tree.numpy(layer.params()["b_o"]) if "b_o" in layer.params() else np.zeros(y.shape[2:])
+    assert same(y[0, 2], left)
+    if keyed(config):
+        assert not grads["dquery"][0, 2].any()
+        assert grads["dquery"][0, 1].any()
+
+
+@pytest.mark.parametrize(("variant", "example"), some(masked, lambda c: c.family != "recurrent"))
+def test_no_query_has_keys(tree: Tree, variant: str, example: str) -> None:
+    """Nothing is learned from a call in which everything is hidden, but for the last bias."""
+    inputs, layer = inputs_for(variant, example, "full"), tree.layer(variant, example)
+    inputs |= {"mask": np.zeros_like(inputs["mask"])}
+    y, weights = tree(layer, inputs, return_weights=True)
+    assert not weights.any()
+    dy = cotangent(tree, layer, inputs)
+    for name, x in tree.gradients(layer, inputs, dy).items():
+        assert np.isfinite(x).all(), name
+        assert x.any() == (name == "db_o"), name
+    assert all(same(row, y[0, 0]) for row in y.reshape(-1, y.shape[-1]))
+
+
+@pytest.mark.parametrize(("variant", "example"), EXAMPLES)
+def test_batch_rows_do_not_meet(tree: Tree, variant: str, example: str) -> None:
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    inputs, rng = inputs_for(variant, example, "full"), np.random.default_rng(13)
+    other = {name: x.copy() for name, x in inputs.items()}
+    for name, x in other.items():
+        where = at(x, {axis(config, name, "b"): 1})
+        x[where] = (
+            ~x[where] if x.dtype == bool else x[where][::-1] if x.dtype.kind == "i" else rng.normal(size=x[where].shape)
+        )
+    assert same(tree(layer, other)[0][0], tree(layer, inputs)[0][0])
+    assert not same(tree(layer, other)[0][1], tree(layer, inputs)[0][1])
+    dy = cotangent(tree, layer, inputs)
+    want, got = tree.gradients(layer, inputs, dy), tree.gradients(layer, other, dy)
+    for name, x in inputs.items():
+        if config.arguments()[name].kind == "array":
+            first = at(x, {axis(config, name, "b"): 0})
+            assert same(got[f"d{name}"][first], want[f"d{name}"][first]), name
+
+
+@pytest.mark.parametrize(("variant", "example"), some(causal))
+def test_the_future_does_not_reach_back(tree: Tree, variant: str, example: str) -> None:
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    plain = inputs_for(variant, example, "plain")
+    inputs = {n: x for n, x in random_inputs(config, "full", t=7, s=7).items() if n in plain or n in ("key", "value")}
+    moving = [name for name in inputs if axis(config, name, "t") is not None]
+    if config.family != "recurrent":
+        moving += [name for name in inputs if axis(config, name, "s") is not None]
+    assert moving
+    want = tree(layer, inputs)[0]
+    for place in (1, 4, 6):
+        later = dict(inputs)
+        for name in moving:
+            x = later[name] = inputs[name].copy()
+            where = axis(config, name, "s")
+            index = at(x, {axis(config, name, "t") if where is None else where: slice(place, None)})
+            x[index] = -3 * x[index] if x.dtype.kind == "f" else (x[index] + 1) % call_sizes(config)["u"]
+        got = tree(layer, later)[0]
+        assert same(got[:, :place], want[:, :place]), place
+        assert not same(got[:, place], want[:, place]), place
+
+
+# Training and evaluation ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("variant", "example"), EXAMPLES)
+def test_layers_are_built_for_evaluation(tree: Tree, variant: str, example: str) -> None:
+    layer = tree.build(config_of(variant, example))
+    assert not tree.is_training(layer)
+    assert tree.is_training(tree.training(layer))
+    layer.eval()
+    assert not tree.is_training(layer)
+
+
+@pytest.mark.parametrize(("variant", "example"), some(dropping))
+def test_evaluation_drops_nothing(tree: Tree, variant: str, example: str) -> None:
+    config, inputs = config_of(variant, example), inputs_for(variant, example)
+    want = tree(tree.build(without(config, dropout=0.0)), inputs)
+    assert all(same(a, b) for a, b in zip(tree(tree.layer(variant, example), inputs), want, strict=True))
+
+
+@pytest.mark.parametrize(("variant", "example"), some(dropping))
+def test_training_drops_at_random(tree: Tree, variant: str, example: str) -> None:
+    inputs = inputs_for(variant, example)
+    layer = tree.training(tree.build(config_of(variant, example)))
+    calm = tree(tree.layer(variant, example), inputs)[0]
+    first, second = tree(layer, inputs)[0], tree(layer, inputs)[0]
+    assert not same(first, second)
+    assert not same(first, calm)
+
+
+@pytest.mark.parametrize(("variant", "example"), some(dropping))
+def test_a_keep_mask_overrides_the_mode(tree: Tree, variant: str, example: str) -> None:
+    inputs = inputs_for(variant, example, "full")
+    calm, layer = tree.layer(variant, example), tree.training(tree.build(config_of(variant, example)))
+    want = tree(calm, inputs)
+    assert all(same(a, b) for a, b in zip(tree(layer, inputs), want, strict=True))
+    assert not same(tree(calm, inputs | {"keep": ~inputs["keep"]})[0], want[0])
+
+
+@pytest.mark.parametrize(("variant", "example"), some(dropping, lambda c: not c.children()))
+def test_the_backward_pass_drops_what_the_forward_dropped(variant: str, example: str) -> None:
+    """NumPy's `pull` computes the forward again: with the same dropout, and without moving the generator."""
+    tree = TREES["numpy"]
+    inputs, layer = inputs_for(variant, example), tree.build(config_of(variant, example))
+    before = layer.train().rng.bit_generator.state
+    y, pull = tree.package.value_and_vjp(layer, **inputs)
+    after = layer.rng.bit_generator.state
+    y = y[0] if isinstance(y, tuple) else y
+    dy = np.random.default_rng(17).normal(size=y.shape)
+    first, second = pull(dy), pull(dy)
+    assert layer.rng.bit_generator.state == after != before
+    layer.rng.bit_generator.state = before
+    _, tape = tree.package.trace(layer, **inputs)
+    assert [name for name, arg in config_of(variant, example).arguments().items() if arg.kind == "keep"] == ["keep"]
+    kept = inputs | {"keep": tape["keep"]}
+    want = tree.gradients(tree.layer(variant, example), kept, dy)
+    for grads in (first, second):
+        got = {f"d{name}": x for name, x in (grads.inputs | grads.params).items()}
+        difference = first_difference(got, want)
+        assert difference is None, difference
