@@ -1,0 +1,415 @@
+"""Encoder and attention decoder against PyTorch's layers step by step, identities, and decoding that feeds itself."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+import attn_jax
+import attn_np
+from attn_np.contract import additive
+from attn_np.contract.seq2seq import EXAMPLES, Config, DecoderConfig
+from parity_tests._inputs import TREES, Arrays, Tree
+from parity_tests._witness import bounded, layer_of, ratio, torch_gradients, weights_of
+from parity_tests.error_arrays import ErrArray, precision, precision_of
+
+SMALL = Config(inputs_dim=3, hidden_dim=5, num_layers=2, outputs_dim=2)
+FREE = replace(SMALL, outputs_dim=None)
+WORDS = Config(inputs_dim=3, hidden_dim=5, num_layers=2, vocab_size=7)
+
+
+@pytest.fixture(params=list(TREES))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape)
+
+
+def tokens(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).integers(0, 7, size=shape)
+
+
+# PyTorch's layers, step by step ---------------------------------------------------------------------------------------
+
+
+class Reference(torch.nn.Module):
+    """An encoder and a decoder as they are usually built, with a loop over the target.
+
+    Args:
+        config: the widths.
+        weights: ours, copied into PyTorch's layers.
+        axis: of the weights (b, 1, s) along which they are normalised; -1 are the keys.
+    """
+
+    def __init__(self, config: Config, weights: Arrays, axis: int = -1) -> None:
+        super().__init__()
+        d, e, o = (config.sizes()[letter] for letter in "deo")
+        self.axis = axis
+        self.encoder = torch.nn.GRU(d, e, config.num_layers, batch_first=True)
+        self.to_query, self.to_key = torch.nn.Linear(e, e, bias=False), torch.nn.Linear(e, e, bias=False)
+        self.to_score = torch.nn.Linear(e, 1, bias=False)
+        self.gru = torch.nn.GRU(e + d, e, config.num_layers, batch_first=True)
+        self.dense = torch.nn.Linear(e, o)
+        self.double()
+        self.load_state_dict({their(name): torch.from_numpy(to_torch(name, x)) for name, x in weights.items()})
+
+    def look(self, query: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = torch.tanh(self.to_query(query).unsqueeze(2) + self.to_key(memory).unsqueeze(1))
+        weights = torch.softmax(self.to_score(features).squeeze(-1), dim=self.axis)
+        return torch.bmm(weights, memory), weights
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor, state: torch.Tensor | None = None) -> Any:
+        memory, last = self.encoder(source)
+        state, outputs, found = last if state is None else state, [], []
+        for x in target.unbind(1):
+            context, weights = self.look(state[-1].unsqueeze(1), memory)
+            y, state = self.gru(torch.cat([context, x.unsqueeze(1)], dim=-1), state)
+            outputs.append(y)
+            found.append(weights)
+        return self.dense(torch.cat(outputs, dim=1)), state, torch.cat(found, dim=1)
+
+
+LINEAR = {"attention.w_q": "to_query.weight", "attention.w_k": "to_key.weight", "attention.w_score": "to_score.weight"}
+LINEAR |= {"w_o": "dense.weight", "b_o": "dense.bias"}
+GATES = {"w_x": "weight_ih_l", "w_h": "weight_hh_l", "b_x": "bias_ih_l", "b_h": "bias_hh_l"}
+
+
+def their(name: str) -> str:
+    """PyTorch's name of one of our parameters."""
+    name = name.removeprefix("decoder.")
+    if name in LINEAR:
+        return LINEAR[name]
+    part, _, i, kind = name.split(".")
+    return f"{part}.{GATES[kind]}{i}"
+
+
+def to_torch(name: str, x: np.ndarray) -> np.ndarray:
+    """Outputs before inputs, gates one below the other."""
+    if x.ndim == 3:
+        return np.concatenate([gate.T for gate in x])
+    return x.reshape(-1) if ".b_" in name else np.atleast_2d(x.T)
+
+
+def bounded_both(config: Any, inputs: Arrays, weights: Arrays, dy: np.ndarray, dlast: np.ndarray) -> dict[str, Any]:
+    """What the reference gives for gradients of outputs and last state, each number with its bound in float64."""
+    layer = layer_of(TREES["numpy"], config, weights)
+    layer.set_params({name: ErrArray(value, 0.0) for name, value in weights.items()})
+    given = {name: value if value.dtype.kind == "i" else ErrArray(value, 0.0) for name, value in inputs.items()}
+    with precision(precision_of("float64")):
+        tape: dict[str, Any] = {}
+        y, last, probs = layer(**given, tape=tape, return_weights=True)
+        grads = layer.vjp(tape, ErrArray(dy, 0.0), ErrArray(dlast, 0.0))
+    return {"y": y, "last": last, "probs": probs} | {f"d{n}": g for n, g in (grads.inputs | grads.params).items()}
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("given", [False, True])
+def test_torch_layers_step_by_step(layers: int, given: bool) -> None:
+    """Outputs, last states, the weights of every step, and every gradient, from gradients of outputs and states."""
+    config = replace(SMALL, num_layers=layers)
+    weights, inputs = weights_of(config), {"source": normal(2, 7, 3), "target": normal(2, 3, 3)}
+    inputs |= {"state": normal(layers, 2, 5)} if given else {}
+    dy, dlast = normal(2, 3, 2), normal(layers, 2, 5)
+    leaves, model = {n: torch.from_numpy(x).requires_grad_() for n, x in inputs.items()}, Reference(config, weights)
+    y, last, probs = model(**leaves)
+    torch.autograd.backward([y, last], [torch.from_numpy(dy), torch.from_numpy(dlast)])
+    want = bounded_both(config, inputs, weights, dy, dlast)
+    got = {"y": y.detach(), "last": last.detach(), "probs": probs.detach()}
+    for name, value in got.items():
+        assert ratio(value, want[name]) <= 1, name
+    for name, leaf in leaves.items():
+        assert leaf.grad is not None
+        assert ratio(leaf.grad, want[f"d{name}"]) <= 1, name
+    theirs = dict(model.named_parameters())
+    for name, value in weights.items():
+        grad, limit = theirs[their(name)].grad, want[f"d{name}"]
+        if given and name.startswith("encoder.") and grad is None:
+            continue
+        assert grad is not None
+        turned = ErrArray(to_torch(name, limit.v), to_torch(name, limit.b))
+        assert ratio(grad, turned) <= 1, name
+        assert value.shape == limit.shape, name
+
+
+def test_normalised_over_the_queries_a_decoder_never_learns_to_attend() -> None:
+    """One query at a time: every weight is 1, and what makes the scores gets a gradient of exactly 0."""
+    weights = weights_of(SMALL)
+    source, target = torch.from_numpy(normal(2, 7, 3)), torch.from_numpy(normal(2, 3, 3))
+    names = ("to_query.weight", "to_key.weight", "to_score.weight")
+    for axis, learns in ((1, False), (-1, True)):
+        model = Reference(SMALL, weights, axis)
+        y, _, probs = model(source, target)
+        grads = torch_gradients(y, **{name: model.get_parameter(name) for name in names})
+        assert bool(torch.all(probs == 1)) is not learns
+        assert all(np.all(grad) if learns else not np.any(grad) for grad in grads.values())
+
+
+def test_shapes_of_the_usual_example(tree: Tree) -> None:
+    """Four sources of eight steps, one step of the target, ten wide, twenty hidden, two layers, eight outputs."""
+    layer = tree.build(Config(inputs_dim=10, hidden_dim=20, num_layers=2, outputs_dim=8, dropout=0.1))
+    inputs = {"source": normal(4, 8, 10), "target": normal(4, 1, 10)}
+    y, state, probs = tree(layer, inputs, return_weights=True)
+    assert (y.shape, state.shape, probs.shape) == ((4, 1, 8), (2, 4, 20), (4, 1, 8))
+    memory, last = tree(layer.encoder, {"x": inputs["source"]})
+    assert (memory.shape, last.shape) == ((4, 8, 20), (2, 4, 20))
+    y, state = tree(layer.decoder, {"target": inputs["target"], "memory": memory, "state": last})
+    assert (y.shape, state.shape) == ((4, 1, 8), (2, 4, 20))
+
+
+def test_gradients_of_the_last_state(tree: Tree) -> None:
+    weights, inputs = weights_of(SMALL), {"source": normal(2, 5, 3), "target": normal(2, 3, 3)}
+    dy, dlast = normal(2, 3, 2), normal(2, 2, 5)
+    want = bounded_both(SMALL, inputs, weights, dy, dlast)
+    layer = layer_of(tree, SMALL, weights)
+    if tree.name == "numpy":
+        _, pull = attn_np.value_and_vjp(layer, **inputs)
+        grads = pull(dy, dlast)
+        got = {f"d{name}": g for name, g in (grads.inputs | grads.params).items()}
+    elif tree.name == "torch":
+        leaves = {name: value.requires_grad_() for name, value in tree.arrays(inputs).items()}
+        torch.autograd.backward(layer(**leaves), (torch.from_numpy(dy), torch.from_numpy(dlast)))
+        got = {f"d{name}": leaf.grad.numpy() for name, leaf in (leaves | layer.params()).items()}
+    else:
+
+        def call(weights: Any, inputs: Any) -> Any:
+            return layer_of(tree, SMALL, weights)(**inputs)
+
+        given = jax.tree.map(jnp.asarray, (weights, inputs))
+        pulled = jax.jit(lambda w, x, d: jax.vjp(call, w, x)[1](d))(*given, (jnp.asarray(dy), jnp.asarray(dlast)))
+        got = {f"d{name}": np.asarray(g) for name, g in (pulled[0] | pulled[1]).items()}
+    for name, value in got.items():
+        assert ratio(value, want[name]) <= 1, name
+    assert got.keys() == want.keys() - {"y", "last", "probs"}
+
+
+# The decoder by itself ------------------------------------------------------------------------------------------------
+
+
+def decoder_of(config: Config, weights: Arrays) -> tuple[DecoderConfig, Arrays]:
+    child = config.children()["decoder"]
+    assert isinstance(child, DecoderConfig)
+    return child, {name[8:]: value for name, value in weights.items() if name.startswith("decoder.")}
+
+
+def test_encoder_and_decoder_one_after_the_other(tree: Tree) -> None:
+    weights, inputs = weights_of(SMALL), {"source": normal(2, 7, 3), "target": normal(2, 3, 3)}
+    layer, want = layer_of(tree, SMALL, weights), bounded(SMALL, inputs, weights)
+    memory, state = tree(layer.encoder, {"x": inputs["source"]})
+    given = {"target": inputs["target"], "memory": memory, "state": state}
+    y, last, probs = tree(layer.decoder, given, return_weights=True)
+    for name, value in (("y", y), ("out1", last), ("out2", probs)):
+        assert ratio(value, want[name]) <= 1, name
+
+
+def test_gradients_of_the_decoder(tree: Tree) -> None:
+    config, weights = decoder_of(SMALL, weights_of(SMALL))
+    inputs = {"target": normal(2, 3, 3), "memory": normal(2, 7, 5), "state": normal(2, 2, 5)}
+    inputs |= {"mask": np.random.default_rng(0).random((2, 3, 7)) < 0.6}
+    layer, want = layer_of(tree, config, weights), bounded(config, inputs, weights)
+    y, last, probs = tree(layer, inputs, return_weights=True)
+    got = {"y": y, "out1": last, "out2": probs}
+    got |= tree.gradients(layer, inputs, np.random.default_rng([0, 3]).normal(size=y.shape))
+    assert got.keys() == want.keys()
+    for name, value in got.items():
+        assert ratio(value, want[name]) <= 1, name
+
+
+def test_contexts_are_additive_attention_with_the_states_before_the_steps(tree: Tree) -> None:
+    weights, inputs = weights_of(SMALL), {"source": normal(2, 7, 3), "target": normal(2, 3, 3)}
+    inputs |= {"mask": np.random.default_rng(0).random((2, 3, 7)) < 0.6}
+    _, tape = tree.trace(layer_of(tree, SMALL, weights), inputs)
+    states = np.concatenate([tape["decoder.state"][-1][:, None], tape["decoder.gru.layers.1.h"]], axis=1)
+    config = additive.Config(query_dim=5, hidden_dim=5)
+    given = {"query": states[:, :-1], "key": tape["decoder.memory"], "value": tape["decoder.memory"]}
+    given |= {"mask": inputs["mask"]}
+    inner = {name.rpartition(".")[2]: x for name, x in weights.items() if name.startswith("decoder.attention.")}
+    want = bounded(config, given, inner)
+    assert ratio(tape["decoder.context"], want["y"]) <= 1
+    assert ratio(tape["decoder.probs"], want["out1"]) <= 1
+
+
+# A target in pieces, a source with padding ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3])
+def test_a_target_in_pieces(tree: Tree, cut: int) -> None:
+    """The returned state goes into the next call: together they give what one call gives."""
+    weights, source, target = weights_of(SMALL), normal(2, 7, 3), normal(2, 4, 3)
+    want = bounded(SMALL, {"source": source, "target": target}, weights)
+    layer = layer_of(tree, SMALL, weights)
+    first = tree(layer, {"source": source, "target": target[:, :cut]}, return_weights=True)
+    rest = tree(layer, {"source": source, "target": target[:, cut:], "state": first[1]}, return_weights=True)
+    assert ratio(np.concatenate([first[0], rest[0]], axis=1), want["y"]) <= 1
+    assert ratio(rest[1], want["out1"]) <= 1
+    assert ratio(np.concatenate([first[2], rest[2]], axis=1), want["out2"]) <= 1
+
+
+def test_padding_changes_nothing(tree: Tree) -> None:
+    """Sources of unequal length in one batch give what each gives by itself: the encoder passes over padding too."""
+    weights, source, target = weights_of(SMALL), normal(2, 7, 3), normal(2, 3, 3)
+    mask = np.arange(7) < np.array([7, 4])[:, None]
+    inputs = {"source": np.where(mask[:, :, None], source, np.nan), "target": target, "mask": mask[:, None]}
+    layer = layer_of(tree, SMALL, weights)
+    y, state, probs = tree(layer, inputs, return_weights=True)
+    grads = tree.gradients(layer, inputs, np.random.default_rng([0, 3]).normal(size=y.shape))
+    for i, length in enumerate((7, 4)):
+        alone = {"source": source[i : i + 1, :length], "target": target[i : i + 1]}
+        want = bounded(SMALL, alone, weights)
+        assert ratio(y[i : i + 1], want["y"]) <= 1
+        assert ratio(state[:, i : i + 1], want["out1"]) <= 1
+        assert ratio(probs[i : i + 1, :, :length], want["out2"]) <= 1
+        assert not probs[i, :, length:].any()
+        assert not grads["dsource"][i, length:].any()
+    assert all(np.isfinite(grad).all() for grad in grads.values())
+
+
+# Running freely -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_generate_feeds_outputs_back(tree: Tree, given: bool) -> None:
+    """Given its own outputs as targets, one later, the decoder repeats them."""
+    weights, source, start = weights_of(FREE), normal(2, 7, 3), normal(2, 1, 3)
+    mask, state = np.array([[[True] * 7], [[True] * 4 + [False] * 3]]), normal(2, 2, 5)
+    options = {"mask": mask, "state": state} if given else {}
+    layer = layer_of(tree, FREE, weights)
+    y, last = layer.generate(tree.array(source), tree.array(start), steps=4, **tree.arrays(options))
+    y, last = tree.numpy(y), tree.numpy(last)
+    fed = np.concatenate([start, y[:, :-1]], axis=1)
+    want = bounded(FREE, {"source": source, "target": fed} | options, weights)
+    assert ratio(y, want["y"]) <= 1
+    assert ratio(last, want["out1"]) <= 1
+    y, last = layer.generate(tree.array(source), tree.array(start), steps=0, **tree.arrays(options))
+    assert tuple(y.shape) == (2, 0, 3)
+    if given:
+        assert np.array_equal(tree.numpy(last), state)
+
+
+def decode(tree: Tree, steps: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    layer = layer_of(tree, WORDS, weights_of(WORDS))
+    found = layer.greedy(tree.array(tokens(5, 7)), tree.array(tokens(5, 1)), steps=steps, stop=stop)
+    return tree.numpy(found[0]), tree.numpy(found[1])
+
+
+@pytest.mark.parametrize("stop", range(7))
+def test_greedy_takes_the_likeliest_token_until_the_stop(stop: int) -> None:
+    """Scalar decisions from teacher forcing: the tokens before the stop repeat themselves, the rest is the stop."""
+    tree = TREES["numpy"]
+    found, lengths = decode(tree, 9, stop)
+    fed = np.concatenate([tokens(5, 1), found[:, :-1]], axis=1)
+    y, _ = tree(layer_of(tree, WORDS, weights_of(WORDS)), {"source": tokens(5, 7), "target": fed})
+    for row, length, scores in zip(found, lengths, y, strict=True):
+        assert all(row[length:] == stop)
+        assert stop not in row[:length]
+        assert all(row[: length + 1] == scores.argmax(axis=1)[: length + 1])
+
+
+def test_greedy_stops_at_different_steps_in_the_cases_above() -> None:
+    """Otherwise the test above would show little: rows that stop at once, later and never, side by side."""
+    found = [tuple(decode(TREES["numpy"], 9, stop)[1]) for stop in range(7)]
+    assert {0, 9} < {length for lengths in found for length in lengths}
+    assert any(len(set(lengths)) > 2 for lengths in found)
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+@pytest.mark.parametrize("stop", [0, 3])
+def test_greedy_is_the_same_in_every_tree(name: str, stop: int) -> None:
+    for got, want in zip(decode(TREES[name], 9, stop), decode(TREES["numpy"], 9, stop), strict=True):
+        assert np.array_equal(got, want)
+
+
+def test_greedy_without_steps(tree: Tree) -> None:
+    found, lengths = decode(tree, 0, 3)
+    assert found.shape == (5, 0)
+    assert lengths.tolist() == [0] * 5
+
+
+def test_greedy_under_jit() -> None:
+    """Shapes do not depend on where it stops."""
+    tree = TREES["jax"]
+    layer = layer_of(tree, WORDS, weights_of(WORDS))
+    run = nnx.jit(lambda layer, source, start: layer.greedy(source, start, steps=9, stop=3))
+    found = run(layer, jnp.asarray(tokens(5, 7), jnp.int32), jnp.asarray(tokens(5, 1), jnp.int32))
+    for got, want in zip(found, decode(TREES["numpy"], 9, 3), strict=True):
+        assert np.array_equal(got, want)
+
+
+def test_generation_drops_nothing(tree: Tree) -> None:
+    config = replace(FREE, dropout=0.5)
+    layer = layer_of(tree, config, weights_of(config))
+    given = tree.array(normal(2, 7, 3)), tree.array(normal(2, 1, 3))
+    want = tree.numpy(layer.generate(*given, steps=3)[0])
+    assert np.array_equal(tree.numpy(tree.training(layer).generate(*given, steps=3)[0]), want)
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+REFUSED = {
+    "narrow": (SMALL, "generate", 1, {"steps": 3}, "outputs_dim=2, inputs_dim=3; give every target"),
+    "words": (WORDS, "generate", 1, {"steps": 3}, "scores for vocab_size=7 tokens; call greedy"),
+    "vectors": (FREE, "greedy", 1, {"steps": 3, "stop": 0}, "vocab_size=None; set vocab_size=, or call generate"),
+    "long": (FREE, "generate", 2, {"steps": 3}, r"one first input \(t=1\), got t=2; pass target\[:, :1\]"),
+    "steps": (WORDS, "greedy", 1, {"steps": -1, "stop": 0}, "steps to be an integer from 0, got -1; set steps="),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_generation_that_cannot_be(tree: Tree, why: str, unchecked: None) -> None:
+    config, method, t, options, message = REFUSED[why]
+    words = config.vocab_size is not None
+    source, start = (tokens(2, 7), tokens(2, t)) if words else (normal(2, 7, 3), normal(2, t, 3))
+    with pytest.raises(ValueError, match=f"^seq2seq: expected .*{message}"):
+        getattr(tree.build(config), method)(tree.array(source), tree.array(start), **options)
+
+
+def test_a_vocabulary_sets_the_outputs() -> None:
+    assert WORDS.sizes()["o"] == 7
+    assert replace(WORDS, outputs_dim=7).shapes() == WORDS.shapes()
+    with pytest.raises(ValueError, match=r"^seq2seq: expected one output for each token .* leave outputs_dim out"):
+        replace(WORDS, outputs_dim=5)
+
+
+# JAX ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_program_does_not_grow_with_the_sequences() -> None:
+    """Scans, forward and backward: 256 steps compile as fast as 3."""
+    weights = jax.tree.map(jnp.asarray, weights_of(SMALL))
+
+    def equations(t: int) -> int:
+        def loss(weights: Any, x: Any) -> Any:
+            return layer_of(TREES["jax"], SMALL, weights)(x, x)[0].sum()
+
+        return str(jax.make_jaxpr(jax.grad(loss))(weights, jnp.asarray(normal(2, t, 3)))).count(" = ")
+
+    assert equations(3) == equations(256)
+
+
+def test_traces_inside_jit_grad_and_vmap() -> None:
+    config = EXAMPLES["plain"]
+    weights, x = weights_of(config), normal(3, 2, 5, config.inputs_dim)
+    layer = layer_of(TREES["jax"], config, weights)
+
+    def taped(x: Any) -> Any:
+        (y, last), tape = attn_jax.trace(layer, x, x[:, :3])
+        return (y * y).sum(), (tape, last)
+
+    run = jax.jit(jax.vmap(jax.value_and_grad(taped, has_aux=True)))
+    (value, (tape, last)), grads = run(jnp.asarray(x))
+    assert value.shape == (3,)
+    assert grads.shape == x.shape
+    for i in range(3):
+        _, want = attn_np.trace(layer_of(TREES["numpy"], config, weights), x[i], x[i, :, :3])
+        assert set(want) == set(tape)
+        limits = bounded(config, {"source": x[i], "target": x[i, :, :3]}, weights)
+        assert ratio(tape["y"][i], limits["y"]) <= 1
+        assert ratio(last[i], limits["out1"]) <= 1
+        assert all(tape[name][i].shape == value.shape for name, value in want.items())
