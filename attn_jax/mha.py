@@ -2,8 +2,8 @@
 
 from jaxtyping import Bool, Float
 
-from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
 from attn_jax._attend import attend
+from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
 from attn_np.contract.mha import Config
 
 

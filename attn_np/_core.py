@@ -331,7 +331,9 @@ class Layer(Generic[C]):
     def params(self) -> dict[str, Array]:
         """Every parameter by its dotted name: the dictionary that weight files hold."""
         owners = dict(self.walk())
-        return {name: getattr(owners[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in self.config.params()}
+        return {
+            name: getattr(owners[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in self.config.params()
+        }
 
     def set_params(self, values: dict[str, Array]) -> None:
         """Put arrays in the place of the parameters, by dotted name."""

@@ -49,9 +49,7 @@ def einsum_vjp(spec: str, a: Array, b: Array, dy: Array) -> tuple[Array, Array]:
     return einsum(f"{out},{right}->{left}", dy, b), einsum(f"{left},{out}->{right}", a, dy)
 
 
-def linear_vjp(
-    spec: str, x: Array, weight: Array, bias: Array | None, dy: Array
-) -> tuple[Array, Array, Array | None]:
+def linear_vjp(spec: str, x: Array, weight: Array, bias: Array | None, dy: Array) -> tuple[Array, Array, Array | None]:
     """y = x w + b: the product's rule, and the bias sums dy over the axes that it was spread over."""
     dx, dw = einsum_vjp(spec, x, weight, dy)
     return dx, dw, None if bias is None else sum_to(dy, bias.shape)
@@ -116,9 +114,7 @@ def total(*terms: Array) -> Array:
     return sum(terms[1:], start=terms[0])
 
 
-def inputs_vjp(
-    tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dvalue: Array
-) -> dict[str, Array]:
+def inputs_vjp(tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dvalue: Array) -> dict[str, Array]:
     """Gradients of the inputs that were given: an input that stood in for others gets their sum."""
     allowed = tape.get("allowed")
     dkey, dvalue = hide(f"{axes}->bsi", allowed, dkey), hide(f"{axes}->bsj", allowed, dvalue)

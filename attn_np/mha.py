@@ -2,9 +2,9 @@
 
 from jaxtyping import Bool, Float
 
+from attn_np._attend import attend, attend_vjp
 from attn_np._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible, widen
 from attn_np._vjp import Grads, grads, inputs_vjp, linear_vjp
-from attn_np._attend import attend, attend_vjp
 from attn_np.contract.mha import Config
 
 

@@ -2,9 +2,9 @@
 
 from jaxtyping import Bool, Float
 
-from attn_torch._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
-from attn_torch._attend import attend
 from attn_np.contract.mha import Config
+from attn_torch._attend import attend
+from attn_torch._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
 
 
 class MultiHeadAttention(Layer[Config]):

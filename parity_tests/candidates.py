@@ -131,7 +131,7 @@ def from_torch(x: Any) -> np.ndarray:
 
 
 class Noded(dict[str, Any]):
-    """A tape that gives every value a node of its own in PyTorch's graph: one tensor under two names has two gradients."""
+    """A tape that gives every value a node of its own in PyTorch's graph, so two names have two gradients."""
 
     def tap(self, name: str, value: Any) -> Any:
         self[name] = value.view_as(value)

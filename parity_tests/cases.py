@@ -123,14 +123,12 @@ def draw(case: Case) -> Drawn:
 def draw_mask(rng: np.random.Generator, letters: list[str], shape: tuple[int, ...]) -> np.ndarray:
     """About two thirds allowed; one query of the first row sees nothing, one key of the last row is seen by nobody."""
     mask = rng.random(shape) < 0.65
-    if "t" in letters and mask.size:
-        index: list[Any] = [slice(None)] * len(shape)
-        index[letters.index("b")], index[letters.index("t")] = 0, shape[letters.index("t")] // 2
-        mask[tuple(index)] = False
-    if "s" in letters and mask.size:
-        index = [slice(None)] * len(shape)
-        index[letters.index("b")], index[letters.index("s")] = -1, shape[letters.index("s")] // 2
-        mask[tuple(index)] = False
+    if len(letters) > 2 and mask.size:  # b ... queries keys: self-attention names both axes t
+        queries, keys = len(shape) - 2, len(shape) - 1
+        for row, axis in ((0, queries), (-1, keys)):
+            index: list[Any] = [slice(None)] * len(shape)
+            index[letters.index("b")], index[axis] = row, shape[axis] // 2
+            mask[tuple(index)] = False
     return mask
 
 

@@ -73,7 +73,8 @@ def run(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("judging")
-        for done, of, what, result in matrix.run(plan, jobs):
+        for done, of, what, so_far in matrix.run(plan, jobs):
+            result = so_far
             bar.update(task, total=of, completed=done, description=f"judged {what}")
     if real and device == "cpu":
         from parity_tests import real as real_layer

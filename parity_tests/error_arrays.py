@@ -68,7 +68,8 @@ def precision_of(dtype: str) -> Precision:
     return Precision(work="float64" if dtype == "float64" else "float32", out=dtype)
 
 
-_current: ContextVar[Precision] = ContextVar("precision", default=Precision("float64", "float64"))
+EXACT = Precision("float64", "float64")
+_current: ContextVar[Precision] = ContextVar("precision", default=EXACT)
 
 
 @contextmanager
@@ -263,7 +264,7 @@ def square_root(x: ErrArray) -> ErrArray:
 
 
 def monotone(function: Callable[..., Any], slope: Callable[..., Any], most: float) -> Callable[[ErrArray], ErrArray]:
-    """|f(x+d) - f(x)| <= |d| sup of the slope between, for a slope that falls with |x|, and never more than the range."""
+    """|f(x+d) - f(x)| <= |d| sup of the slope between, which falls with |x|, and never more than the range."""
 
     def apply(x: ErrArray) -> ErrArray:
         steepest = slope(np.maximum(np.abs(x.v) - x.b, 0.0))
@@ -349,8 +350,8 @@ FUNCTIONS[np.shape], FUNCTIONS[np.ndim] = (lambda x: x.shape), (lambda x: x.ndim
 def einsum(spec: str, x: Any, y: Any) -> ErrArray:
     """sum (|x| b_y + b_x (|y| + b_y)) + gamma(n + 2) sum |x||y|, with magnitudes for absolute values.
 
-    Two more than n: a compiler may move a scale into one of the factors. Where x holds softmax weights and their axis is
-    summed, sum_j p_j (y_j - o) = 0 for the result o, so that only the spread of y around o is moved by errors in the
+    Two more than n: a compiler may move a scale into one of the factors. Where x holds softmax weights and their axis
+    is summed, sum_j p_j (y_j - o) = 0 for the result o, so that only the spread of y around o is moved by errors in the
     exponents (centred propagation), and the smaller of the two bounds holds.
     """
     dot = _core.einsum.__wrapped__
@@ -383,16 +384,6 @@ def total(*terms: Any) -> ErrArray:
     lifted = [lift(x) for x in terms]
     most = sum(magnitude(x) for x in lifted)
     return rounded(sum(x.v for x in lifted), sum(x.b for x in lifted) + len(lifted) * _current.get().u * most, 0.0)
-
-
-@rule(FUNCTIONS, _core.lerp)
-def lerp(a: Any, b: Any, z: Any) -> ErrArray:
-    """(1 - z) a + z b for z in [0, 1]: bounds average, instead of a counting twice as in a + z (b - a)."""
-    a, b, z, p = lift(a), lift(b), lift(z), _current.get()
-    gap = np.abs(b.v - a.v) + a.b + b.b
-    share = np.clip(z.v, 0.0, 1.0)
-    bound = (1 - share) * a.b + share * b.b + z.b * gap + 3 * p.u * magnitude(z) * gap
-    return rounded(_core.lerp.__wrapped__(a.v, b.v, z.v), bound, 2.0)
 
 
 # Softmax --------------------------------------------------------------------------------------------------------------
@@ -443,8 +434,8 @@ def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
 def softmax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
     """ds = p (dp - D), D = sum p dp. An error common to all dp cancels, so errors in p act on dp - D (centred).
 
-    Automatic differentiation computes e (dp/t - sum(dp e)/t^2) from the unnormalised e = p t: with the roundings of both
-    quotients that is 8 u more, relative to |dp| and to sum p |dp|.
+    Automatic differentiation computes e (dp/t - sum(dp e)/t^2) from the unnormalised e = p t: with the roundings of
+    both quotients that is 8 u more, relative to |dp| and to sum p |dp|.
     """
     x, y, p = lift(probs), lift(dprobs), _current.get()
     n = max(x.shape[axis], 1)

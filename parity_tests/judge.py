@@ -3,8 +3,8 @@
 Two ways, both from the same reference code run on error-carrying arrays:
 
 * end to end: outputs and gradients of a run without a tape, against the bound of the whole computation;
-* anchored: every taped value and cotangent against the bound of its own stage, after which the reference goes on from the
-  candidate's value. Bounds stay tight through long chains, and the first stage that fails is the guilty one.
+* anchored: every taped value and cotangent against the bound of its own stage, after which the reference goes on from
+  the candidate's value. Bounds stay tight through long chains, and the first stage that fails is the guilty one.
 """
 
 from collections.abc import Iterator
@@ -207,9 +207,7 @@ def expected(case: Case, p: Precision) -> tuple[dict[str, Any], dict[str, Any]]:
     return reference(case, draw(case), {}, p)
 
 
-def judge_ends(
-    case: Case, name: str, outcome: Outcome, found: dict[str, Any], grads: dict[str, Any]
-) -> Iterator[Row]:
+def judge_ends(case: Case, name: str, outcome: Outcome, found: dict[str, Any], grads: dict[str, Any]) -> Iterator[Row]:
     """End to end: outputs and gradients of a run without a tape, against those of the reference."""
     for key, want in found.items():
         yield judge_one(case, name, "output", key, outcome.outputs, want, outcome.dtypes)

@@ -86,11 +86,13 @@ class _Copy(MetaPathFinder, Loader):
         if path.name == self.file:
             found = source.count(self.old)
             if found == 0 or (found > 1 and not self.many):
-                raise ValueError(f"mutants: expected {self.old!r} once in {path.name}, got {found} times; mend the mutant")
+                raise ValueError(
+                    f"mutants: expected {self.old!r} once in {path.name}, got {found} times; mend the mutant"
+                )
             source = source.replace(self.old, self.new)
         # The copy takes its own files, but the contract and the weights are shared, as they are in a real tree.
         source = re.sub(rf"\b{self.tree}\.(?!contract|weights)", f"{self.alias}.", source)
-        exec(compile(source, f"<copy of {path.name}>", "exec"), module.__dict__)  # noqa: S102
+        exec(compile(source, f"<copy of {path.name}>", "exec"), module.__dict__)
 
 
 @contextmanager
@@ -148,7 +150,14 @@ MUTANTS = (
     Mutant("scale missing", ATTEND, ", q), q, k) * factor)", ", q), q, k))", "mha", "cross"),
     Mutant("scale without the root", ATTEND, "1 / sqrt(q.shape[-1])", "1 / q.shape[-1]", "mha", "cross", many=True),
     Mutant("scale from the value width", ATTEND, "sqrt(q.shape[-1])", "sqrt(v.shape[-1])", "mha", "cross", many=True),
-    Mutant("configured scale ignored", "mha.py", "scale=c.scale, softcap=c.softcap,\n", "softcap=c.softcap,\n", "mha", "wide"),
+    Mutant(
+        "configured scale ignored",
+        "mha.py",
+        "scale=c.scale, softcap=c.softcap,\n",
+        "softcap=c.softcap,\n",
+        "mha",
+        "wide",
+    ),
     Mutant("softcap without its rescale", ATTEND, "capped=softcap * tanh(", "capped=tanh(", "mha", "capped"),
     Mutant("softcap ignored", ATTEND, "capped=softcap * tanh(scores / softcap)", "capped=scores", "mha", "capped"),
     Mutant("bias subtracted", ATTEND, "scores + bias", "scores - bias", "mha", "split"),
@@ -156,11 +165,30 @@ MUTANTS = (
     # Masks
     Mutant("mask ignored", ATTEND, "softmax(scores, allowed,", "softmax(scores, None,", "mha", "cross"),
     Mutant("mask inverted", ATTEND, "softmax(scores, allowed,", "softmax(scores, ~allowed,", "mha", "cross"),
-    Mutant("hidden scores filled with -1e9", CORE, "scores = {where}(allowed, scores, -{np}.inf)",
-           "scores = {where}(allowed, scores, -1e9)", "mha", "cross"),  # fmt: skip
-    Mutant("hidden scores filled with -1e-25", CORE, "scores = {where}(allowed, scores, -{np}.inf)",
-           "scores = {where}(allowed, scores, -1e-25)", "mha", "cross"),  # fmt: skip
-    Mutant("row without a key is NaN", CORE, "where(total == 0, 1.0, total)", "where(total == 0, total, total)", "mha", "cross"),
+    Mutant(
+        "hidden scores filled with -1e9",
+        CORE,
+        "scores = {where}(allowed, scores, -{np}.inf)",
+        "scores = {where}(allowed, scores, -1e9)",
+        "mha",
+        "cross",
+    ),
+    Mutant(
+        "hidden scores filled with -1e-25",
+        CORE,
+        "scores = {where}(allowed, scores, -{np}.inf)",
+        "scores = {where}(allowed, scores, -1e-25)",
+        "mha",
+        "cross",
+    ),
+    Mutant(
+        "row without a key is NaN",
+        CORE,
+        "where(total == 0, 1.0, total)",
+        "where(total == 0, total, total)",
+        "mha",
+        "cross",
+    ),
     Mutant("causal off by one", CORE, "+ (s - t))", "+ (s - t) + 1)", "mha", "wide"),
     Mutant("causal aligned at the first key", CORE, "+ (s - t))", ")", "mha", "wide"),
     Mutant("causal ignored", CORE, "right = 0 if causal else right", "right = right", "mha", "wide"),
@@ -168,64 +196,240 @@ MUTANTS = (
     Mutant("window without its right side", CORE, "near & (ahead <= right)", "near", "mha", "capped"),
     Mutant("hidden keys not selected away", ATTEND, 'hide(per_head("bhts->bshv", q), allowed, v)', "v", "mha", "cross"),
     # Normalising and dropout
-    Mutant("softmax over the queries", ATTEND, "softmax(scores, allowed, contract.AXES[normalize_over])",
-           "softmax(scores, allowed, -2)", "mha", "cross"),  # fmt: skip
-    Mutant("scale after the softmax", ATTEND, "probs=softmax(scores, allowed, contract.AXES[normalize_over]))",
-           "probs=softmax(scores / factor, allowed, contract.AXES[normalize_over]) * factor)", "mha", "cross"),  # fmt: skip
-    Mutant("product of scores that no softmax saw", ATTEND, "probs=softmax(scores, allowed, contract.AXES[normalize_over]))",
-           "probs=scores)", "mha", "cross"),  # fmt: skip
-    Mutant("padding mask on the rows of the queries", ATTEND, "softmax(scores, allowed,", "softmax(scores, allowed[..., :1],",
-           "mha", "cross"),  # fmt: skip
-    Mutant("additive softmax over the wrong axis", "additive.py", "softmax(scores, mask, AXES[c.normalize_over])",
-           'softmax(scores, mask, AXES["queries" if c.normalize_over == "keys" else "keys"])', "additive", "cross"),  # fmt: skip
+    Mutant(
+        "softmax over the queries",
+        ATTEND,
+        "softmax(scores, allowed, contract.AXES[normalize_over])",
+        "softmax(scores, allowed, -2)",
+        "mha",
+        "cross",
+    ),
+    Mutant(
+        "scale after the softmax",
+        ATTEND,
+        "probs=softmax(scores, allowed, contract.AXES[normalize_over]))",
+        "probs=softmax(scores / factor, allowed, contract.AXES[normalize_over]) * factor)",
+        "mha",
+        "cross",
+    ),
+    Mutant(
+        "product of scores that no softmax saw",
+        ATTEND,
+        "probs=softmax(scores, allowed, contract.AXES[normalize_over]))",
+        "probs=scores)",
+        "mha",
+        "cross",
+    ),
+    Mutant(
+        "padding mask on the rows of the queries",
+        ATTEND,
+        "softmax(scores, allowed,",
+        "softmax(scores, allowed[..., :1],",
+        "mha",
+        "cross",
+    ),
+    Mutant(
+        "additive softmax over the wrong axis",
+        "additive.py",
+        "softmax(scores, mask, AXES[c.normalize_over])",
+        'softmax(scores, mask, AXES["queries" if c.normalize_over == "keys" else "keys"])',
+        "additive",
+        "cross",
+    ),
     Mutant("dropout without its rescale", CORE, "weights / (1.0 - rate)", "weights", "mha", "cross"),
-    Mutant("dropout mask inverted", CORE, "where(keep, weights / (1.0 - rate), 0.0)",
-           "where(keep, 0.0, weights / (1.0 - rate))", "mha", "cross"),  # fmt: skip
+    Mutant(
+        "dropout mask inverted",
+        CORE,
+        "where(keep, weights / (1.0 - rate), 0.0)",
+        "where(keep, 0.0, weights / (1.0 - rate))",
+        "mha",
+        "cross",
+    ),
     Mutant("dropout after the product", ATTEND, "kept=dropout(probs, keep, rate)", "kept=probs", "mha", "cross"),
     # Projections
-    Mutant("bias of a projection dropped", CORE, "return y if bias is None else y + widen(bias)", "return y", "mha", "split"),
+    Mutant(
+        "bias of a projection dropped",
+        CORE,
+        "return y if bias is None else y + widen(bias)",
+        "return y",
+        "mha",
+        "split",
+    ),
     Mutant("bias of the keys dropped", "mha.py", "key, self.w_k, self.b_k)", "key, self.w_k, None)", "mha", "split"),
-    Mutant("keys projected with the weights of the queries", "mha.py", 'q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)',
-           'q = linear("btd,dhk->bthk", query, self.w_k, self.b_q)', "mha", "split"),  # fmt: skip
-    Mutant("q and k swapped in the joint projection", "fused_qkv.py", "q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv",
-           "q, k, v = qkv[:, :, 1], qkv[:, :, 0], qkv", "fused_qkv", "heads"),
-    Mutant("16-bit inputs not widened", CORE, 'dtype_name(x) in ("float16", "bfloat16") else x',
-           "dtype_name(x) in () else x", "mha", "cross", dtype="bfloat16"),
+    Mutant(
+        "keys projected with the weights of the queries",
+        "mha.py",
+        'q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)',
+        'q = linear("btd,dhk->bthk", query, self.w_k, self.b_q)',
+        "mha",
+        "split",
+    ),
+    Mutant(
+        "q and k swapped in the joint projection",
+        "fused_qkv.py",
+        "q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv",
+        "q, k, v = qkv[:, :, 1], qkv[:, :, 0], qkv",
+        "fused_qkv",
+        "heads",
+    ),
+    Mutant(
+        "16-bit inputs not widened",
+        CORE,
+        'dtype_name(x) in ("float16", "bfloat16") else x',
+        "dtype_name(x) in () else x",
+        "mha",
+        "cross",
+        dtype="bfloat16",
+    ),
     # Recurrence
-    Mutant("reset applied to the state, not to the product", "gru.py", "x_gates[:, 2] + r * h_gates[:, 2]",
-           "r * x_gates[:, 2] + h_gates[:, 2]", "gru", "stacked"),  # fmt: skip
-    Mutant("gates in another order", "gru.py", "z = sigmoid(x_gates[:, 1] + h_gates[:, 1])",
-           "z = sigmoid(x_gates[:, 0] + h_gates[:, 0])", "gru", "stacked"),  # fmt: skip
+    Mutant(
+        "reset applied to the state, not to the product",
+        "gru.py",
+        "x_gates[:, 2] + r * h_gates[:, 2]",
+        "r * x_gates[:, 2] + h_gates[:, 2]",
+        "gru",
+        "stacked",
+    ),
+    Mutant(
+        "gates in another order",
+        "gru.py",
+        "z = sigmoid(x_gates[:, 1] + h_gates[:, 1])",
+        "z = sigmoid(x_gates[:, 0] + h_gates[:, 0])",
+        "gru",
+        "stacked",
+    ),
     Mutant("update gate the other way round", CORE, "a + z * (b - a)", "b + z * (a - b)", "gru", "stacked"),
-    Mutant("initial state ignored", "gru.py", "if state is None else state\n", "if state is None else 0.0 * state\n", "gru", "stacked"),
-    Mutant("decoder's softmax over its one query", "seq2seq.py", "probs = softmax(scores, allowed)",
-           "probs = softmax(scores[:, None], None, 1)[:, 0]", "seq2seq", "words"),  # fmt: skip
-    Mutant("decoder asks with its first layer", "seq2seq.py", 'einsum("bd,de->be", state[-1], w["q"])',
-           'einsum("bd,de->be", state[0], w["q"])', "seq2seq", "words"),  # fmt: skip
+    Mutant(
+        "initial state ignored",
+        "gru.py",
+        "if state is None else state\n",
+        "if state is None else 0.0 * state\n",
+        "gru",
+        "stacked",
+    ),
+    Mutant(
+        "decoder's softmax over its one query",
+        "seq2seq.py",
+        "probs = softmax(scores, allowed)",
+        "probs = softmax(scores[:, None], None, 1)[:, 0]",
+        "seq2seq",
+        "words",
+    ),
+    Mutant(
+        "decoder asks with its first layer",
+        "seq2seq.py",
+        'einsum("bd,de->be", state[-1], w["q"])',
+        'einsum("bd,de->be", state[0], w["q"])',
+        "seq2seq",
+        "words",
+    ),
     # Backward, by hand
-    Mutant("softmax backward without its sum", VJP, "dprobs - np.sum(probs * dprobs, axis=axis, keepdims=True)", "dprobs",
-           "mha", "cross", trees=NUMPY),  # fmt: skip
-    Mutant("softmax backward over the wrong axis", VJP, "np.sum(probs * dprobs, axis=axis", "np.sum(probs * dprobs, axis=-2",
-           "mha", "cross", trees=NUMPY),  # fmt: skip
+    Mutant(
+        "softmax backward without its sum",
+        VJP,
+        "dprobs - np.sum(probs * dprobs, axis=axis, keepdims=True)",
+        "dprobs",
+        "mha",
+        "cross",
+        trees=NUMPY,
+    ),
+    Mutant(
+        "softmax backward over the wrong axis",
+        VJP,
+        "np.sum(probs * dprobs, axis=axis",
+        "np.sum(probs * dprobs, axis=-2",
+        "mha",
+        "cross",
+        trees=NUMPY,
+    ),
     Mutant("dropout backward without its rescale", VJP, "dkept / (1.0 - rate)", "dkept", "mha", "cross", trees=NUMPY),
-    Mutant("dropout backward ignored", VJP, "return dkept if keep is None else where(keep, dkept / (1.0 - rate), 0.0)",
-           "return dkept", "mha", "cross", trees=NUMPY),  # fmt: skip
-    Mutant("tanh backward without the square", VJP, "dy * (1.0 - y * y)", "dy * (1.0 - y)", "mha", "capped", trees=NUMPY),
+    Mutant(
+        "dropout backward ignored",
+        VJP,
+        "return dkept if keep is None else where(keep, dkept / (1.0 - rate), 0.0)",
+        "return dkept",
+        "mha",
+        "cross",
+        trees=NUMPY,
+    ),
+    Mutant(
+        "tanh backward without the square", VJP, "dy * (1.0 - y * y)", "dy * (1.0 - y)", "mha", "capped", trees=NUMPY
+    ),
     Mutant("sigmoid backward wrong", VJP, "dy * y * (1.0 - y)", "dy * y * (1.0 + y)", "gru", "stacked", trees=NUMPY),
-    Mutant("value gradient from the weights before dropout", ATTEND, ', q), kept, v, dcontext)', ', q), probs, v, dcontext)',
-           "mha", "cross", trees=NUMPY),  # fmt: skip
-    Mutant("scale missing in the backward", ATTEND, "q, k, dscores * factor)", "q, k, dscores)", "mha", "cross", trees=NUMPY),
-    Mutant("softcap missing in the backward", ATTEND, 'dscores = tanh_vjp(tape["capped"] / softcap, dscores)', "dscores = dscores",
-           "mha", "capped", trees=NUMPY),  # fmt: skip
-    Mutant("one path of a shared input lost", VJP, '{"query": total(dquery, dkey, dvalue)}', '{"query": total(dquery, dkey)}',
-           "mha", "split", call="plain", trees=NUMPY),  # fmt: skip
-    Mutant("value path of a shared key lost", VJP, '"key": total(dkey, dvalue)', '"key": dkey', "mha", "split", call="shared", trees=NUMPY),
-    Mutant("bias gradient not summed over its copies", VJP, "np.sum(dy, axis=axes).reshape(shape) if axes else dy",
-           "dy[(0,) * len(range(dy.ndim - len(shape)))] if axes else dy", "mha", "split", trees=NUMPY),  # fmt: skip
-    Mutant("reset gate forgotten in the recurrent gradient", "gru.py", "dx_gates[..., 2:, :] * r[..., None, :]",
-           "dx_gates[..., 2:, :]", "gru", "stacked", trees=NUMPY),  # fmt: skip
-    Mutant("gradient around the gates lost", "gru.py", 'return daround + einsum("bfa', 'return einsum("bfa', "gru", "stacked",
-           trees=NUMPY),  # fmt: skip
+    Mutant(
+        "value gradient from the weights before dropout",
+        ATTEND,
+        ", q), kept, v, dcontext)",
+        ", q), probs, v, dcontext)",
+        "mha",
+        "cross",
+        trees=NUMPY,
+    ),
+    Mutant(
+        "scale missing in the backward",
+        ATTEND,
+        "q, k, dscores * factor)",
+        "q, k, dscores)",
+        "mha",
+        "cross",
+        trees=NUMPY,
+    ),
+    Mutant(
+        "softcap missing in the backward",
+        ATTEND,
+        'dscores = tanh_vjp(tape["capped"] / softcap, dscores)',
+        "dscores = dscores",
+        "mha",
+        "capped",
+        trees=NUMPY,
+    ),
+    Mutant(
+        "one path of a shared input lost",
+        VJP,
+        '{"query": total(dquery, dkey, dvalue)}',
+        '{"query": total(dquery, dkey)}',
+        "mha",
+        "split",
+        call="plain",
+        trees=NUMPY,
+    ),
+    Mutant(
+        "value path of a shared key lost",
+        VJP,
+        '"key": total(dkey, dvalue)',
+        '"key": dkey',
+        "mha",
+        "split",
+        call="shared",
+        trees=NUMPY,
+    ),
+    Mutant(
+        "bias gradient not summed over its copies",
+        VJP,
+        "np.sum(dy, axis=axes).reshape(shape) if axes else dy",
+        "dy[(0,) * len(range(dy.ndim - len(shape)))] if axes else dy",
+        "mha",
+        "split",
+        trees=NUMPY,
+    ),
+    Mutant(
+        "reset gate forgotten in the recurrent gradient",
+        "gru.py",
+        "dx_gates[..., 2:, :] * r[..., None, :]",
+        "dx_gates[..., 2:, :]",
+        "gru",
+        "stacked",
+        trees=NUMPY,
+    ),
+    Mutant(
+        "gradient around the gates lost",
+        "gru.py",
+        'return daround + einsum("bfa',
+        'return einsum("bfa',
+        "gru",
+        "stacked",
+        trees=NUMPY,
+    ),
 )
 
 

@@ -84,7 +84,9 @@ def activations(path: Path, config: Config, dtype: str) -> tuple[dict[str, Any],
     arguments = config.arguments()
     first = next(iter(arguments))
     inputs = {name: held[name] for name in arguments if name in held and arguments[name].kind in ("array", "bias")}
-    inputs |= {first: held[name] for name in QUERY if name in held and first not in inputs}
+    query = next((held[name] for name in QUERY if name in held), None)
+    if first not in inputs and query is not None:
+        inputs[first] = query
     if first not in inputs:
         raise ValueError(f"{path}: expected one of {', '.join(QUERY)}, got {', '.join(sorted(held))}; rename the input")
     mask = None
@@ -93,8 +95,9 @@ def activations(path: Path, config: Config, dtype: str) -> tuple[dict[str, Any],
         inputs["mask"] = mask[:, None, None, :] if "h" in arguments["mask"].axes else mask[:, None, :]
     elif "mask" in held:
         inputs["mask"] = held["mask"] == 1
-    recorded = {"y": held[name] for name in OUTPUT if name in held}
-    recorded |= {"out1": held[name] for name in WEIGHTS if name in held}
+    recorded = {}
+    for ours, theirs in (("y", OUTPUT), ("out1", WEIGHTS)):
+        recorded |= dict([(ours, held[name]) for name in theirs if name in held][:1])
     return {n: x if x.dtype == bool else x.astype(dtype) for n, x in inputs.items()}, recorded, mask
 
 
@@ -147,7 +150,9 @@ def show_pairs(console: Console, found: RealLayer) -> None:
 def add_example(result: Result, frameworks: tuple[str, ...]) -> None:
     """The layer in examples/, where the project's files are at hand; a wheel does not hold them."""
     if not (EXAMPLE / "model.safetensors").exists():
-        result.skipped["the real layer"] = "examples/minilm is not at hand: it is in the project's files, not in the wheel"
+        result.skipped["the real layer"] = (
+            "examples/minilm is not at hand: it is in the project's files, not in the wheel"
+        )
         return
     found = load(EXAMPLE / "model.safetensors", layout="bert", inputs=EXAMPLE / "activations.safetensors")
     judge_layer(found, result, frameworks)

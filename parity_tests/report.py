@@ -81,7 +81,7 @@ def verdict(result: Result) -> str:
     if s["failed"]:
         return f"[bold red]THEY DIFFER[/]: {s['failed']} of {s['checks']:,} arrays beyond their bound ({counts})"
     loose = f"; {s['vacuous']:,} numbers had no finite bound" if s["vacuous"] else ""
-    return f"[bold green]THEY AGREE[/]: {counts}, worst error/bound {s['worst_ratio']:.2g}{loose}"
+    return f"[bold green]THEY AGREE[/]: {counts}, worst error/bound {s['worst_ratio']:.3g}{loose}"
 
 
 def versions() -> dict[str, str]:
@@ -115,7 +115,7 @@ def as_dict(row: Row) -> dict[str, Any]:
 
 
 def write_json(path: Path, result: Result) -> None:
-    """`summary`, `cases` (one entry per judged array), `skipped`, `errors` and `versions`; null is an infinite ratio."""
+    """`summary`, `cases` (an entry per judged array), `skipped`, `errors` and `versions`; null is an infinite ratio."""
     content = {
         "summary": {k: v if v != float("inf") else None for k, v in result.summary().items()},
         "cases": [as_dict(row) for row in result.rows],

@@ -15,7 +15,19 @@ from parity_tests.cli import app
 from parity_tests.real import EXAMPLE
 
 RUN = CliRunner()
-SMALL = ["run", "--variants", "mha", "--dtypes", "float64", "--frameworks", "numpy,torch", "--calls", "full", "--jobs", "1"]
+SMALL = [
+    "run",
+    "--variants",
+    "mha",
+    "--dtypes",
+    "float64",
+    "--frameworks",
+    "numpy,torch",
+    "--calls",
+    "full",
+    "--jobs",
+    "1",
+]
 
 
 def test_list_shows_every_variant() -> None:
@@ -162,7 +174,14 @@ def test_check_refuses_activations_without_an_input(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     save_file({"attention_output": held["attention_output"]}, tmp_path / "empty.safetensors")
-    args = ["check", str(EXAMPLE / "model.safetensors"), "--layout", "bert", "--inputs", str(tmp_path / "empty.safetensors")]
+    args = [
+        "check",
+        str(EXAMPLE / "model.safetensors"),
+        "--layout",
+        "bert",
+        "--inputs",
+        str(tmp_path / "empty.safetensors"),
+    ]
     result = RUN.invoke(app, args)
     assert result.exit_code == 2
     assert "hidden_states" in result.output

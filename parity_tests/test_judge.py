@@ -94,7 +94,9 @@ def test_bound_holds_what_rounding_does(name: str, seed: int, scale: float) -> N
     assert np.all(np.abs(got.astype(np.float64) - result.v) <= result.b), name
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if name not in ("max", "where", "stack", "negative", "absolute", "maximum")])
+@pytest.mark.parametrize(
+    "name", [name for name in RULES if name not in ("max", "where", "stack", "negative", "absolute", "maximum")]
+)
 def test_bound_is_no_blank_cheque(name: str) -> None:
     """Of two candidates, the one computed in float32 fails the float64 bound: the bounds can tell them apart."""
     function, shapes = RULES[name]

@@ -115,9 +115,7 @@ class Config:
 
     def fans(self) -> dict[str, int]:
         """Fan of every parameter by its dotted name: how many numbers one application sums."""
-        return {
-            name: prod(shape_of(param.fan or param.inputs, sizes)) for name, (param, sizes) in self._walk().items()
-        }
+        return {name: prod(shape_of(param.fan or param.inputs, sizes)) for name, (param, sizes) in self._walk().items()}
 
     def _walk(self) -> dict[str, tuple[Param, dict[str, int]]]:
         found = {name: (param, self.sizes()) for name, param in self.own_params().items()}
@@ -233,7 +231,9 @@ class Config:
             if got not in INTEGERS:
                 raise TypeError(f"{self.variant}: expected {name} of an integer dtype, got {got}; pass token numbers")
         elif got not in FLOATS:
-            raise TypeError(f"{self.variant}: expected {name} of a float dtype, got {got}; convert it to {dtype or FLOATS[1]}")
+            raise TypeError(
+                f"{self.variant}: expected {name} of a float dtype, got {got}; convert it to {dtype or FLOATS[1]}"
+            )
         elif dtype not in (None, got):
             raise TypeError(
                 f"{self.variant}: expected {name} of dtype {dtype}, as the layer and its other inputs, got {got}; "

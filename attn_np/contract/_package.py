@@ -15,7 +15,8 @@ def needs(package: str, *, modules: tuple[str, ...], extra: str) -> None:
     for module in modules:
         if find_spec(module) is None:
             raise ModuleNotFoundError(
-                f"{package}: expected the package {module}, got none; run pip install 'attn-parity[{extra}]'", name=module
+                f"{package}: expected the package {module}, got none; run pip install 'attn-parity[{extra}]'",
+                name=module,
             )
 
 

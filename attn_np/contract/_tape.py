@@ -42,7 +42,7 @@ class Scope:
         return f"{self.prefix}.{name}" in self.tape
 
     def get(self, name: str) -> Any:
-        return self[name] if name in self else None
+        return self[name] if name in self else None  # noqa: SIM401 - a view, without a dict's get
 
     @property
     def step(self) -> Any:

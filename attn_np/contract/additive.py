@@ -26,9 +26,7 @@ class Config(_base.Config):
         "hidden width and added. A tanh and one more weight vector turn each such sum into a score: a tiny "
         "network that learns what fits what."
     )
-    formula = (
-        r"y_t = \sum_s \mathrm{softmax}_s\!\left(w_{score}^\top \tanh(w_q^\top q_t + w_k^\top k_s)\right) v_s"
-    )
+    formula = r"y_t = \sum_s \mathrm{softmax}_s\!\left(w_{score}^\top \tanh(w_q^\top q_t + w_k^\top k_s)\right) v_s"
     notation = {
         "s_{i-1} (decoder state)": "a query, index t",
         "h_j (annotation)": "a key and its value, index s",
