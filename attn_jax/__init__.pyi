@@ -10,6 +10,7 @@ from attn_jax.additive import AdditiveAttention as AdditiveAttention
 from attn_jax.dot_product import DotProductAttention as DotProductAttention
 from attn_jax.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_jax.gru import GatedRecurrentUnit as GatedRecurrentUnit
+from attn_jax.luong import LuongAttention as LuongAttention
 from attn_jax.mha import MultiHeadAttention as MultiHeadAttention
 from attn_jax.self_attention import SelfAttention as SelfAttention
 from attn_jax.seq2seq import Seq2Seq as Seq2Seq
@@ -19,6 +20,7 @@ __all__ = [
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedRecurrentUnit",
+    "LuongAttention",
     "MultiHeadAttention",
     "SelfAttention",
     "Seq2Seq",
@@ -87,6 +89,19 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> GatedRecurrentUnit: ...
+@overload
+def build(
+    variant: Literal["luong"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    query_dim: int,
+    key_dim: int | None = None,
+    hidden_dim: int | None = None,
+    score: str = "general",
+    dropout: float = 0.0,
+) -> LuongAttention: ...
 @overload
 def build(
     variant: Literal["mha"],

@@ -11,6 +11,7 @@ from attn_np.additive import AdditiveAttention as AdditiveAttention
 from attn_np.dot_product import DotProductAttention as DotProductAttention
 from attn_np.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_np.gru import GatedRecurrentUnit as GatedRecurrentUnit
+from attn_np.luong import LuongAttention as LuongAttention
 from attn_np.mha import MultiHeadAttention as MultiHeadAttention
 from attn_np.self_attention import SelfAttention as SelfAttention
 from attn_np.seq2seq import Seq2Seq as Seq2Seq
@@ -20,6 +21,7 @@ __all__ = [
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedRecurrentUnit",
+    "LuongAttention",
     "MultiHeadAttention",
     "SelfAttention",
     "Seq2Seq",
@@ -89,6 +91,19 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> GatedRecurrentUnit: ...
+@overload
+def build(
+    variant: Literal["luong"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    query_dim: int,
+    key_dim: int | None = None,
+    hidden_dim: int | None = None,
+    score: str = "general",
+    dropout: float = 0.0,
+) -> LuongAttention: ...
 @overload
 def build(
     variant: Literal["mha"],

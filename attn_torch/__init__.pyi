@@ -12,6 +12,7 @@ from attn_torch.additive import AdditiveAttention as AdditiveAttention
 from attn_torch.dot_product import DotProductAttention as DotProductAttention
 from attn_torch.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_torch.gru import GatedRecurrentUnit as GatedRecurrentUnit
+from attn_torch.luong import LuongAttention as LuongAttention
 from attn_torch.mha import MultiHeadAttention as MultiHeadAttention
 from attn_torch.self_attention import SelfAttention as SelfAttention
 from attn_torch.seq2seq import Seq2Seq as Seq2Seq
@@ -21,6 +22,7 @@ __all__ = [
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedRecurrentUnit",
+    "LuongAttention",
     "MultiHeadAttention",
     "SelfAttention",
     "Seq2Seq",
@@ -93,6 +95,20 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> GatedRecurrentUnit: ...
+@overload
+def build(
+    variant: Literal["luong"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    query_dim: int,
+    key_dim: int | None = None,
+    hidden_dim: int | None = None,
+    score: str = "general",
+    dropout: float = 0.0,
+) -> LuongAttention: ...
 @overload
 def build(
     variant: Literal["mha"],

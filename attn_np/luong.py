@@ -1,0 +1,99 @@
+"""Luong attention: a query meets every key in a dot product, through a matrix, or in a small network."""
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from attn_np._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    dropout,
+    dtype_name,
+    einsum,
+    inputs,
+    output,
+    record,
+    softmax,
+    tanh,
+    widen,
+)
+from attn_np._vjp import Grads, dropout_vjp, einsum_vjp, grads, inputs_vjp, softmax_vjp, sum_to, tanh_vjp
+from attn_np.contract.luong import Config
+
+
+class LuongAttention(Layer[Config]):
+    """A query meets every key in a dot product, through a matrix, or in a small network."""
+
+    w: Float[Array, "d i"] | None
+    w_q: Float[Array, "d e"] | None
+    w_k: Float[Array, "i e"] | None
+    w_score: Float[Array, "e"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        key: Float[Array, "b s i"] | None = None,
+        value: Float[Array, "b s v"] | None = None,
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+    ) -> Output:
+        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        query, key, value = inputs(tape, "bts", mask, query, key, value)
+        keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=query)
+        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        if self.w_q is not None and self.w_k is not None and self.w_score is not None:
+            # W [q; k] = w_q^T q + w_k^T k: the query's half is multiplied once, not again for every key.
+            q = einsum("btd,de->bte", query, self.w_q)
+            k = einsum("bsi,ie->bse", key, self.w_k)
+            q, k = record(tape, q=q, k=k)
+            # b t 1 e + b 1 s e -> b t s e: every query meets every key.
+            features = record(tape, features=tanh(q[:, :, None, :] + k[:, None, :, :]))
+            scores = record(tape, scores=einsum("btse,e->bts", features, self.w_score))
+        else:
+            # Without a matrix a query is as wide as the keys already.
+            q = query if self.w is None else record(tape, q=einsum("btd,di->bti", query, self.w))
+            scores = record(tape, scores=einsum("bti,bsi->bts", q, key))
+        if bias is not None:
+            scores = record(tape, biased=scores + bias)
+        probs = record(tape, probs=softmax(scores, mask))
+        kept = record(tape, kept=dropout(probs, keep, c.dropout))
+        context = record(tape, context=einsum("bts,bsv->btv", kept, value))
+        y = record(tape, y=context)
+        return output(dtype, y, probs, return_weights)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
+        """Read the forward upwards: one line here for each line there, with the same string."""
+        c, dtype, w, dbias = self.config, dtype_name(dy), {}, None
+        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        probs, kept = tape["probs"], tape["kept"]
+        dcontext = record(tape, dy=widen(dy))
+        dcontext = record(tape, dcontext=dcontext)
+        dkept, dvalue = einsum_vjp("bts,bsv->btv", kept, value, dcontext)
+        dkept = record(tape, dkept=dkept)
+        dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
+        dscores = softmax_vjp(probs, dprobs)
+        if "bias" in tape:
+            dscores = record(tape, dbiased=dscores)
+            dbias = sum_to(dscores, tape["bias"].shape)
+        dscores = record(tape, dscores=dscores)
+        if self.w_q is not None and self.w_k is not None and self.w_score is not None:
+            dfeatures, w["w_score"] = einsum_vjp("btse,e->bts", tape["features"], self.w_score, dscores)
+            dfeatures = record(tape, dfeatures=dfeatures)
+            dsum = tanh_vjp(tape["features"], dfeatures)
+            # A query was spread over all keys and a key over all queries.
+            dq, dk = record(tape, dq=np.sum(dsum, axis=2), dk=np.sum(dsum, axis=1))
+            dkey, w["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, dk)
+            dquery, w["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, dq)
+        elif self.w is not None:
+            dq, dkey = einsum_vjp("bti,bsi->bts", tape["q"], key, dscores)
+            dq = record(tape, dq=dq)
+            dquery, w["w"] = einsum_vjp("btd,di->bti", query, self.w, dq)
+        else:
+            dquery, dkey = einsum_vjp("bti,bsi->bts", query, key, dscores)
+        return grads(dtype, inputs_vjp(tape, "bts", dquery, dkey, dvalue) | {"bias": dbias}, w)

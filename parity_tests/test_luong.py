@@ -1,0 +1,232 @@
+"""Luong attention against scalar loops, PyTorch's own functions and layers, the other variants, and known numbers."""
+
+from dataclasses import replace
+from math import exp, tanh
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import bilinear, scaled_dot_product_attention
+
+from attn_np.contract import Config as AnyConfig
+from attn_np.contract import additive, dot_product
+from attn_np.contract.luong import EXAMPLES, Config
+from parity_tests._inputs import TREES, Arrays, Tree
+from parity_tests._witness import bounded, cotangent, layer_of, ratio, torch_gradients, weights_of
+from parity_tests.cases import CALLS, Case, draw
+
+
+@pytest.fixture(params=list(TREES))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape)
+
+
+# Scalar loops from the paper's three scores ---------------------------------------------------------------------------
+
+
+def score(kind: str, w: Any, h_t: list[float], h_s: list[float]) -> float:
+    """How well a target state fits a source state; the joint matrix of "concat" has a row for each hidden unit."""
+    if kind == "dot":
+        return sum(a * b for a, b in zip(h_t, h_s, strict=True))
+    if kind == "general":
+        return sum(h_t[a] * w["w"][a][b] * h_s[b] for a in range(len(h_t)) for b in range(len(h_s)))
+    both, total = h_t + h_s, 0.0
+    for e, v in enumerate(w["w_score"]):
+        row = [line[e] for line in w["w_q"]] + [line[e] for line in w["w_k"]]
+        total += v * tanh(sum(a * b for a, b in zip(row, both, strict=True)))
+    return total
+
+
+def loops(config: Config, w: Any, query: Any, key: Any, value: Any, mask: Any, bias: Any, keep: Any) -> tuple[Any, Any]:
+    """Contexts c_t and alignments a_t(s) of one batch row, one number at a time."""
+    contexts, alignments = [], []
+    for i, h_t in enumerate(query):
+        scores = [score(config.score, w, h_t, h_s) + bias[i][j] for j, h_s in enumerate(key)]
+        raised = [exp(x) if allowed else 0.0 for x, allowed in zip(scores, mask[i], strict=True)]
+        weights = [e / sum(raised) if e else 0.0 for e in raised]
+        used = [a * k / (1 - config.dropout) for a, k in zip(weights, keep[i], strict=True)]
+        contexts.append([sum(a * v[c] for a, v in zip(used, value, strict=True)) for c in range(len(value[0]))])
+        alignments.append(weights)
+    return contexts, alignments
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_scalar_loops(example: str, call: str) -> None:
+    config, drawn = EXAMPLES[example], draw(Case("luong", example, call, "float64"))
+    query = drawn.inputs["query"]
+    key = drawn.inputs.get("key", query)
+    value = drawn.inputs.get("value", key)
+    shape = (*query.shape[:2], key.shape[1])
+    config = config if "keep" in drawn.inputs else replace(config, dropout=0.0)
+    given = [drawn.inputs.get(name, other) for name, other in (("mask", True), ("bias", 0.0), ("keep", True))]
+    rows = zip(query, key, value, *(np.broadcast_to(x, shape) for x in given), strict=True)
+    w = {name: x.tolist() for name, x in drawn.params.items()}
+    pairs = [loops(config, w, *(x.tolist() for x in row)) for row in rows]
+    want = bounded(config, drawn.inputs, drawn.params)
+    assert ratio([context for context, _ in pairs], want["y"]) <= 1
+    assert ratio([weights for _, weights in pairs], want["out1"]) <= 1
+
+
+# PyTorch's own functions and layers -----------------------------------------------------------------------------------
+
+
+def masked(query_dim: int, key_dim: int) -> Arrays:
+    """Queries and keys of different lengths, values of another width, one query that sees nothing."""
+    mask = np.random.default_rng(1).random((2, 5, 7)) < 0.6
+    mask[1, 3] = False
+    return {"query": normal(2, 5, query_dim), "key": normal(2, 7, key_dim), "value": normal(2, 7, 2), "mask": mask}
+
+
+def test_dot_is_torch_scaled_dot_product_attention_without_its_scale() -> None:
+    inputs = masked(3, 3)
+    q, k, v = (torch.from_numpy(inputs[name]).requires_grad_() for name in ("query", "key", "value"))
+    y = scaled_dot_product_attention(q, k, v, torch.from_numpy(inputs["mask"]), scale=1.0)
+    want = bounded(Config(query_dim=3, score="dot"), inputs)
+    assert ratio(y.detach(), want["y"]) <= 1
+    for name, grad in torch_gradients(y, query=q, key=k, value=v).items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+def attended(scores: torch.Tensor, value: torch.Tensor, mask: np.ndarray) -> torch.Tensor:
+    return torch.bmm(torch.softmax(scores.masked_fill(torch.from_numpy(~mask), -torch.inf), dim=-1), value)
+
+
+def test_general_is_torch_bilinear() -> None:
+    config = Config(query_dim=3, key_dim=11)
+    inputs, w = masked(3, 11), weights_of(config)
+    inputs["mask"][1, 3, 0] = True
+    q, k, v = (torch.from_numpy(inputs[name]).requires_grad_() for name in ("query", "key", "value"))
+    matrix = torch.from_numpy(w["w"]).requires_grad_()
+    pairs = q[:, :, None].expand(2, 5, 7, 3).reshape(-1, 3), k[:, None].expand(2, 5, 7, 11).reshape(-1, 11)
+    y = attended(bilinear(*pairs, matrix[None]).reshape(2, 5, 7), v, inputs["mask"])
+    want = bounded(config, inputs, w)
+    assert ratio(y.detach(), want["y"]) <= 1
+    for name, grad in torch_gradients(y, query=q, key=k, value=v, w=matrix).items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+def test_concat_is_one_linear_layer_over_both() -> None:
+    """As the paper writes it, W [h_t; h_s] with one joint W: the gradient of w_q is its left part, of w_k its right."""
+    config = Config(query_dim=3, key_dim=5, hidden_dim=11, score="concat")
+    inputs, w = masked(3, 5), weights_of(config)
+    inputs["mask"][1, 3, 0] = True
+    q, k, v = (torch.from_numpy(inputs[name]).requires_grad_() for name in ("query", "key", "value"))
+    joint, last = torch.nn.Linear(8, 11, bias=False).double(), torch.nn.Linear(11, 1, bias=False).double()
+    with torch.no_grad():
+        joint.weight.copy_(torch.from_numpy(np.concatenate([w["w_q"], w["w_k"]]).T))
+        last.weight.copy_(torch.from_numpy(w["w_score"][None]))
+    both = torch.cat([q[:, :, None].expand(2, 5, 7, 3), k[:, None].expand(2, 5, 7, 5)], dim=-1)
+    y = attended(last(torch.tanh(joint(both))).squeeze(-1), v, inputs["mask"])
+    want = bounded(config, inputs, w)
+    grads = torch_gradients(y, query=q, key=k, value=v, joint=joint.weight, w_score=last.weight)
+    dw = grads.pop("djoint").T
+    grads |= {"dw_q": dw[:3], "dw_k": dw[3:], "dw_score": grads["dw_score"][0]}
+    assert ratio(y.detach(), want["y"]) <= 1
+    for name, grad in grads.items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+# This variant with these fields is that one ---------------------------------------------------------------------------
+
+
+def same_as(tree: Tree, ours: Config, weights: Arrays, theirs: AnyConfig, given: Arrays | None = None) -> None:
+    """Outputs and gradients of ours within the bounds of theirs, with a mask, a bias and dropout."""
+    rng, inputs = np.random.default_rng(2), masked(ours.query_dim, ours.sizes()["i"])
+    inputs |= {"bias": rng.normal(size=(2, 5, 7)), "keep": rng.random((2, 5, 7)) < 0.5}
+    layer, want = layer_of(tree, ours, weights), bounded(theirs, inputs, weights if given is None else given)
+    y, probs = tree(layer, inputs, return_weights=True)
+    got = {"y": y, "out1": probs} | tree.gradients(layer, inputs, cotangent(y.shape))
+    for name, array in want.items():
+        assert ratio(got[name], array) <= 1, name
+
+
+def test_concat_is_additive_attention(tree: Tree) -> None:
+    widths = {"query_dim": 3, "key_dim": 5, "hidden_dim": 11, "dropout": 0.5}
+    config = Config(**widths, score="concat")
+    same_as(tree, config, weights_of(config), additive.Config(**widths))
+
+
+def test_dot_is_dot_product_attention_without_its_scale(tree: Tree) -> None:
+    same_as(tree, Config(query_dim=3, score="dot", dropout=0.5), {}, dot_product.Config(scale=1.0, dropout=0.5))
+
+
+def test_general_with_the_identity_is_dot(tree: Tree) -> None:
+    config = Config(query_dim=3, dropout=0.5)
+    same_as(tree, config, {"w": np.eye(3)}, replace(config, score="dot"), {})
+
+
+@pytest.mark.parametrize("score", ["dot", "general", "concat"])
+def test_one_input_gives_queries_keys_and_values(tree: Tree, score: str) -> None:
+    """Left out, key and value are the query, and its gradient is the sum of the three."""
+    config, x = Config(query_dim=3, score=score), normal(2, 5, 3)
+    w = weights_of(config)
+    layer, want = layer_of(tree, config, w), bounded(config, {"query": x, "key": x, "value": x}, w)
+    (y,) = tree(layer, {"query": x})
+    grads = tree.gradients(layer, {"query": x}, cotangent(y.shape))
+    assert ratio(y, want["y"]) <= 1
+    assert ratio(grads["dquery"], want["dquery"] + want["dkey"] + want["dvalue"]) <= 1
+    for name in w:
+        assert ratio(grads[f"d{name}"], want[f"d{name}"]) <= 1, name
+
+
+# Numbers known beforehand ---------------------------------------------------------------------------------------------
+
+
+def test_a_matrix_stands_between_query_and_key(tree: Tree) -> None:
+    """Scores q^T w k of 1024 and 0; with w transposed they change places."""
+    inputs = {"query": np.array([[[1.0, 0.0]]]), "key": np.array([[[1.0, 0.0], [0.0, 1.0]]])}
+    inputs |= {"value": np.array([[[3.0], [5.0]]])}
+    w = np.array([[0.0, 1024.0], [0.0, 0.0]])
+    assert tree(layer_of(tree, Config(query_dim=2), {"w": w}), inputs)[0].tolist() == [[[5.0]]]
+    assert tree(layer_of(tree, Config(query_dim=2), {"w": w.T}), inputs)[0].tolist() == [[[4.0]]]
+
+
+@pytest.mark.parametrize("score", ["dot", "general", "concat"])
+def test_a_query_that_sees_nothing_gives_nothing(tree: Tree, score: str) -> None:
+    config = Config(query_dim=3, score=score)
+    inputs = masked(3, 3)
+    layer = layer_of(tree, config, weights_of(config))
+    y, weights = tree(layer, inputs, return_weights=True)
+    assert not np.any(y[1, 3])
+    assert not np.any(weights[1, 3])
+    assert not np.any(tree.gradients(layer, inputs, cotangent(y.shape))["dquery"][1, 3])
+
+
+# Fields ---------------------------------------------------------------------------------------------------------------
+
+
+def test_each_score_has_its_own_parameters(tree: Tree) -> None:
+    layers = {score: tree.package.build("luong", query_dim=3, score=score) for score in ("dot", "general", "concat")}
+    found = {score: {name: tuple(x.shape) for name, x in layer.params().items()} for score, layer in layers.items()}
+    assert found == {"dot": {}, "general": {"w": (3, 3)}, "concat": {"w_q": (3, 3), "w_k": (3, 3), "w_score": (3,)}}
+
+
+REFUSED = {
+    "narrow": (
+        {"score": "dot", "key_dim": 5},
+        "key_dim equal to query_dim for score='dot', got key_dim=5, query_dim=3; "
+        "leave key_dim out or set score='general'",
+    ),
+    "dot": (
+        {"score": "dot", "hidden_dim": 11},
+        "hidden_dim for score='concat' only, got hidden_dim=11, score='dot'; leave hidden_dim out",
+    ),
+    "general": (
+        {"hidden_dim": 11},
+        "hidden_dim for score='concat' only, got hidden_dim=11, score='general'; leave hidden_dim out",
+    ),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_fields_that_do_not_go_together(tree: Tree, why: str) -> None:
+    fields, words = REFUSED[why]
+    with pytest.raises(ValueError) as caught:
+        tree.package.build("luong", query_dim=3, **fields)
+    assert str(caught.value) == f"luong: expected {words}"
