@@ -1,5 +1,6 @@
 """Derivative rules, each derived once: from the gradient of a result to the gradients of what it was made of."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,7 @@ class Grads:
     params: dict[str, Array]
 
 
-def grads(dtype: str, inputs: dict[str, Array | None], params: dict[str, Array | None]) -> Grads:
+def grads(dtype: str, inputs: Mapping[str, Array | None], params: Mapping[str, Array | None]) -> Grads:
     """Leave out what has no gradient and round the rest once to the layer's dtype."""
     return Grads(
         inputs={name: narrow(g, dtype) for name, g in inputs.items() if g is not None},

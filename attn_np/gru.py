@@ -170,9 +170,9 @@ class GatedRecurrentUnit(Layer[Config]):
         n = self.check(x=x, state=state, keep=keep)
         dtype = dtype_name(x)
         keep = self.draw_keep(keep, (n["w"], n["b"], n["t"], n["e"]), like=x)
-        y, state = self.run(widen(x), widen(state), keep, tape=tape)
-        y, state = record(tape, y=y, last=state)
-        return narrow(y, dtype), narrow(state, dtype)
+        y, last = self.run(widen(x), widen(state), keep, tape=tape)
+        y, last = record(tape, y=y, last=last)
+        return narrow(y, dtype), narrow(last, dtype)
 
     def run_vjp(self, tape: Tape, dy: Array, dlast: Array | None) -> Grads:
         """Read `run` upwards, layer by layer."""
@@ -186,8 +186,9 @@ class GatedRecurrentUnit(Layer[Config]):
             dy = part.inputs["x"]
             first.append(part.inputs["state"])
         dx = dy if real is None else where(real[:, :, None], dy, 0.0)
-        given = tape.get("state") is not None
-        return Grads({"x": dx, "state": record(tape, dstate=stack(first[::-1])) if given else None}, w)
+        if tape.get("state") is None:
+            return Grads({"x": dx}, w)
+        return Grads({"x": dx, "state": record(tape, dstate=stack(first[::-1]))}, w)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t e"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """Gradients from that of the output and, where it was used, that of the returned state."""

@@ -110,14 +110,14 @@ class AttentionDecoder(Layer[DecoderConfig]):
         k = record(tape, k=einsum("bsi,ie->bse", memory, self.attention.w_k))
         w, layers = self.weights(), [scope(tape, f"gru.layers.{i}") for i in range(count)]
         x_gates = [record(layers[i], x_gates=value) for i, value in enumerate(self.known(x, w))]
-        state, (context, probs, *found) = scan(
+        last, (context, probs, *found) = scan(
             self.stepper(k, memory, w),
             tuple(state[i] for i in range(count)),
             (*x_gates, *self.gru.ways(gru_keep, b, t), allowed, keep),
             names=("context", "probs", *(f"gru.layers.{i}.{name}" for i in range(count) for name in "rznh")),
             tape=tape,
         )
-        return linear("bte,eo->bto", found[-1], self.w_o, self.b_o), stack(state), probs
+        return linear("bte,eo->bto", found[-1], self.w_o, self.b_o), stack(last), probs
 
     def forward(  # twin: torch calls its entry point forward
         self,
@@ -136,9 +136,9 @@ class AttentionDecoder(Layer[DecoderConfig]):
         dtype = dtype_name(target)
         keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=target)
         gru_keep = self.draw_keep(gru_keep, (n["w"], n["b"], n["t"], n["e"]), like=target)
-        y, state, probs = self.run(widen(target), widen(memory), widen(state), mask, keep, gru_keep, tape)
-        y, state = record(tape, y=y, last=state)
-        found = narrow(y, dtype), narrow(state, dtype), narrow(probs, dtype)
+        y, last, probs = self.run(widen(target), widen(memory), widen(state), mask, keep, gru_keep, tape)
+        y, last = record(tape, y=y, last=last)
+        found = narrow(y, dtype), narrow(last, dtype), narrow(probs, dtype)
         return found if return_weights else found[:2]
 
 
@@ -149,7 +149,7 @@ class Seq2Seq(Layer[Config]):
     encoder: GatedRecurrentUnit
     decoder: AttentionDecoder
 
-    def embed(self, source: Array, target: Array) -> tuple[Array, Array, Array | None]:
+    def embed(self, source: Array, target: Array) -> tuple[Array, Array, Any]:
         """Vectors as they are, tokens as their rows of the table; and the table, widened once for both."""
         table = widen(self.embedding)
         if table is None:
@@ -166,7 +166,7 @@ class Seq2Seq(Layer[Config]):
     ) -> tuple[Callable[..., Any], tuple[Array, ...]]:
         """One step without dropout, from input and state to output and state, and the state to begin with."""
         memory, last = self.encode(source, mask, None, None)
-        state, decoder = last if state is None else widen(state), self.decoder
+        start, decoder = last if state is None else widen(state), self.decoder
         b, s, _ = memory.shape
         allowed = None if mask is None else broadcast_to(mask, (b, 1, s))
         memory = hide("bts->bse", allowed, memory)
@@ -179,7 +179,7 @@ class Seq2Seq(Layer[Config]):
             state, found = step(state, (*x_gates, *decoder.gru.ways(None, b, 1), allowed, None))
             return linear("be,eo->bo", found[-1], w_o, b_o), state
 
-        return feed, tuple(state[i] for i in range(self.config.num_layers))
+        return feed, tuple(start[i] for i in range(self.config.num_layers))
 
     def generate(
         self,
@@ -194,14 +194,14 @@ class Seq2Seq(Layer[Config]):
         n = self.check(source=source, target=target, state=state, mask=mask)
         self.config.check_generation(n["t"], steps, words=False)
         x, dtype = widen(target), dtype_name(target)
-        feed, state = self.begin(widen(source), mask, state)
+        feed, start = self.begin(widen(source), mask, state)
 
         def step(carry, xs):
             y, state = feed(*carry)
             return (y, state), (y,)
 
-        (_, state), (y,) = scan(step, (x[:, 0], state), (zeros((n["b"], steps), x),), names=("y",))
-        return narrow(y, dtype), narrow(stack(state), dtype)
+        (_, last), (y,) = scan(step, (x[:, 0], start), (zeros((n["b"], steps), x),), names=("y",))
+        return narrow(y, dtype), narrow(stack(last), dtype)
 
     def greedy(
         self,
@@ -221,7 +221,7 @@ class Seq2Seq(Layer[Config]):
         n = self.check(source=source, target=target, state=state, mask=mask)
         self.config.check_generation(n["t"], steps, words=True)
         source, x, table = self.embed(source, target)
-        feed, state = self.begin(source, mask, state)
+        feed, start = self.begin(source, mask, state)
 
         def step(carry, xs):
             x, done, state = carry
@@ -232,8 +232,8 @@ class Seq2Seq(Layer[Config]):
 
         running = zeros((n["b"],), x) != 0
         clock = zeros((n["b"], steps), x)
-        _, (tokens, done) = scan(step, (x[:, 0], running, state), (clock,), names=("tokens", "done"))
-        ends = concatenate([done, zeros((n["b"], 1), x) == 0], axis=1)
+        _, (tokens, done) = scan(step, (x[:, 0], running, start), (clock,), names=("tokens", "done"))
+        ends = concatenate([done, zeros((n["b"], 1), x) == 0], 1)
         return tokens, argmax(where(ends, 1, 0), axis=1)
 
     def forward(  # twin: torch calls its entry point forward
@@ -262,14 +262,16 @@ class Seq2Seq(Layer[Config]):
         keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=source)
         encoder_keep = self.draw_keep(encoder_keep, (n["w"], n["b"], n["s"], n["e"]), like=source)
         decoder_keep = self.draw_keep(decoder_keep, (n["w"], n["b"], n["t"], n["e"]), like=source)
+        dtype: Any = self.dtype
         if self.embedding is not None:
             source, target = record(tape, source_tokens=source, target_tokens=target)
         source, target, _ = self.embed(source, target)
         source, target = record(tape, source=source, target=target)
         state = record(tape, state=widen(state))
         memory, last = self.encode(source, mask, encoder_keep, scope(tape, "encoder"))
-        state = last if state is None else state
-        y, state, probs = self.decoder.run(target, memory, state, mask, keep, decoder_keep, scope(tape, "decoder"))
-        y, state = record(tape, y=y, last=state)
-        found = narrow(y, self.dtype), narrow(state, self.dtype), narrow(probs, self.dtype)
+        start = last if state is None else state
+        decoder = scope(tape, "decoder")
+        y, last, probs = self.decoder.run(target, memory, start, mask, keep, decoder_keep, decoder)
+        y, last = record(tape, y=y, last=last)
+        found = narrow(y, dtype), narrow(last, dtype), narrow(probs, dtype)
         return found if return_weights else found[:2]

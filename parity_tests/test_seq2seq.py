@@ -67,13 +67,13 @@ class Reference(torch.nn.Module):
 
     def forward(self, source: torch.Tensor, target: torch.Tensor, state: torch.Tensor | None = None) -> Any:
         memory, last = self.encoder(source)
-        state, outputs, found = last if state is None else state, [], []
+        h, outputs, found = last if state is None else state, [], []
         for x in target.unbind(1):
-            context, weights = self.look(state[-1].unsqueeze(1), memory)
-            y, state = self.gru(torch.cat([context, x.unsqueeze(1)], dim=-1), state)
+            context, weights = self.look(h[-1].unsqueeze(1), memory)
+            y, h = self.gru(torch.cat([context, x.unsqueeze(1)], dim=-1), h)
             outputs.append(y)
             found.append(weights)
-        return self.dense(torch.cat(outputs, dim=1)), state, torch.cat(found, dim=1)
+        return self.dense(torch.cat(outputs, dim=1)), h, torch.cat(found, dim=1)
 
 
 LINEAR = {"attention.w_q": "to_query.weight", "attention.w_k": "to_key.weight", "attention.w_score": "to_score.weight"}
