@@ -90,7 +90,7 @@ def take(table: Array, tokens: Array) -> Array:
     return jnp.take(widen(table), tokens, axis=0, mode="fill", fill_value=jnp.nan)
 
 
-def dtype_name(x: Array) -> str:
+def dtype_name(x: Any) -> str:
     return x.dtype.name
 
 
@@ -100,7 +100,7 @@ def widen(x: Any) -> Any:
     return x.astype(jnp.float32) if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
 
 
-def narrow(x: Array, dtype: str) -> Array:
+def narrow(x: Any, dtype: str) -> Any:
     """Round a result once to the layer's dtype."""
     return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES[dtype])
 
@@ -111,7 +111,8 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     JAX multiplies float32 in TF32 or bfloat16 on accelerators by default; here float32 means float32. A caller who
     sets `jax_default_matmul_precision` gets what it says.
     """
-    precision = None if jax.config.jax_default_matmul_precision else jax.lax.Precision.HIGHEST
+    asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    precision = None if asked else jax.lax.Precision.HIGHEST
     return jnp.einsum(spec, widen(a), widen(b), precision=precision)
 
 
@@ -177,7 +178,7 @@ def seen(spec: str, allowed: Array) -> Array:
     return some[tuple(slice(None) if letter in letters else None for letter in target)]
 
 
-def hide(spec: str, allowed: Array | None, x: Array) -> Array:
+def hide(spec: str, allowed: Array | None, x: Any) -> Any:
     """Select the keys to 0 that no query sees: `hide("bhts->bshk", allowed, k)`. Nothing they hold can leak."""
     return x if allowed is None else where(seen(spec, allowed), x, 0.0)
 
@@ -271,7 +272,7 @@ class Layer(nnx.Module, Generic[C]):
         kind = DTYPES[check_dtype_on(config.variant, param_dtype)]
         self.config, self.deterministic = config, False
         self.dtype = check_dtype_on(config.variant, param_dtype if dtype is None else dtype)
-        self.rngs = rngs.dropout.fork() if getattr(config, "dropout", 0) else None
+        self.rngs: Any = rngs.dropout.fork() if getattr(config, "dropout", 0) else None
         shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
         for name in type(self).__annotations__:
             if name not in own and name not in children:
@@ -288,7 +289,7 @@ class Layer(nnx.Module, Generic[C]):
             built = [self._child(part, within(_values, p), rngs, dtype, param_dtype) for p, part in parts.items()]
             setattr(self, name, nnx.List(built) if isinstance(child, list) else built[0])
 
-    def _child(self, config: Config, values: Any, rngs: nnx.Rngs, dtype: Any, param_dtype: Any) -> "Layer[Any]":
+    def _child(self, config: Any, values: Any, rngs: nnx.Rngs, dtype: Any, param_dtype: Any) -> "Layer[Any]":
         cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
         return cls(config, rngs=rngs, dtype=dtype, param_dtype=param_dtype, _values=values)
 
@@ -327,7 +328,7 @@ def check_dtype_on(variant: str, dtype: Any) -> str:
         ValueError: not a float type, or float64 while JAX has it switched off.
     """
     name = check_dtype(variant, dtype)
-    if name == "float64" and not jax.config.jax_enable_x64:
+    if name == "float64" and not jax.config.read("jax_enable_x64"):
         raise ValueError(
             f"{variant}: expected JAX to have float64 switched on, got jax_enable_x64=False; "
             'call jax.config.update("jax_enable_x64", True) first, or set dtype="float32"'

@@ -1,6 +1,7 @@
 """NumPy's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
 from collections.abc import Callable, Iterator
+from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
@@ -74,8 +75,7 @@ def primitive(function: Callable[..., Any]) -> Callable[..., Any]:
                 return handler(arg, call, (type(arg),), args, kwargs)
         return function(*args, **kwargs)
 
-    call.__name__, call.__doc__, call.__wrapped__ = function.__name__, function.__doc__, function
-    return call
+    return wraps(function)(call)
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def widen(x: Any) -> Any:
     return x.astype(np.float32) if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
 
 
-def narrow(x: Array, dtype: str) -> Array:
+def narrow(x: Any, dtype: str) -> Any:
     """Round a result once to the layer's dtype."""
     return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES[dtype])
 
@@ -202,7 +202,7 @@ def seen(spec: str, allowed: Array) -> Array:
     return some[tuple(slice(None) if letter in letters else None for letter in target)]
 
 
-def hide(spec: str, allowed: Array | None, x: Array) -> Array:
+def hide(spec: str, allowed: Array | None, x: Any) -> Any:
     """Select the keys to 0 that no query sees: `hide("bhts->bshk", allowed, k)`. Nothing they hold can leak."""
     return x if allowed is None else np.where(seen(spec, allowed), x, 0.0)
 
@@ -315,7 +315,7 @@ class Layer(Generic[C]):
             built = [self._child(part, within(_values, prefix)) for prefix, part in parts.items()]
             setattr(self, name, built if isinstance(child, list) else built[0])
 
-    def _child(self, config: Config, values: dict[str, Array] | None) -> "Layer[Any]":
+    def _child(self, config: Any, values: dict[str, Array] | None) -> "Layer[Any]":
         cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
         return cls(config, rng=self.rng, dtype=self.dtype, _values=values)
 

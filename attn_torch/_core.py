@@ -96,7 +96,7 @@ def widen(x: Any) -> Any:
     return x.float() if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
 
 
-def narrow(x: Array, dtype: str) -> Array:
+def narrow(x: Any, dtype: str) -> Any:
     """Round a result once to the layer's dtype."""
     return x if x is None or dtype_name(x) == dtype else x.to(DTYPES[dtype])
 
@@ -183,7 +183,7 @@ def seen(spec: str, allowed: Array) -> Array:
     return some[tuple(slice(None) if letter in letters else None for letter in target)]
 
 
-def hide(spec: str, allowed: Array | None, x: Array) -> Array:
+def hide(spec: str, allowed: Array | None, x: Any) -> Any:
     """Select the keys to 0 that no query sees: `hide("bhts->bshk", allowed, k)`. Nothing they hold can leak."""
     return x if allowed is None else where(seen(spec, allowed), x, 0.0)
 
@@ -299,7 +299,7 @@ class Layer(torch.nn.Module, Generic[C]):
             built = [self._child(part, within(_values, p), device, kind) for p, part in parts.items()]
             setattr(self, name, torch.nn.ModuleList(built) if isinstance(child, list) else built[0])
 
-    def _child(self, config: Config, values: dict[str, Array] | None, device: Any, dtype: torch.dtype) -> "Layer[Any]":
+    def _child(self, config: Any, values: dict[str, Array] | None, device: Any, dtype: torch.dtype) -> "Layer[Any]":
         cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
         return cls(config, device=device, dtype=dtype, _values=values)
 

@@ -201,7 +201,8 @@ def jax_function(config: Config, dtype: str, names: tuple[str, ...], taped: bool
         shapes = jax.eval_shape(lambda *a: call(*a, {})[1][1], params, floats, rest)
         inexact = {n: x for n, x in shapes.items() if jnp.issubdtype(x.dtype, jnp.floating)}
         zeros = {n: jnp.zeros(x.shape, x.dtype) for n, x in inexact.items()}
-        _, pull, (found, tape) = jax.vjp(lambda p, f, z: call(p, f, rest, z), params, floats, zeros, has_aux=True)
+        vjp: Any = jax.vjp  # its type knows no has_aux
+        _, pull, (found, tape) = vjp(lambda p, f, z: call(p, f, rest, z), params, floats, zeros, has_aux=True)
         return found, tape, *pull(dy)
 
     return everything

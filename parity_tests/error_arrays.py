@@ -164,6 +164,11 @@ def rule(table: dict[Any, Callable[..., Any]], *names: Any) -> Callable[[Callabl
     return register
 
 
+def plain(function: Any) -> Any:
+    """The function itself, without the dispatch that `primitive` put before it."""
+    return function.__wrapped__
+
+
 def lift(x: Any) -> ErrArray:
     """A constant: integers are exact, a float may be rounded to the working type by the framework."""
     if isinstance(x, ErrArray):
@@ -275,7 +280,7 @@ def monotone(function: Callable[..., Any], slope: Callable[..., Any], most: floa
 
 UFUNCS[np.tanh] = monotone(np.tanh, lambda x: 1 / np.cosh(np.minimum(x, 300.0)) ** 2, 2.0)
 FUNCTIONS[_core.sigmoid] = monotone(
-    _core.sigmoid.__wrapped__, lambda x: 1 / (2 * np.cosh(np.minimum(x, 600.0) / 2)) ** 2, 1.0
+    plain(_core.sigmoid), lambda x: 1 / (2 * np.cosh(np.minimum(x, 600.0) / 2)) ** 2, 1.0
 )
 
 
@@ -354,7 +359,7 @@ def einsum(spec: str, x: Any, y: Any) -> ErrArray:
     is summed, sum_j p_j (y_j - o) = 0 for the result o, so that only the spread of y around o is moved by errors in the
     exponents (centred propagation), and the smaller of the two bounds holds.
     """
-    dot = _core.einsum.__wrapped__
+    dot = plain(_core.einsum)
     x, y, p = lift(x), lift(y), _current.get()
     left, right, out = spec.replace("->", ",").split(",")
     size = dict(zip(left, x.shape, strict=True)) | dict(zip(right, y.shape, strict=True))
@@ -382,8 +387,9 @@ def einsum(spec: str, x: Any, y: Any) -> ErrArray:
 def total(*terms: Any) -> ErrArray:
     """A sum of a few terms in any order: every partial sum is rounded."""
     lifted = [lift(x) for x in terms]
-    most = sum(magnitude(x) for x in lifted)
-    return rounded(sum(x.v for x in lifted), sum(x.b for x in lifted) + len(lifted) * _current.get().u * most, 0.0)
+    v, b = np.sum([x.v for x in lifted], axis=0), np.sum([x.b for x in lifted], axis=0)
+    most = np.sum([magnitude(x) for x in lifted], axis=0)
+    return rounded(v, b + len(lifted) * _current.get().u * most, 0.0)
 
 
 # Softmax --------------------------------------------------------------------------------------------------------------
@@ -400,7 +406,7 @@ def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     s, p = lift(scores), _current.get()
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
     n = s.shape[axis]
-    probs = _core.softmax.__wrapped__(s.v, None if allowed is None else ok, axis)
+    probs = plain(_core.softmax)(s.v, None if allowed is None else ok, axis)
     if n == 0:
         return ErrArray(probs, 0.0)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -446,8 +452,8 @@ def softmax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
     with np.errstate(invalid="ignore", over="ignore"):
         dot, size = over(x.v * y.v), over((x.v + x.b) * magnitude(y))
         rho, eta = (x.soft[1], over(x.soft[2])) if x.soft else (np.inf, 0.0)
-        plain = over(x.b * np.abs(y.v))
-        centred = np.fmin(over(x.b * np.abs(y.v - dot)) + np.abs(dot) * (rho + eta), plain) if x.soft else plain
+        direct = over(x.b * np.abs(y.v))
+        centred = np.fmin(over(x.b * np.abs(y.v - dot)) + np.abs(dot) * (rho + eta), direct) if x.soft else direct
         error = centred + over((x.v + x.b) * y.b) + (p.gamma(n) + 8 * p.u) * size
         gap, inner = np.abs(y.v - dot), y.b + error
         b = x.b * (gap + inner) + x.v * inner + 8 * p.u * (x.v + x.b) * (np.abs(y.v) + np.abs(dot) + inner)
@@ -461,7 +467,7 @@ def softmax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
 def tanh_vjp(y: Any, dy: Any) -> ErrArray:
     """dy (1 - y^2), or (dy + dy y)(1 - y), which cancels at y = -1 and errs by 2 u |dy| there."""
     y, dy = lift(y), lift(dy)
-    out = _vjp.tanh_vjp.__wrapped__(y, dy)
+    out = plain(_vjp.tanh_vjp)(y, dy)
     return ErrArray(out.v, out.b + 2 * _current.get().u * (magnitude(out) + magnitude(dy)))
 
 
@@ -479,7 +485,7 @@ def lerp(a: Any, b: Any, z: Any) -> ErrArray:
     )
 
 
-FUNCTIONS[_vjp.sigmoid_vjp] = lambda y, dy: _vjp.sigmoid_vjp.__wrapped__(lift(y), lift(dy))
+FUNCTIONS[_vjp.sigmoid_vjp] = lambda y, dy: plain(_vjp.sigmoid_vjp)(lift(y), lift(dy))
 
 
 # Judging --------------------------------------------------------------------------------------------------------------
