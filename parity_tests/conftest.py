@@ -20,11 +20,21 @@ except ModuleNotFoundError:
     jax = None
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.hasplugin("xdist"):
+        config.addinivalue_line("markers", "xdist_group: tests that share compiled code")
     if jax is not None:
         jax.config.update("jax_enable_x64", True)
     if torch is not None and "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of one example in one process (`--dist loadgroup`): what JAX compiles for it serves them all."""
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if isinstance(params.get("example"), str):
+            item.add_marker(pytest.mark.xdist_group(f"{params.get('variant')}/{params['example']}"))
 
 
 @pytest.fixture

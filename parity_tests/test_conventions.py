@@ -36,19 +36,26 @@ from parity_tests.judge import compare, reference
 
 VARIANTS = contract.variants()
 
-# Eager JAX compiles every operation by itself and every scan again in each call: there, one example of each variant.
-EAGER = [(name, v, e) for v, e in EXAMPLES for name in ("numpy", "torch")]
-EAGER += [("jax", v, next(iter(contract.examples(v)))) for v in VARIANTS]
-
 
 @pytest.fixture(params=list(TREES))
 def tree(request: pytest.FixtureRequest) -> Tree:
     return TREES[request.param]
 
 
-def some(*conditions: Callable[[Config], Any]) -> list[tuple[str, str]]:
-    """The examples whose configs meet all conditions."""
-    return [(v, e) for v, e in EXAMPLES if all(condition(config_of(v, e)) for condition in conditions)]
+def over(*conditions: Callable[[Config], Any], jax_examples: int | None = None, skip: str = "") -> list[Any]:
+    """The examples whose configs meet all conditions, in every tree: (tree, variant, example).
+
+    What has to be compiled takes its time: of JAX, some tests look at the last examples of every variant only.
+    """
+    found = []
+    for variant in VARIANTS:
+        names = [e for e in contract.examples(variant) if all(meets(config_of(variant, e)) for meets in conditions)]
+        for tree in TREES.values():
+            some = names[-jax_examples:] if tree.name == "jax" and jax_examples else names
+            found += [
+                pytest.param(tree, variant, e, id=f"{tree.name}-{variant}-{e}") for e in some if tree.name != skip
+            ]
+    return found
 
 
 def masked(config: Config) -> bool:
@@ -105,10 +112,9 @@ def test_empty_batches_and_sequences(tree: Tree, variant: str, call: str) -> Non
             assert np.isfinite(x).all(), f"{letter}=0, {name}"
 
 
-@pytest.mark.parametrize(("name", "variant", "example"), EAGER)
-def test_strides_do_not_matter(name: str, variant: str, example: str) -> None:
+@pytest.mark.parametrize(("tree", "variant", "example"), over(jax_examples=1))
+def test_strides_do_not_matter(tree: Tree, variant: str, example: str) -> None:
     """Transposed, backward and spread-out arrays are the arrays that their indices say."""
-    tree = TREES[name]
     inputs, layer = inputs_for(variant, example, "full"), tree.layer(variant, example)
 
     def transposed(x: np.ndarray) -> np.ndarray:
@@ -120,7 +126,7 @@ def test_strides_do_not_matter(name: str, variant: str, example: str) -> None:
     def spread(x: np.ndarray) -> np.ndarray:
         return np.repeat(x, 2, axis=-1)[..., ::2]
 
-    layouts = [transposed, spread] if name == "torch" else [transposed, spread, backward]
+    layouts = [transposed, spread] if tree.name == "torch" else [transposed, spread, backward]
     for layout in layouts:
         strided = {key: tree.strided(layout(x)) for key, x in inputs.items()}
         got = [tree.numpy(x) for x in flat(layer(**strided, **extras(variant, config_of(variant, example).layer)))]
@@ -131,10 +137,9 @@ def test_strides_do_not_matter(name: str, variant: str, example: str) -> None:
 # What a call leaves alone ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "variant", "example"), [x for x in EAGER if x[0] != "jax"])
-def test_inputs_and_parameters_are_never_written(name: str, variant: str, example: str) -> None:
+@pytest.mark.parametrize(("tree", "variant", "example"), over(skip="jax"))
+def test_inputs_and_parameters_are_never_written(tree: Tree, variant: str, example: str) -> None:
     """JAX's arrays can't be."""
-    tree = TREES[name]
     inputs, layer = inputs_for(variant, example, "full"), tree.layer(variant, example)
     given, params = tree.arrays(inputs), layer.params()
     before = {name: tree.numpy(x).tobytes() for name, x in (given | params).items()}
@@ -146,7 +151,7 @@ def test_inputs_and_parameters_are_never_written(name: str, variant: str, exampl
     assert not any(np.shares_memory(y, x) for y in results for x in inputs.values())
 
 
-@pytest.mark.parametrize(("variant", "example"), EXAMPLES)
+@pytest.mark.parametrize(("tree", "variant", "example"), over(jax_examples=2))
 def test_the_same_call_twice_gives_the_same_bits(tree: Tree, variant: str, example: str) -> None:
     inputs, layer = inputs_for(variant, example, "full"), tree.layer(variant, example)
     first, second = tree(layer, inputs), tree(layer, inputs)
@@ -156,9 +161,8 @@ def test_the_same_call_twice_gives_the_same_bits(tree: Tree, variant: str, examp
 
 
 @pytest.mark.parametrize("call", ["plain", "full"])
-@pytest.mark.parametrize(("name", "variant", "example"), EAGER)
-def test_a_tape_changes_no_bit(name: str, variant: str, example: str, call: str) -> None:
-    tree = TREES[name]
+@pytest.mark.parametrize(("tree", "variant", "example"), over(jax_examples=1))
+def test_a_tape_changes_no_bit(tree: Tree, variant: str, example: str, call: str) -> None:
     inputs, layer = inputs_for(variant, example, call), tree.layer(variant, example)
     want = Tree.__call__(tree, layer, inputs)
     got, tape = Tree.trace(tree, layer, inputs)
@@ -207,7 +211,7 @@ def compare_under_poison(tree: Tree, layer: Any, clean: Arrays, dirty: Arrays) -
 
 
 @pytest.mark.parametrize("value", [1e3, np.inf, np.nan])
-@pytest.mark.parametrize(("variant", "example"), some(keyed))
+@pytest.mark.parametrize(("tree", "variant", "example"), over(keyed, jax_examples=2))
 def test_hidden_keys_influence_nothing(tree: Tree, variant: str, example: str, value: float) -> None:
     """Outputs and every gradient are the same to the bit, whatever stands at a key, value or bias nobody may see."""
     config, layer = config_of(variant, example), tree.layer(variant, example)
@@ -218,7 +222,7 @@ def test_hidden_keys_influence_nothing(tree: Tree, variant: str, example: str, v
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
-@pytest.mark.parametrize(("variant", "example"), some(keyed, lambda c: getattr(c, "window", None)))
+@pytest.mark.parametrize(("tree", "variant", "example"), over(keyed, lambda c: getattr(c, "window", None)))
 def test_keys_outside_every_window_influence_nothing(tree: Tree, variant: str, example: str, value: float) -> None:
     """Three queries stand at the last three keys; what lies further back than the window reaches is hidden."""
     config, layer = config_of(variant, example), tree.layer(variant, example)
@@ -233,7 +237,7 @@ def test_keys_outside_every_window_influence_nothing(tree: Tree, variant: str, e
     assert not same(shown[0], tree(layer, clean)[0]), "the key beside it is seen"
 
 
-@pytest.mark.parametrize(("variant", "example"), some(masked, lambda c: not keyed(c)))
+@pytest.mark.parametrize(("tree", "variant", "example"), over(masked, lambda c: not keyed(c), jax_examples=2))
 def test_a_hidden_position_of_self_attention(tree: Tree, variant: str, example: str) -> None:
     """A token that nobody attends to changes its own row only, and no gradient of the others."""
     config, layer = config_of(variant, example), tree.layer(variant, example)
@@ -253,11 +257,8 @@ def test_a_hidden_position_of_self_attention(tree: Tree, variant: str, example: 
 def test_keys_hidden_from_one_head_influence_nothing(tree: Tree, value: float) -> None:
     """`attend` hides by head: what one head may not see stays out, though other heads see their own key there."""
     rng = np.random.default_rng(7)
-    clean = {
-        "q": rng.normal(size=(2, 5, 3, 7)),
-        "k": rng.normal(size=(2, 11, 3, 7)),
-        "v": rng.normal(size=(2, 11, 3, 2)),
-    }
+    shapes = {"q": (2, 5, 3, 7), "k": (2, 11, 3, 7), "v": (2, 11, 3, 2)}
+    clean: Arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     clean["mask"] = rng.random((2, 3, 5, 11)) < 0.75
     clean["mask"][1, 2, :, 4] = False
     clean["mask"][1, 1, :, 4] = True
@@ -270,7 +271,7 @@ def test_keys_hidden_from_one_head_influence_nothing(tree: Tree, value: float) -
         assert same(got, want)
 
 
-@pytest.mark.parametrize(("variant", "example"), some(masked))
+@pytest.mark.parametrize(("tree", "variant", "example"), over(masked, jax_examples=2))
 def test_a_query_without_keys(tree: Tree, variant: str, example: str) -> None:
     """Its weights and its average are 0, its output is what the last projection adds; gradients stay finite."""
     config, layer = config_of(variant, example), tree.layer(variant, example)
@@ -292,7 +293,9 @@ def test_a_query_without_keys(tree: Tree, variant: str, example: str) -> None:
         assert grads["dquery"][0, 1].any()
 
 
-@pytest.mark.parametrize(("variant", "example"), some(masked, lambda c: c.family != "recurrent"))
+@pytest.mark.parametrize(
+    ("tree", "variant", "example"), over(masked, lambda c: c.family != "recurrent", jax_examples=2)
+)
 def test_no_query_has_keys(tree: Tree, variant: str, example: str) -> None:
     """Nothing is learned from a call in which everything is hidden, but for the last bias."""
     inputs, layer = inputs_for(variant, example, "full"), tree.layer(variant, example)
@@ -306,7 +309,7 @@ def test_no_query_has_keys(tree: Tree, variant: str, example: str) -> None:
     assert all(same(row, y[0, 0]) for row in y.reshape(-1, y.shape[-1]))
 
 
-@pytest.mark.parametrize(("variant", "example"), EXAMPLES)
+@pytest.mark.parametrize(("tree", "variant", "example"), over(jax_examples=2))
 def test_batch_rows_do_not_meet(tree: Tree, variant: str, example: str) -> None:
     config, layer = config_of(variant, example), tree.layer(variant, example)
     inputs, rng = inputs_for(variant, example, "full"), np.random.default_rng(13)
@@ -326,7 +329,7 @@ def test_batch_rows_do_not_meet(tree: Tree, variant: str, example: str) -> None:
             assert same(got[f"d{name}"][first], want[f"d{name}"][first]), name
 
 
-@pytest.mark.parametrize(("variant", "example"), some(causal))
+@pytest.mark.parametrize(("tree", "variant", "example"), over(causal, jax_examples=1))
 def test_the_future_does_not_reach_back(tree: Tree, variant: str, example: str) -> None:
     config, layer = config_of(variant, example), tree.layer(variant, example)
     plain = inputs_for(variant, example, "plain")
@@ -351,7 +354,7 @@ def test_the_future_does_not_reach_back(tree: Tree, variant: str, example: str) 
 # Training and evaluation ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("variant", "example"), EXAMPLES)
+@pytest.mark.parametrize(("tree", "variant", "example"), over())
 def test_layers_are_built_for_evaluation(tree: Tree, variant: str, example: str) -> None:
     layer = tree.build(config_of(variant, example))
     assert not tree.is_training(layer)
@@ -360,14 +363,14 @@ def test_layers_are_built_for_evaluation(tree: Tree, variant: str, example: str)
     assert not tree.is_training(layer)
 
 
-@pytest.mark.parametrize(("variant", "example"), some(dropping))
+@pytest.mark.parametrize(("tree", "variant", "example"), over(dropping, jax_examples=1))
 def test_evaluation_drops_nothing(tree: Tree, variant: str, example: str) -> None:
     config, inputs = config_of(variant, example), inputs_for(variant, example)
     want = tree(tree.build(without(config, dropout=0.0)), inputs)
     assert all(same(a, b) for a, b in zip(tree(tree.layer(variant, example), inputs), want, strict=True))
 
 
-@pytest.mark.parametrize(("variant", "example"), some(dropping))
+@pytest.mark.parametrize(("tree", "variant", "example"), over(dropping, jax_examples=1))
 def test_training_drops_at_random(tree: Tree, variant: str, example: str) -> None:
     inputs = inputs_for(variant, example)
     layer = tree.training(tree.build(config_of(variant, example)))
@@ -377,7 +380,7 @@ def test_training_drops_at_random(tree: Tree, variant: str, example: str) -> Non
     assert not same(first, calm)
 
 
-@pytest.mark.parametrize(("variant", "example"), some(dropping))
+@pytest.mark.parametrize(("tree", "variant", "example"), over(dropping, jax_examples=1))
 def test_a_keep_mask_overrides_the_mode(tree: Tree, variant: str, example: str) -> None:
     inputs = inputs_for(variant, example, "full")
     calm, layer = tree.layer(variant, example), tree.training(tree.build(config_of(variant, example)))
@@ -386,7 +389,10 @@ def test_a_keep_mask_overrides_the_mode(tree: Tree, variant: str, example: str) 
     assert not same(tree(calm, inputs | {"keep": ~inputs["keep"]})[0], want[0])
 
 
-@pytest.mark.parametrize(("variant", "example"), some(dropping, lambda c: not c.children()))
+@pytest.mark.parametrize(
+    ("variant", "example"),
+    [(v, e) for v, e in EXAMPLES if dropping(config_of(v, e)) and not config_of(v, e).children()],
+)
 def test_the_backward_pass_drops_what_the_forward_dropped(variant: str, example: str) -> None:
     """NumPy's `pull` computes the forward again: with the same dropout, and without moving the generator."""
     tree = TREES["numpy"]
