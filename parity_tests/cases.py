@@ -75,12 +75,12 @@ def given(config: Config, call: str) -> tuple[str, ...]:
     arguments, sizes = config.arguments(), config.sizes()
 
     def replaceable(name: str) -> bool:
-        """Whether another input can stand in: its last axis must have the same size."""
+        """Whether another input can stand in: its last axis has the same size, or may have."""
         arg = arguments[name]
         if arg.default is None:
             return arg.optional
         want, have = arg.axes.split()[-1], arguments[arg.default].axes.split()[-1]
-        return sizes.get(want, 0) == sizes.get(have, 0) or want == have or (want not in sizes and have not in sizes)
+        return want not in sizes or have not in sizes or sizes[want] == sizes[have]
 
     if call == "full":
         return tuple(arguments)

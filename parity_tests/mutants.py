@@ -431,8 +431,3 @@ MUTANTS = (
         trees=NUMPY,
     ),
 )
-
-
-def pairs() -> list[tuple[Mutant, str]]:
-    """Every mutant with every tree that it is planted in."""
-    return [(mutant, tree) for mutant in MUTANTS for tree in mutant.trees]

@@ -70,7 +70,23 @@ def show(console: Console, result: Result, dtypes: tuple[str, ...]) -> None:
         if key not in seen and len(seen) < SHOWN:
             seen.add(key)
             console.print(f"[bold red]differs[/] {row}", soft_wrap=True)
+    for line in suspicion(result):
+        console.print(line, soft_wrap=True)
     console.print(verdict(result), soft_wrap=True)
+
+
+def suspicion(result: Result) -> list[str]:
+    """The reference is attn_np's own code: where all others differ from it alike, it is the one to look at."""
+    judged: dict[tuple[str, str], dict[str, bool]] = {}
+    for row in result.rows:
+        verdicts = judged.setdefault((row.case.variant, f"{row.stage} {row.name}"), {})
+        framework = row.candidate.split()[0]
+        verdicts[framework] = verdicts.get(framework, True) and row.ok
+    return [
+        f"[yellow]look at attn_np first[/] {variant}, {what}: torch and jax both differ from its code, the reference"
+        for (variant, what), verdicts in judged.items()
+        if {"torch", "jax"} <= set(verdicts) and not verdicts["torch"] and not verdicts["jax"]
+    ][:1]
 
 
 def verdict(result: Result) -> str:

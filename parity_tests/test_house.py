@@ -16,6 +16,7 @@ import pytest
 
 from attn_np import contract
 from attn_np.contract import Arg, Config, Param
+from attn_np.contract._letters import LETTERS
 from parity_tests import sync
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,31 +26,6 @@ EXAMPLES = [(variant, example) for variant in VARIANTS for example in contract.e
 TWINS = ("_attend", *VARIANTS)
 FORWARD = ("__call__", "forward")
 
-ALPHABET = {
-    "b": "batch",
-    "t": "query position",
-    "s": "key position",
-    "d": "model or query width",
-    "i": "key-input width",
-    "j": "value-input width",
-    "h": "head",
-    "g": "key/value head",
-    "r": "query heads per key/value head",
-    "k": "query-key head width",
-    "v": "value head width",
-    "e": "hidden width",
-    "a": "next hidden state",
-    "f": "gate",
-    "z": "latent",
-    "m": "memory, landmark, feature",
-    "c": "position in a chunk",
-    "n": "chunk",
-    "p": "projection: query, key, value",
-    "l": "layer",
-    "o": "output width",
-    "u": "vocabulary",
-    "w": "way from one layer to the next",
-}
 # Axes of the same size by what they mean: the next state is as wide as the state.
 SAME = {frozenset("ea")}
 
@@ -523,7 +499,7 @@ def letters(config: Config) -> set[str]:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_axes_come_from_one_alphabet(variant: str) -> None:
     for example, config in contract.examples(variant).items():
-        unknown = (letters(config) | set(config.sizes())) - set(ALPHABET)
+        unknown = (letters(config) | set(config.sizes())) - set(LETTERS)
         assert not unknown, f"{example}: {sorted(unknown)}"
         for name, param in config.own_params().items():
             assert len(set(param.axes.split())) == len(param.axes.split()), f"{name}: an axis letter stands twice"

@@ -1,12 +1,23 @@
 """Can the judge be trusted? Every planted bug must be seen, in every tree that it is planted in."""
 
+from importlib import import_module
+from importlib.util import find_spec
+
 import pytest
 
-from parity_tests.mutants import MUTANTS, Mutant, evidence, pairs, planted
+from attn_np import contract
+from parity_tests.mutants import MUTANTS, Mutant, evidence, planted
+
+
+def planted_everywhere() -> list[tuple[Mutant, str]]:
+    """The common planted bugs, and those that the test of a variant adds as `MUTANTS`; each in every tree it names."""
+    modules = [f"{__package__}.test_{variant}" for variant in contract.variants()]
+    own = [mutant for name in modules if find_spec(name) for mutant in getattr(import_module(name), "MUTANTS", ())]
+    return [(mutant, tree) for mutant in (*MUTANTS, *own) for tree in mutant.trees]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a planted bug may divide by zero
-@pytest.mark.parametrize(("mutant", "tree"), pairs(), ids=lambda x: str(x))
+@pytest.mark.parametrize(("mutant", "tree"), planted_everywhere(), ids=lambda x: str(x))
 def test_planted_bug_dies(mutant: Mutant, tree: str) -> None:
     seen = evidence(mutant, tree)
     assert seen is not None, f"{mutant.name} in {tree} survived {mutant.case.name}: {mutant.old!r} -> {mutant.new!r}"

@@ -17,35 +17,11 @@ import pictures
 from attn_np import contract, weights
 from attn_np.contract import Config
 from attn_np.contract._base import shape_of
+from attn_np.contract._letters import LETTERS
 from attn_np.weights import layouts
 
 ROOT = Path(__file__).parents[2]
 TREES = {"NumPy": "attn_np", "Flax": "attn_jax", "PyTorch": "attn_torch"}
-LETTERS = {
-    "b": "batch",
-    "t": "query position",
-    "s": "key position",
-    "d": "model width, width of the queries",
-    "i": "width of the key input",
-    "j": "width of the value input",
-    "h": "head",
-    "g": "key/value head",
-    "r": "query heads that share one key/value head",
-    "k": "width of a head's queries and keys",
-    "v": "width of a head's values",
-    "e": "hidden width",
-    "a": "next hidden state",
-    "f": "gate",
-    "z": "latent",
-    "l": "layer",
-    "w": "way from one layer to the next",
-    "m": "memory, landmark or feature",
-    "c": "position in a chunk",
-    "n": "chunk",
-    "p": "projection: query, key, value",
-    "o": "width of the outputs",
-    "u": "vocabulary",
-}
 KINDS = {
     "array": "float array",
     "bias": "float array, broadcastable",
@@ -315,13 +291,17 @@ def page(variant: str, drawn: tuple[str, str] | None) -> str:
         rows.append((code(f.name), code(typename(f.type)), default, prose(told.get(f.name, ""))))
     out += table(("Field", "Type", "Default", "Meaning"), rows)
 
-    name, example = max(examples.items(), key=lambda item: len(item[1].params()))
-    params, shapes, fans = example.params(), example.shapes(), example.fans()
+    ranked = sorted(examples.values(), key=lambda item: -len(item.params()))
+    example, params = ranked[0], {}
     out += ["## Parameters", ""]
+    for holder in ranked:  # parameters that depend on a field stand in different examples
+        new = {n: p for n, p in holder.params().items() if n not in params}
+        params |= new
+        if new:
+            out += [f"The keys of a weight file, with the shapes of `{config.layer}({call(holder)})`.", ""]
+            rows = [(code(n), code(p.axes), code(holder.shapes()[n]), str(holder.fans()[n])) for n, p in new.items()]
+            out += table(("Name", "Axes", "Shape", "Fan"), rows)
     if params:
-        out += [f"The keys of a weight file, with the shapes of `{config.layer}({call(example)})`.", ""]
-        rows = [(code(n), code(p.axes), code(shapes[n]), str(fans[n])) for n, p in params.items()]
-        out += table(("Name", "Axes", "Shape", "Fan"), rows)
         out += ["Initial values are uniform in (-1/sqrt(fan), 1/sqrt(fan)).", ""]
     else:
         out += ["None: it works on the queries, keys and values that it is given.", ""]

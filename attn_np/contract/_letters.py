@@ -1,0 +1,27 @@
+"""One letter for each axis: in annotations, einsum strings, contracts and pages."""
+
+LETTERS = {
+    "b": "batch",
+    "t": "query position",
+    "s": "key position",
+    "d": "model width, width of the queries",
+    "i": "width of the key input",
+    "j": "width of the value input",
+    "h": "head",
+    "g": "key/value head",
+    "r": "query heads that share one key/value head",
+    "k": "width of the compared queries and keys, of a head's where there are heads",
+    "v": "width of the values, of a head's where there are heads",
+    "e": "hidden width",
+    "a": "next hidden state",
+    "f": "gate",
+    "z": "latent",
+    "l": "layer",
+    "w": "way from one layer to the next",
+    "m": "memory, landmark or feature",
+    "c": "position in a chunk",
+    "n": "chunk",
+    "p": "projection: query, key, value",
+    "o": "width of the outputs",
+    "u": "vocabulary",
+}
