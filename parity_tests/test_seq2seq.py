@@ -15,7 +15,7 @@ import attn_np
 from attn_np.contract import additive
 from attn_np.contract.seq2seq import EXAMPLES, Config, DecoderConfig
 from parity_tests._inputs import TREES, Arrays, Tree
-from parity_tests._witness import bounded, layer_of, ratio, torch_gradients, weights_of
+from parity_tests._witness import bounded, cotangent, layer_of, ratio, torch_gradients, weights_of
 from parity_tests.error_arrays import ErrArray, precision, precision_of
 
 SMALL = Config(inputs_dim=3, hidden_dim=5, num_layers=2, outputs_dim=2)
@@ -51,34 +51,57 @@ class Reference(torch.nn.Module):
     def __init__(self, config: Config, weights: Arrays, axis: int = -1) -> None:
         super().__init__()
         d, e, o = (config.sizes()[letter] for letter in "deo")
-        self.axis = axis
-        self.encoder = torch.nn.GRU(d, e, config.num_layers, batch_first=True)
+        self.axis, self.rate = axis, config.dropout
+        self.encoder, self.gru = torch.nn.ModuleList(), torch.nn.ModuleList()
+        for i in range(config.num_layers):
+            self.encoder.append(torch.nn.GRU(e if i else d, e, batch_first=True))
+            self.gru.append(torch.nn.GRUCell(e if i else e + d, e))
         self.to_query, self.to_key = torch.nn.Linear(e, e, bias=False), torch.nn.Linear(e, e, bias=False)
         self.to_score = torch.nn.Linear(e, 1, bias=False)
-        self.gru = torch.nn.GRU(e + d, e, config.num_layers, batch_first=True)
         self.dense = torch.nn.Linear(e, o)
         self.double()
         self.load_state_dict({their(name): torch.from_numpy(to_torch(name, x)) for name, x in weights.items()})
 
-    def look(self, query: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        features = torch.tanh(self.to_query(query).unsqueeze(2) + self.to_key(memory).unsqueeze(1))
-        weights = torch.softmax(self.to_score(features).squeeze(-1), dim=self.axis)
-        return torch.bmm(weights, memory), weights
+    def dropped(self, x: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
+        return x if keep is None else x * keep / (1 - self.rate)
 
-    def forward(self, source: torch.Tensor, target: torch.Tensor, state: torch.Tensor | None = None) -> Any:
-        memory, last = self.encoder(source)
-        h, outputs, found = last if state is None else state, [], []
-        for x in target.unbind(1):
-            context, weights = self.look(h[-1].unsqueeze(1), memory)
-            y, h = self.gru(torch.cat([context, x.unsqueeze(1)], dim=-1), h)
-            outputs.append(y)
+    def look(self, query: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        features = torch.tanh(self.to_query(query).unsqueeze(2) + self.to_key(memory).unsqueeze(1))
+        scores = self.to_score(features).squeeze(-1)
+        scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+        return torch.softmax(scores, dim=self.axis)
+
+    def forward(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        state: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        keep: torch.Tensor | None = None,
+        encoder_keep: torch.Tensor | None = None,
+        decoder_keep: torch.Tensor | None = None,
+    ) -> Any:
+        memory, last, outputs, found = source, [], [], []
+        for i, layer in enumerate(self.encoder):
+            drop = None if encoder_keep is None or i == 0 else encoder_keep[i - 1]
+            memory, end = layer(self.dropped(memory, drop))
+            last.append(end[0])
+        h = last if state is None else list(state)
+        for t, entry in enumerate(target.unbind(1)):
+            weights = self.look(h[-1].unsqueeze(1), memory, None if mask is None else mask[:, t : t + 1])
+            context = torch.bmm(self.dropped(weights, None if keep is None else keep[:, t : t + 1]), memory)
+            x = torch.cat([context.squeeze(1), entry], dim=-1)
+            for i, layer in enumerate(self.gru):
+                drop = None if decoder_keep is None or i == 0 else decoder_keep[i - 1, :, t]
+                x = h[i] = layer(self.dropped(x, drop), h[i])
+            outputs.append(x)
             found.append(weights)
-        return self.dense(torch.cat(outputs, dim=1)), h, torch.cat(found, dim=1)
+        return self.dense(torch.stack(outputs, dim=1)), torch.stack(h), torch.cat(found, dim=1)
 
 
 LINEAR = {"attention.w_q": "to_query.weight", "attention.w_k": "to_key.weight", "attention.w_score": "to_score.weight"}
 LINEAR |= {"w_o": "dense.weight", "b_o": "dense.bias"}
-GATES = {"w_x": "weight_ih_l", "w_h": "weight_hh_l", "b_x": "bias_ih_l", "b_h": "bias_hh_l"}
+GATES = {"w_x": "weight_ih", "w_h": "weight_hh", "b_x": "bias_ih", "b_h": "bias_hh"}
 
 
 def their(name: str) -> str:
@@ -87,7 +110,7 @@ def their(name: str) -> str:
     if name in LINEAR:
         return LINEAR[name]
     part, _, i, kind = name.split(".")
-    return f"{part}.{GATES[kind]}{i}"
+    return f"{part}.{i}.{GATES[kind]}" + ("_l0" if part == "encoder" else "")
 
 
 def to_torch(name: str, x: np.ndarray) -> np.ndarray:
@@ -101,7 +124,7 @@ def bounded_both(config: Any, inputs: Arrays, weights: Arrays, dy: np.ndarray, d
     """What the reference gives for gradients of outputs and last state, each number with its bound in float64."""
     layer = layer_of(TREES["numpy"], config, weights)
     layer.set_params({name: ErrArray(value, 0.0) for name, value in weights.items()})
-    given = {name: value if value.dtype.kind == "i" else ErrArray(value, 0.0) for name, value in inputs.items()}
+    given = {name: ErrArray(x, 0.0) if x.dtype.kind == "f" else x for name, x in inputs.items()}
     with precision(precision_of("float64")):
         tape: dict[str, Any] = {}
         y, last, probs = layer(**given, tape=tape, return_weights=True)
@@ -110,32 +133,30 @@ def bounded_both(config: Any, inputs: Arrays, weights: Arrays, dy: np.ndarray, d
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize("given", [False, True])
-def test_torch_layers_step_by_step(layers: int, given: bool) -> None:
+@pytest.mark.parametrize("call", ["plain", "state", "full"])
+def test_torch_layers_step_by_step(layers: int, call: str) -> None:
     """Outputs, last states, the weights of every step, and every gradient, from gradients of outputs and states."""
-    config = replace(SMALL, num_layers=layers)
+    config, rng = replace(SMALL, num_layers=layers, dropout=0.25), np.random.default_rng(layers)
     weights, inputs = weights_of(config), {"source": normal(2, 7, 3), "target": normal(2, 3, 3)}
-    inputs |= {"state": normal(layers, 2, 5)} if given else {}
+    inputs |= {} if call == "plain" else {"state": normal(layers, 2, 5)}
+    if call == "full":
+        shapes = {"mask": (2, 3, 7), "keep": (2, 3, 7)}
+        shapes |= {"encoder_keep": (layers - 1, 2, 7, 5), "decoder_keep": (layers - 1, 2, 3, 5)}
+        inputs |= {name: rng.random(shape) < 0.75 for name, shape in shapes.items()}
+        inputs["mask"][:, :, 0] = inputs["mask"][:, 0, :] = True  # every target sees something, every key is seen
     dy, dlast = normal(2, 3, 2), normal(layers, 2, 5)
-    leaves, model = {n: torch.from_numpy(x).requires_grad_() for n, x in inputs.items()}, Reference(config, weights)
-    y, last, probs = model(**leaves)
+    given, model = {name: torch.from_numpy(x) for name, x in inputs.items()}, Reference(config, weights)
+    leaves = {name: x.requires_grad_() for name, x in given.items() if x.is_floating_point()}
+    y, last, probs = model(**given)
     torch.autograd.backward([y, last], [torch.from_numpy(dy), torch.from_numpy(dlast)])
     want = bounded_both(config, inputs, weights, dy, dlast)
     got = {"y": y.detach(), "last": last.detach(), "probs": probs.detach()}
+    got |= {f"d{name}": leaf.grad for name, leaf in leaves.items()}
     for name, value in got.items():
         assert ratio(value, want[name]) <= 1, name
-    for name, leaf in leaves.items():
-        assert leaf.grad is not None
-        assert ratio(leaf.grad, want[f"d{name}"]) <= 1, name
-    theirs = dict(model.named_parameters())
-    for name, value in weights.items():
-        grad, limit = theirs[their(name)].grad, want[f"d{name}"]
-        if given and name.startswith("encoder.") and grad is None:
-            continue
-        assert grad is not None
-        turned = ErrArray(to_torch(name, limit.v), to_torch(name, limit.b))
-        assert ratio(grad, turned) <= 1, name
-        assert value.shape == limit.shape, name
+    for name in weights:
+        grad, limit = model.get_parameter(their(name)).grad, want[f"d{name}"]
+        assert ratio(grad, ErrArray(to_torch(name, limit.v), to_torch(name, limit.b))) <= 1, name
 
 
 def test_normalised_over_the_queries_a_decoder_never_learns_to_attend() -> None:
@@ -215,7 +236,7 @@ def test_gradients_of_the_decoder(tree: Tree) -> None:
     layer, want = layer_of(tree, config, weights), bounded(config, inputs, weights)
     y, last, probs = tree(layer, inputs, return_weights=True)
     got = {"y": y, "out1": last, "out2": probs}
-    got |= tree.gradients(layer, inputs, np.random.default_rng([0, 3]).normal(size=y.shape))
+    got |= tree.gradients(layer, inputs, cotangent(y.shape))
     assert got.keys() == want.keys()
     for name, value in got.items():
         assert ratio(value, want[name]) <= 1, name
@@ -256,9 +277,7 @@ def test_padding_changes_nothing(tree: Tree) -> None:
     weights, source, target = weights_of(SMALL), normal(2, 7, 3), normal(2, 3, 3)
     mask = np.arange(7) < np.array([7, 4])[:, None]
     inputs = {"source": np.where(mask[:, :, None], source, np.nan), "target": target, "mask": mask[:, None]}
-    layer = layer_of(tree, SMALL, weights)
-    y, state, probs = tree(layer, inputs, return_weights=True)
-    grads = tree.gradients(layer, inputs, np.random.default_rng([0, 3]).normal(size=y.shape))
+    y, state, probs = tree(layer_of(tree, SMALL, weights), inputs, return_weights=True)
     for i, length in enumerate((7, 4)):
         alone = {"source": source[i : i + 1, :length], "target": target[i : i + 1]}
         want = bounded(SMALL, alone, weights)
@@ -266,8 +285,40 @@ def test_padding_changes_nothing(tree: Tree) -> None:
         assert ratio(state[:, i : i + 1], want["out1"]) <= 1
         assert ratio(probs[i : i + 1, :, :length], want["out2"]) <= 1
         assert not probs[i, :, length:].any()
-        assert not grads["dsource"][i, length:].any()
-    assert all(np.isfinite(grad).all() for grad in grads.values())
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_padding_gets_no_gradient_and_changes_none(tree: Tree, before: int) -> None:
+    """Behind the source or before it."""
+    weights, source, target = weights_of(SMALL), normal(1, 4, 3), normal(1, 3, 3)
+    real = np.zeros(7, bool)
+    real[before : before + 4] = True
+    padded = np.full((1, 7, 3), np.nan)
+    padded[:, real] = source
+    inputs = {"source": padded, "target": target, "mask": real[None, None]}
+    got = tree.gradients(layer_of(tree, SMALL, weights), inputs, cotangent((1, 3, 2)))
+    assert not got["dsource"][:, ~real].any()
+    got["dsource"] = got["dsource"][:, real]
+    want = bounded(SMALL, {"source": source, "target": target}, weights)
+    for name, grad in got.items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_the_decoder_by_itself_ignores_hidden_memory(tree: Tree, value: float) -> None:
+    config, weights = decoder_of(SMALL, weights_of(SMALL))
+    clean = {"target": normal(2, 3, 3), "memory": normal(2, 7, 5), "state": normal(2, 2, 5)}
+    clean |= {"mask": np.ones((2, 3, 7), bool)}
+    clean["mask"][1, :, 4] = False
+    dirty = clean | {"memory": clean["memory"].copy()}
+    dirty["memory"][1, 4] = value
+    layer = layer_of(tree, config, weights)
+    for got, want in zip(tree(layer, dirty), tree(layer, clean), strict=True):
+        assert np.array_equal(got, want)
+    got, want = (tree.gradients(layer, given, cotangent((2, 3, 2))) for given in (dirty, clean))
+    for name, grad in got.items():
+        assert np.array_equal(grad, want[name]), name
+    assert not got["dmemory"][1, 4].any()
 
 
 # Running freely -------------------------------------------------------------------------------------------------------
