@@ -8,8 +8,9 @@ JOBS        = 2
 PARITY_ARGS =
 PYTEST_ARGS =
 BENCH_ARGS  =
-# Annotations are checked in tests only: jaxtyping's import hook with beartype. Empty it to run without.
-HOOK        = --jaxtyping-packages=attn_np,attn_jax,attn_torch,beartype.beartype
+# parity_tests/test_annotations.py checks annotations with jaxtyping's import hook, in processes of its own. This puts
+# every test under the hook, which doubles their time: HOOK=--jaxtyping-packages=attn_np,attn_jax,attn_torch,beartype.beartype
+HOOK        =
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -38,8 +39,8 @@ CUDA = cuda-bindings cuda-pathfinder cuda-toolkit triton nvidia-cublas nvidia-cu
 parity: env  ## run the parity check (PARITY_ARGS=...)
 	$(ATTN_PARITY) run $(PARITY_ARGS)
 
-# torch.compile can't trace functions wrapped by the import hook, so tests marked `compile` run in a second call,
-# without the hook and in one process: inductor's workers and xdist's would compete for the same cores.
+# Tests marked `compile` run in a second call, in one process: inductor's workers and xdist's would compete for the same
+# cores. It has no hook: torch.compile can't trace what that wraps.
 # pytest's exit status 5 (nothing selected) is a failure of the first call only; both calls always run.
 .PHONY: test
 test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
