@@ -220,7 +220,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
         looks = {
             "seen_query": queries, "seen_key": memory, "seen_value": memory, "key": memory, "allowed": allowed,
             "features": tanh(q[:, :, None, :] + k[:, None, :, :]), "probs": probs, "keep": keep,
-            "kept": dropout(probs, keep, c.dropout),
+            "kept": dropout(probs, keep, c.dropout), "y": context,
         }  # fmt: skip
         part = self.attention.vjp(looks, dcontext)
         dw |= {f"attention.{name}": value for name, value in part.params.items()}
