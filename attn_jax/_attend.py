@@ -74,6 +74,7 @@ def attend(
     dtype = dtype_name(q)
     q, k, v, bias = widen(q), widen(k), widen(v), widen(bias)
     k, v = repeat_heads(k, q), repeat_heads(v, q)
+    q = hide(per_head("bhts->bthk", q), allowed, q)
     k = hide(per_head("bhts->bshk", q), allowed, k)
     v = hide(per_head("bhts->bshv", q), allowed, v)
     q, k, v = record(tape, q=q, k=k, v=v)

@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._core import Array, Layer, Output, Tape, dtype_name, linear, output, record, widen
+from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
 from attn_np.contract.self_attention import Config
 
 
@@ -32,10 +32,11 @@ class SelfAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        x = record(tape, x=widen(query))
-        q = linear("btd,dk->btk", x, self.w_q, self.b_q)
-        k = linear("bsd,dk->bsk", x, self.w_k, self.b_k)
-        v = linear("bsd,dv->bsv", x, self.w_v, self.b_v)
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window)
+        query, key, value = inputs(tape, "bts", allowed, query, None, None)
+        q = linear("btd,dk->btk", query, self.w_q, self.b_q)
+        k = linear("bsd,dk->bsk", key, self.w_k, self.b_k)
+        v = linear("bsd,dv->bsv", value, self.w_v, self.b_v)
         keep = self.draw_keep(keep, (n["b"], n["t"], n["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,

@@ -75,6 +75,7 @@ def attend(
     dtype = dtype_name(q)
     q, k, v, bias = widen(q), widen(k), widen(v), widen(bias)
     k, v = repeat_heads(k, q), repeat_heads(v, q)
+    q = hide(per_head("bhts->bthk", q), allowed, q)
     k = hide(per_head("bhts->bshk", q), allowed, k)
     v = hide(per_head("bhts->bshv", q), allowed, v)
     q, k, v = record(tape, q=q, k=k, v=v)
@@ -125,6 +126,7 @@ def attend_vjp(
     dscores = record(tape, dscores=dscores)
     dq, dk = einsum_vjp(per_head("bthk,bshk->bhts", q), q, k, dscores * factor)
     dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
+    dq = hide(per_head("bhts->bthk", q), allowed, dq)
     dk = hide(per_head("bhts->bshk", q), allowed, dk)
     dv = hide(per_head("bhts->bshv", q), allowed, dv)
     return dq, repeat_heads_vjp(dk, kv_heads), repeat_heads_vjp(dv, kv_heads), dbias

@@ -203,7 +203,9 @@ def seen(spec: str, allowed: Array) -> Array:
 
 
 def hide(spec: str, allowed: Array | None, x: Any) -> Any:
-    """Select the keys to 0 that no query sees: `hide("bhts->bshk", allowed, k)`. Nothing they hold can leak."""
+    """Select to 0 the keys that no query sees, `hide("bhts->bshk", allowed, k)`, or the queries that see no key,
+    `hide("bhts->bthk", allowed, q)`: nothing they hold can leak, into outputs or gradients.
+    """
     return x if allowed is None else np.where(seen(spec, allowed), x, 0.0)
 
 
@@ -258,7 +260,7 @@ def scan(
 def inputs(
     tape: Tape, axes: str, allowed: Array | None, query: Array, key: Array | None, value: Array | None
 ) -> tuple[Array, Array, Array]:
-    """Widen the inputs, let one stand in for those left out, and select to 0 the keys that no query sees.
+    """Widen the inputs, let one stand in for those left out; keys nobody sees and queries that see none become 0.
 
     The tape gets what was given: `x` alone for self-attention, else `query`, `key` and `value`; and what goes on.
     """
@@ -268,6 +270,7 @@ def inputs(
         query, key, value = record(tape, query=widen(query), key=widen(key), value=widen(value))
         key = query if key is None else key
         value = key if value is None else value
+    query = hide(f"{axes}->btd", allowed, query)
     key, value = hide(f"{axes}->bsi", allowed, key), hide(f"{axes}->bsj", allowed, value)
     allowed = record(tape, allowed=allowed)
     return record(tape, seen_query=query, seen_key=key, seen_value=value)

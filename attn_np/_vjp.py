@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attn_np._core import Array, einsum, hide, narrow, primitive, where
+from attn_np._core import Array, dtype_name, einsum, hide, narrow, primitive, record, where, widen
 
 __all__ = [
     "Grads",
+    "cotangent",
     "dropout_vjp",
     "einsum_vjp",
     "grads",
@@ -16,6 +17,7 @@ __all__ = [
     "lerp_vjp",
     "linear_vjp",
     "repeat_heads_vjp",
+    "rest_of",
     "sigmoid_vjp",
     "softmax_vjp",
     "sum_to",
@@ -39,6 +41,21 @@ def grads(dtype: str, inputs: Mapping[str, Array | None], params: Mapping[str, A
         inputs={name: narrow(g, dtype) for name, g in inputs.items() if g is not None},
         params={name: narrow(g, dtype) for name, g in params.items() if g is not None},
     )
+
+
+def cotangent(tape: dict[str, Array], dy: Array) -> Array:
+    """Tape the gradient that comes in, after a look whether it fits the output.
+
+    Raises:
+        ValueError: another shape than the output's.
+        TypeError: another dtype than the output's.
+    """
+    y, wide = tape["y"], widen(dy)
+    if wide.shape != y.shape:
+        raise ValueError(f"vjp: expected dy of shape {y.shape}, as the output, got {dy.shape}; pass dL/dy")
+    if dtype_name(wide) != dtype_name(y):
+        raise TypeError(f"vjp: expected dy of the output's dtype, got {dtype_name(dy)}; convert it")
+    return record(tape, dy=wide)
 
 
 def einsum_vjp(spec: str, a: Array, b: Array, dy: Array) -> tuple[Array, Array]:
@@ -100,7 +117,13 @@ def sigmoid_vjp(y: Array, dy: Array) -> Array:
 
 def lerp_vjp(a: Array, b: Array, z: Array, dy: Array) -> tuple[Array, Array, Array]:
     """y = a + z (b - a), so dy/da = 1 - z, dy/db = z and dy/dz = b - a."""
-    return dy - z * dy, z * dy, dy * (b - a)
+    return rest_of(z, dy), z * dy, dy * (b - a)
+
+
+@primitive
+def rest_of(z: Array, dy: Array) -> Array:
+    """(1 - z) dy, in the form that differentiating a + z (b - a) gives."""
+    return dy - z * dy
 
 
 def take_vjp(table: Array, tokens: Array, dy: Array) -> Array:
@@ -118,6 +141,7 @@ def total(*terms: Array) -> Array:
 def inputs_vjp(tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dvalue: Array) -> dict[str, Array]:
     """Gradients of the inputs that were given: an input that stood in for others gets their sum."""
     allowed = tape.get("allowed")
+    dquery = hide(f"{axes}->btd", allowed, dquery)
     dkey, dvalue = hide(f"{axes}->bsi", allowed, dkey), hide(f"{axes}->bsj", allowed, dvalue)
     if "x" in tape:
         return {"query": total(dquery, dkey, dvalue)}

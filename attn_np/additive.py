@@ -18,7 +18,7 @@ from attn_np._core import (
     tanh,
     widen,
 )
-from attn_np._vjp import Grads, dropout_vjp, einsum_vjp, grads, inputs_vjp, softmax_vjp, sum_to, tanh_vjp
+from attn_np._vjp import Grads, cotangent, dropout_vjp, einsum_vjp, grads, inputs_vjp, softmax_vjp, sum_to, tanh_vjp
 from attn_np.contract._attend import AXES
 from attn_np.contract.additive import Config
 
@@ -66,7 +66,7 @@ class AdditiveAttention(Layer[Config]):
         c, dtype, w, dbias = self.config, dtype_name(dy), {}, None
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         features, probs, kept = tape["features"], tape["probs"], tape["kept"]
-        dcontext = record(tape, dy=widen(dy))
+        dcontext = cotangent(tape, dy)
         dcontext = record(tape, dcontext=dcontext)
         dkept, dvalue = einsum_vjp("bts,bsv->btv", kept, value, dcontext)
         dkept = record(tape, dkept=dkept)

@@ -3,8 +3,8 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._core import Array, Layer, Output, Tape, dtype_name, inputs, output, record, widen
-from attn_np._vjp import Grads, grads, inputs_vjp
+from attn_np._core import Array, Layer, Output, Tape, dtype_name, inputs, output, record
+from attn_np._vjp import Grads, cotangent, grads, inputs_vjp
 from attn_np.contract.dot_product import Config
 
 
@@ -40,7 +40,7 @@ class DotProductAttention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """Read the forward upwards: one line here for each line there."""
         c, dtype = self.config, dtype_name(dy)
-        dcontext = record(tape, dy=widen(dy))
+        dcontext = cotangent(tape, dy)
         dq, dk, dv, dbias = attend_vjp(
             tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, normalize_over=c.normalize_over
         )

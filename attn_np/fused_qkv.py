@@ -3,9 +3,28 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._core import Array, Layer, Output, Tape, dtype_name, linear, output, record, stack, widen
-from attn_np._vjp import Grads, grads, linear_vjp
+from attn_np._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    dtype_name,
+    linear,
+    output,
+    record,
+    seen,
+    stack,
+    visible,
+    where,
+    widen,
+)
+from attn_np._vjp import Grads, cotangent, grads, linear_vjp
 from attn_np.contract.fused_qkv import Config
+
+
+def only_live(x: Array, allowed: Array | None) -> Array:
+    """Positions that see nothing and are seen by none become 0: padding, whatever it holds, reaches no projection."""
+    return x if allowed is None else where(seen("bhts->btd", allowed) | seen("bhts->bsd", allowed), x, 0.0)
 
 
 class FusedQKVAttention(Layer[Config]):
@@ -30,6 +49,8 @@ class FusedQKVAttention(Layer[Config]):
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         x = record(tape, x=widen(query))
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window)
+        x = record(tape, live=only_live(x, allowed))
         qkv = record(tape, qkv=linear("btd,dphk->btphk", x, self.w_qkv, self.b_qkv))
         q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
@@ -46,8 +67,8 @@ class FusedQKVAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
         """Read the forward upwards: one line here for each line there, with the same string."""
-        c, dtype, w, x, context = self.config, dtype_name(dy), {}, tape["x"], tape["context"]
-        dy = record(tape, dy=widen(dy))
+        c, dtype, w, x, context = self.config, dtype_name(dy), {}, tape["live"], tape["context"]
+        dy = cotangent(tape, dy)
         if self.w_o is None:
             dcontext = dy.reshape(context.shape)
         else:
@@ -55,4 +76,5 @@ class FusedQKVAttention(Layer[Config]):
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
         dqkv = record(tape, dqkv=stack([dq, dk, dv], axis=2))
         dx, w["w_qkv"], w["b_qkv"] = linear_vjp("btd,dphk->btphk", x, self.w_qkv, self.b_qkv, dqkv)
+        dx = only_live(dx, tape.get("allowed"))
         return grads(dtype, {"query": dx, "bias": dbias}, w)

@@ -24,7 +24,7 @@ from attn_np._core import (
     widen,
     zeros,
 )
-from attn_np._vjp import Grads, dropout_vjp, grads, lerp_vjp, linear_vjp, sigmoid_vjp, tanh_vjp
+from attn_np._vjp import Grads, cotangent, dropout_vjp, grads, lerp_vjp, linear_vjp, sigmoid_vjp, tanh_vjp
 from attn_np.contract.gru import Config, LayerConfig
 
 
@@ -192,6 +192,6 @@ class GatedRecurrentUnit(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t e"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """Gradients from that of the output and, where it was used, that of the returned state."""
-        dtype, dy = dtype_name(dy), record(tape, dy=widen(dy))
+        dtype, dy = dtype_name(dy), cotangent(tape, dy)
         part = self.run_vjp(tape, dy, record(tape, dlast=widen(dlast)))
         return grads(dtype, part.inputs, part.params)

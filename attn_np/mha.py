@@ -3,8 +3,8 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible, widen
-from attn_np._vjp import Grads, grads, inputs_vjp, linear_vjp
+from attn_np._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
+from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp
 from attn_np.contract.mha import Config
 
 
@@ -52,7 +52,7 @@ class MultiHeadAttention(Layer[Config]):
         """Read the forward upwards: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
-        dtype, dy = dtype_name(dy), record(tape, dy=widen(dy))
+        dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)

@@ -3,8 +3,8 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._core import Array, Layer, Output, Tape, dtype_name, linear, output, record, widen
-from attn_np._vjp import Grads, grads, linear_vjp, total
+from attn_np._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
+from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp
 from attn_np.contract.self_attention import Config
 
 
@@ -33,10 +33,11 @@ class SelfAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        x = record(tape, x=widen(query))
-        q = linear("btd,dk->btk", x, self.w_q, self.b_q)
-        k = linear("bsd,dk->bsk", x, self.w_k, self.b_k)
-        v = linear("bsd,dv->bsv", x, self.w_v, self.b_v)
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window)
+        query, key, value = inputs(tape, "bts", allowed, query, None, None)
+        q = linear("btd,dk->btk", query, self.w_q, self.b_q)
+        k = linear("bsd,dk->bsk", key, self.w_k, self.b_k)
+        v = linear("bsd,dv->bsv", value, self.w_v, self.b_v)
         keep = self.draw_keep(keep, (n["b"], n["t"], n["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
@@ -48,12 +49,13 @@ class SelfAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
         """Read the forward upwards: one line here for each line there, with the same string."""
-        c, dtype, w, x = self.config, dtype_name(dy), {}, tape["x"]
-        dcontext = dy = record(tape, dy=widen(dy))
+        c, dtype, w = self.config, dtype_name(dy), {}
+        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        dcontext = dy = cotangent(tape, dy)
         if self.w_o is not None:
             dcontext, w["w_o"], w["b_o"] = linear_vjp("btv,vd->btd", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
-        dx_v, w["w_v"], w["b_v"] = linear_vjp("bsd,dv->bsv", x, self.w_v, self.b_v, dv)
-        dx_k, w["w_k"], w["b_k"] = linear_vjp("bsd,dk->bsk", x, self.w_k, self.b_k, dk)
-        dx_q, w["w_q"], w["b_q"] = linear_vjp("btd,dk->btk", x, self.w_q, self.b_q, dq)
-        return grads(dtype, {"query": total(dx_q, dx_k, dx_v), "bias": dbias}, w)
+        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dv->bsv", value, self.w_v, self.b_v, dv)
+        dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dk->bsk", key, self.w_k, self.b_k, dk)
+        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dk->btk", query, self.w_q, self.b_q, dq)
+        return grads(dtype, inputs_vjp(tape, "bts", dquery, dkey, dvalue) | {"bias": dbias}, w)

@@ -33,6 +33,7 @@ from attn_np._core import (
 )
 from attn_np._vjp import (
     Grads,
+    cotangent,
     dropout_vjp,
     grads,
     linear_vjp,
@@ -219,6 +220,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
         dcontext, dx = djoined[:, :, : c.hidden_dim], djoined[:, :, c.hidden_dim :]
         looks = {
             "seen_query": queries, "seen_key": memory, "seen_value": memory, "key": memory, "allowed": allowed,
+            "y": tape["context"],
             "features": tanh(q[:, :, None, :] + k[:, None, :, :]), "probs": probs, "keep": keep,
             "kept": dropout(probs, keep, c.dropout), "y": context,
         }  # fmt: skip
@@ -229,7 +231,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """Gradients from that of the outputs and, where it was used, that of the returned state."""
-        dtype, dy = dtype_name(dy), record(tape, dy=widen(dy))
+        dtype, dy = dtype_name(dy), cotangent(tape, dy)
         part = self.run_vjp(tape, dy, record(tape, dlast=widen(dlast)))
         return grads(dtype, part.inputs, part.params)
 
@@ -371,7 +373,7 @@ class Seq2Seq(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """Gradients from that of the outputs and, where it was used, that of the returned state."""
         given = tape.get("state") is not None
-        dy, dlast = record(tape, dy=widen(dy), dlast=widen(dlast))
+        dy, dlast = cotangent(tape, dy), record(tape, dlast=widen(dlast))
         below = self.decoder.run_vjp(scope(tape, "decoder"), dy, dlast)
         dstate, dtarget = below.inputs["state"], below.inputs["target"]
         above = self.encoder.run_vjp(scope(tape, "encoder"), below.inputs["memory"], None if given else dstate)

@@ -4,7 +4,12 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.fused_qkv import Config
 from attn_torch._attend import attend
-from attn_torch._core import Array, Layer, Output, Tape, dtype_name, linear, output, record, widen
+from attn_torch._core import Array, Layer, Output, Tape, dtype_name, linear, output, record, seen, visible, where, widen
+
+
+def only_live(x: Array, allowed: Array | None) -> Array:
+    """Positions that see nothing and are seen by none become 0: padding, whatever it holds, reaches no projection."""
+    return x if allowed is None else where(seen("bhts->btd", allowed) | seen("bhts->bsd", allowed), x, 0.0)
 
 
 class FusedQKVAttention(Layer[Config]):
@@ -29,6 +34,8 @@ class FusedQKVAttention(Layer[Config]):
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         x = record(tape, x=widen(query))
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window)
+        x = record(tape, live=only_live(x, allowed))
         qkv = record(tape, qkv=linear("btd,dphk->btphk", x, self.w_qkv, self.b_qkv))
         q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)

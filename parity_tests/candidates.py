@@ -70,6 +70,18 @@ def extras(variant: str, layer: str) -> dict[str, bool]:
     return {"return_weights": True} if "return_weights" in call.parameters else {}
 
 
+@cache
+def takes_last(variant: str, layer: str) -> bool:
+    """Whether the hand-written backward takes the gradient of the returned state too."""
+    return "dlast" in signature(getattr(import_module(f"attn_np.{variant}"), layer).vjp).parameters
+
+
+def pulled(case: Case, drawn: Drawn, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Random gradients of the outputs that are differentiated: y, and the state where one is returned."""
+    names = ("y", "out1") if takes_last(case.config.variant, case.config.layer) else ("y",)
+    return {name: drawn.cotangent(shapes[name], case.dtype) for name in names}
+
+
 def scoped(name: str) -> str:
     """The cotangent's name: d before the last part, as a scoped tape writes it."""
     prefix, dot, last = name.rpartition(".")
@@ -97,7 +109,7 @@ def run_numpy(case: Case, drawn: Drawn, taped: bool, tree: str = "attn_np") -> O
     tape: dict[str, Any] = {}
     more = extras(case.config.variant, case.config.layer)
     found = leaves(layer(**drawn.inputs, **more, tape=tape))
-    grads = layer.vjp(tape, drawn.cotangent(found["y"].shape, case.dtype))
+    grads = layer.vjp(tape, *pulled(case, drawn, {n: x.shape for n, x in found.items()}).values())
     collect(outcome, "outputs", found if taped else leaves(layer(**drawn.inputs, **more)), np.asarray)
     collect(outcome, "grads", {f"d{n}": g for n, g in (grads.inputs | grads.params).items()}, np.asarray)
     if taped:
@@ -134,6 +146,8 @@ class Noded(dict[str, Any]):
     """A tape that gives every value a node of its own in PyTorch's graph, so two names have two gradients."""
 
     def tap(self, name: str, value: Any) -> Any:
+        if value.is_floating_point() and not value.requires_grad:
+            value = value.detach().requires_grad_()
         self[name] = value.view_as(value)
         return self[name]
 
@@ -149,15 +163,17 @@ def run_torch(case: Case, drawn: Drawn, taped: bool, tree: str = "attn_torch", d
     floats = {name: x.requires_grad_() for name, x in inputs.items() if x.is_floating_point()}
     tape = Noded() if taped else None
     found = leaves(layer(**inputs, **extras(config.variant, config.layer), tape=tape))
-    dy = to_torch(drawn.cotangent(tuple(found["y"].shape), case.dtype), device)
+    shapes = {n: tuple(x.shape) for n, x in found.items()}
+    dys = {n: to_torch(x, device) for n, x in pulled(case, drawn, shapes).items()}
     named = {f"d{n}": x for n, x in (floats | layer.params()).items()}
     taps = {n: x for n, x in (tape or {}).items() if torch.is_tensor(x) and x.requires_grad}
     targets = [*named.values(), *taps.values()]
-    grads = torch.autograd.grad(found["y"], targets, dy, allow_unused=True) if targets else ()
+    sources = [found[name] for name in dys]
+    grads = torch.autograd.grad(sources, targets, list(dys.values()), allow_unused=True) if targets else ()
+    grads = tuple(torch.zeros_like(x) if g is None else g for x, g in zip(targets, grads, strict=True))
     outcome = Outcome()
     collect(outcome, "outputs", found, from_torch)
-    for (name, target), grad in zip(named.items(), grads, strict=False):
-        collect(outcome, "grads", {name: torch.zeros_like(target) if grad is None else grad}, from_torch)
+    collect(outcome, "grads", dict(zip(named, grads, strict=False)), from_torch)
     collect(outcome, "tape", tape or {}, from_torch)
     pairs = zip(taps, grads[len(named) :], strict=True)
     collect(outcome, "cotangents", {scoped(name): grad for name, grad in pairs}, from_torch)
@@ -195,15 +211,20 @@ def jax_function(config: Config, dtype: str, names: tuple[str, ...], taped: bool
         layer.eval()
         tape = Perturbed(zeros) if taped else None
         found = leaves(layer(**floats, **rest, **extras(config.variant, config.layer), tape=tape))
-        return found["y"], (found, dict(tape or {}))
+        return found, (found, dict(tape or {}))
 
-    def everything(params: Any, floats: Any, rest: Any, dy: Any) -> Any:
+    def everything(params: Any, floats: Any, rest: Any, dys: Any) -> Any:
         shapes = jax.eval_shape(lambda *a: call(*a, {})[1][1], params, floats, rest)
         inexact = {n: x for n, x in shapes.items() if jnp.issubdtype(x.dtype, jnp.floating)}
         zeros = {n: jnp.zeros(x.shape, x.dtype) for n, x in inexact.items()}
         vjp: Any = jax.vjp  # its type knows no has_aux
-        _, pull, (found, tape) = vjp(lambda p, f, z: call(p, f, rest, z), params, floats, zeros, has_aux=True)
-        return found, tape, *pull(dy)
+
+        def outputs(p: Any, f: Any, z: Any) -> Any:
+            found, kept = call(p, f, rest, z)
+            return {name: found[name] for name in dys}, kept
+
+        _, pull, (found, tape) = vjp(outputs, params, floats, zeros, has_aux=True)
+        return found, tape, *pull(dys)
 
     return everything
 
@@ -216,8 +237,8 @@ def run_jax(
     where = jax.devices(device)[0]
     floats = {n: x for n, x in drawn.inputs.items() if x.dtype.kind not in "biu"}
     rest = {n: x for n, x in drawn.inputs.items() if n not in floats}
-    dy = drawn.cotangent(output_shape(case, drawn), case.dtype)
-    placed = jax.device_put((drawn.params, floats, rest, dy), where)
+    dys = pulled(case, drawn, output_shapes(case, drawn))
+    placed = jax.device_put((drawn.params, floats, rest, dys), where)
     function = jax_function(case.config, case.dtype, tuple(drawn.inputs), taped, tree)
     if jit:
         found, tape, dparams, dfloats, dzeros = compiled(function)(*placed)
@@ -239,9 +260,9 @@ def compiled(function: Any) -> Any:
     return jax.jit(function)
 
 
-def output_shape(case: Case, drawn: Drawn) -> tuple[int, ...]:
-    """Shape of y, from the reference."""
-    return leaves(numpy_layer(case, drawn.params)(**drawn.inputs))["y"].shape
+def output_shapes(case: Case, drawn: Drawn) -> dict[str, tuple[int, ...]]:
+    """Shape of every output, from the reference."""
+    return {n: x.shape for n, x in leaves(numpy_layer(case, drawn.params)(**drawn.inputs)).items()}
 
 
 def jax_order(case: Case, drawn: Drawn) -> Callable[[str], tuple[int, str]]:

@@ -216,7 +216,7 @@ def multiply(x: Any, y: Any) -> ErrArray:
     v = x.v * y.v
     b = np.abs(x.v) * y.b + x.b * magnitude(y)
     if any(a.size == 1 and not a.b.any() and abs(np.frexp(a.v)[0]).item() in (0.5, 0.0) for a in (x, y)):
-        return ErrArray(v, b)
+        return ErrArray(v, b + _current.get().eta)  # but for what is flushed to zero
     return rounded(v, b)
 
 
@@ -369,7 +369,7 @@ def einsum(spec: str, x: Any, y: Any) -> ErrArray:
         v, xm, ym = dot(spec, x.v, y.v), np.abs(x.v), magnitude(y)
         b = dot(spec, xm, g * ym + y.b) + n * p.eta
         b = b + dot(spec, x.b, (1 + g) * ym) if x.b.any() else b
-    summed_last = left[-1] in right and left[-1] not in out
+    summed_last = {letter for letter in left + right if letter not in out} == {left[-1]}
     if x.soft is None or not summed_last:
         return rounded(v, b, 0.0)
     w, rho, eta = x.soft
@@ -483,6 +483,15 @@ def lerp(a: Any, b: Any, z: Any) -> ErrArray:
     return rounded(
         a.v + z.v * (b.v - a.v), moved + 2 * u * np.maximum(part * gap, rest * magnitude(a) + part * magnitude(b))
     )
+
+
+@rule(FUNCTIONS, _vjp.rest_of)
+def rest_of(z: Any, dy: Any) -> ErrArray:
+    """(1 - z) dy moves by (1 - z) d(dy) + dz dy, so an error of dy counts once; computed so or as dy - z dy."""
+    z, dy, u = lift(z), lift(dy), _current.get().u
+    rest = np.abs(1 - z.v)
+    moved = rest * dy.b + z.b * magnitude(dy)
+    return rounded(dy.v - z.v * dy.v, moved + 2 * u * (magnitude(z) + rest) * magnitude(dy))
 
 
 FUNCTIONS[_vjp.sigmoid_vjp] = lambda y, dy: plain(_vjp.sigmoid_vjp)(lift(y), lift(dy))

@@ -96,7 +96,7 @@ def verdict(result: Result) -> str:
         return "[yellow]NOTHING JUDGED[/]: nothing was there to compare"
     if s["failed"]:
         return f"[bold red]THEY DIFFER[/]: {s['failed']} of {s['checks']:,} arrays beyond their bound ({counts})"
-    loose = f"; {s['vacuous']:,} numbers had no finite bound" if s["vacuous"] else ""
+    loose = f"; {s['vacuous']:,} numbers had a bound above their array's size" if s["vacuous"] else ""
     return f"[bold green]THEY AGREE[/]: {counts}, worst error/bound {s['worst_ratio']:.3g}{loose}"
 
 
