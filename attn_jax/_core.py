@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 from jax.nn import sigmoid
 from jax.numpy import broadcast_to, concatenate, exp, maximum, sqrt, stack, tanh, where
 
-from attn_np.contract import Config, check_dtype, record, scope, within
+from attn_np.contract import Config, check_config, check_dtype, check_tokens, declared, record, scope, within
 
 __all__ = [
     "Array",
@@ -86,7 +87,10 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 
 
 def take(table: Array, tokens: Array) -> Array:
-    """Rows of a table: `u d`, `b t` -> `b t d`. A token beyond the table gives NaN, never the last row."""
+    """Rows of a table: `u d`, `b t` -> `b t d`. A traced token beyond the table gives NaN, never another row."""
+    if tokens.size and not isinstance(tokens, Tracer):
+        check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
+    tokens = where(tokens < 0, table.shape[0], tokens)
     return jnp.take(widen(table), tokens, axis=0, mode="fill", fill_value=jnp.nan)
 
 
@@ -272,12 +276,23 @@ class Layer(nnx.Module, Generic[C]):
         param_dtype: Any = "float32",
         _values: dict[str, Array] | None = None,
     ) -> None:
+        check_config(type(self), config)
         kind = DTYPES[check_dtype_on(config.variant, param_dtype)]
         self.config, self.deterministic = config, False
         self.dtype = check_dtype_on(config.variant, param_dtype if dtype is None else dtype)
+        if kind == jnp.float64 and self.dtype != "float64":
+            raise ValueError(
+                f"{config.variant}: expected float64 inputs for float64 parameters, got dtype={self.dtype!r}; "
+                "leave dtype out, or set param_dtype to it"
+            )
+        if getattr(config, "dropout", 0) and not {"dropout", "default"} & set(rngs):
+            raise ValueError(
+                f"{config.variant}: expected rngs with a stream for dropout, got {', '.join(rngs) or 'none'}; "
+                "pass nnx.Rngs(params=..., dropout=...) or nnx.Rngs(seed)"
+            )
         self.rngs: Any = rngs.dropout.fork() if getattr(config, "dropout", 0) else None
         shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
-        for name in type(self).__annotations__:
+        for name in declared(type(self)):
             if name not in own and name not in children:
                 setattr(self, name, None)
         for name in own:
@@ -313,8 +328,9 @@ class Layer(nnx.Module, Generic[C]):
 
     def check(self, **given: Array | None) -> dict[str, int]:
         """Refuse arguments that cannot be right; sizes of all axis letters."""
-        dtype = self.dtype if self.config.params() else None
-        return self.config.check(dtype, **specs(self.config.variant, **given))
+        if self.config.params():
+            return self.config.check(self.dtype, **{n: spec_of(self.config.variant, n, x) for n, x in given.items()})
+        return self.config.check(None, **specs(self.config.variant, **given))
 
     def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
         """The keep-mask of this call: the one given, in training a random one, else None."""
@@ -340,7 +356,12 @@ def check_dtype_on(variant: str, dtype: Any) -> str:
 
 
 def specs(variant: str, **given: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
-    """Shape and dtype name of every argument, as the contract's checks take them; None where it was left out."""
+    """Shape and dtype name of every argument, as the contract's checks take them; None where it was left out.
+
+    Where no parameters say which dtype is meant, NumPy's float64 is refused while JAX would make float32 of it.
+    """
+    if any(isinstance(x, np.ndarray) and dtype_name(x) == "float64" for x in given.values()):
+        check_dtype_on(variant, "float64")
     return {name: spec_of(variant, name, x) for name, x in given.items()}
 
 
@@ -349,6 +370,4 @@ def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | No
         return None
     if not isinstance(x, jax.Array | np.ndarray):
         raise TypeError(f"{variant}: expected {name} as a jax.Array, got {type(x).__name__}; convert it")
-    if isinstance(x, np.ndarray) and dtype_name(x) == "float64":
-        check_dtype_on(variant, "float64")
     return tuple(x.shape), dtype_name(x)

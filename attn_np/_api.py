@@ -137,17 +137,21 @@ def value_and_vjp(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Outp
     """The output, and a function from its gradient to the gradients of inputs and parameters.
 
     Keeps the inputs only; `pull` computes the forward again with a tape, with the same dropout, and reads it upwards.
-    It takes the gradient of y, and of a recurrent layer's returned state as a second one.
+    It takes the gradient of y, and of a recurrent layer's returned state as a second one. Parameters that are replaced
+    in between change nothing; arrays that are written to do.
     """
-    before = layer.rng.bit_generator.state
+    before, params = layer.rng.bit_generator.state, layer.params()
     y = layer(*inputs, **options)  # type: ignore[operator]
 
     def pull(*cotangents: np.ndarray) -> Grads:
         after, layer.rng.bit_generator.state = layer.rng.bit_generator.state, before
+        now = layer.params()
+        layer.set_params(params)
         try:
             _, tape = trace(layer, *inputs, **options)
+            return layer.vjp(tape, *cotangents)  # type: ignore[attr-defined]
         finally:
+            layer.set_params(now)
             layer.rng.bit_generator.state = after
-        return layer.vjp(tape, *cotangents)  # type: ignore[attr-defined]
 
     return y, pull

@@ -70,6 +70,7 @@ def attend(
     """
     given = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, keep=keep)
     contract.check(normalize_over, implementation, **given)
+    contract.check_options(causal, window, scale, softcap, rate)
     allowed = visible(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
     dtype = dtype_name(q)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 import ml_dtypes
 import numpy as np
 
-from attn_np.contract import Config, at_step, check_dtype, record, scope, within
+from attn_np.contract import Config, at_step, check_config, check_dtype, check_tokens, declared, record, scope, within
 
 __all__ = [
     "Array",
@@ -95,6 +95,8 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 
 def take(table: Array, tokens: Array) -> Array:
     """Rows of a table: `u d`, `b t` -> `b t d`."""
+    if tokens.size:
+        check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
     return widen(table)[tokens]
 
 
@@ -303,10 +305,11 @@ class Layer(Generic[C]):
         dtype: str = "float32",
         _values: dict[str, Array] | None = None,
     ) -> None:
+        check_config(type(self), config)
         self.config, self.training, self.dtype = config, True, check_dtype(config.variant, dtype)
         self.rng = np.random.default_rng(rng)
         shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
-        for name in type(self).__annotations__:
+        for name in declared(type(self)):
             if name not in own and name not in children:
                 setattr(self, name, None)
         for name in own:
@@ -321,6 +324,9 @@ class Layer(Generic[C]):
     def _child(self, config: Any, values: dict[str, Array] | None) -> "Layer[Any]":
         cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
         return cls(config, rng=self.rng, dtype=self.dtype, _values=values)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config}, dtype={self.dtype!r})"
 
     def walk(self) -> Iterator[tuple[str, "Layer[Any]"]]:
         """The layer itself and every layer inside it, with the prefix of its parameters."""

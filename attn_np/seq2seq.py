@@ -220,7 +220,6 @@ class AttentionDecoder(Layer[DecoderConfig]):
         dcontext, dx = djoined[:, :, : c.hidden_dim], djoined[:, :, c.hidden_dim :]
         looks = {
             "seen_query": queries, "seen_key": memory, "seen_value": memory, "key": memory, "allowed": allowed,
-            "y": tape["context"],
             "features": tanh(q[:, :, None, :] + k[:, None, :, :]), "probs": probs, "keep": keep,
             "kept": dropout(probs, keep, c.dropout), "y": context,
         }  # fmt: skip

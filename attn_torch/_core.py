@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 import torch
 from torch import Tensor, broadcast_to, concatenate, exp, sigmoid, sqrt, stack, tanh, where
 
-from attn_np.contract import Config, at_step, check_dtype, record, scope, within
+from attn_np.contract import Config, at_step, check_config, check_dtype, check_tokens, declared, record, scope, within
 
 __all__ = [
     "Array",
@@ -84,7 +84,9 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 
 def take(table: Array, tokens: Array) -> Array:
     """Rows of a table: `u d`, `b t` -> `b t d`."""
-    return widen(table)[tokens]
+    if tokens.numel() and not torch.compiler.is_compiling() and not tokens.is_meta:
+        check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
+    return widen(table)[tokens.long()]
 
 
 def dtype_name(x: Array) -> str:
@@ -285,9 +287,10 @@ class Layer(torch.nn.Module, Generic[C]):
         _values: dict[str, Array] | None = None,
     ) -> None:
         super().__init__()
+        check_config(type(self), config)
         self.config, kind = config, DTYPES[check_dtype(config.variant, dtype or "float32")]
         shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
-        for name in type(self).__annotations__:
+        for name in declared(type(self)):
             if name not in own and name not in children:
                 self.register_parameter(name, None)
         for name in own:
@@ -310,6 +313,9 @@ class Layer(torch.nn.Module, Generic[C]):
     def dtype(self) -> str | None:
         """Name of the parameters' dtype; None for a layer without parameters."""
         return next((dtype_name(p) for p in self.parameters()), None)
+
+    def extra_repr(self) -> str:
+        return f"{self.config}, dtype={self.dtype!r}"
 
     def params(self) -> dict[str, Array]:
         """Every parameter by its dotted name: the dictionary that weight files hold."""
@@ -338,7 +344,7 @@ class Layer(torch.nn.Module, Generic[C]):
         rate = self.config.dropout  # type: ignore[attr-defined]
         if keep is not None or not self.training or rate == 0:
             return keep
-        return torch.rand(shape, device=like.device) >= rate
+        return torch.rand(shape, device=like.device, dtype=torch.float32) >= rate
 
 
 def specs(variant: str, **given: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:

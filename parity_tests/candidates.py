@@ -214,7 +214,7 @@ def jax_function(config: Config, dtype: str, names: tuple[str, ...], taped: bool
         return found, (found, dict(tape or {}))
 
     def everything(params: Any, floats: Any, rest: Any, dys: Any) -> Any:
-        shapes = jax.eval_shape(lambda *a: call(*a, {})[1][1], params, floats, rest)
+        shapes = jax.eval_shape(lambda p, f, r: call(p, f, r, {})[1][1], params, floats, rest)
         inexact = {n: x for n, x in shapes.items() if jnp.issubdtype(x.dtype, jnp.floating)}
         zeros = {n: jnp.zeros(x.shape, x.dtype) for n, x in inexact.items()}
         vjp: Any = jax.vjp  # its type knows no has_aux

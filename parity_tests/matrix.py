@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from multiprocessing import get_context
 from typing import Any
 
@@ -13,6 +14,7 @@ from parity_tests.judge import Row, judge
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 FRAMEWORKS = ("numpy", "torch", "jax")
+NEEDS = {"torch": ("torch",), "jax": ("jax", "flax")}
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,13 @@ def work(task: tuple[Plan, str, str]) -> tuple[list[Row], list[str]]:
 def run(plan: Plan, jobs: int = 2) -> Iterator[tuple[int, int, str, Result]]:
     """Judge a plan; after each piece yield (done, of, what, result so far)."""
     result = Result()
+    for framework, needs in NEEDS.items():
+        absent = [module for module in needs if find_spec(module) is None]
+        if framework in plan.frameworks and absent:
+            result.skipped[framework] = (
+                f"{' and '.join(absent)} not installed; run pip install 'attn-parity[{framework}]'"
+            )
+    plan = replace(plan, frameworks=tuple(f for f in plan.frameworks if f not in result.skipped))
     if plan.device != "cpu":
         for framework in ("torch", "jax"):
             if framework in plan.frameworks and not accelerators(framework):

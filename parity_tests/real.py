@@ -108,7 +108,10 @@ def judge_layer(found: RealLayer, result: Result, frameworks: tuple[str, ...] = 
         if candidate.mode == "eager" and candidate.framework == "jax":
             continue
         kept = Candidate(candidate.framework, candidate.mode, candidate.device, keeping(found, candidate))
-        result.rows.extend(judge(found.case, kept, found.drawn))
+        try:
+            result.rows.extend(judge(found.case, kept, found.drawn))
+        except Exception as e:  # a candidate that raises has failed; the others are judged all the same
+            result.errors.append(f"{candidate.name}, {found.case.name}: {type(e).__name__}: {e}")
     want, _ = reference(found.case, found.drawn, {}, precision_of(found.dtype))
     for name, got in found.recorded.items():
         if name in want:

@@ -7,7 +7,18 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from attn_np.contract._base import Arg, Config, Param, check_dtype, field_error, require, within
+from attn_np.contract._base import (
+    Arg,
+    Config,
+    Param,
+    check_config,
+    check_dtype,
+    check_tokens,
+    declared,
+    field_error,
+    require,
+    within,
+)
 from attn_np.contract._tape import Scope, at_step, record, scope
 
 __all__ = [
@@ -16,8 +27,11 @@ __all__ = [
     "Param",
     "Scope",
     "at_step",
+    "check_config",
     "check_dtype",
+    "check_tokens",
     "config",
+    "declared",
     "examples",
     "field_error",
     "get",

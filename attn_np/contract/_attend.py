@@ -35,6 +35,38 @@ Call.variant = "attend"
 CALLS = {4: Call(head_axis=True), 3: Call(head_axis=False)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(Config):
+    """The numbers that `attend` is called with, checked by the same words as the fields of a layer's Config."""
+
+    causal: bool
+    window: tuple[int | None, int | None] | None
+    scale: float | None
+    softcap: float | None
+
+    def __post_init__(self) -> None:
+        self.flag("causal")
+        self.interval("window")
+        self.number("scale")
+        self.number("softcap", above=0.0)
+
+
+Options.variant = "attend"
+
+
+def check_options(
+    causal: bool, window: tuple[int | None, int | None] | None, scale: float | None, softcap: float | None, rate: float
+) -> None:
+    """Refuse numbers that no attention can mean.
+
+    Raises:
+        ValueError: naming what was expected.
+    """
+    Options(causal=causal, window=window, scale=scale, softcap=softcap)
+    fits = not isinstance(rate, bool) and isinstance(rate, int | float) and 0 <= rate < 1
+    require(fits, "attend", "rate in [0, 1)", repr(rate), "it is the share of weights set to 0")
+
+
 def check(
     normalize_over: str,
     implementation: str,

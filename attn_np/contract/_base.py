@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
+from inspect import get_annotations
 from math import prod
 from typing import Any, ClassVar, Literal
 
@@ -291,3 +292,39 @@ def within(values: dict[str, Any] | None, prefix: str) -> dict[str, Any] | None:
     if values is None:
         return None
     return {name[len(prefix) + 1 :]: value for name, value in values.items() if name.startswith(f"{prefix}.")}
+
+
+def check_config(layer: Any, config: Any) -> None:
+    """Refuse a config that is not the layer's own.
+
+    Raises:
+        TypeError: naming the class that it must be of.
+    """
+    wanted: type[Config] = layer.Config
+    if not isinstance(config, wanted):
+        got = f"{type(config).__module__}.{type(config).__qualname__}"
+        raise TypeError(
+            f"{wanted.variant}: expected config to be a {layer.__name__}.Config, got {got}; "
+            f"pass {layer.__name__}.Config(...), or call build with its fields"
+        )
+
+
+def declared(layer: type) -> list[str]:
+    """Names that a layer class and the variants it derives from annotate: its parameters and sub-layers."""
+    names: list[str] = []
+    for base in layer.__mro__:
+        if base.__name__ == "Layer":
+            break
+        names += [name for name in get_annotations(base) if name not in names]
+    return names
+
+
+def check_tokens(low: int, high: int, size: int) -> None:
+    """Refuse tokens that no row of a table stands for, wherever their values are known.
+
+    Raises:
+        ValueError: naming the range.
+    """
+    if low < 0 or high >= size:
+        got = f"{low} to {high}" if low != high else str(low)
+        raise ValueError(f"tokens: expected numbers from 0 to {size - 1}, got {got}; look at the vocabulary")
