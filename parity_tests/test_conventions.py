@@ -30,7 +30,7 @@ from parity_tests._inputs import (
     without,
 )
 from parity_tests.candidates import extras
-from parity_tests.cases import Case, Drawn, call_sizes, draw
+from parity_tests.cases import Case, Drawn, call_sizes, draw, given
 from parity_tests.error_arrays import precision_of
 from parity_tests.judge import compare, reference
 
@@ -249,6 +249,29 @@ def test_a_hidden_position_of_self_attention(tree: Tree, variant: str, example: 
     assert same(got[0], want[0])
     assert same(got[1, others], want[1, others])
     dy[1, 2] = 0
+    difference = first_difference(tree.gradients(layer, dirty, dy), tree.gradients(layer, clean, dy))
+    assert difference is None, difference
+
+
+def alone(config: Config) -> bool:
+    """Takes a mask and attends from one sequence to itself when nothing else is given."""
+    return masked(config) and config.family != "recurrent" and "key" not in given(config, "plain")
+
+
+@pytest.mark.parametrize("value", [1e3, np.inf, np.nan])
+@pytest.mark.parametrize(("tree", "variant", "example"), over(alone, jax_examples=1))
+def test_padding_that_sees_nothing_and_nobody_sees(tree: Tree, variant: str, example: str, value: float) -> None:
+    """A padded position masked as a key and as a query: its content changes no output and no gradient at all."""
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    clean = random_inputs(config, "plain")
+    t = clean["query"].shape[1]
+    mask = np.ones((2, 1, t, t) if "h" in config.arguments()["mask"].axes else (2, t, t), bool)
+    mask[1, ..., 2, :] = mask[1, ..., :, 2] = False
+    clean["mask"] = mask
+    dirty = dict(clean, query=clean["query"].copy())
+    dirty["query"][1, 2] = value
+    assert same(tree(layer, dirty)[0], tree(layer, clean)[0])
+    dy = cotangent(tree, layer, clean)
     difference = first_difference(tree.gradients(layer, dirty, dy), tree.gradients(layer, clean, dy))
     assert difference is None, difference
 
