@@ -49,7 +49,7 @@ def run(
     repeat: Annotated[int, typer.Option(min=1, help="How many seeds, from --seed on.")] = 1,
     calls: Annotated[str | None, typer.Option(help="plain,full,shared or some of them.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
-    everything: Annotated[bool, typer.Option("--all", help="Every case in JAX too: it compiles each.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every case: JAX compiles each, so it takes long.")] = False,
     real: Annotated[bool, typer.Option(help="Also the real layer in examples/, where it is at hand.")] = True,
     json: Annotated[Path | None, typer.Option(help="Write every verdict to this file.")] = None,
 ) -> None:
@@ -68,6 +68,7 @@ def run(
         repeat=repeat,
         calls=listed(calls, CALLS, "a kind of call"),
         everything=everything,
+        real=real and device == "cpu",
     )
     result = matrix.Result()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -76,11 +77,6 @@ def run(
         for done, of, what, so_far in matrix.run(plan, jobs):
             result = so_far
             bar.update(task, total=of, completed=done, description=f"judged {what}")
-    if real and device == "cpu":
-        from parity_tests import real as real_layer
-
-        with console.status("judging the real layer"):
-            real_layer.add_example(result, tuple(f for f in plan.frameworks if f not in result.skipped))
     report.show(console, result, plan.dtypes)
     if json is not None:
         report.write_json(json, result)

@@ -25,7 +25,8 @@ class Plan:
         variants, dtypes, frameworks: what stands on the axes of the matrix.
         device: "cpu", or "accelerator" for every accelerator that is found.
         seed: of all random numbers.
-        everything: also the cases that are left out because JAX compiles each of them for a second or two.
+        everything: also the cases that are left out to save time, most of all in JAX, which compiles each of them.
+        real: also the real layer in examples/.
         calls: which of "plain", "full" and "shared".
         repeat: how many seeds, from `seed` on.
     """
@@ -36,6 +37,7 @@ class Plan:
     device: str = "cpu"
     seed: int = 0
     everything: bool = False
+    real: bool = False
     calls: tuple[str, ...] = CALLS
     repeat: int = 1
 
@@ -69,23 +71,29 @@ class Result:
 def selected(case: Case, framework: str, mode: str, everything: bool) -> bool:
     """Whether a candidate is judged in a case.
 
-    NumPy and PyTorch always are. JAX compiles every case: jit takes the full call of each example in float64 and, in
-    the other types, of one example each; op by op it takes one full call in float32.
+    NumPy and PyTorch take every call in float64 and the full one in the other types. JAX compiles every case: jit takes
+    the full call of each example in float64 and, in the other types, of one example each; op by op is left to
+    `everything`.
     """
-    if framework != "jax" or everything:
+    if everything:
         return True
-    examples = list(contract.examples(case.variant))
-    if case.call != "full":
+    if framework != "jax":
+        return case.dtype == "float64" or case.call == "full"
+    if mode != "jit" or case.call != "full":
         return False
-    if mode == "jit" and case.dtype == "float64":
-        return True
-    turn = examples.index(case.example) - DTYPES.index(case.dtype)
-    return turn % len(examples) == 0 and (mode == "jit" or case.dtype == "float32")
+    examples = list(contract.examples(case.variant))
+    return case.dtype == "float64" or (examples.index(case.example) - DTYPES.index(case.dtype)) % len(examples) == 0
 
 
-def tasks(plan: Plan) -> list[tuple[Plan, str, str]]:
-    """Independent pieces of a plan: one example of one variant."""
-    return [(plan, variant, example) for variant in plan.variants for example in contract.examples(variant)]
+Task = tuple[Plan, str, str]
+REAL = "real layer"
+
+
+def tasks(plan: Plan) -> list[Task]:
+    """Independent pieces of a plan: the real layer, and one example of one variant each; those with children first."""
+    found = [(plan, variant, example) for variant in plan.variants for example in contract.examples(variant)]
+    found.sort(key=lambda task: not contract.examples(task[1])[task[2]].children())
+    return [(plan, REAL, "")] * plan.real + found
 
 
 def prepare(frameworks: tuple[str, ...]) -> None:
@@ -100,12 +108,16 @@ def prepare(frameworks: tuple[str, ...]) -> None:
         torch.set_num_threads(1)
 
 
-def work(task: tuple[Plan, str, str]) -> tuple[list[Row], list[str]]:
+def work(task: Task) -> Result:
     """Judge one piece, in a process of its own."""
     plan, variant, example = task
     prepare(plan.frameworks)
-    rows: list[Row] = []
-    errors: list[str] = []
+    result = Result()
+    if variant == REAL:
+        from parity_tests import real
+
+        real.add_example(result, plan.frameworks)
+        return result
     found = candidates(plan.device, plan.frameworks)
     for seed in range(plan.seed, plan.seed + plan.repeat):
         for case in cases([variant], plan.dtypes, seed):
@@ -115,10 +127,10 @@ def work(task: tuple[Plan, str, str]) -> tuple[list[Row], list[str]]:
                 if not selected(case, candidate.framework, candidate.mode, plan.everything):
                     continue
                 try:
-                    rows += judge(case, candidate)
+                    result.rows += judge(case, candidate)
                 except Exception as e:  # a candidate that raises has failed; the run goes on and reports it
-                    errors.append(f"{candidate.name}, {case.name}: {type(e).__name__}: {e}")
-    return rows, errors
+                    result.errors.append(f"{candidate.name}, {case.name}: {type(e).__name__}: {e}")
+    return result
 
 
 def run(plan: Plan, jobs: int = 2) -> Iterator[tuple[int, int, str, Result]]:
@@ -139,9 +151,10 @@ def run(plan: Plan, jobs: int = 2) -> Iterator[tuple[int, int, str, Result]]:
         plan = replace(plan, frameworks=found)
     pieces = tasks(plan) if plan.frameworks else []
 
-    def add(done: tuple[list[Row], list[str]]) -> None:
-        result.rows.extend(done[0])
-        result.errors.extend(done[1])
+    def add(done: Result) -> None:
+        result.rows.extend(done.rows)
+        result.errors.extend(done.errors)
+        result.skipped.update(done.skipped)
 
     if jobs == 1 or len(pieces) < 2:
         for i, piece in enumerate(pieces):

@@ -11,6 +11,14 @@ from parity_tests.matrix import FRAMEWORKS, prepare, selected
 EXAMPLES = [(variant, example) for variant in contract.variants() for example in contract.examples(variant)]
 
 
+def judged(case: Case, framework: str, mode: str) -> bool:
+    """All of NumPy and PyTorch; of JAX what the command judges, and one call in float32 operation by operation."""
+    if framework == "jax" and mode == "eager":
+        first = next(iter(contract.examples(case.variant)))
+        return (case.example, case.call, case.dtype) == (first, "full", "float32")
+    return selected(case, framework, mode, framework != "jax")
+
+
 def failures(variant: str, example: str, framework: str, device: str) -> list[str]:
     prepare((framework,))
     found = []
@@ -18,7 +26,7 @@ def failures(variant: str, example: str, framework: str, device: str) -> list[st
         if case.example != example:
             continue
         for candidate in candidates(device, (framework,)):
-            if selected(case, framework, candidate.mode, False):
+            if judged(case, framework, candidate.mode):
                 found += [str(row) for row in judge(case, candidate) if not row.ok]
     return found
 
