@@ -47,7 +47,7 @@ test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 	@status=0; \
 	set -x; \
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile" $(HOOK) $(PYTEST_ARGS) || status=$$?; \
-	compiled=0; $(RUN) -m pytest -m compile $(PYTEST_ARGS) || compiled=$$?; \
+	compiled=0; $(RUN) -m pytest -n $(JOBS) -m compile $(PYTEST_ARGS) || compiled=$$?; \
 	{ set +x; } 2>/dev/null; \
 	if [ $$compiled -eq 5 ]; then echo "No test marked 'compile' was selected."; \
 	elif [ $$compiled -ne 0 ]; then status=$$compiled; fi; \

@@ -10,6 +10,10 @@ from collections.abc import Iterator
 import jaxtyping
 import pytest
 
+# The tests compile some thousand small JAX functions once each: LLVM's optimisation passes would be a quarter of their
+# time. `attn-parity run` judges JAX with them; set XLA_FLAGS to do so here.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
 try:
     import torch
 except ModuleNotFoundError:
