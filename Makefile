@@ -7,7 +7,6 @@ INSTALL     = 1
 JOBS        = 2
 PARITY_ARGS =
 PYTEST_ARGS =
-BENCH_ARGS  =
 # parity_tests/test_annotations.py checks annotations with jaxtyping's import hook, in processes of its own. This puts
 # every test under the hook, which doubles their time: HOOK=--jaxtyping-packages=attn_np,attn_jax,attn_torch,beartype.beartype
 HOOK        =
@@ -65,10 +64,6 @@ types: env  ## check types (basedpyright)
 .PHONY: docs
 docs: env  ## build the documentation into docs/_build/html
 	$(RUN) -m sphinx -W --keep-going -b html docs docs/_build/html
-
-.PHONY: bench
-bench: env  ## run the benchmarks (BENCH_ARGS=...)
-	$(RUN) -m benchmarks $(BENCH_ARGS)
 
 ##@ Maintain
 .PHONY: sync

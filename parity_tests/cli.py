@@ -3,10 +3,15 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+try:
+    import typer
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
+except ModuleNotFoundError as missing:
+    raise SystemExit(
+        f"attn-parity: expected the package {missing.name}, got none; run pip install 'attn-parity[parity]'"
+    ) from None
 
 from attn_np import contract
 
@@ -24,11 +29,21 @@ def listed(text: str | None, known: tuple[str, ...], what: str) -> tuple[str, ..
     return names
 
 
+def writable(*paths: Path | None) -> None:
+    """Refuse files in folders that are not there before any work is done."""
+    for path in paths:
+        if path is not None and not path.resolve().parent.is_dir():
+            raise typer.BadParameter(f"expected a file in a folder that exists, got {path}; make {path.parent} first")
+
+
 @app.command("list")
 def list_variants(
     family: Annotated[str | None, typer.Option(help="Only this family.")] = None,
 ) -> None:
-    """The catalogue: every variant with its family, class and idea."""
+    """The catalogue: every variant with its family, class and name in full."""
+    families = tuple(sorted({contract.get(variant).Config.family for variant in contract.variants()}))
+    if family is not None:
+        listed(family, families, "the name of a family")
     out = Table(box=None, pad_edge=False)
     for name in ("variant", "family", "class", "what it is"):
         out.add_column(name, no_wrap=name != "what it is")
@@ -59,6 +74,7 @@ def run(
 
     if device not in ("cpu", "accelerator"):
         raise typer.BadParameter(f"expected cpu or accelerator, got {device!r}; set --device")
+    writable(json)
     plan = matrix.Plan(
         variants=listed(variants, contract.variants(), "the name of a variant"),
         dtypes=listed(dtypes, matrix.DTYPES, "a float dtype"),
@@ -88,11 +104,16 @@ def run(
 def check(
     file: Annotated[Path, typer.Argument(help="A weight file: ours, or a foreign one with --layout.")],
     layout: Annotated[str | None, typer.Option(help="Whose names the file uses, such as bert.")] = None,
+    variant: Annotated[str | None, typer.Option(help="Which variant, where the layout has several.")] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="Which layer of the file.")] = None,
+    prefix: Annotated[str, typer.Option(help="What stands before the layout's names.")] = "",
     num_heads: Annotated[int | None, typer.Option(min=1, help="Heads; else from config.json beside the file.")] = None,
     inputs: Annotated[
         Path | None,
-        typer.Option(help="safetensors with hidden_states or query (key, value, mask, bias), and a recorded output."),
+        typer.Option(
+            help="safetensors with query or hidden_states (key, value, mask or attention_mask, bias), and what was "
+            "recorded: output or attention_output, weights or attention_weights."
+        ),
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Write one head's attention weights as a picture.")] = None,
     sequence: Annotated[int, typer.Option(min=0, help="Of the picture.")] = 0,
@@ -104,18 +125,23 @@ def check(
     from parity_tests.matrix import Result
 
     result = Result()
-    with console.status("judging"):
-        try:
-            found = real.load(file, layout=layout, layer=layer, num_heads=num_heads, inputs=inputs)
-        except (ValueError, TypeError, OSError) as error:
-            console.print(f"[bold red]refused[/] {error}", soft_wrap=True)
-            raise typer.Exit(2) from None
-        real.judge_layer(found, result)
+    writable(json, picture)
+    try:
+        with console.status("judging"):
+            options = {"layout": layout, "variant": variant, "layer": layer, "prefix": prefix, "num_heads": num_heads}
+            found = real.load(file, inputs=inputs, **options)
+            if picture is not None:
+                real.draw_attention(found, picture, sequence, head)
+            real.judge_layer(found, result)
+    except (ValueError, TypeError, OSError) as error:
+        console.print(f"[bold red]refused[/] {error}", soft_wrap=True, markup=True)
+        raise typer.Exit(2) from None
     console.print(f"{found.variant} from {file}: {found.config}", soft_wrap=True)
     report.show(console, result, (found.dtype,))
     real.show_pairs(console, found)
+    if inputs is not None and not found.recorded:
+        console.print(f"[yellow]no recording[/] {inputs} holds no output to compare with: only the three were compared")
     if picture is not None:
-        real.draw_attention(found, picture, sequence, head)
         console.print(f"written: {picture}")
     if json is not None:
         report.write_json(json, result)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from attn_np import weights
 from attn_np.contract import Config
-from parity_tests.candidates import Candidate, Outcome, candidates, leaves, numpy_layer
+from parity_tests.candidates import Candidate, Outcome, candidates, extras, leaves, numpy_layer
 from parity_tests.cases import Case, Drawn, draw
 from parity_tests.error_arrays import delivered, precision_of, widened
 from parity_tests.judge import Row, compare, judge, reference
@@ -33,6 +33,7 @@ class RealLayer:
         case, drawn: as the judge takes them.
         recorded: outputs that somebody else computed, by our names: "y" and "out1" for the weights.
         mask: padding of the keys, `b s`, or None.
+        inputs: the file of activations; None where the inputs were drawn.
         results: the outputs of each candidate, as they were judged.
     """
 
@@ -43,6 +44,7 @@ class RealLayer:
     drawn: Drawn
     recorded: dict[str, np.ndarray]
     mask: np.ndarray | None
+    inputs: Path | None = None
     results: dict[str, Outcome] = field(default_factory=dict)
 
     @property
@@ -54,7 +56,9 @@ def load(
     file: Path,
     *,
     layout: str | None = None,
+    variant: str | None = None,
     layer: int | None = None,
+    prefix: str = "",
     num_heads: int | None = None,
     inputs: Path | None = None,
 ) -> RealLayer:
@@ -65,7 +69,7 @@ def load(
         ValueError: activations without an input.
     """
     fields: dict[str, Any] = {} if num_heads is None else {"num_heads": num_heads}
-    found = weights.read(file, layout=layout, layer=layer, **fields)
+    found = weights.read(file, layout=layout, variant=variant, layer=layer, prefix=prefix, **fields)
     dtype = found.dtype or "float32"
     name = file.name if layer is None else f"{file.name}:{layer}"
     case = Case(found.config.variant, name, "full" if inputs is None else "recorded", dtype, given=found.config)
@@ -75,7 +79,7 @@ def load(
         given, recorded, mask = activations(inputs, found.config, dtype)
         drawn = Drawn(given, {}, 0)
     drawn = Drawn(drawn.inputs, found.values, drawn.seed)
-    return RealLayer(file, found.config, dtype, case, drawn, recorded, mask)
+    return RealLayer(file, found.config, dtype, case, drawn, recorded, mask, inputs)
 
 
 def activations(path: Path, config: Config, dtype: str) -> tuple[dict[str, Any], dict[str, Any], np.ndarray | None]:
@@ -83,6 +87,10 @@ def activations(path: Path, config: Config, dtype: str) -> tuple[dict[str, Any],
     held = weights.tensors(path)
     arguments = config.arguments()
     first = next(iter(arguments))
+    known = tuple(dict.fromkeys((*arguments, *QUERY, "attention_mask", *OUTPUT, *WEIGHTS)))
+    unknown = sorted(set(held) - set(known))
+    if unknown:
+        raise ValueError(f"{path}: expected names among {', '.join(known)}, got {', '.join(unknown)}; rename them")
     inputs = {name: held[name] for name in arguments if name in held and arguments[name].kind in ("array", "bias")}
     query = next((held[name] for name in QUERY if name in held), None)
     if first not in inputs and query is not None:
@@ -162,10 +170,10 @@ def add_example(result: Result, frameworks: tuple[str, ...]) -> None:
 
 
 def draw_attention(found: RealLayer, path: Path, sequence: int = 0, head: int = 0) -> None:
-    """One head's weights over the words of a sentence, as a picture; the words from sentences.json beside the file.
+    """One head's weights over the words of a sentence, as a picture; its words from sentences.json beside the inputs.
 
     Raises:
-        ValueError: there is no such sequence or head.
+        ValueError: there is no such sequence or head, or the layer has no weights.
     """
     import matplotlib
 
@@ -173,22 +181,29 @@ def draw_attention(found: RealLayer, path: Path, sequence: int = 0, head: int = 
     from matplotlib import pyplot
 
     layer = numpy_layer(found.case, found.drawn.params)
-    probs = leaves(layer(**found.drawn.inputs, return_weights=True))["out1"]
+    if "return_weights" not in extras(found.variant, found.config.layer):
+        raise ValueError(f"expected a layer with attention weights for a picture, got {found.variant}; leave it out")
+    probs = list(leaves(layer(**found.drawn.inputs, return_weights=True)).values())[-1]
+    probs = probs[:, None] if probs.ndim == 3 else probs
     for name, index, size in (("sequence", sequence, probs.shape[0]), ("head", head, probs.shape[1])):
         if index >= size:
             raise ValueError(f"expected {name} below {size}, got {index}; count from 0")
-    words = [str(i) for i in range(probs.shape[-1])]
-    texts = found.path.parent / "sentences.json"
-    title = f"head {head}"
-    if texts.exists():
+    t, s = probs.shape[-2:]
+    rows, columns, title = [str(i) for i in range(t)], [str(i) for i in range(s)], f"head {head}"
+    texts = None if found.inputs is None else found.inputs.parent / "sentences.json"
+    if texts is not None and texts.exists():
         entry = json.loads(texts.read_text(encoding="utf-8"))[sequence]
-        words, title = entry["tokens"], f"{title}: {entry['text']}"
-    length = int(found.mask[sequence].sum()) if found.mask is not None else probs.shape[-1]
+        if len(entry["tokens"]) == t == s:
+            rows = columns = entry["tokens"]
+            title = f"{title}: {entry['text']}"
+    if found.mask is not None:
+        s = int(found.mask[sequence].sum())
+        t = s if rows is columns else t
     figure, axes = pyplot.subplots(figsize=(7.2, 6.4), layout="constrained")
-    shown = probs[sequence, head, :length, :length].astype(np.float64)
+    shown = probs[sequence, head, :t, :s].astype(np.float64)
     picture = axes.imshow(shown, cmap="viridis", vmin=0)
-    axes.set_xticks(range(length), words[:length], rotation=60, ha="right")
-    axes.set_yticks(range(length), words[:length])
+    axes.set_xticks(range(s), columns[:s], rotation=60, ha="right")
+    axes.set_yticks(range(t), rows[:t])
     axes.set_xlabel("key: what is looked at")
     axes.set_ylabel("query: who looks")
     axes.set_title(title, fontsize=10)

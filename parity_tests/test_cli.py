@@ -185,3 +185,42 @@ def test_check_refuses_activations_without_an_input(tmp_path: Path) -> None:
     result = RUN.invoke(app, args)
     assert result.exit_code == 2
     assert "hidden_states" in result.output
+
+
+@needs_example
+@pytest.mark.parametrize("key", ["attn_output", "padding_mask"])
+def test_check_refuses_activations_it_does_not_know(key: str, tmp_path: Path) -> None:
+    """A misnamed recording would be compared with nothing, and a misnamed mask would hide nothing."""
+    from safetensors.numpy import save_file
+
+    held = weights.tensors(EXAMPLE / "activations.safetensors")
+    held[key] = held.pop("attention_output" if key == "attn_output" else "attention_mask")
+    save_file(held, tmp_path / "misnamed.safetensors")
+    args = [
+        "check",
+        str(EXAMPLE / "model.safetensors"),
+        "--layout",
+        "bert",
+        "--inputs",
+        str(tmp_path / "misnamed.safetensors"),
+    ]
+    result = RUN.invoke(app, args)
+    assert result.exit_code == 2
+    assert key in result.output
+
+
+@needs_example
+@pytest.mark.parametrize("option", [["--head", "12"], ["--sequence", "9"]])
+def test_check_refuses_a_picture_of_what_is_not_there(option: list[str], tmp_path: Path) -> None:
+    args = ["check", str(EXAMPLE / "model.safetensors"), "--layout", "bert", "--picture", str(tmp_path / "p.png")]
+    result = RUN.invoke(app, [*args, "--inputs", str(EXAMPLE / "activations.safetensors"), *option])
+    assert result.exit_code == 2
+    assert "count from 0" in result.output
+
+
+def test_check_draws_a_layer_without_a_head_axis(tmp_path: Path) -> None:
+    path = tmp_path / "layer.safetensors"
+    attn_np.save(attn_np.build("self_attention", d_model=7, head_dim=5), path)
+    result = RUN.invoke(app, ["check", str(path), "--picture", str(tmp_path / "p.png")])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "p.png").exists()
