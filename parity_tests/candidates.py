@@ -79,7 +79,7 @@ def takes_last(variant: str, layer: str) -> bool:
 def pulled(case: Case, drawn: Drawn, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Random gradients of the outputs that are differentiated: y, and the state where one is returned."""
     names = ("y", "out1") if takes_last(case.config.variant, case.config.layer) else ("y",)
-    return {name: drawn.cotangent(shapes[name], case.dtype) for name in names}
+    return {n: drawn.pulled[n] if n in drawn.pulled else drawn.cotangent(shapes[n], case.dtype) for n in names}
 
 
 def scoped(name: str) -> str:

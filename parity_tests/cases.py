@@ -5,8 +5,8 @@ whole keys: with equal sizes, T = 1 and an all-ones cotangent most mistakes cann
 """
 
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,18 @@ class Case:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The inputs, weights and cotangent seed of a case, in its dtype."""
+    """The inputs and weights of a case, in its dtype, and the gradients that its outputs get.
+
+    Attributes:
+        inputs, params: by name.
+        seed: draws the gradients of the outputs.
+        pulled: those gradients by the output's name, where they are given instead.
+    """
 
     inputs: dict[str, np.ndarray]
     params: dict[str, np.ndarray]
     seed: int
+    pulled: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def cotangent(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return np.random.default_rng([self.seed, 3]).normal(size=shape).astype(DTYPES[dtype])
@@ -90,12 +97,16 @@ def given(config: Config, call: str) -> tuple[str, ...]:
     return tuple(name for name in arguments if name not in left_out)
 
 
-def draw(case: Case) -> Drawn:
-    """Everything random of a case, rounded to its dtype: what every framework and the reference get."""
+def draw(case: Case, only: Collection[str] | None = None) -> Drawn:
+    """Everything random of a case, rounded to its dtype: what every framework and the reference get.
+
+    `only` leaves out all other arguments of the call.
+    """
     config, kind = case.config, DTYPES[case.dtype]
     seed = zlib.crc32(f"{case.variant}/{case.example}/{case.call}".encode()) + 1_000_003 * case.seed
     rng = np.random.default_rng([seed, 1])
     arguments, sizes, names = config.arguments(), call_sizes(config), given(config, case.call)
+    names = names if only is None else tuple(name for name in names if name in only)
     for name, arg in arguments.items():  # an input that stands in for another gives it its length
         if name not in names and arg.default is not None:
             source = arguments[arg.default].axes.split()

@@ -1,5 +1,7 @@
 """The command attn-parity: do the three trees agree, on this machine and on these weights?"""
 
+import pkgutil
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,7 @@ except ModuleNotFoundError as missing:
     ) from None
 
 from attn_np import contract
+from parity_tests import commands
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 # Where the output goes to a file or a pipe, lines are as long as they need to be.
@@ -147,6 +150,10 @@ def check(
         report.write_json(json, result)
         console.print(f"written: {json}")
     raise typer.Exit(1 if result.failed or result.errors else 0)
+
+
+for _module in pkgutil.iter_modules(commands.__path__):
+    app.command(_module.name)(import_module(f"{commands.__name__}.{_module.name}").main)
 
 
 def main() -> None:

@@ -106,6 +106,8 @@ class Anchor:
 
     def __init__(self, candidate: dict[str, np.ndarray], p: Precision, fused: bool) -> None:
         self.candidate, self.values = candidate, {}
+        self.wanted: dict[str, Any] = {}  # the reference's own value, before it goes on from the candidate's
+        self.steps: dict[str, dict[int, Any]] = {}
         self.found: dict[str, dict[str, Any]] = {}
         self.unseen: list[str] = []
         self.u, self.eta = (p.u, p.eta) if fused else (0.0, 0.0)
@@ -127,6 +129,8 @@ class Anchor:
                 self.unseen.append(name)
             self.values[name] = value
             return value
+        steps = self.steps.get(name)
+        self.wanted[name] = np.stack([steps[i] for i in sorted(steps)], axis=1) if steps else value
         self.note(name, compare(got, value))
         if isinstance(value, ErrArray) and got.shape == value.shape:
             value = self.anchored(got)
@@ -142,7 +146,9 @@ class Anchor:
                 anchored.append(y)
                 continue
             result = compare(got[:, i], y)
-            self.note(name, result)
+            batch, *rest = result.get("index", ()) or (0,)
+            self.note(name, result | {"index": (batch, i, *rest)})
+            self.steps.setdefault(name, {})[i] = y
             fixed = self.anchored(got[:, i]) if isinstance(y, ErrArray) else y
             carry = replaced(carry, y, fixed)
             anchored.append(fixed)
@@ -164,13 +170,20 @@ def replaced(carry: Any, old: Any, new: Any) -> Any:
     return tuple(replaced(part, old, new) for part in carry) if isinstance(carry, tuple) else carry
 
 
-def reference(case: Case, drawn: Drawn, tape: Any, p: Precision) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Outputs and gradients of the reference in float64, with bounds for a candidate of precision p."""
-    layer = numpy_layer(case.at("float64"), {name: widened(x) for name, x in drawn.params.items()})
+def reference(
+    case: Case, drawn: Drawn, tape: Any, p: Precision, tree: str = "attn_np", backward: bool = True
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Outputs and gradients of the reference in float64, with bounds for a candidate of precision p.
+
+    `tree` names a copy of attn_np that `error_arrays.adopt` knows; without `backward` there are no gradients.
+    """
+    layer = numpy_layer(case.at("float64"), {name: widened(x) for name, x in drawn.params.items()}, tree)
     layer.set_params({name: ErrArray(x, 0.0) for name, x in layer.params().items()})
     inputs = {n: ErrArray(widened(x), 0.0) if x.dtype.kind not in "biu" else x for n, x in drawn.inputs.items()}
     with precision(p), np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         found = leaves(layer(**inputs, **extras(case.config.variant, case.config.layer), tape=tape))
+        if not backward:
+            return found, {}
         dys = pulled(case, drawn, {n: x.shape for n, x in found.items()})
         grads = layer.vjp(tape, *(ErrArray(widened(x), 0.0) for x in dys.values()))
     return found, {f"d{name}": g for name, g in (grads.inputs | grads.params).items()}
