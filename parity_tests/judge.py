@@ -28,6 +28,7 @@ class Row:
         stage: "tape", "cotangent", "output" or "gradient".
         name: of the array.
         ratio: largest error/bound; at most 1 passes; infinite where shapes, types or non-finite places differ.
+        rms: root mean square of error/bound, which moves less by chance than the largest does.
         index: where the largest ratio is.
         got, expected, bound: the three numbers there.
         elements, vacuous: how many numbers were judged, and for how many of them the bound says little: it is larger
@@ -47,6 +48,7 @@ class Row:
     elements: int = 0
     vacuous: int = 0
     note: str = ""
+    rms: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -60,6 +62,21 @@ class Row:
             f"{where}: error/bound {self.ratio:.3g} at {self.index}: got {self.got!r}, expected {self.expected!r}, "
             f"bound {self.bound:.3g}"
         )
+
+
+def ratios(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    """Error/bound of each number; infinite where one is finite and the other is not."""
+    strange = ~np.isfinite(got) | ~np.isfinite(want)
+    agree = np.where(np.isfinite(bound), (np.isnan(got) & np.isnan(want)) | (got == want), True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.abs(got - want)
+        ratio = np.where(error == 0, 0.0, error / bound)
+    return np.where(strange, np.where(agree, 0.0, np.inf), ratio)
+
+
+def root_mean_square(ratio: np.ndarray) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.sqrt(np.mean(ratio**2)))
 
 
 def compare(got: np.ndarray, want: Any, out: str | None = None) -> dict[str, Any]:
@@ -79,12 +96,7 @@ def compare(got: np.ndarray, want: Any, out: str | None = None) -> dict[str, Any
         return {"ratio": 0.0}
     typical = np.sqrt(np.mean(np.where(np.isfinite(want.v), want.v, 0.0) ** 2))
     vacuous = int(np.sum((want.b > typical) & (want.b > 0)))
-    strange = ~np.isfinite(got) | ~np.isfinite(want.v)
-    agree = np.where(np.isfinite(want.b), (np.isnan(got) & np.isnan(want.v)) | (got == want.v), True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        error = np.abs(got - want.v)
-        ratio = np.where(error == 0, 0.0, error / want.b)
-    ratio = np.where(strange, np.where(agree, 0.0, np.inf), ratio)
+    ratio = ratios(got, want.v, want.b)
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
     return {
         "ratio": float(ratio[index]),
@@ -94,6 +106,7 @@ def compare(got: np.ndarray, want: Any, out: str | None = None) -> dict[str, Any
         "bound": float(want.b[index]),
         "elements": int(got.size),
         "vacuous": vacuous,
+        "rms": root_mean_square(ratio),
     }
 
 
