@@ -123,7 +123,7 @@ def load(
     The file is checked whole before anything changes: when it is refused, `into` is as it was.
 
     Args:
-        path: the file.
+        path: the file, or the index of its shards (`*.safetensors.index.json`).
         into: a layer that takes the weights in place; a new one by default.
         layout: name of a foreign layout, such as "bert"; or of the variant that the file holds, to have it converted.
         variant: the variant wanted, where the layout has several.

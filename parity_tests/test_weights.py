@@ -26,7 +26,7 @@ from flax import nnx
 
 from attn_np import contract, weights
 from attn_np.contract import Config
-from attn_np.weights import _cast, _files, _header
+from attn_np.weights import _cast, _files, _header, _shards
 from attn_np.weights.layouts._base import differences
 from parity_tests._inputs import EXAMPLES, TREES, Arrays, Tree, config_of
 
@@ -490,6 +490,15 @@ CORPUS: dict[str, tuple[Edit, type[W.WeightFileError], str]] = {
         W.UnsupportedEncodingError,
         "divisible by 4",
     ),
+    "JSON alone": (raw(b'{"metadata": {}, "weight_map": {}}'), W.HeaderSyntaxError, "index of shards"),
+    "a field with a name twice": (
+        meta(config='{"d_model":6,"num_heads":3,"num_heads":2}'),
+        W.DuplicateKeyError,
+        "config",
+    ),
+    "a field of NaN": (meta(config='{"scale":NaN}'), W.HeaderSyntaxError, "NaN is not JSON"),
+    "a field of bad Unicode": (meta(config='{"\ud800":1}'), W.HeaderSyntaxError, "utf-8"),
+    "a field of control characters": (meta(axes='{"\x7f":1}'), W.LayoutTagError, r"\x7f"),
     "a pickle": (raw(pickle.dumps(Payload())), W.UnsafeFormatError, "pickle"),
     "an old pickle": (raw(pickle.dumps(Payload(), protocol=2)), W.UnsafeFormatError, "pickle"),
     "a .pt file": (raw(torch_file()), W.UnsafeFormatError, "zip"),
@@ -562,6 +571,14 @@ def test_a_wrong_file_is_refused_and_the_layer_stays(
     file = tmp_path / "wrong.safetensors"
     file.write_bytes(change(*good(file)))
     monkeypatch.chdir(tmp_path)
+    message = refusal(file, error, layers)
+    assert message.startswith(str(file))
+    assert words in message
+    assert not (tmp_path / "opened").exists()
+
+
+def refusal(file: Path, error: type[W.WeightFileError], layers: dict[str, Any]) -> str:
+    """The message of a refusal that is the same in the three trees and leaves their layers as they are."""
     texts, copies = set(), set()
     before = bits(weights.draw(CONFIG, 3, "float32"))
     for name, tree in TREES.items():
@@ -575,11 +592,272 @@ def test_a_wrong_file_is_refused_and_the_layer_stays(
     assert len(texts) == 1
     message = texts.pop()
     assert WORDS.fullmatch(message)
-    assert message.startswith(str(file))
-    assert words in message
     assert message.isprintable()
-    assert not (tmp_path / "opened").exists()
     assert copies == {message}
+    return message
+
+
+# Shards ---------------------------------------------------------------------------------------------------------------
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+# Every other tensor, so that the shards' tensors alternate in the layer's order.
+HALVES = {FIRST: tuple(VALUES)[::2], SECOND: tuple(VALUES)[1::2]}
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    return good(path)[0]["__metadata__"]
+
+
+def sharded(folder: Path, metadata: dict[str, str], values: Arrays = VALUES) -> Path:
+    """A file of ours in two shards and their index."""
+    for shard, keys in HALVES.items():
+        _header.write_tensors(folder / shard, {key: values[key] for key in keys}, metadata)
+    shard_of = {key: shard for key in values for shard in HALVES if key in HALVES[shard]}
+    index = folder / "model.safetensors.index.json"
+    total = sum(x.nbytes for x in values.values())
+    index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": shard_of}, indent=2))
+    return index
+
+
+Spoil = Callable[[Path], object]
+
+
+def index_with(change: Callable[[dict[str, Any]], Any]) -> Spoil:
+    def apply(index: Path) -> None:
+        content = json.loads(index.read_text())
+        change(content)
+        index.write_text(json.dumps(content))
+
+    return apply
+
+
+def mapped(key: str, shard: Any) -> Spoil:
+    return index_with(lambda index: index["weight_map"].update({key: shard}))
+
+
+def named(shard: str) -> Spoil:
+    """The first shard under another name in the index: the name alone must be refused."""
+    return index_with(lambda i: i["weight_map"].update({k: shard for k, s in i["weight_map"].items() if s == FIRST}))
+
+
+def index_text(change: Callable[[bytes], bytes]) -> Spoil:
+    return lambda index: index.write_bytes(change(index.read_bytes()))
+
+
+def shard_bytes(change: Callable[[bytes], bytes]) -> Spoil:
+    return lambda index: (index.parent / SECOND).write_bytes(change((index.parent / SECOND).read_bytes()))
+
+
+def linked(target: str) -> Spoil:
+    """The second shard moved to another place, and a link to it where it was."""
+
+    def apply(index: Path) -> None:
+        moved = index.parent / target
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        (index.parent / SECOND).rename(moved)
+        (index.parent / SECOND).symlink_to(moved)
+
+    return apply
+
+
+def other_metadata(index: Path) -> None:
+    shard = index.parent / SECOND
+    _header.write_tensors(shard, weights.tensors(shard), metadata_of(index.parent / "whole") | {"version": "0"})
+
+
+def as_folder(index: Path) -> None:
+    (index.parent / SECOND).unlink()
+    (index.parent / SECOND).mkdir()
+
+
+SHARDED: dict[str, tuple[Spoil, type[W.WeightFileError], str]] = {
+    # Names of shards
+    "upwards": (named(f"../{FIRST}"), W.UnsafePathError, "plain name"),
+    "upwards and back": (named(f"../there/{FIRST}"), W.UnsafePathError, "plain name"),
+    "only upwards": (named(".."), W.UnsafePathError, "plain name"),
+    "the folder itself": (named("."), W.UnsafePathError, "plain name"),
+    "a folder below": (named(f"x/{FIRST}"), W.UnsafePathError, "plain name"),
+    "absolute": (named(f"/etc/{FIRST}"), W.UnsafePathError, "plain name"),
+    "backslashes": (named(f"..\\{FIRST}"), W.UnsafePathError, "plain name"),
+    "a drive": (named(f"C:{FIRST}"), W.UnsafePathError, "plain name"),
+    "no name": (named(""), W.UnsafePathError, "0 characters"),
+    "a NUL": (named(f"{FIRST}\0.txt"), W.UnsafePathError, "control"),
+    "a newline": (named(f"{FIRST}\n"), W.UnsafePathError, "control"),
+    "a surrogate": (named(f"\ud800{FIRST}"), W.UnsafePathError, "control"),
+    "a link out": (linked("../elsewhere/x"), W.UnsafePathError, "a link out of it"),
+    "a link to nowhere outside": (
+        lambda index: (linked("../elsewhere/x")(index), (index.parent.parent / "elsewhere" / "x").unlink()),
+        W.UnsafePathError,
+        "a link out of it",
+    ),
+    # Shards against the index
+    "a shard missing": (lambda index: (index.parent / SECOND).unlink(), W.ShardIndexError, "no file"),
+    "a shard that is a folder": (as_folder, W.ShardIndexError, "no regular file"),
+    "a name too long": (named("x" * 5000), W.ShardIndexError, "no file"),
+    "a key in the other shard": (mapped("w_k", FIRST), W.ShardIndexError, "'w_k'"),
+    "a key in no shard": (mapped("w_qq", FIRST), W.ShardIndexError, "'w_qq'"),
+    "a key not mapped": (index_with(lambda i: i["weight_map"].pop("w_k")), W.ShardIndexError, "none for 'w_k'"),
+    "both names for one shard": (
+        lambda index: (index.parent / SECOND).write_bytes((index.parent / FIRST).read_bytes()),
+        W.ShardIndexError,
+        SECOND,
+    ),
+    "no weight_map": (index_with(lambda i: i.pop("weight_map")), W.ShardIndexError, "NoneType"),
+    "a weight_map of pairs": (index_with(lambda i: i.update(weight_map=[["w_q", FIRST]])), W.ShardIndexError, "list"),
+    "a shard by number": (mapped("w_k", 1), W.ShardIndexError, "none for 'w_k'"),
+    "metadata of a list": (index_with(lambda i: i.update(metadata=[])), W.ShardIndexError, "list"),
+    "a total too small": (index_with(lambda i: i["metadata"].update(total_size=4)), W.ShardIndexError, "4 bytes"),
+    "a total too large": (index_with(lambda i: i["metadata"].update(total_size=2**40)), W.ShardIndexError, "all"),
+    "a total below 0": (index_with(lambda i: i["metadata"].update(total_size=-1)), W.ShardIndexError, "-1"),
+    "a total of 80 bits": (index_with(lambda i: i["metadata"].update(total_size=2**80)), W.ShardIndexError, "64-bit"),
+    # The index itself
+    "a tensor mapped twice": (
+        index_text(lambda raw: raw.replace(b'"w_k"', b'"w_q"')),
+        W.DuplicateKeyError,
+        "'w_q'",
+    ),
+    "weight_map twice": (
+        index_text(lambda raw: raw.replace(b'"metadata"', b'"weight_map"')),
+        W.DuplicateKeyError,
+        "'weight_map'",
+    ),
+    "an index of nothing": (index_text(lambda raw: b""), W.HeaderSyntaxError, "an index of JSON"),
+    "an index cut": (index_text(lambda raw: raw[:-2]), W.HeaderSyntaxError, "an index of JSON"),
+    "an index of a list": (index_text(lambda raw: b"[]"), W.HeaderSyntaxError, "starts with"),
+    "an index in UTF-16": (index_text(lambda raw: raw.decode().encode("utf-16")), W.HeaderSyntaxError, "UTF-8"),
+    "an index of bad UTF-8": (index_text(lambda raw: raw.replace(b"w_k", b"w\xff")), W.HeaderSyntaxError, "utf-8"),
+    "an index nested deep": (index_text(lambda raw: b'{"a":' + b"[" * 100_000), W.HeaderSyntaxError, "index"),
+    "an index above the limit": (index_text(lambda raw: raw + b" " * 2**24), W.HeaderLimitError, str(2**24)),
+    "an index of too many values": (
+        index_text(lambda raw: b'{"a":[' + b"[]," * 300_000 + b"[]]}"),
+        W.HeaderLimitError,
+        "values",
+    ),
+    "too many shards": (
+        index_with(lambda i: i["weight_map"].update({f"x{n}": f"x{n}.safetensors" for n in range(512)})),
+        W.HeaderLimitError,
+        "512 shards",
+    ),
+    "a key upwards": (mapped("../w", FIRST), W.KeyNameError, "'../w'"),
+    "a key without a name": (mapped("", FIRST), W.KeyNameError, "0 characters"),
+    # Single shards, and all together
+    "a shard cut": (shard_bytes(lambda raw: raw[:-1]), W.TruncatedFileError, SECOND),
+    "a shard with more": (shard_bytes(lambda raw: raw + b"\0"), W.TrailingDataError, SECOND),
+    "a shard that is a pickle": (shard_bytes(lambda raw: pickle.dumps(Payload())), W.UnsafeFormatError, SECOND),
+    "a shard that is an index": (
+        lambda index: (index.parent / SECOND).write_bytes(index.read_bytes()),
+        W.HeaderSyntaxError,
+        "index of shards",
+    ),
+    "a flipped bit": (shard_bytes(lambda raw: raw[:-1] + bytes([raw[-1] ^ 1])), W.DigestMismatchError, "SHA-256"),
+    "shards of two files": (other_metadata, W.ConfigMismatchError, "'version'"),
+}
+
+
+@pytest.mark.parametrize("case", SHARDED)
+def test_wrong_shards_are_refused_and_the_layer_stays(
+    case: str, layers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil, error, words = SHARDED[case]
+    folder = tmp_path / "there"
+    folder.mkdir()
+    index = sharded(folder, metadata_of(folder / "whole"))
+    spoil(index)
+    monkeypatch.chdir(tmp_path)
+    message = refusal(index, error, layers)
+    assert message.startswith(str(folder))
+    assert words in message
+    assert not (tmp_path / "opened").exists()
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_shards_load_as_the_whole_file_does(name: str, tmp_path: Path) -> None:
+    tree, index = TREES[name], sharded(tmp_path, metadata_of(tmp_path / "whole"))
+    for layer in (tree.package.load(index), tree.package.load(index, into=tree.build(CONFIG, seed=8, dtype="float32"))):
+        assert bits(values_of(tree, layer)) == bits(VALUES)
+        assert layer.config == CONFIG
+        tree.package.save(layer, tmp_path / "again")
+        assert (tmp_path / "again").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert bits(weights.tensors(index)) == bits(VALUES)
+    assert list(weights.tensors(index, "w_o", "w_q")) == ["w_o", "w_q"]
+    with pytest.raises(weights.MissingKeysError, match="'w_q'"):
+        weights.tensors(index, "w_x")
+
+
+def test_harmless_differences_of_an_index(tmp_path: Path) -> None:
+    """No total, the fractions of old writers, other fields, and links that stay inside the folder."""
+    harmless: list[Spoil] = [
+        index_with(lambda i: i.pop("metadata")),
+        index_with(lambda i: i["metadata"].pop("total_size")),
+        index_with(lambda i: i["metadata"].update(total_size=4.5)),
+        index_with(lambda i: i.update(more=[1])),
+        linked("blobs/x"),
+    ]
+    for number, change in enumerate(harmless):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        index = sharded(folder, metadata_of(tmp_path / "whole"))
+        change(index)
+        assert bits(weights.read(index).values) == bits(VALUES)
+
+
+def test_only_the_shards_asked_for_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index, opened = sharded(tmp_path, {}), []
+
+    class Watched(_header.TensorFile):
+        def __init__(self, path: str) -> None:
+            opened.append(os.path.basename(path))
+            super().__init__(path)
+
+    monkeypatch.setattr(_shards, "TensorFile", Watched)
+    with _shards.opened(index) as file:
+        assert list(file.entries) == list(VALUES)
+        assert "w_k" in file.entries
+        assert len(file.entries) == len(VALUES)
+        assert opened == []
+        file.read(HALVES[SECOND][0])
+        file.read(HALVES[SECOND][1])
+        assert opened == [SECOND]
+    (tmp_path / FIRST).unlink()
+    asked = HALVES[SECOND]
+    assert bits(weights.tensors(index, *asked)) == bits({key: VALUES[key] for key in asked})
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_one_layer_of_a_foreign_index(name: str, tmp_path: Path) -> None:
+    """Two layers in a shard each: the one that is asked for is read, and the other's shard need not be there."""
+    tree, shard_of = TREES[name], {}
+    for number, shard in enumerate((FIRST, SECOND)):
+        values = weights.draw(CONFIG, number, "float32")
+        weights.write(tmp_path / shard, CONFIG, values, layout="bert", layer=number)
+        shard_of |= dict.fromkeys(weights.tensors(tmp_path / shard), shard)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": shard_of}))
+    (tmp_path / FIRST).unlink()
+    layer = tree.package.load(index, layout="bert", layer=1, num_heads=2)
+    assert bits(values_of(tree, layer)) == bits(weights.draw(CONFIG, 1, "float32"))
+    with pytest.raises(weights.ShardIndexError, match=FIRST):
+        tree.package.load(index, layout="bert", layer=0, num_heads=2)
+
+
+def test_a_file_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    def words(path: Path, error: type[OSError]) -> str:
+        texts = set()
+        for tree in TREES.values():
+            with pytest.raises(error) as caught:
+                tree.package.load(path)
+            texts.add(str(caught.value))
+        assert len(texts) == 1
+        message = texts.pop()
+        assert message.startswith(f"{path}: expected a weight file, got ")
+        assert WORDS.fullmatch(message)
+        return message
+
+    assert "holds none" in words(tmp_path / "layer.safetensors", FileNotFoundError)
+    assert "there is no folder" in words(tmp_path / "x" / "layer.safetensors", FileNotFoundError)
+    index = sharded(tmp_path, {})
+    assert f"did you mean {index.name!r}" in words(tmp_path / "mode.safetensors.index.json", FileNotFoundError)
+    assert FIRST in words(tmp_path, IsADirectoryError)
 
 
 def test_a_wrong_file_asks_for_little_memory(tmp_path: Path) -> None:
@@ -606,7 +884,7 @@ def test_a_wrong_file_asks_for_little_memory(tmp_path: Path) -> None:
 
 
 def test_the_corpus_covers_every_error() -> None:
-    tested = {error for _, error, _ in CORPUS.values()}
+    tested = {error for _, error, _ in (*CORPUS.values(), *SHARDED.values())}
     assert tested == set(subclasses(weights.WeightFileError))
     assert all(issubclass(error, ValueError) for error in tested)
 

@@ -18,10 +18,12 @@ __all__ = [
     "MissingKeysError",
     "NonFiniteWeightError",
     "ShapeMismatchError",
+    "ShardIndexError",
     "TrailingDataError",
     "TruncatedFileError",
     "UnexpectedKeysError",
     "UnsafeFormatError",
+    "UnsafePathError",
     "UnsupportedEncodingError",
     "WeightFileError",
 ]
@@ -47,7 +49,9 @@ class WeightFileError(ValueError):
 
     def __str__(self) -> str:
         where = self.file if self.key is None else f"{self.file}: {self.key!r}"
-        return f"{where}: expected {self.expected}, got {self.found}; {self.todo}"
+        text = f"{where}: expected {self.expected}, got {self.found}; {self.todo}"
+        # What a file holds must not steer the terminal that shows it.
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class TruncatedFileError(WeightFileError):
@@ -84,6 +88,14 @@ class UnsupportedEncodingError(WeightFileError):
 
 class UnsafeFormatError(WeightFileError):
     """A format that can run code or hide data when it is opened."""
+
+
+class UnsafePathError(WeightFileError):
+    """An index names a shard that does not lie in its own folder."""
+
+
+class ShardIndexError(WeightFileError):
+    """The index and its shards do not fit: a shard is not there, or holds other tensors than the index says."""
 
 
 class MissingKeysError(WeightFileError):

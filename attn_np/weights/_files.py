@@ -24,7 +24,8 @@ from attn_np.weights._errors import (
     listed,
 )
 from attn_np.weights._foreign import convert_from, read_foreign, write_foreign
-from attn_np.weights._header import CODES, TensorFile, write_tensors
+from attn_np.weights._header import CODES, parsed, write_tensors
+from attn_np.weights._shards import Tensors, opened
 from attn_np.weights.layouts import _base
 
 FORMAT = "attn-parity/1"
@@ -46,7 +47,7 @@ def read(
     """Read a weight file and check it whole before anything is handed out.
 
     Args:
-        path: the file.
+        path: the file, or the index of its shards (`*.safetensors.index.json`).
         config: the config that the file must have, as for loading into a layer.
         layout: name of a foreign layout, or of the variant that the file holds where another one is wanted; None for
             a file of ours as it is.
@@ -75,11 +76,11 @@ def read(
     wanted = Wanted(config, config.variant if config else variant, fields, dtype, cast, finite)
     if foreign is not None:
         layouts.get(foreign)
-    with TensorFile(path) as file:
+    with opened(path) as file:
         return read_foreign(file, foreign, layer, prefix, wanted) if foreign else _read_ours(file, layout, wanted)
 
 
-def _read_ours(file: TensorFile, held: str | None, wanted: Wanted) -> WeightFile:
+def _read_ours(file: Tensors, held: str | None, wanted: Wanted) -> WeightFile:
     config = _tagged(file, held or wanted.variant)
     shapes, axes = config.shapes(), {name: param.axes for name, param in config.params().items()}
     compare_keys(file.path, list(shapes), list(file.entries))
@@ -103,7 +104,7 @@ def _read_ours(file: TensorFile, held: str | None, wanted: Wanted) -> WeightFile
     return WeightFile(file.path, replace(config, **training), kind, values)
 
 
-def _tagged(file: TensorFile, variant: str | None) -> Config:
+def _tagged(file: Tensors, variant: str | None) -> Config:
     """The config that a file of ours states about itself."""
     tag = file.metadata.get("format")
     if tag != FORMAT:
@@ -135,17 +136,12 @@ def _tagged(file: TensorFile, variant: str | None) -> Config:
     return config
 
 
-def _json(file: TensorFile, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(file.metadata[name])
-        if not isinstance(found, dict):
-            raise ValueError(type(found).__name__)
-    except (ValueError, RecursionError) as error:
-        raise HeaderSyntaxError(file.path, name, "a JSON object", str(error)[:200], "write the file again") from None
-    return found
+def _json(file: Tensors, name: str) -> dict[str, Any]:
+    # Lone surrogates pass the header as escapes; here they are bad UTF-8.
+    return parsed(file.path, file.metadata[name].encode("utf-8", "surrogatepass"), f"a metadata field {name!r}")
 
 
-def _digests(file: TensorFile) -> dict[str, str]:
+def _digests(file: Tensors) -> dict[str, str]:
     """The digest of every tensor, from a header whose own digest is right."""
     stated = seal(file.metadata, {name: (entry.code, entry.shape) for name, entry in file.entries.items()})
     if file.metadata["header_sha256"] != stated:

@@ -14,7 +14,8 @@ from attn_np.contract import Config, nearest
 from attn_np.weights import layouts
 from attn_np.weights._check import Wanted, WeightFile, accepted, agree, check, one_dtype
 from attn_np.weights._errors import ConfigMismatchError, MissingKeysError, compare_keys, compare_shape, listed
-from attn_np.weights._header import TensorFile, write_tensors
+from attn_np.weights._header import write_tensors
+from attn_np.weights._shards import Tensors
 from attn_np.weights.layouts import _base
 from attn_np.weights.layouts._base import Layout, Step, Table
 
@@ -22,14 +23,14 @@ SIDECAR = "config.json"
 MAX_SIDECAR = 2**20
 
 
-def read_foreign(file: TensorFile, name: str, layer: int | None, prefix: str, wanted: Wanted) -> WeightFile:
+def read_foreign(file: Tensors, name: str, layer: int | None, prefix: str, wanted: Wanted) -> WeightFile:
     layout = layouts.get(name)
     variant = _which(name, layout, wanted.variant)
     table = layout.tables[variant]
     inside = [key[len(prefix) :] for key in file.entries if key.startswith(prefix)]
     start = prefix + _prefix(file.path, layout, table, layer, inside)
     stated = _stated(file.path, name, layout, table, variant, wanted.fields)
-    shapes = {key[len(start) :]: entry.shape for key, entry in file.entries.items() if key.startswith(start)}
+    shapes = {key[len(start) :]: file.entries[key].shape for key in file.entries if key.startswith(start)}
     if wanted.config is None:
         config = _inferred(file.path, variant, table, start, shapes, stated)
     else:
@@ -145,7 +146,7 @@ def _plan(file: str, name: str, table: Table, config: Config) -> list[Step]:
         raise ConfigMismatchError(file, "config", f"a config that {name} can hold", str(error), todo) from None
 
 
-def _accept_keys(file: TensorFile, layout: Layout, plan: Sequence[Step], prefix: str, start: str) -> None:
+def _accept_keys(file: Tensors, layout: Layout, plan: Sequence[Step], prefix: str, start: str) -> None:
     """Every key is one of the layer's, or one that the layout says it ignores."""
     needed = [start + key for step in plan for key in step.keys]
     found = []

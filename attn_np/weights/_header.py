@@ -16,7 +16,9 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
+from attn_np.contract import nearest
 from attn_np.weights._errors import (
+    SHOWN,
     DuplicateKeyError,
     HeaderLimitError,
     HeaderSyntaxError,
@@ -37,6 +39,8 @@ MAX_KEYS = 16384
 MAX_VALUES = 16 * MAX_KEYS
 MAX_NAME = 512
 MAX_SIZE = 2**63
+INDEX_SUFFIX = ".safetensors.index.json"
+SUFFIXES = (".safetensors", INDEX_SUFFIX)
 ALIGNMENT = 8
 
 # Bits of one element, for every dtype that the format knows.
@@ -74,6 +78,7 @@ OTHERS: tuple[tuple[bytes, type[WeightFileError], str, str], ...] = (
     (b"\x89HDF", UnsafeFormatError, "an HDF5 file (.h5)", ARCHIVE),
     (b"\x1f\x8b", UnsafeFormatError, "a gzip archive", ARCHIVE),
     *((bytes([0x80, protocol]), UnsafeFormatError, "a pickle (.pt, .bin or .pkl)", PICKLE) for protocol in range(2, 6)),
+    (b"{", HeaderSyntaxError, "JSON text", f"where it is an index of shards, name it *{INDEX_SUFFIX}"),
     (b"version https://git-lfs", TruncatedFileError, "a Git LFS pointer without the tensors", "run git lfs pull"),
 )
 
@@ -93,11 +98,40 @@ class Entry:
         return READ[self.code].name if self.code in READ else self.code
 
 
+def open_file(path: str) -> BinaryIO:
+    """A file that is there, for reading.
+
+    Raises:
+        FileNotFoundError, IsADirectoryError: with the files that may have been meant.
+    """
+    try:
+        return open(path, "rb")
+    except FileNotFoundError as error:
+        todo = at_hand(os.path.dirname(path) or os.curdir, os.path.basename(path))
+        raise FileNotFoundError(f"{path}: expected a weight file, got no file of this name; {todo}") from error
+    except IsADirectoryError as error:
+        raise IsADirectoryError(f"{path}: expected a weight file, got a folder; {at_hand(path, '')}") from error
+
+
+def at_hand(folder: str, name: str) -> str:
+    """The end of an error message: which weight files a folder holds."""
+    if not os.path.isdir(folder):
+        return f"there is no folder {folder!r}; check the path"
+    known = [file for file in sorted(os.listdir(folder)) if file.endswith(SUFFIXES)]
+    return nearest(name, known[: SHOWN * 4]) if known else f"the folder {folder!r} holds none; check the path"
+
+
 class TensorFile:
     """An open safetensors file whose header holds: metadata, and the dtype, shape and place of every tensor.
 
     The tensors asked for are read one by one, straight into arrays of their own. (A memory map would save nothing, as
     every caller keeps a copy, and would kill the process if the file is cut while it is read.)
+
+    Attributes:
+        path: the file.
+        metadata: what the file says about itself.
+        entries: the tensors by name.
+        size: bytes of all tensors.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the file.
@@ -105,7 +139,7 @@ class TensorFile:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = os.fspath(path)
-        self._stream: BinaryIO = open(path, "rb")  # noqa: SIM115 - closed by __exit__, and below when the header is bad
+        self._stream = open_file(self.path)  # closed by __exit__, and below when the header is bad
         try:
             header = self._header()
             self.metadata = self._metadata(header.pop("__metadata__", {}))
@@ -175,39 +209,8 @@ class TensorFile:
             raise TruncatedFileError(self.path, None, f"a header of {length} bytes", found, "get the whole file")
         self._stream.seek(8)
         raw = self._stream.read(length)
-        self._start, self._size = 8 + length, size - 8 - length
-        return self._parse(raw)
-
-    def _parse(self, raw: bytes) -> dict[str, Any]:
-        """The header's JSON, each name once."""
-        values = sum(raw.count(sign) for sign in (b",", b"{", b"["))
-        if values > MAX_VALUES:
-            raise HeaderLimitError(
-                self.path, None, f"at most {MAX_VALUES} values in the header", str(values), "split the file"
-            )
-
-        def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            found: dict[str, Any] = {}
-            for name, value in pairs:
-                if name in found:
-                    todo = "write the file again; readers would disagree on which one counts"
-                    raise DuplicateKeyError(self.path, name, "each name once in the header", "it twice", todo)
-                found[name] = value
-            return found
-
-        def constant(word: str) -> None:
-            raise ValueError(f"{word} is not JSON")
-
-        try:
-            if not raw.startswith(b"{"):
-                raise ValueError(f"it starts with {raw[:1]!r}")
-            header = json.loads(raw.decode("utf-8"), object_pairs_hook=once, parse_constant=constant)
-        except WeightFileError:
-            raise
-        except (ValueError, RecursionError) as error:
-            expected, todo = "a header of JSON in UTF-8 that starts with {", "check that this is a safetensors file"
-            raise HeaderSyntaxError(self.path, None, expected, str(error)[:200], todo) from None
-        return header
+        self._start, self.size = 8 + length, size - 8 - length
+        return parsed(self.path, raw, "a header")
 
     def _metadata(self, fields: Any) -> dict[str, str]:
         if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
@@ -222,10 +225,7 @@ class TensorFile:
         return fields
 
     def _entry(self, name: str, fields: Any) -> Entry:
-        parts = name.replace("\\", "/").split("/")
-        if not 0 < len(name) <= MAX_NAME or not name.isprintable() or ".." in parts or parts[0] == "":
-            expected = f"a name of 1 to {MAX_NAME} printable characters that is no path upwards"
-            raise KeyNameError(self.path, name[:80], expected, f"{len(name)} characters", "rename the tensor")
+        check_name(self.path, name)
         if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
             found = listed(fields) if isinstance(fields, dict) else type(fields).__name__
             raise HeaderSyntaxError(self.path, name, "dtype, shape and data_offsets", found, "write the file again")
@@ -260,27 +260,62 @@ class TensorFile:
                 todo = "write the file again with a current safetensors"
                 raise UnsupportedEncodingError(self.path, name, expected, str(self._start + entry.begin), todo)
             end = entry.end
-        if end > self._size:
-            found = f"{self._size} bytes"
+        if end > self.size:
+            found = f"{self.size} bytes"
             raise TruncatedFileError(self.path, None, f"{end} bytes of tensors", found, "get the whole file")
-        if end < self._size:
+        if end < self.size:
             todo = "remove what was appended, or get the file again"
-            raise TrailingDataError(self.path, None, f"{end} bytes of tensors and the end", f"{self._size} bytes", todo)
+            raise TrailingDataError(self.path, None, f"{end} bytes of tensors and the end", f"{self.size} bytes", todo)
+
+
+def parsed(path: str, raw: bytes, what: str) -> dict[str, Any]:
+    """A JSON object, each name once.
+
+    Raises:
+        HeaderLimitError, HeaderSyntaxError, DuplicateKeyError: naming `what` it is.
+    """
+    values = sum(raw.count(sign) for sign in (b",", b"{", b"["))
+    if values > MAX_VALUES:
+        raise HeaderLimitError(path, None, f"{what} of at most {MAX_VALUES} values", str(values), "split the file")
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                todo = "write the file again; readers would disagree on which one counts"
+                raise DuplicateKeyError(path, name[:80], f"{what} with each name once", "it twice", todo)
+            found[name] = value
+        return found
+
+    def constant(word: str) -> None:
+        raise ValueError(f"{word} is not JSON")
+
+    try:
+        if not raw.startswith(b"{"):
+            raise ValueError(f"it starts with {raw[:1]!r}")
+        return json.loads(raw.decode("utf-8"), object_pairs_hook=once, parse_constant=constant)
+    except WeightFileError:
+        raise
+    except (ValueError, RecursionError) as error:
+        expected, todo = f"{what} of JSON in UTF-8 that starts with {{", "check that this is the right file"
+        raise HeaderSyntaxError(path, None, expected, str(error)[:200], todo) from None
+
+
+def check_name(path: str, name: str) -> None:
+    """Refuse a tensor's name that no parameter has.
+
+    Raises:
+        KeyNameError: naming it.
+    """
+    parts = name.replace("\\", "/").split("/")
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or ".." in parts or parts[0] == "":
+        expected = f"a name of 1 to {MAX_NAME} printable characters that is no path upwards"
+        raise KeyNameError(path, name[:80], expected, f"{len(name)} characters", "rename the tensor")
 
 
 def sizes(value: Any) -> bool:
     """A list of 64-bit integers from 0: JSON's true is an int to Python, so types are compared."""
     return isinstance(value, list) and all(type(x) is int and 0 <= x < MAX_SIZE for x in value)
-
-
-def tensors(path: str | PathLike[str], *names: str) -> dict[str, np.ndarray]:
-    """Arrays of any safetensors file by name, all of them where none is named: recorded inputs and outputs.
-
-    Raises:
-        WeightFileError: the subclass that says what is wrong with the file.
-    """
-    with TensorFile(path) as file:
-        return {name: file.read(name) for name in names or file.entries}
 
 
 def write_tensors(path: str | PathLike[str], values: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
