@@ -511,7 +511,7 @@ def adopt(tree: str) -> None:
     for whole in (_core, _vjp):
         copy = import_module(whole.__name__.replace("attn_np", tree, 1))
         for name, function in vars(whole).items():
-            if callable(function) and hasattr(function, "__wrapped__") and function in FUNCTIONS:
+            if getattr(function, "__module__", "") == whole.__name__ and function in FUNCTIONS:
                 other = getattr(copy, name)
                 same = code_of(plain(other)) == code_of(plain(function))
                 FUNCTIONS[other] = FUNCTIONS[function] if same else plain(other)

@@ -16,7 +16,7 @@ import numpy as np
 
 from parity_tests.candidates import Candidate, Outcome, extras, leaves, numpy_layer, pulled
 from parity_tests.cases import Case, Drawn, draw
-from parity_tests.error_arrays import ErrArray, Precision, delivered, precision, precision_of, widened
+from parity_tests.error_arrays import UNDERFLOW, UNIT, ErrArray, Precision, delivered, precision, precision_of, widened
 
 
 @dataclass(frozen=True)
@@ -184,21 +184,33 @@ def replaced(carry: Any, old: Any, new: Any) -> Any:
 
 
 def reference(
-    case: Case, drawn: Drawn, tape: Any, p: Precision, tree: str = "attn_np", backward: bool = True
+    case: Case,
+    drawn: Drawn,
+    tape: Any,
+    p: Precision,
+    tree: str = "attn_np",
+    backward: bool = True,
+    rounding: str | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Outputs and gradients of the reference in float64, with bounds for a candidate of precision p.
 
-    `tree` names a copy of attn_np that `error_arrays.adopt` knows; without `backward` there are no gradients.
+    `tree` names a copy of attn_np that `error_arrays.adopt` knows; without `backward` there are no gradients. With
+    `rounding` the candidate may have been given everything rounded to that type.
     """
+
+    def lifted(x: np.ndarray) -> ErrArray:
+        x = widened(x)
+        return ErrArray(x, 0.0 if rounding is None else UNIT[rounding] * np.abs(x) + UNDERFLOW[rounding])
+
     layer = numpy_layer(case.at("float64"), {name: widened(x) for name, x in drawn.params.items()}, tree)
-    layer.set_params({name: ErrArray(x, 0.0) for name, x in layer.params().items()})
-    inputs = {n: ErrArray(widened(x), 0.0) if x.dtype.kind not in "biu" else x for n, x in drawn.inputs.items()}
+    layer.set_params({name: lifted(x) for name, x in layer.params().items()})
+    inputs = {n: lifted(x) if x.dtype.kind not in "biu" else x for n, x in drawn.inputs.items()}
     with precision(p), np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         found = leaves(layer(**inputs, **extras(case.config.variant, case.config.layer), tape=tape))
         if not backward:
             return found, {}
         dys = pulled(case, drawn, {n: x.shape for n, x in found.items()})
-        grads = layer.vjp(tape, *(ErrArray(widened(x), 0.0) for x in dys.values()))
+        grads = layer.vjp(tape, *(lifted(x) for x in dys.values()))
     return found, {f"d{name}": g for name, g in (grads.inputs | grads.params).items()}
 
 
@@ -226,13 +238,18 @@ def judge_tape(case: Case, name: str, drawn: Drawn, outcome: Outcome, p: Precisi
     yield from tape_rows(case, name, outcome, anchor, stages)
 
 
-def tape_rows(case: Case, name: str, outcome: Outcome, anchor: Anchor, stages: dict[str, Any]) -> Iterator[Row]:
+def tape_rows(
+    case: Case, name: str, outcome: Outcome, anchor: Anchor, stages: dict[str, Any], partial: bool = False
+) -> Iterator[Row]:
+    """Verdicts on what was taped; a `partial` candidate may record what it likes."""
     names = list(anchor.values)
-    forward = names[: names.index("dy")]
-    for missing in [n for n in forward if n not in outcome.tape] + [n for n in outcome.tape if n not in forward]:
+    forward = names[: names.index("dy")] if "dy" in names else names
+    for missing in (
+        [] if partial else [n for n in forward if n not in outcome.tape] + [n for n in outcome.tape if n not in forward]
+    ):
         who = "the candidate" if missing in forward else "the reference"
         yield Row(name, case, "tape", missing, np.inf, note=f"{who} did not record it")
-    for missing in anchor.unseen:
+    for missing in [] if partial else anchor.unseen:
         if missing not in forward:
             yield Row(name, case, "cotangent", missing, np.inf, note="the candidate has no such gradient")
     for stage in forward:

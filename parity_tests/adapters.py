@@ -1,0 +1,426 @@
+"""Bring your own: a torch module, a Flax module or a function, made into a candidate that the judge takes.
+
+Names are mapped, never guessed. Weights are read from the candidate and nothing in it is changed.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from inspect import Parameter, signature
+from typing import Any
+
+import numpy as np
+
+from attn_np import contract
+from attn_np.contract import Config
+from attn_np.weights import layouts
+from attn_np.weights.layouts._base import Step, Table, steps
+from attn_np.weights.layouts._rearrange import parse, rearrange, solve
+from parity_tests.candidates import Candidate, Outcome, collect, from_torch, scoped, to_torch
+from parity_tests.cases import Case, Drawn
+
+Weights = str | Mapping[Any, Any] | None
+Named = str | tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Names:
+    """How a candidate's names and axes map to ours.
+
+    Attributes:
+        weights: a layout's name such as "bert", or our parameter to their name or (their name, "their axes -> ours"),
+            as in `{"w_q": ("q_proj.weight", "(h k) d -> d h k")}`; several of ours may come from one of theirs:
+            `{("w_q", "w_k", "w_v"): ("qkv.weight", "(p h k) d -> p d h k")}`.
+        arguments: our argument to their keyword or (their keyword, "our axes -> theirs"). By default the arguments of
+            the same name, and the first one by position.
+        outputs: what is returned, in order: "y", "out1" (the weights), or (name, "their axes -> ours"); None for what
+            is not compared.
+        taps: a pattern that finds a submodule's or an intermediate's name to the name on our tape, or (that name,
+            "their axes -> ours").
+        call: called as `call(candidate, **arguments)` with our names, in place of the candidate itself.
+    """
+
+    weights: Weights = None
+    arguments: Mapping[str, Named] | None = None
+    outputs: tuple[Named | None, ...] = ("y",)
+    taps: Mapping[str, Named] = field(default_factory=dict)
+    call: Callable[..., Any] | None = None
+
+
+def framework_of(candidate: Any) -> str:
+    """The framework of a module by its class; "numpy" for anything else that can be called."""
+    for base in type(candidate).__mro__:
+        root = base.__module__.partition(".")[0]
+        if base.__name__ == "Module" and root in ("torch", "flax"):
+            return {"torch": "torch", "flax": "jax"}[root]
+    if not callable(candidate):
+        raise TypeError(
+            f"assert_parity: expected a torch module, a Flax module or a function, got {type(candidate).__name__}; "
+            f"wrap what computes attention in a function of its arguments"
+        )
+    return "numpy"
+
+
+# Names and axes -------------------------------------------------------------------------------------------------------
+
+
+def pair(named: Named) -> tuple[str, str | None]:
+    return (named, None) if isinstance(named, str) else named
+
+
+def table_of(weights: Weights, config: Config) -> Table:
+    """The table of a layout, or one made of a name map."""
+    if isinstance(weights, str):
+        layout = layouts.get(weights)
+        if config.variant not in layout.tables:
+            known = ", ".join(sorted(layout.tables))
+            raise ValueError(
+                f"assert_parity: expected a layout that holds {config.variant}, got {weights!r} with {known}; "
+                f"give weights= as a map of names"
+            )
+        return layout.tables[config.variant]
+    params = config.params()
+    rules: dict[Any, Any] = {}
+    for ours, theirs in (weights or {name: name for name in params}).items():
+        names = (ours,) if isinstance(ours, str) else tuple(ours)
+        for name in names:
+            if name not in params:
+                raise ValueError(
+                    f"assert_parity: expected parameters of {config.variant} in weights=, got {name!r}; "
+                    f"{contract.nearest(name, tuple(params))}"
+                )
+        key, pattern = pair(theirs)
+        same = params[names[0]].axes
+        rules[ours] = (key, pattern or f"{same} -> {same}")
+    return Table(rules=rules)
+
+
+def read_weights(weights: Weights, config: Config, held: Mapping[str, np.ndarray]) -> tuple[Any, list[Step]]:
+    """Our parameters from a candidate's own, and the steps that lead from its names to ours."""
+    if not config.params():
+        return {}, []
+    moves, params = steps(table_of(weights, config), config), {}
+    for step in moves:
+        for key in step.keys:
+            if key not in held:
+                raise ValueError(
+                    f"assert_parity: expected a parameter {key!r} in the candidate, got none of this name; "
+                    f"{contract.nearest(key, tuple(held))} Map it with weights="
+                )
+            if held[key].shape != step.key_shape():
+                raise ValueError(
+                    f"assert_parity: expected {key!r} of shape {step.key_shape()} ({step.key_axes()}), "
+                    f"got {held[key].shape}; check the pattern in weights= and the config"
+                )
+        params |= step.ours(held)
+    return params, moves
+
+
+def letters_of(case: Case, drawn: Drawn) -> dict[str, int]:
+    """The size of every axis letter in a call."""
+    sizes = dict(case.config.sizes())
+    for name, arg in case.config.arguments().items():
+        if name in drawn.inputs and arg.kind in ("array", "tokens"):
+            sizes |= dict(zip(arg.axes.split(), drawn.inputs[name].shape, strict=True))
+    if "s" not in sizes and "t" in sizes:
+        sizes["s"] = sizes["t"]
+    return sizes
+
+
+def arranged(x: Any, pattern: str | None, sizes: Mapping[str, int], move: Callable[..., Any] = rearrange) -> Any:
+    return x if pattern is None else move(x, pattern, sizes)
+
+
+def axes_moved(x: Any, pattern: str, sizes: Mapping[str, int]) -> Any:
+    """`rearrange` for an array of any framework, so that gradients pass through it."""
+    left, right = parse(pattern)
+    known = dict(sizes) | solve(left, tuple(x.shape), sizes)
+    source = [letter for axis in left for letter in axis]
+    target = [letter for axis in right for letter in axis]
+    x = x.reshape([known[letter] for letter in source])
+    x = (x.permute if hasattr(x, "permute") else x.transpose)([source.index(letter) for letter in target])
+    shape: list[int] = []
+    for axis in right:
+        size = 1
+        for letter in axis:
+            size *= known[letter]
+        shape.append(size)
+    return x.reshape(shape)
+
+
+def accepted(candidate: Any, config: Config, names: Names) -> dict[str, Named]:
+    """Our arguments that a candidate takes, with the keyword it has for each; "" for the first, by position."""
+    if names.arguments is not None:
+        unknown = [name for name in names.arguments if name not in config.arguments()]
+        if unknown:
+            raise ValueError(
+                f"assert_parity: expected arguments of {config.variant} in arguments=, got {unknown[0]!r}; "
+                f"{contract.nearest(unknown[0], tuple(config.arguments()))}"
+            )
+        return dict(names.arguments)
+    function = names.call or getattr(candidate, "forward", candidate)
+    found = list(signature(function).parameters.values())
+    found = found[1:] if names.call is not None or takes_params(candidate, config) else found
+    known = {p.name for p in found if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
+    every = any(p.kind is Parameter.VAR_KEYWORD for p in found)
+    taken: dict[str, Named] = {name: name for name in config.arguments() if every or name in known}
+    first = next(iter(config.arguments()))
+    return taken if first in taken else {first: "", **taken}
+
+
+def takes_params(candidate: Any, config: Config) -> bool:
+    """A function of a variant with weights gets them as its first argument; a module holds its own."""
+    return bool(config.params()) and framework_of(candidate) == "numpy"
+
+
+def invoke(candidate: Any, given: Mapping[str, Any], taken: Mapping[str, Named], names: Names, sizes: Any) -> Any:
+    """Call a candidate with our arguments under its names."""
+    if names.call is not None:
+        return names.call(candidate, **given)
+    positional, keywords = [], {}
+    for name, x in given.items():
+        key, pattern = pair(taken[name])
+        x = arranged(x, pattern, sizes, axes_moved)
+        if key:
+            keywords[key] = x
+        else:
+            positional.append(x)
+    return candidate(*positional, **keywords)
+
+
+def returned(result: Any, names: Names, sizes: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A candidate's result as named outputs and, from a dictionary, named intermediates."""
+    if isinstance(result, Mapping):
+        wanted = {name for named in names.outputs if named is not None for name in [pair(named)[0]]}
+        outputs = {name: x for name, x in result.items() if name in wanted}
+        rest = {name: x for name, x in result.items() if name not in wanted}
+        return outputs, dict(tapped(rest, names, sizes)) if names.taps else rest
+    parts = list(result) if isinstance(result, tuple | list) else [result]
+    outputs = {}
+    for named, x in zip(names.outputs, parts, strict=False):
+        if named is not None and x is not None:
+            name, pattern = pair(named)
+            outputs[name] = arranged(x, pattern, sizes, axes_moved)
+    return outputs, {}
+
+
+def tapped(values: Mapping[str, Any], names: Names, sizes: Mapping[str, int]) -> Iterator[tuple[str, Any]]:
+    """The intermediates that a tap's pattern finds, under our names."""
+    for pattern, named in names.taps.items():
+        ours, axes = pair(named)
+        for name, x in values.items():
+            if re.fullmatch(pattern, name):
+                yield ours, arranged(x, axes, sizes, axes_moved)
+
+
+# The candidates -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Port:
+    """Somebody's implementation, ready to be judged.
+
+    Attributes:
+        candidate: runs a case, as the trees' own candidates do.
+        params: its weights under our names; None for a function, which gets those that are drawn.
+        dtype: of its weights, or the one asked for.
+        arguments: the arguments of ours that it takes.
+    """
+
+    candidate: Candidate
+    params: dict[str, np.ndarray] | None
+    dtype: str
+    arguments: tuple[str, ...]
+
+
+def port(candidate: Any, config: Config, names: Names, framework: str | None = None, dtype: str | None = None) -> Port:
+    """Make a candidate of a torch module, a Flax module or a function.
+
+    Raises:
+        TypeError: it is none of them.
+        ValueError: names that do not fit the variant or the candidate.
+    """
+    framework = framework or framework_of(candidate)
+    makers = {"torch": torch_port, "jax": jax_port, "numpy": array_port}
+    if framework not in makers:
+        raise ValueError(
+            f"assert_parity: expected framework= to be one of {', '.join(makers)}, got {framework!r}; "
+            f"{contract.nearest(framework, tuple(makers))}"
+        )
+    return makers[framework](candidate, config, names, dtype)
+
+
+def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None) -> Port:
+    """A torch module, by its parameters and forward hooks; or a function of tensors."""
+    import torch
+
+    is_module = isinstance(candidate, torch.nn.Module)
+    own = dict(candidate.named_parameters()) if is_module else {}
+    floats = [x for x in own.values() if x.is_floating_point()]
+    dtype = dtype or (str(floats[0].dtype).rpartition(".")[2] if floats else "float32")
+    device = floats[0].device if floats else torch.device("cpu")
+    params, moves = None, []
+    if is_module:
+        params, moves = read_weights(names.weights, config, {name: from_torch(x) for name, x in own.items()})
+    taken = accepted(candidate, config, names)
+
+    def run(case: Case, drawn: Drawn, taped: bool) -> Outcome:
+        sizes, outcome = letters_of(case, drawn), Outcome()
+        given = {name: to_torch(x, device) for name, x in drawn.inputs.items()}
+        leaves = {name: x.requires_grad_() for name, x in given.items() if x.is_floating_point()}
+        weights = {} if is_module else {name: to_torch(x, device) for name, x in drawn.params.items()}
+        weights = {name: x.requires_grad_() for name, x in weights.items()}
+        function = candidate if is_module or not weights else lambda *a, **k: candidate(weights, *a, **k)
+        with hooked(candidate, names) if taped and is_module else nothing() as seen:
+            outputs, tape = returned(invoke(function, given, taken, names, sizes), names, sizes)
+        tape |= dict(tapped(seen, names, sizes))
+        used = {name: own[name] for step in moves for name in step.keys}
+        taps = {name: x for name, x in tape.items() if torch.is_tensor(x) and x.requires_grad}
+        targets = [*leaves.values(), *weights.values(), *used.values(), *taps.values()]
+        collect(outcome, "outputs", outputs, from_torch)
+        collect(outcome, "tape", tape, from_torch)
+        dys = {name: x for name, x in drawn.pulled.items() if name in outputs}
+        sources = [outputs[name] for name in dys]
+        if targets and all(x.requires_grad for x in sources):
+            pull = [to_torch(x, device).to(outputs[name].dtype) for name, x in dys.items()]
+            found = torch.autograd.grad(sources, targets, pull, allow_unused=True)
+            found = [torch.zeros_like(x) if g is None else g for x, g in zip(targets, found, strict=True)]
+            keys = [*leaves, *weights, *(("own", name) for name in used), *(("tap", name) for name in taps)]
+            by_key = dict(zip(keys, found, strict=True))
+            grads = {f"d{name}": by_key[name] for name in (*leaves, *weights)}
+            collect(outcome, "grads", grads, from_torch)
+            theirs = {name: from_torch(by_key["own", name]) for name in used}
+            mine = {f"d{name}": x for step in moves for name, x in step.ours(theirs).items()}
+            collect(outcome, "grads", mine, np.asarray)
+            collect(outcome, "cotangents", {scoped(name): by_key["tap", name] for name in taps}, from_torch)
+        return outcome
+
+    kind = "module" if is_module else "function"
+    return Port(Candidate("your torch", kind, device.type, run), params, dtype, tuple(taken))
+
+
+@contextmanager
+def nothing() -> Iterator[dict[str, Any]]:
+    yield {}
+
+
+@contextmanager
+def hooked(module: Any, names: Names) -> Iterator[dict[str, Any]]:
+    """Forward hooks on the submodules that a tap's pattern finds; their outputs by the submodule's name."""
+    import torch
+
+    seen: dict[str, Any] = {}
+    known = dict(module.named_modules())
+    handles = []
+    for pattern in names.taps:
+        found = [name for name in known if re.fullmatch(pattern, name)]
+        if not found:
+            raise ValueError(
+                f"assert_parity: expected a submodule named like {pattern!r} in taps=, got none; "
+                f"{contract.nearest(pattern, tuple(name for name in known if name))}"
+            )
+        for name in found:
+
+            def keep(_: Any, __: Any, out: Any, name: str = name) -> Any:
+                out = out[0] if isinstance(out, tuple) else out
+                if torch.is_tensor(out):
+                    seen[name] = out
+
+            handles.append(known[name].register_forward_hook(keep))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None) -> Port:
+    """A Flax NNX module, with what it sows as intermediates; or a function of JAX arrays."""
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    is_module = isinstance(candidate, nnx.Module)
+    own: dict[str, Any] = {}
+    if is_module:
+        flat = dict(nnx.to_flat_state(nnx.state(candidate, nnx.Param)))
+        own = {".".join(map(str, path)): x[...] for path, x in flat.items()}
+    floats = [x for x in own.values() if jnp.issubdtype(x.dtype, jnp.floating)]
+    dtype = dtype or (str(floats[0].dtype) if floats else "float32")
+    params, moves = None, []
+    if is_module:
+        params, moves = read_weights(names.weights, config, {name: np.asarray(x) for name, x in own.items()})
+    taken = accepted(candidate, config, names)
+
+    def with_weights(held: Mapping[str, Any]) -> Any:
+        graph, state, rest = nnx.split(candidate, nnx.Param, ...)
+        flat = [(path, x.replace(held[".".join(map(str, path))])) for path, x in nnx.to_flat_state(state)]
+        return nnx.merge(graph, nnx.from_flat_state(flat), rest)
+
+    def call(held: Mapping[str, Any], leaves: Any, rest: Any, sizes: Any, taped: bool) -> Any:
+        function = with_weights(held) if is_module else candidate
+        if not is_module and held:
+            function = lambda *a, **k: candidate(held, *a, **k)  # noqa: E731 - a name for a partial application
+        seen: dict[str, Any] = {}
+        given = {**leaves, **rest}
+        if is_module and taped and names.taps:
+            sown = nnx.capture(lambda module: invoke(module, given, taken, names, sizes), nnx.Intermediate)
+            result, state = sown(function)
+            seen = {".".join(map(str, path)): last(x[...]) for path, x in nnx.to_flat_state(state)}
+            absent = [p for p in names.taps if not any(re.fullmatch(p, name) for name in seen)]
+            if absent:
+                raise ValueError(
+                    f"assert_parity: expected the module to sow an intermediate named like {absent[0]!r}, got "
+                    f"{', '.join(seen) or 'none'}; call self.sow(nnx.Intermediate, name, x) where it is computed"
+                )
+        else:
+            result = invoke(function, given, taken, names, sizes)
+        outputs, tape = returned(result, names, sizes)
+        return outputs, tape | dict(tapped(seen, names, sizes))
+
+    def run(case: Case, drawn: Drawn, taped: bool) -> Outcome:
+        sizes, outcome = letters_of(case, drawn), Outcome()
+        leaves = {n: jnp.asarray(x) for n, x in drawn.inputs.items() if x.dtype.kind not in "biu"}
+        rest = {n: jnp.asarray(x) for n, x in drawn.inputs.items() if n not in leaves}
+        held = own if is_module else {n: jnp.asarray(x) for n, x in drawn.params.items()}
+        vjp: Any = jax.vjp  # its type knows no has_aux
+
+        def forward(held: Any, leaves: Any) -> Any:
+            outputs, tape = call(held, leaves, rest, sizes, taped)
+            return {n: outputs[n] for n in outputs if n in drawn.pulled}, (outputs, tape)
+
+        sources, pull, (outputs, tape) = vjp(forward, held, leaves, has_aux=True)
+        collect(outcome, "outputs", outputs, np.asarray)
+        collect(outcome, "tape", tape, np.asarray)
+        dheld, dleaves = pull({n: jnp.asarray(drawn.pulled[n], x.dtype) for n, x in sources.items()})
+        collect(outcome, "grads", {f"d{n}": x for n, x in dleaves.items()}, np.asarray)
+        theirs = {n: np.asarray(x) for n, x in dheld.items()}
+        mine = theirs if not moves else {n: x for step in moves for n, x in step.ours(theirs).items()}
+        collect(outcome, "grads", {f"d{n}": x for n, x in mine.items()}, np.asarray)
+        return outcome
+
+    kind = "module" if is_module else "function"
+    return Port(Candidate("your jax", kind, "cpu", run), params, dtype, tuple(taken))
+
+
+def last(x: Any) -> Any:
+    """What a module sowed last under a name."""
+    return x[-1] if isinstance(x, tuple) else x
+
+
+def array_port(candidate: Any, config: Config, names: Names, dtype: str | None) -> Port:
+    """A function of NumPy arrays, or of anything that takes and gives them: outputs and intermediates, no gradients."""
+    taken = accepted(candidate, config, names)
+
+    def run(case: Case, drawn: Drawn, taped: bool) -> Outcome:
+        sizes, outcome = letters_of(case, drawn), Outcome()
+        held = {name: x.copy() for name, x in drawn.params.items()}
+        function = (lambda *a, **k: candidate(held, *a, **k)) if held else candidate
+        given = {name: x.copy() for name, x in drawn.inputs.items()}
+        outputs, tape = returned(invoke(function, given, taken, names, sizes), names, sizes)
+        collect(outcome, "outputs", outputs, np.asarray)
+        collect(outcome, "tape", tape, np.asarray)
+        return outcome
+
+    return Port(Candidate("your", "function", "cpu", run), None, dtype or "float64", tuple(taken))

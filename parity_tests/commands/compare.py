@@ -1,0 +1,45 @@
+"""attn-parity compare: two traces, side by side in dataflow order."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def main(
+    one: Annotated[Path, typer.Argument(help="A trace, of `attn-parity trace` or `parity_tests.record`.")],
+    other: Annotated[Path, typer.Argument(help="Another one, or any safetensors file with --names.")],
+    names: Annotated[
+        Path | None,
+        typer.Option(help='JSON: name in the other file to ours, as {"attn.softmax": "tape.probs"}.'),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report to this file, to be opened in a browser.")] = None,
+) -> None:
+    """Say where two runs part: the first array that differs although what it is made of agrees, whose it is, and why.
+
+    Each run is judged on its own numbers stage by stage, so that a difference in an earlier stage does not hide or
+    excuse one in a later stage.
+    """
+    import json as js
+
+    from parity_tests import compare, trace
+    from parity_tests.cli import console, writable
+    from parity_tests.show import show_comparison, write_comparison
+
+    writable(json, html)
+    try:
+        renamed = None if names is None else js.loads(names.read_text(encoding="utf-8"))
+        first = trace.load(one)
+        second = trace.load(other, like=first, names=renamed)
+        with console.status("comparing"):
+            found = compare(first, second)
+    except (ValueError, TypeError, OSError) as error:
+        console.print(f"[bold red]refused[/] {error}", soft_wrap=True)
+        raise typer.Exit(2) from None
+    show_comparison(console, found, (str(one), str(other)))
+    write_comparison(found, (str(one), str(other)), json, html)
+    for path in (json, html):
+        if path is not None:
+            console.print(f"written: {path}")
+    raise typer.Exit(0 if found.agree else 1)

@@ -1,0 +1,318 @@
+"""The judge as a library: `assert_parity` for an implementation of your own, `compare` for two traces."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from attn_np import contract
+from attn_np.contract import Config
+from parity_tests.adapters import Names, Port, Weights, port
+from parity_tests.candidates import output_shapes, pulled
+from parity_tests.cases import CALLS, Case, Drawn, draw, given
+from parity_tests.error_arrays import UNDERFLOW, UNIT, ErrArray, delivered, widened
+from parity_tests.explain import Judged, explain, verdicts
+from parity_tests.findings import Finding
+from parity_tests.judge import Row, reference
+from parity_tests.patterns import axes_of, patterns
+from parity_tests.trace import Trace, record
+
+
+class ParityError(AssertionError):
+    """An implementation differs from the reference by more than rounding explains.
+
+    Attributes:
+        finding: the first difference, what it looks like, and the known mistakes that give its numbers.
+    """
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(told(finding))
+        self.finding = finding
+
+
+@dataclass
+class Verdict:
+    """What `assert_parity` found where it found no difference.
+
+    Attributes:
+        rows: the verdict on every array of every call.
+        traces: what was computed, by call.
+    """
+
+    rows: list[Row]
+    traces: dict[str, Trace] = field(default_factory=dict)
+
+    @property
+    def worst(self) -> Row:
+        return max(self.rows, key=lambda row: row.ratio)
+
+    def __str__(self) -> str:
+        numbers = sum(row.elements for row in self.rows)
+        loose = sum(row.vacuous for row in self.rows)
+        more = f"; {loose:,} numbers had a bound above their array's size" if loose else ""
+        return (
+            f"agrees: {len(self.rows)} arrays, {numbers:,} numbers, worst error/bound {self.worst.ratio:.3g} "
+            f"({self.worst.stage} {self.worst.name}){more}"
+        )
+
+
+def told(finding: Finding) -> str:
+    """A finding in words: where, how much, what it looks like, why."""
+    row, lines = finding.first, [f"{finding.candidate} differs first at {finding.first.stage} {finding.first.name}"]
+    if row.note:
+        lines.append(f"  {row.note}")
+    else:
+        at = f"{row.index}" + (f" of the axes {finding.axes}" if finding.axes else "")
+        lines.append(f"  got {row.got:.9g}, expected {row.expected:.9g} at {at}")
+        lines.append(f"  error/bound {row.ratio:.3g}; the bound there is {row.bound:.2g}")
+    before = [r.name for r in finding.rows[: finding.rows.index(row)] if r.stage == "tape"] if finding.rows else []
+    if before:
+        lines.append(f"  agree before it: {', '.join(before)}")
+    for pattern in finding.patterns:
+        lines.append(f"  seen: {pattern}")
+    for i, cause in enumerate(finding.causes):
+        word = "cause" if i == 0 else "fits too"
+        lines.append(f"  {word}: {cause.name} (with it error/bound {cause.ratio:.2g})")
+        if i == 0:
+            lines.append(f"  fix: {cause.fix}")
+    if not finding.causes:
+        lines.append("  cause: none of the known mistakes gives these numbers")
+    return "\n".join(lines)
+
+
+def assert_parity(
+    candidate: Any,
+    variant: str,
+    config: Config | Mapping[str, Any] | None = None,
+    *,
+    weights: Weights = None,
+    arguments: Mapping[str, Any] | None = None,
+    outputs: tuple[Any, ...] = ("y",),
+    taps: Mapping[str, Any] | None = None,
+    call: Any = None,
+    framework: str | None = None,
+    dtype: str | None = None,
+    calls: tuple[str, ...] = CALLS,
+    empty_rows: bool = True,
+    seed: int = 0,
+    **fields: Any,
+) -> Verdict:
+    """Judge an implementation of your own against the float64 reference: outputs, gradients and what it records.
+
+    The candidate is called with random inputs of odd sizes, as many of our arguments as it takes, and, for a function,
+    with random weights as its first argument, a dictionary under our names. A module's own weights are read and stay
+    as they are. Nothing is put into evaluation mode: do that first.
+
+    Args:
+        candidate: a torch module, a Flax NNX module, or a function; of NumPy arrays unless `framework` says otherwise.
+        variant: the variant that it should be, such as "mha".
+        config: the variant's Config, or its fields.
+        weights: how its parameters map to ours: see `parity_tests.adapters.Names`, as for the next four.
+        arguments, outputs, taps, call: how its arguments, results, submodules and call map to ours.
+        framework: "torch", "jax" or "numpy": whose arrays a function takes.
+        dtype: of inputs and weights; by default that of a module's weights, float64 for a function of NumPy arrays.
+        calls: which of "plain", "full" and "shared" (see `parity_tests.cases.Case`).
+        empty_rows: whether masks hide every key from some query; what then comes out is 0 in the reference.
+        seed: of everything random.
+        fields: the Config's fields, in place of `config`.
+
+    Returns:
+        The verdict on every array.
+
+    Raises:
+        ParityError: it differs; the message names the first difference and the mistake that explains it.
+        ValueError, TypeError: names, fields or shapes that do not fit.
+    """
+    made = config if isinstance(config, Config) else contract.config(variant, **dict(config or {}), **fields)
+    names = Names(weights, arguments, outputs, taps or {}, call)
+    found = port(candidate, made, names, framework, dtype)
+    rows: list[Row] = []
+    traces: dict[str, Trace] = {}
+    for trace in runs(found, made, calls, empty_rows, seed, outputs):
+        finding = explain(trace.judged())
+        if finding is not None:
+            raise ParityError(finding)
+        rows += verdicts(trace.judged())[0]
+        traces[trace.case.call] = trace
+    return Verdict(rows, traces)
+
+
+def runs(found: Port, config: Config, calls: tuple[str, ...], empty_rows: bool, seed: int, outputs: tuple[Any, ...]):
+    """A trace of each call that differs from the ones before it in what is given."""
+    names = {name if isinstance(name, str) else name[0] for name in outputs if name is not None}
+    seen = set()
+    for call in calls:
+        case = Case(config.variant, "yours", call, found.dtype, seed, config)
+        key = tuple(name for name in given(config, call) if name in found.arguments)
+        if key in seen:
+            continue
+        seen.add(key)
+        yield record(found.candidate, case, prepared(found, case, empty_rows, names), partial=True)
+
+
+def prepared(found: Port, case: Case, empty_rows: bool, returns: set[str]) -> Drawn:
+    """The call's inputs, the candidate's own weights, and no gradient for what it does not return."""
+    drawn = draw(case, found.arguments)
+    if not empty_rows:
+        drawn = replace(drawn, inputs={name: seeing(case, name, x) for name, x in drawn.inputs.items()})
+    if found.params is not None:
+        drawn = replace(drawn, params={name: x.astype(drawn.params[name].dtype) for name, x in found.params.items()})
+    held = pulled(case, drawn, output_shapes(case, drawn))
+    return replace(drawn, pulled={name: x if name in returns else np.zeros_like(x) for name, x in held.items()})
+
+
+def seeing(case: Case, name: str, x: np.ndarray) -> np.ndarray:
+    """A mask in which every query sees a key, its own place or the last one, and is kept from another."""
+    if case.config.arguments()[name].kind != "mask" or x.ndim < 3:
+        return x
+    t, s = x.shape[-2:]
+    own = np.minimum(np.arange(t) + max(s - t, 0), s - 1)[:, None]
+    return (x | (np.arange(s) == own)) & (np.arange(s) != (own + s - 1) % s)
+
+
+# Two traces -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Line:
+    """One name of two traces.
+
+    Attributes:
+        kind, name, axes: which array.
+        apart: largest difference of the two.
+        ratio: largest difference over the sum of the bounds of both, from the inputs on.
+        one, other: largest error/bound of each on its own inputs of this stage; None where it was not recorded.
+    """
+
+    kind: str
+    name: str
+    axes: str
+    apart: float | None
+    ratio: float | None
+    one: float | None
+    other: float | None
+
+    @property
+    def ok(self) -> bool:
+        return all(x is None or x <= 1 for x in (self.ratio, self.one, self.other))
+
+
+@dataclass
+class Comparison:
+    """What two traces say about each other.
+
+    Attributes:
+        given: differences in what the two were given, in words; where there is one, nothing behind it is comparable.
+        lines: every name in dataflow order.
+        findings: what is wrong with either, judged on its own numbers.
+    """
+
+    one: Trace
+    other: Trace
+    given: list[str] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def first(self) -> Line | None:
+        """The first name that differs although what it is made of agrees."""
+        return next((line for line in self.lines if not line.ok), None)
+
+    @property
+    def agree(self) -> bool:
+        return not self.given and not self.findings and self.first is None
+
+
+def compare(one: Trace, other: Trace) -> Comparison:
+    """Walk two traces in dataflow order: the first name that differs although its inputs agree, on whose side, why."""
+    found = Comparison(one, other, list(given_apart(one, other)))
+    sides = [trace.judged() for trace in (one, other)]
+    judged = [verdicts(side) for side in sides]
+    rows = [{(row.stage, row.name): row for row in part} for part, _ in judged]
+    bounds = [whole(side, other.case.dtype) for side, other in zip(sides, reversed(sides), strict=True)]
+    kinds = (("tape", "tape"), ("outputs", "output"), ("cotangents", "cotangent"), ("grads", "gradient"))
+    for kind, stage in kinds:
+        held = [getattr(side.outcome, kind) for side in sides]
+        for name in dict.fromkeys([*held[0], *held[1]]):
+            line = Line(stage, name, "", None, None, *(worst(part, stage, name) for part in rows))
+            x = next(part[name] for part in held if name in part)
+            line.axes = axes_of(one.case, name, x.ndim)
+            if all(name in part for part in held):
+                line.apart, line.ratio = distance(held[0][name], held[1][name], *(b.get(name) for b in bounds))
+            if (line.apart, line.one, line.other) != (None, None, None):
+                found.lines.append(line)
+    found.findings = [finding for finding in map(explain, sides) if finding is not None]
+    return found
+
+
+def worst(rows: Mapping[tuple[str, str], Row], stage: str, name: str) -> float | None:
+    held = [rows[s, name].ratio for s in (stage, f"stage {stage}") if (s, name) in rows]
+    return max(held, default=None)
+
+
+def whole(side: Judged, other: str) -> dict[str, ErrArray]:
+    """Value and bound of every name from the inputs on, without going on from the candidate's numbers.
+
+    Where the other side has the coarser dtype, what this one was given is uncertain by that type's rounding.
+    """
+    tape: dict[str, Any] = {}
+    rounding = other if UNIT[other] > UNIT[side.case.dtype] else None
+    found, grads = reference(side.case, side.drawn, tape, side.precision, rounding=rounding)
+    ends = {name: delivered(x, side.case.dtype) for name, x in (found | grads).items()}
+    return {name: x for name, x in tape.items() if isinstance(x, ErrArray) and name not in ends} | ends
+
+
+def distance(x: np.ndarray, y: np.ndarray, bx: ErrArray | None, by: ErrArray | None) -> tuple[float, float | None]:
+    """Largest difference of two arrays, and largest share of what the two bounds together allow."""
+    if x.shape != y.shape:
+        return float("inf"), float("inf")
+    if x.dtype == bool or y.dtype == bool:
+        same = bool(np.array_equal(x, y))
+        return float(not same), 0.0 if same else float("inf")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gap = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y))
+        gap = np.where(np.isnan(gap), np.inf, gap)
+        apart = float(np.max(gap, initial=0.0))
+        if bx is None or by is None or bx.shape != x.shape or by.shape != x.shape:
+            return apart, None
+        share = np.where(gap == 0, 0.0, gap / (bx.b + by.b))
+    return apart, float(np.max(np.where(np.isnan(share), np.inf, share), initial=0.0))
+
+
+def given_apart(one: Trace, other: Trace):
+    """What the two runs were given and should share: variant, config, inputs, weights and incoming gradients."""
+    if one.case.variant != other.case.variant:
+        yield f"variant: {one.case.variant} and {other.case.variant}"
+        return
+    mine, theirs = one.case.config.as_dict(), other.case.config.as_dict()
+    for name in mine:
+        if mine[name] != theirs[name]:
+            yield f"config: {name}={mine[name]!r} and {name}={theirs[name]!r}"
+    parts = (
+        ("input", one.drawn.inputs, other.drawn.inputs),
+        ("weight", one.drawn.params, other.drawn.params),
+        ("incoming gradient", one.drawn.pulled, other.drawn.pulled),
+    )
+    for what, a, b in parts:
+        for name in dict.fromkeys([*a, *b]):
+            if name not in a or name not in b:
+                yield f"{what} {name}: only {(one if name in a else other).who} has it"
+                continue
+            want, got = rounded_to(a[name], one.case.dtype, other.case.dtype), widened(b[name])
+            how = (
+                [] if isinstance(want, ErrArray) else [] if np.array_equal(want, got) else ["the two are not the same"]
+            )
+            if isinstance(want, ErrArray):
+                how = patterns(got, want, axes_of(one.case, name, got.ndim))
+            if how:
+                yield f"{what} {name}: {'; '.join(how[:3])}"
+
+
+def rounded_to(x: np.ndarray, mine: str, theirs: str) -> Any:
+    """An array with the bound for what the coarser of two types leaves of it; exact where the types are the same."""
+    if x.dtype == bool or x.dtype.kind in "iu":
+        return x
+    v = widened(x)
+    coarse = max((mine, theirs), key=lambda name: UNIT[name])
+    return ErrArray(v, 0.0 if mine == theirs else UNIT[coarse] * np.abs(v) + UNDERFLOW[coarse])

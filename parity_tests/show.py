@@ -1,0 +1,137 @@
+"""How findings and comparisons are shown: words and tables for the terminal, JSON for machines."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from parity_tests.explain import verdicts
+from parity_tests.findings import Finding
+from parity_tests.parity import Comparison, told
+from parity_tests.report import as_dict, versions
+
+# Ratios beyond this say no more than that the two have nothing to do with each other.
+FAR = 2.0**40
+
+
+def ratio(x: float | None) -> str:
+    if x is None:
+        return "[dim]–[/]"
+    text = "far beyond" if x > FAR else f"{x:.3g}"
+    return f"[bold red]{text}[/]" if x > 1 else f"[green]{text}[/]"
+
+
+def number(x: float | None) -> str:
+    return "[dim]–[/]" if x is None else "NaN" if np.isinf(x) else f"{x:.2e}"
+
+
+def show_finding(console: Console, finding: Finding) -> None:
+    """The first difference in words, its cause and its fix."""
+    for line in told(finding).splitlines():
+        word, colon, rest = line.strip().partition(": ")
+        style = {"cause": "bold red", "fix": "bold green", "fits too": "yellow", "seen": "cyan"}.get(word)
+        indent = " " * (len(line) - len(line.lstrip()))
+        shown = f"{indent}[{style}]{word}[/]{colon}{escape(rest)}" if style and colon else escape(line)
+        console.print(shown, soft_wrap=True)
+
+
+def show_comparison(console: Console, found: Comparison, labels: tuple[str, str]) -> None:
+    """The walk through both traces, the first difference, whose it is, and why."""
+    names = ("A", "B")
+    for name, label, trace in zip(names, labels, (found.one, found.other), strict=True):
+        about = ", ".join(f"{k} {v}" for k, v in trace.about.items() if k != "platform")
+        console.print(f"[bold]{name}[/] {escape(label)}: {trace.who}, {trace.case.dtype}; {about}", soft_wrap=True)
+    for line in found.given:
+        console.print(f"[bold red]given something else[/] {escape(line)}", soft_wrap=True)
+    table = Table(title="in dataflow order (at most 1 agrees)", title_justify="left")
+    for head in ("array", "axes"):
+        table.add_column(head)
+    for head in ("largest |A - B|", "of both bounds", "A on its own inputs", "B on its own inputs"):
+        table.add_column(head, justify="right")
+    last = ""
+    for line in found.lines:
+        if line.kind != last:
+            table.add_section()
+        last = line.kind
+        mark = "" if line.ok else "[bold red]▶ [/]" if line is found.first else "[red]· [/]"
+        cells = (number(line.apart), ratio(line.ratio), ratio(line.one), ratio(line.other))
+        table.add_row(f"{mark}{line.kind} {escape(line.name)}", line.axes, *cells)
+    console.print(table)
+    for finding in found.findings:
+        show_finding(console, finding)
+    console.print(verdict(found), soft_wrap=True)
+
+
+def verdict(found: Comparison) -> str:
+    """One line: do they agree, and if not, where they part and who is wrong."""
+    if found.agree:
+        shared = sum(line.apart is not None for line in found.lines)
+        return f"[bold green]THEY AGREE[/]: {shared} arrays of both, each within its bound"
+    if found.given:
+        return "[bold red]NOT COMPARABLE[/]: the two were given different things; give them the same first"
+    first = found.first
+    where = "nowhere that both recorded" if first is None else f"first at {first.kind} {first.name}"
+    wrong = [
+        name
+        for name, trace in (("A", found.one), ("B", found.other))
+        if any(f.candidate == trace.who and f.case == trace.case.name for f in found.findings)
+    ]
+    whose = " and ".join(wrong)
+    side = f"{whose} departs from the reference there" if wrong else "each is right on its own inputs of every stage"
+    return f"[bold red]THEY DIFFER[/]: {where}; {side}"
+
+
+def finding_dict(finding: Finding) -> dict[str, Any]:
+    """A finding as JSON holds it."""
+    return {
+        "candidate": finding.candidate,
+        "case": finding.case,
+        "first": as_dict(finding.first),
+        "axes": finding.axes,
+        "causes": [
+            {"name": c.name, "fix": c.fix, "ratio": c.ratio if np.isfinite(c.ratio) else None} for c in finding.causes
+        ],
+        "patterns": finding.patterns,
+    }
+
+
+def write_comparison(found: Comparison, labels: tuple[str, str], to_json: Path | None, to_html: Path | None) -> None:
+    """What was found as JSON, and as a report."""
+    if to_json is not None:
+        content = {
+            "agree": found.agree,
+            "traces": [
+                {"file": label, "who": trace.who, "dtype": trace.case.dtype, "about": trace.about}
+                for label, trace in zip(labels, (found.one, found.other), strict=True)
+            ],
+            "given": found.given,
+            "first": None if found.first is None else {"kind": found.first.kind, "name": found.first.name},
+            "lines": [
+                {
+                    "kind": line.kind,
+                    "name": line.name,
+                    "ok": line.ok,
+                    **{k: finite(getattr(line, k)) for k in ("apart", "ratio", "one", "other")},
+                }
+                for line in found.lines
+            ],
+            "findings": [finding_dict(finding) for finding in found.findings],
+            "versions": versions(),
+        }
+        to_json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if to_html is not None:
+        from parity_tests.html import write_html
+        from parity_tests.matrix import Result
+
+        rows = [row for trace in (found.one, found.other) for row in verdicts(trace.judged())[0]]
+        dtypes = tuple(dict.fromkeys(row.case.dtype for row in rows))
+        title = f"{Path(labels[0]).name} against {Path(labels[1]).name}"
+        write_html(to_html, Result(rows=rows), dtypes, found.findings, title=title)
+
+
+def finite(x: float | None) -> float | None:
+    return x if x is not None and np.isfinite(x) else None
