@@ -15,7 +15,6 @@ from attn_np.contract.luong import EXAMPLES, Config
 from parity_tests._inputs import TREES, Arrays, Tree
 from parity_tests._witness import bounded, cotangent, layer_of, ratio, torch_gradients, weights_of
 from parity_tests.cases import CALLS, Case, draw
-from parity_tests.mutants import Mutant
 
 
 @pytest.fixture(params=list(TREES))
@@ -197,30 +196,6 @@ def test_a_query_that_sees_nothing_gives_nothing(tree: Tree, score: str) -> None
     assert not np.any(y[1, 3])
     assert not np.any(weights[1, 3])
     assert not np.any(tree.gradients(layer, inputs, cotangent(y.shape))["dquery"][1, 3])
-
-
-# Planted bugs ---------------------------------------------------------------------------------------------------------
-
-MUTANTS = (
-    Mutant(
-        "general score halved",
-        "luong.py",
-        "q = query if self.w is None else record(tape, q=einsum(",
-        "q = query if self.w is None else record(tape, q=0.5 * einsum(",
-        "luong",
-        "general",
-    ),
-    Mutant("concatenated score without tanh", "luong.py", "features=tanh(q[", "features=(q[", "luong", "concat"),
-    Mutant(
-        "tanh forgotten in the backward",
-        "luong.py",
-        'tanh_vjp(tape["features"], dfeatures)',
-        "dfeatures",
-        "luong",
-        "concat",
-        trees=("attn_np",),
-    ),
-)
 
 
 # Fields ---------------------------------------------------------------------------------------------------------------

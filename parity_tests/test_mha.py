@@ -16,7 +16,6 @@ from parity_tests._inputs import TREES, Arrays, Tree
 from parity_tests._witness import bounded, cotangent, layer_of, ratio, torch_gradients, weights_of
 from parity_tests.cases import CALLS, Case, draw
 from parity_tests.error_arrays import ErrArray
-from parity_tests.mutants import Mutant
 
 
 @pytest.fixture(params=list(TREES))
@@ -363,44 +362,3 @@ def test_torch_multihead_attention(config: Config, how: str) -> None:
     if how == "attn_mask":
         mistaken = bounded(config, inputs | {"mask": ~inputs["mask"]}, w)
         assert ratio(y.detach(), mistaken["y"]) > 1
-
-
-# Planted bugs ---------------------------------------------------------------------------------------------------------
-
-Q = 'q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)\n'
-Y = 'linear("bthv,hvd->btd", context, self.w_o, self.b_o))\n'
-
-MUTANTS = (
-    Mutant(
-        "heads split as k h",
-        "mha.py",
-        Q,
-        f'{Q[:-1]}.reshape(n["b"], n["t"], n["k"], n["h"]).swapaxes(2, 3)\n',
-        "mha",
-        "split",
-    ),
-    Mutant(
-        "heads merged without moving their axis back",
-        "mha.py",
-        Y,
-        Y.replace("context,", "context.swapaxes(1, 2).reshape(context.shape),"),
-        "mha",
-        "split",
-    ),
-    Mutant(
-        "values projected from the keys",
-        "mha.py",
-        'v = linear("bsj,jhv->bshv", value,',
-        'v = linear("bsj,jhv->bshv", key,',
-        "mha",
-        "split",
-    ),
-    Mutant(
-        "weights returned after dropout",
-        "_attend.py",
-        "narrow(probs, dtype)\n",
-        "narrow(kept, dtype)\n",
-        "mha",
-        "cross",
-    ),
-)

@@ -1,0 +1,22 @@
+"""Planted bugs: each is one edit of the source, in one tree, and the judge must see it.
+
+A mutant runs in a copy of the tree that lives under a name of its own in memory; nothing on disk changes. The reference
+stays whole. Every mistake here is one that people really make: see the traps in the documentation. The names and the
+advice are also what a judged port that has such a mistake is told.
+"""
+
+from parity_tests.mutants import backward, masks, projections, recurrent, scores, weights
+from parity_tests.mutants._evidence import evidence, outcome_of
+from parity_tests.mutants._plant import TREES, Mutant, copied, edited, planted
+
+__all__ = ["MUTANTS", "THEMES", "TREES", "Mutant", "copied", "edited", "evidence", "outcome_of", "planted"]
+
+THEMES = {
+    "scores": scores.MUTANTS,
+    "masks": masks.MUTANTS,
+    "weights": weights.MUTANTS,
+    "projections": projections.MUTANTS,
+    "recurrent": recurrent.MUTANTS,
+    "backward": backward.MUTANTS,
+}
+MUTANTS = tuple(mutant for theme in THEMES.values() for mutant in theme)

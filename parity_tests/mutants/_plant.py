@@ -1,0 +1,176 @@
+"""A mutant, and how it is planted: in a copy of a tree that lives in memory under a name of its own."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_loader
+from itertools import count
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from parity_tests.cases import Case
+
+TREES = ("attn_np", "attn_jax", "attn_torch")
+NUMPY = ("attn_np",)
+ATTEND, CORE, VJP = "_attend.py", "_core.py", "_vjp.py"
+_numbers = count()
+
+# What the trees spell differently, so that one edit serves all three.
+WORDS = {
+    "attn_np": {"np": "np", "where": "np.where", "exp": "np.exp", "axis": "axis", "keepdims": "keepdims"},
+    "attn_jax": {"np": "jnp", "where": "where", "exp": "exp", "axis": "axis", "keepdims": "keepdims"},
+    "attn_torch": {"np": "torch", "where": "where", "exp": "exp", "axis": "dim", "keepdims": "keepdim"},
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug.
+
+    Attributes:
+        name: the cause in words, as one would say it of somebody's code.
+        file: of the tree, such as "_attend.py".
+        old, new: the edit; `old` stands exactly once. `{np}`, `{where}`, `{exp}`, `{axis}` and `{keepdims}` are the
+            tree's own words.
+        variant, example, call, dtype: the case that must reveal it. The variant "attend" is that function by itself,
+            and the calls "greedy" and "generate" are those of seq2seq.
+        fix: one line of advice to somebody whose code has this mistake.
+        trees: where it is planted; the hand-written backward exists in NumPy only.
+        needs: names of `_core` that the edit uses and the file does not import.
+        many: the text stands more than once and every place is edited.
+        raises: trees in which the bug shows itself by an exception; elsewhere an exception is no evidence.
+        gain: factor on the arrays of the case, for bugs that only large numbers show.
+        survives: why the bug may live where no reference is whole, when it is planted in all three trees at once.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    variant: str
+    example: str
+    call: str = "full"
+    dtype: str = "float64"
+    fix: str = ""
+    trees: tuple[str, ...] = TREES
+    needs: tuple[str, ...] = ()
+    many: bool = False
+    raises: tuple[str, ...] = ()
+    gain: float = 1.0
+    survives: str = ""
+
+    def __str__(self) -> str:
+        return self.name.replace(" ", "-")
+
+    @property
+    def case(self) -> Case:
+        return Case(self.variant, self.example, self.call, self.dtype)
+
+
+def at(file: str, variant: str, example: str, **common: Any) -> Callable[..., Mutant]:
+    """For tables: mutants of one file that one case reveals, each given by its name, its fix, and the edit."""
+
+    def mutant(name: str, fix: str, old: str, new: str, **own: Any) -> Mutant:
+        given: dict[str, Any] = {"file": file, "variant": variant, "example": example} | common | own
+        return Mutant(name=name, fix=fix, old=old, new=new, **given)
+
+    return mutant
+
+
+@cache
+def root(tree: str) -> Path:
+    """The folder of a tree."""
+    spec = find_spec(tree)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"mutants: expected the package {tree}, got none; install it")
+    return Path(spec.submodule_search_locations[0])
+
+
+@cache
+def compiled(path: Path) -> CodeType:
+    """The code of a file as it stands; read and compiled once."""
+    return compile(path.read_text(encoding="utf-8"), f"<copy of {path.name}>", "exec")
+
+
+def renamed(code: CodeType, tree: str, alias: str) -> CodeType:
+    """The same code with the imports of a copy.
+
+    The copy takes its own files, but the contract and the weights are shared, as they are in a real tree.
+    """
+    mine = re.compile(rf"\b{tree}\.(?!contract|weights)")
+
+    def change(x: Any) -> Any:
+        if isinstance(x, str):
+            return mine.sub(f"{alias}.", x)
+        return renamed(x, tree, alias) if isinstance(x, CodeType) else x
+
+    return code.replace(co_consts=tuple(map(change, code.co_consts)), co_names=tuple(map(change, code.co_names)))
+
+
+def edited(mutant: Mutant, tree: str) -> str:
+    """The source of the file with the bug in it."""
+
+    def spelled(text: str) -> str:
+        for word, own in WORDS[tree].items():
+            text = text.replace(f"{{{word}}}", own)
+        return text
+
+    old, new = spelled(mutant.old), spelled(mutant.new)
+    source = (root(tree) / mutant.file).read_text(encoding="utf-8")
+    found = source.count(old)
+    if found == 0 or (found > 1 and not mutant.many):
+        raise ValueError(f"mutants: expected {old!r} once in {mutant.file}, got {found} times; mend the mutant")
+    imports = f"from {tree}._core import {', '.join(mutant.needs)}\n" if mutant.needs else ""
+    return imports + source.replace(old, new)
+
+
+class _Copy(MetaPathFinder, Loader):
+    """Finds and runs the modules of a tree's copy, one of its files edited."""
+
+    def __init__(self, tree: str, alias: str, file: str, source: str) -> None:
+        self.tree, self.alias, self.root = tree, alias, root(tree)
+        self.file, self.code = file, compile(source, f"<copy of {file}>", "exec")
+
+    def path(self, name: str) -> Path:
+        parts = name.split(".")[1:]
+        return self.root.joinpath(*parts).with_suffix(".py") if parts else self.root / "__init__.py"
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname.split(".")[0] != self.alias or not self.path(fullname).exists():
+            return None
+        return spec_from_loader(fullname, self, is_package=fullname == self.alias)
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        path = self.path(module.__name__)
+        code = self.code if path == self.root / self.file else compiled(path)
+        exec(renamed(code, self.tree, self.alias), module.__dict__)
+
+
+@contextmanager
+def planted(mutant: Mutant, tree: str) -> Iterator[str]:
+    """A copy of a tree with one bug in it, importable under the name this gives."""
+    with copied(tree, mutant.file, edited(mutant, tree)) as alias:
+        yield alias
+
+
+@contextmanager
+def copied(tree: str, file: str, source: str) -> Iterator[str]:
+    """A copy of a tree in which one file has another source, importable under the name this gives."""
+    alias = f"{tree}_copy{next(_numbers)}"
+    finder = _Copy(tree, alias, file, source)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield alias
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [n for n in sys.modules if n == alias or n.startswith(f"{alias}.")]:
+            del sys.modules[name]

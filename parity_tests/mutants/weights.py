@@ -1,0 +1,240 @@
+"""Mistakes from the scores to the output: the softmax, dropout, the returned weights, and rounding on the way."""
+
+from parity_tests.mutants._plant import ATTEND, CORE, at
+
+cross, core = at(ATTEND, "mha", "cross"), at(CORE, "mha", "cross")
+
+PROBS = "probs=softmax(scores, allowed, contract.AXES[normalize_over]))"
+KEPT = "kept=dropout(probs, keep, rate)"
+RETURNED = "narrow(probs, dtype)\n"
+EXP = "e = {exp}(scores - {where}(top == -{np}.inf, 0.0, top))"
+TOTAL = "e / {where}(total == 0, 1.0, total)"
+SELECTED = "where(keep, weights / (1.0 - rate), 0.0)"
+BEFORE = f"""\
+    probs = record(tape, {PROBS}
+    kept = record(tape, {KEPT})"""
+DROPPED_SCORES = """\
+    probs = record(tape, probs=softmax(dropout(scores, keep, rate), allowed, contract.AXES[normalize_over]))
+    kept = record(tape, kept=probs)"""
+
+OVER_KEYS = "normalise over the keys: softmax over the last axis of (b, h, t, s), dim=-1"
+WIDE = "compute 16-bit inputs in float32 and float64 inputs in float64, and round once, at the end"
+
+
+def rounded(text: str, like: str, to: str = "bfloat16") -> str:
+    """The same expression, rounded to another type on the way."""
+    return f'narrow(narrow({text}, "{to}"), dtype_name({like}))'
+
+
+MUTANTS = (
+    # The softmax
+    cross("softmax over the queries", OVER_KEYS, PROBS, "probs=softmax(scores, allowed, -2))"),
+    cross("softmax over the heads", OVER_KEYS, PROBS, "probs=softmax(scores, allowed, 1))"),
+    cross("softmax over the batch", OVER_KEYS, PROBS, "probs=softmax(scores, allowed, 0))"),
+    at("additive.py", "additive", "cross")(
+        "additive softmax over the wrong axis",
+        OVER_KEYS,
+        "softmax(scores, mask, AXES[c.normalize_over])",
+        'softmax(scores, mask, AXES["queries" if c.normalize_over == "keys" else "keys"])',
+    ),
+    cross(
+        "scale after the softmax",
+        "scale the scores before the softmax, not the weights after it",
+        PROBS,
+        "probs=softmax(scores / factor, allowed, contract.AXES[normalize_over]) * factor)",
+    ),
+    cross(
+        "no softmax",
+        "turn the scores into weights by a softmax over the keys",
+        PROBS,
+        "probs=scores)",
+    ),
+    core(
+        "softmax without subtracting the maximum",
+        "subtract the largest score before exp, or it overflows",
+        EXP,
+        "e = {exp}(scores)",
+        gain=64.0,
+    ),
+    core(
+        "maximum added before exp",
+        "subtract the largest score before exp",
+        EXP,
+        "e = {exp}(scores + {where}(top == -{np}.inf, 0.0, top))",
+        gain=64.0,
+    ),
+    core(
+        "exponentials not normalised",
+        "divide the exponentials by their sum",
+        f"return {TOTAL}",
+        "return e",
+    ),
+    core(
+        "one more in the softmax's sum",
+        "divide by the sum of the exponentials alone, unless an attention sink is meant",
+        f"return {TOTAL}",
+        "return e / (1.0 + total)",
+    ),
+    core(
+        "1e-3 added to the softmax's sum",
+        "add nothing to the sum of the exponentials: it is at least 1",
+        f"return {TOTAL}",
+        "return e / (total + 1e-3)",
+    ),
+    core(
+        "1e-6 added to the softmax's sum",
+        "add nothing to the sum of the exponentials: it is at least 1",
+        f"return {TOTAL}",
+        "return e / (total + 1e-6)",
+    ),
+    core(
+        "powers of 2 in place of e",
+        "use exp, or multiply the scores by log2(e) before exp2",
+        EXP,
+        "e = {exp}((scores - {where}(top == -{np}.inf, 0.0, top)) * 0.6931471805599453)",
+    ),
+    core(
+        "sum of the exponentials over the queries",
+        "sum the exponentials over the same axis as the maximum: the keys",
+        "total = {np}.sum(e, {axis}=axis, {keepdims}=True)",
+        "total = {np}.sum(e, {axis}=-2, {keepdims}=True)",
+    ),
+    # Dropout
+    core(
+        "dropout without its rescale",
+        "divide the kept weights by 1 - rate",
+        SELECTED,
+        "where(keep, weights, 0.0)",
+    ),
+    core(
+        "kept weights divided by the rate",
+        "divide the kept weights by 1 - rate, the share kept",
+        "weights / (1.0 - rate)",
+        "weights / rate",
+    ),
+    core(
+        "kept weights multiplied by the share kept",
+        "divide the kept weights by 1 - rate in training and leave evaluation alone",
+        "weights / (1.0 - rate)",
+        "weights * (1.0 - rate)",
+    ),
+    core(
+        "dropout mask inverted",
+        "a keep-mask is True where a weight stays",
+        SELECTED,
+        "where(keep, 0.0, weights / (1.0 - rate))",
+    ),
+    core(
+        "weights normalised again after dropout",
+        "leave the weights as dropout made them: divided by 1 - rate, not by their sum",
+        SELECTED,
+        "where(keep, weights, 0.0) / {np}.sum(where(keep, weights, 0.0), {axis}=-1, {keepdims}=True)",
+    ),
+    cross(
+        "dropout left out",
+        "drop weights between the softmax and the product with the values",
+        KEPT,
+        "kept=probs",
+    ),
+    cross(
+        "dropout applied twice",
+        "drop the weights once",
+        KEPT,
+        "kept=dropout(dropout(probs, keep, rate), keep, rate)",
+    ),
+    cross(
+        "dropout before the softmax",
+        "drop weights, not scores: after the softmax",
+        BEFORE,
+        DROPPED_SCORES,
+    ),
+    cross(
+        "one dropout mask for all batch rows",
+        "draw a dropout mask for every batch row (Flax: broadcast_dropout=False)",
+        KEPT,
+        "kept=dropout(probs, keep if keep is None else keep[:1], rate)",
+    ),
+    cross(
+        "one dropout mask for all heads",
+        "draw a dropout mask for every head (Flax: broadcast_dropout=False)",
+        KEPT,
+        "kept=dropout(probs, keep if keep is None else keep[:, :1], rate)",
+    ),
+    cross(
+        "dropout of whole queries",
+        "draw dropout for every weight, not for the output of a query",
+        KEPT,
+        "kept=dropout(probs, keep if keep is None else keep[..., :1], rate)",
+    ),
+    core(
+        "dropout in evaluation",
+        "drop nothing in evaluation: call eval()",
+        " or rate == 0:",
+        " and False or rate == 0:",
+        call="plain",
+        raises=("attn_jax",),
+    ),
+    # The returned weights
+    cross(
+        "weights returned after dropout",
+        "return the weights as they were before dropout",
+        RETURNED,
+        "narrow(kept, dtype)\n",
+    ),
+    cross(
+        "scores returned for weights",
+        "return what comes out of the softmax",
+        RETURNED,
+        "narrow(scores, dtype)\n",
+    ),
+    cross(
+        "returned weights averaged over the heads",
+        "return the weights of every head (PyTorch: average_attn_weights=False)",
+        RETURNED,
+        "narrow(sum(probs[:, h] for h in range(probs.shape[1])) / probs.shape[1], dtype)\n",
+    ),
+    # Rounding on the way
+    core(
+        "16-bit inputs not widened",
+        WIDE,
+        'dtype_name(x) in ("float16", "bfloat16") else x',
+        "dtype_name(x) in () else x",
+        dtype="bfloat16",
+        raises=("attn_np",),
+    ),
+    core("exponentials rounded to bfloat16", WIDE, EXP, f"e = {rounded(EXP[4:], 'scores')}"),
+    core("exponentials rounded to float16", WIDE, EXP, f"e = {rounded(EXP[4:], 'scores', 'float16')}"),
+    core(
+        "projections rounded to bfloat16",
+        WIDE,
+        "y = einsum(spec, x, weight)\n",
+        f"y = {rounded('einsum(spec, x, weight)', 'weight')}\n",
+    ),
+    cross(
+        "scores rounded to float16",
+        WIDE,
+        "q, k) * factor)",
+        'q, k) * factor)\n    scores = narrow(narrow(scores, "float16"), dtype_name(q))',
+    ),
+    cross(
+        "softmax in float32 for float64 inputs",
+        "run the softmax in the type of its inputs (jax.nn casts it to float32)",
+        PROBS,
+        'probs=narrow(softmax(narrow(scores, "float32"), allowed, contract.AXES[normalize_over]), dtype_name(v)))',
+    ),
+    cross("weights rounded to bfloat16", WIDE, KEPT, f"kept={rounded('dropout(probs, keep, rate)', 'v')}"),
+    cross(
+        "context rounded to bfloat16 before the output projection",
+        WIDE,
+        "return narrow(context, dtype), ",
+        f"return {rounded('context', 'v')}, ",
+    ),
+    cross(
+        "output rounded to float16 first",
+        "round once, to the type asked for",
+        "return output(dtype, y, weights, return_weights)",
+        'return output(dtype, narrow(y, "float16"), weights, return_weights)',
+        file="mha.py",
+        needs=("narrow",),
+    ),
+)
