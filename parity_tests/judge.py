@@ -68,7 +68,7 @@ def ratios(got: np.ndarray, want: np.ndarray, bound: np.ndarray) -> np.ndarray:
     """Error/bound of each number; infinite where one is finite and the other is not."""
     strange = ~np.isfinite(got) | ~np.isfinite(want)
     agree = np.where(np.isfinite(bound), (np.isnan(got) & np.isnan(want)) | (got == want), True)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         error = np.abs(got - want)
         ratio = np.where(error == 0, 0.0, error / bound)
     return np.where(strange, np.where(agree, 0.0, np.inf), ratio)
@@ -95,7 +95,7 @@ def compare(got: np.ndarray, want: Any, out: str | None = None) -> dict[str, Any
     if got.size == 0:
         return {"ratio": 0.0}
     typical = np.sqrt(np.mean(np.where(np.isfinite(want.v), want.v, 0.0) ** 2))
-    vacuous = int(np.sum((want.b > typical) & (want.b > 0)))
+    vacuous = int(np.sum(~(want.b <= typical) & (want.b != 0)))  # a bound that is NaN says nothing either
     ratio = ratios(got, want.v, want.b)
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
     return {
