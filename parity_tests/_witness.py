@@ -1,5 +1,11 @@
-"""For the tests of one variant: does an independent computation give what the reference gives, within its bound?"""
+"""For the tests of one variant: does an independent computation give what the reference gives, within its bound?
 
+Every `test_<variant>.py` has a function `witness(config, inputs, params)`: the paper's formula one number at a time,
+which imports nothing of ours. It gives float64 arrays by the names of the outputs: "y", "out1" and so on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -9,7 +15,7 @@ from flax import nnx
 
 from attn_np.contract import Config
 from parity_tests._inputs import Arrays, Tree
-from parity_tests.cases import Case, Drawn
+from parity_tests.cases import Case, Drawn, draw
 from parity_tests.error_arrays import ErrArray, precision_of
 from parity_tests.judge import compare, reference
 
@@ -47,6 +53,32 @@ def torch_gradients(y: torch.Tensor, **leaves: torch.Tensor) -> Arrays:
 def ratio(got: Any, want: ErrArray) -> float:
     """Largest error/bound; infinite where shapes differ or where there is no finite bound to hold anyone to."""
     return compare(np.asarray(got, np.float64), want)["ratio"] if np.isfinite(want.b).all() else float("inf")
+
+
+def each_row(
+    config: Any, inputs: Arrays, words: Sequence[np.ndarray], scores: tuple[int, ...]
+) -> tuple[Any, list[list[Any]]]:
+    """The batch rows of a call as lists of numbers: the words, then mask, bias and keep-mask spread over the scores.
+
+    Without a keep-mask nothing is dropped: the config comes back with a rate of 0.
+    """
+    defaults = (("mask", True), ("bias", 0.0), ("keep", True))
+    spread = [np.broadcast_to(inputs.get(name, other), scores) for name, other in defaults]
+    rows = [[x.tolist() for x in row] for row in zip(*words, *spread, strict=True)]
+    return (config if "keep" in inputs else replace(config, dropout=0.0)), rows
+
+
+def stacked(pairs: Sequence[tuple[Any, ...]], *names: str) -> Arrays:
+    """What loops found for every batch row, as arrays by name."""
+    return {name: np.array(found, np.float64) for name, found in zip(names, zip(*pairs, strict=True), strict=True)}
+
+
+def disagreement(witness: Callable[..., Arrays], case: Case) -> str:
+    """Where the reference leaves its bounds around the witness, in words; empty where it does not."""
+    drawn = draw(case)
+    want = bounded(case.config, drawn.inputs, drawn.params)
+    found = {name: ratio(x, want[name]) for name, x in witness(case.config, drawn.inputs, drawn.params).items()}
+    return ", ".join(f"{name}: error/bound {r:.3g}" for name, r in found.items() if not r <= 1)
 
 
 def layer_of(tree: Tree, config: Config, weights: Arrays | None = None) -> Any:

@@ -1,6 +1,7 @@
 """Encoder and attention decoder against PyTorch's layers step by step, identities, and decoding that feeds itself."""
 
 from dataclasses import replace
+from math import exp, tanh
 from typing import Any
 
 import jax
@@ -15,8 +16,10 @@ import attn_np
 from attn_np.contract import additive
 from attn_np.contract.seq2seq import EXAMPLES, Config, DecoderConfig
 from parity_tests._inputs import TREES, Arrays, Tree
-from parity_tests._witness import bounded, cotangent, layer_of, ratio, torch_gradients, weights_of
+from parity_tests._witness import bounded, cotangent, disagreement, layer_of, ratio, torch_gradients, weights_of
+from parity_tests.cases import CALLS, Case
 from parity_tests.error_arrays import ErrArray, precision, precision_of
+from parity_tests.test_gru import step
 
 SMALL = Config(inputs_dim=3, hidden_dim=5, num_layers=2, outputs_dim=2)
 FREE = replace(SMALL, outputs_dim=None)
@@ -34,6 +37,86 @@ def normal(*shape: int) -> np.ndarray:
 
 def tokens(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).integers(0, 7, size=shape)
+
+
+# Scalar loops from the equations --------------------------------------------------------------------------------------
+
+
+def dropped(x: list[float], keep: list[bool] | None, rate: float) -> list[float]:
+    return x if keep is None else [v / (1 - rate) if kept else 0.0 for v, kept in zip(x, keep, strict=True)]
+
+
+def product(x: list[float], w: list[list[float]]) -> list[float]:
+    return [sum(v * row[c] for v, row in zip(x, w, strict=True)) for c in range(len(w[0]))]
+
+
+def encoded(config: Config, w: Any, source: Any, real: Any, keep: Any) -> tuple[Any, Any]:
+    """What the encoder leaves at every position, and its last states. Padding changes no state."""
+    entries, last = source, []
+    for i in range(config.num_layers):
+        h, states = [0.0] * config.hidden_dim, []
+        for entry, here in zip(entries, real, strict=True):
+            h = step(w, f"encoder.layers.{i}", entry, h) if here else h
+            states.append(h)
+        last.append(h)
+        way = None if keep is None or i == config.num_layers - 1 else keep[i]
+        entries = [dropped(x, way and way[s], config.dropout) for s, x in enumerate(states)]
+    return entries, last
+
+
+def looked(w: Any, asked: list[float], memory: Any, allowed: list[bool]) -> list[float]:
+    """The weights of one query."""
+    q, raised = product(asked, w["decoder.attention.w_q"]), []
+    for place, shown in zip(memory, allowed, strict=True):
+        k = product(place, w["decoder.attention.w_k"])
+        score = sum(v * tanh(a + b) for v, a, b in zip(w["decoder.attention.w_score"], q, k, strict=True))
+        raised.append(exp(score) if shown else 0.0)
+    return [e / sum(raised) if e else 0.0 for e in raised]
+
+
+def loops(config: Config, w: Any, row: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Outputs, last states and weights of one batch row, one number at a time."""
+    source, target = (row[name] for name in ("source", "target"))
+    if config.vocab_size is not None:
+        source, target = ([w["embedding"][token] for token in words] for words in (source, target))
+    mask = row["mask"] or [[True] * len(source)] * len(target)
+    real = [any(seen) for seen in zip(*mask, strict=True)]
+    memory, h = encoded(config, w, source, real, row["encoder_keep"])
+    h, outputs, found = row["state"] or h, [], []
+    for t, entry in enumerate(target):
+        weights = looked(w, h[-1], memory, mask[t])
+        used = dropped(weights, row["keep"] and row["keep"][t], config.dropout)
+        x, after = product(used, memory) + entry, []
+        for i in range(config.num_layers):
+            after.append(step(w, f"decoder.gru.layers.{i}", x, h[i]))
+            keep = row["decoder_keep"] and i < config.num_layers - 1 and row["decoder_keep"][i][t]
+            x = dropped(after[-1], keep or None, config.dropout)
+        h = after
+        outputs.append([a + b for a, b in zip(product(h[-1], w["decoder.w_o"]), w["decoder.b_o"], strict=True)])
+        found.append(weights)
+    return outputs, h, found
+
+
+def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
+    """Outputs, last states and the weights of every step."""
+    b, s = inputs["source"].shape[:2]
+    t = inputs["target"].shape[1]
+    spread = {"mask": (b, t, s), "keep": (b, t, s)}
+    inputs = inputs | {name: np.broadcast_to(inputs[name], shape) for name, shape in spread.items() if name in inputs}
+    w, rows = {name: p.tolist() for name, p in params.items()}, []
+    for n in range(b):
+        row = {name: x[n].tolist() for name, x in inputs.items() if name in ("source", "target", "mask", "keep")}
+        row |= {name: x[:, n].tolist() for name, x in inputs.items() if name not in row}
+        absent = ("mask", "keep", "state", "encoder_keep", "decoder_keep")
+        rows.append(loops(config, w, dict.fromkeys(absent) | row))
+    y, last, probs = zip(*rows, strict=True)
+    return {"y": np.array(y), "out1": np.stack(last, axis=1), "out2": np.array(probs)}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_scalar_loops(example: str, call: str) -> None:
+    assert not disagreement(witness, Case("seq2seq", example, call, "float64"))
 
 
 # PyTorch's layers, step by step ---------------------------------------------------------------------------------------
