@@ -70,14 +70,19 @@ def run(
     everything: Annotated[bool, typer.Option("--all", help="Every case: JAX compiles each, so it takes long.")] = False,
     real: Annotated[bool, typer.Option(help="Also the real layer in examples/, where it is at hand.")] = True,
     json: Annotated[Path | None, typer.Option(help="Write every verdict to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report to read: one page, complete in itself.")] = None,
+    ratchet_update: Annotated[
+        bool, typer.Option("--ratchet-update", help="Record this run's precision in ratchet.json.")
+    ] = False,
 ) -> None:
     """Judge NumPy, PyTorch and Flax against the float64 reference: outputs, gradients, every taped intermediate."""
-    from parity_tests import matrix, report
+    from parity_tests import matrix, ratchet, report
     from parity_tests.cases import CALLS
+    from parity_tests.html import write_html
 
     if device not in ("cpu", "accelerator"):
         raise typer.BadParameter(f"expected cpu or accelerator, got {device!r}; set --device")
-    writable(json)
+    writable(json, html)
     plan = matrix.Plan(
         variants=listed(variants, contract.variants(), "the name of a variant"),
         dtypes=listed(dtypes, matrix.DTYPES, "a float dtype"),
@@ -89,6 +94,8 @@ def run(
         everything=everything,
         real=real and device == "cpu",
     )
+    if ratchet_update and ratchet.reason(plan):
+        raise typer.BadParameter(f"--ratchet-update: expected the default run, got another: {ratchet.reason(plan)}")
     result = matrix.Result()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -96,11 +103,21 @@ def run(
         for done, of, what, so_far in matrix.run(plan, jobs):
             result = so_far
             bar.update(task, total=of, completed=done, description=f"judged {what}")
-    report.show(console, result, plan.dtypes)
+    held = ratchet.compare(result, plan)
+    report.show(console, result, plan.dtypes, held.lines(report.SHOWN))
+    differ = bool(result.failed or result.errors or not result.rows)
     if json is not None:
-        report.write_json(json, result)
+        report.write_json(json, result, ratchet=held.as_dict())
         console.print(f"written: {json}")
-    raise typer.Exit(1 if result.failed or result.errors or not result.rows else 0)
+    if html is not None:
+        write_html(html, result, plan.dtypes, title="attn-parity run", comparison=held)
+        console.print(f"written: {html}")
+    if ratchet_update and differ:
+        console.print("[yellow]not recorded[/] only a run that agrees is")
+    elif ratchet_update:
+        ratchet.update(result)
+        console.print(f"recorded: {ratchet.FILE}")
+    raise typer.Exit(1 if differ else 0)
 
 
 @app.command()
@@ -122,13 +139,15 @@ def check(
     sequence: Annotated[int, typer.Option(min=0, help="Of the picture.")] = 0,
     head: Annotated[int, typer.Option(min=0, help="Of the picture.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write every verdict to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report to read: one page, complete in itself.")] = None,
 ) -> None:
     """Load one layer into all three frameworks and compare them with each other and with a recorded output."""
     from parity_tests import real, report
+    from parity_tests.html import write_html
     from parity_tests.matrix import Result
 
     result = Result()
-    writable(json, picture)
+    writable(json, html, picture)
     try:
         with console.status("judging"):
             options = {"layout": layout, "variant": variant, "layer": layer, "prefix": prefix, "num_heads": num_heads}
@@ -149,6 +168,9 @@ def check(
     if json is not None:
         report.write_json(json, result)
         console.print(f"written: {json}")
+    if html is not None:
+        write_html(html, result, (found.dtype,), title=f"attn-parity check {file.name}")
+        console.print(f"written: {html}")
     raise typer.Exit(1 if result.failed or result.errors else 0)
 
 

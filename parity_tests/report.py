@@ -1,7 +1,7 @@
 """How verdicts are shown: a table, plain words, JSON."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import platform, python_version
@@ -57,8 +57,8 @@ def order(candidate: str) -> tuple[int, str]:
     return ("numpy", "torch", "jax").index(framework) if framework in ("numpy", "torch", "jax") else 3, candidate
 
 
-def show(console: Console, result: Result, dtypes: tuple[str, ...]) -> None:
-    """The table, the failures in words, and the verdict."""
+def show(console: Console, result: Result, dtypes: tuple[str, ...], warnings: Sequence[str] = ()) -> None:
+    """The table, the failures in words, warnings, and the verdict."""
     console.print(table(result, dtypes))
     for name, reason in result.skipped.items():
         console.print(f"[yellow]skipped[/] {name}: {reason}")
@@ -71,6 +71,8 @@ def show(console: Console, result: Result, dtypes: tuple[str, ...]) -> None:
             seen.add(key)
             console.print(f"[bold red]differs[/] {row}", soft_wrap=True)
     for line in suspicion(result):
+        console.print(line, soft_wrap=True)
+    for line in warnings:
         console.print(line, soft_wrap=True)
     console.print(verdict(result), soft_wrap=True)
 
@@ -123,6 +125,7 @@ def as_dict(row: Row) -> dict[str, Any]:
         "name": row.name,
         "ok": row.ok,
         "ratio": row.ratio if row.ratio < float("inf") else None,
+        "rms": row.rms if row.rms < float("inf") else None,
         "index": list(row.index),
         "elements": row.elements,
         "vacuous": row.vacuous,
@@ -130,13 +133,14 @@ def as_dict(row: Row) -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, result: Result) -> None:
-    """`summary`, `cases` (an entry per judged array), `skipped`, `errors` and `versions`; null is an infinite ratio."""
+def write_json(path: Path, result: Result, **more: Any) -> None:
+    """`summary`, `cases` (an entry per judged array), `skipped`, `errors`, `versions` and more; null is infinite."""
     content = {
         "summary": {k: v if v != float("inf") else None for k, v in result.summary().items()},
         "cases": [as_dict(row) for row in result.rows],
         "skipped": result.skipped,
         "errors": result.errors,
         "versions": versions(),
+        **more,
     }
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
