@@ -103,7 +103,7 @@ def run(
         for done, of, what, so_far in matrix.run(plan, jobs):
             result = so_far
             bar.update(task, total=of, completed=done, description=f"judged {what}")
-    held = ratchet.compare(result, plan)
+    held = ratchet.compare(result, plan, ratchet.FILE)
     report.show(console, result, plan.dtypes, held.lines(report.SHOWN))
     differ = bool(result.failed or result.errors or not result.rows)
     if json is not None:
@@ -115,7 +115,7 @@ def run(
     if ratchet_update and differ:
         console.print("[yellow]not recorded[/] only a run that agrees is")
     elif ratchet_update:
-        ratchet.update(result)
+        ratchet.update(result, ratchet.FILE)
         console.print(f"recorded: {ratchet.FILE}")
     raise typer.Exit(1 if differ else 0)
 

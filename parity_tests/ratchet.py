@@ -15,8 +15,11 @@ it takes at least
 
 numbers to make it up, and the relative error of a root mean square of so many is about 1 / (2 sqrt(their number)).
 Arrays with fewer than `ENOUGH` = 16, where that is an eighth, are not warned about, nor are those with numbers whose
-bound says little: there the ratio measures the bound. Of 1600 arrays that are left, one doubles between two seeds in
-one of the two directions.
+bound says little: there the ratio measures the bound. Of 1600 arrays that are left, one doubles between two seeds, in
+one direction.
+
+What it sees: of 3632 arrays that are not exact, errors ten times as large break the bound in 2666 and double the root
+mean square of enough numbers in 210 more; errors three times as large do so in 1252 and in 874 more.
 """
 
 import json
@@ -131,7 +134,7 @@ def reason(plan: Plan) -> str:
     return ""
 
 
-def read(path: Path = FILE) -> tuple[dict[str, str], Lines]:
+def read(path: Path) -> tuple[dict[str, str], Lines]:
     """Versions and lines of a record."""
     content = json.loads(path.read_text(encoding="utf-8"))
     lines = {}
@@ -141,7 +144,7 @@ def read(path: Path = FILE) -> tuple[dict[str, str], Lines]:
     return content["versions"], lines
 
 
-def compare(result: Result, plan: Plan, path: Path = FILE) -> Comparison:
+def compare(result: Result, plan: Plan, path: Path) -> Comparison:
     """Everything that is in the run and in the record."""
     why = reason(plan)
     if why:
@@ -174,7 +177,7 @@ def rounded(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def update(result: Result, path: Path = FILE) -> None:
+def update(result: Result, path: Path) -> None:
     """Record a run. Lines of what it did not judge stay; a line holds one variant, candidate and dtype."""
     lines: Lines = read(path)[1] if path.exists() else {}
     for line, found in entries(result.rows).items():
