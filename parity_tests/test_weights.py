@@ -476,6 +476,8 @@ CORPUS: dict[str, tuple[Edit, type[W.WeightFileError], str]] = {
     "a field more": (edit(lambda h: h["w_q"].update(stride=1)), W.HeaderSyntaxError, "data_offsets"),
     "a field less": (edit(lambda h: h["w_q"].pop("dtype")), W.HeaderSyntaxError, "data_offsets"),
     "a tensor that is none": (edit(lambda h: h.update(w_q=3)), W.HeaderSyntaxError, "data_offsets"),
+    "an empty entry": (edit(lambda h: h.update(w_q={})), W.HeaderSyntaxError, "got none"),
+    "a name that fills a screen": (edit(lambda h: h["w_q"].update({"x" * 70_000: 1})), W.HeaderSyntaxError, "xxx ..."),
     "a float size": (edit(lambda h: h["w_q"].update(shape=[6.0, 2, 3])), W.HeaderSyntaxError, "integers"),
     "a negative size": (edit(lambda h: h["w_q"].update(shape=[-6, -2, 3])), W.HeaderSyntaxError, "integers"),
     "a boolean size": (edit(lambda h: h["b_o"].update(shape=[True, 6])), W.HeaderSyntaxError, "integers"),
@@ -497,7 +499,7 @@ CORPUS: dict[str, tuple[Edit, type[W.WeightFileError], str]] = {
         "config",
     ),
     "a field of NaN": (meta(config='{"scale":NaN}'), W.HeaderSyntaxError, "NaN is not JSON"),
-    "a field of bad Unicode": (meta(config='{"\ud800":1}'), W.HeaderSyntaxError, "utf-8"),
+    "a field of bad Unicode": (meta(config='{"\ud800":1}'), W.HeaderSyntaxError, "Unicode"),
     "a field of control characters": (meta(axes='{"\x7f":1}'), W.LayoutTagError, r"\x7f"),
     "a pickle": (raw(pickle.dumps(Payload())), W.UnsafeFormatError, "pickle"),
     "an old pickle": (raw(pickle.dumps(Payload(), protocol=2)), W.UnsafeFormatError, "pickle"),
@@ -593,6 +595,7 @@ def refusal(file: Path, error: type[W.WeightFileError], layers: dict[str, Any]) 
     message = texts.pop()
     assert WORDS.fullmatch(message)
     assert message.isprintable()
+    assert len(message) < 2000
     assert copies == {message}
     return message
 
@@ -860,6 +863,44 @@ def test_a_file_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -
     assert FIRST in words(tmp_path, IsADirectoryError)
 
 
+def test_two_layers_of_one_number_are_the_files_fault(tmp_path: Path) -> None:
+    file = tmp_path / "bert.safetensors"
+    weights.write(file, CONFIG, VALUES, layout="bert", layer=0)
+    arrays = weights.tensors(file)
+    for other in ("encoder.layer.00.", "bert.encoder.layer.0."):
+        twice = arrays | {key.replace("encoder.layer.0.", other): x for key, x in arrays.items()}
+        _header.write_tensors(file, twice, {})
+        with pytest.raises(weights.UnexpectedKeysError, match="one layer of each number"):
+            weights.read(file, layout="bert", layer=0, num_heads=2)
+
+
+def test_a_signalling_nan_is_refused_without_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "layer.safetensors"
+    for dtype, signal in (("bfloat16", 0x7F81), ("float16", 0x7C01), ("float32", 0x7F800001)):
+        values = weights.draw(CONFIG, 0, dtype)
+        values["w_q"].reshape(-1).view(f"u{values['w_q'].itemsize}")[3] = signal
+        weights.write(file, CONFIG, values, finite=False)
+        with pytest.raises(weights.NonFiniteWeightError):
+            weights.read(file)
+        assert bits(weights.read(file, finite=False).values) == bits(values)
+
+
+@pytest.mark.parametrize("variant", ["gru", "seq2seq"])
+def test_a_file_gets_no_billion_of_layers(variant: str, tmp_path: Path) -> None:
+    file, config = tmp_path / "layer.safetensors", next(iter(contract.examples(variant).values()))
+    values = weights.draw(config, 0, "float32")
+    header, data = good(file, values, config)
+    for many in (1025, 10**12, 10**400):
+        header["__metadata__"]["config"] = json.dumps(config.as_dict() | {"num_layers": many})
+        file.write_bytes(sealed(header, data))
+        with pytest.raises(weights.ConfigMismatchError, match="num_layers to be at most 1024"):
+            weights.read(file)
+    header["__metadata__"]["config"] = json.dumps(config.as_dict() | {"num_layers": None})
+    file.write_bytes(sealed(header, data))
+    with pytest.raises(weights.ConfigMismatchError, match="num_layers to be an integer"):
+        weights.read(file)
+
+
 def test_a_wrong_file_asks_for_little_memory(tmp_path: Path) -> None:
     """What a header claims is checked before memory is asked for: no more than a small multiple of the file."""
     file = tmp_path / "wrong.safetensors"
@@ -875,12 +916,20 @@ def test_a_wrong_file_asks_for_little_memory(tmp_path: Path) -> None:
     for change in claims:
         content = change(*good(file))
         file.write_bytes(content)
-        tracemalloc.start()
-        with pytest.raises(weights.WeightFileError):
-            weights.read(file)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 2**20 + 8 * len(content)
+        assert peak_of_refusal(file) < 2**20 + 8 * len(content)
+    for case in ("an index of too many values", "an index nested deep", "an index of nothing", "a shard cut"):
+        index = sharded(tmp_path, metadata_of(file))
+        SHARDED[case][0](index)
+        assert peak_of_refusal(index) < 2**20 + 8 * index.stat().st_size
+
+
+def peak_of_refusal(file: Path) -> int:
+    tracemalloc.start()
+    with pytest.raises(weights.WeightFileError):
+        weights.read(file)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
 
 
 def test_the_corpus_covers_every_error() -> None:

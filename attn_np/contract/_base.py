@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
+# Sub-layers of one kind.
+MAX_CHILDREN = 1024
 
 # What an array looks like from here: its shape and the name of its dtype.
 Spec = tuple[tuple[int, ...], str]
@@ -129,11 +131,22 @@ class Config:
     # Checks of fields -------------------------------------------------------------------------------------------------
 
     def positive(self, *names: str) -> None:
-        """Each named field is an integer of at least 1 (None passes: it stands for a default)."""
+        """Each named field is an integer of at least 1 (None passes where it is the default)."""
+        optional = {field.name for field in fields(self) if field.default is None}
         for name in names:
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is None and name in optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise field_error(self.variant, f"{name} to be an integer of at least 1", repr(value), f"set {name}=")
+
+    def count(self, *names: str) -> None:
+        """Each named field counts sub-layers: a weight file that asks for a billion must not get them."""
+        self.positive(*names)
+        for name in names:
+            value = getattr(self, name)
+            if value > MAX_CHILDREN:
+                raise field_error(self.variant, f"{name} to be at most {MAX_CHILDREN}", repr(value), f"set {name}=")
 
     def rate(self, name: str) -> None:
         """The named field is a dropout rate in [0, 1)."""

@@ -87,7 +87,8 @@ class Config(_base.Config):
     use_bias: bool = True
 
     def __post_init__(self) -> None:
-        self.positive("input_dim", "hidden_dim", "num_layers")
+        self.positive("input_dim", "hidden_dim")
+        self.count("num_layers")
         self.rate("dropout")
         self.flag("use_bias")
 

@@ -115,7 +115,8 @@ class Config(_base.Config):
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        self.positive("inputs_dim", "hidden_dim", "num_layers", "outputs_dim", "vocab_size")
+        self.positive("inputs_dim", "hidden_dim", "outputs_dim", "vocab_size")
+        self.count("num_layers")
         self.rate("dropout")
         _base.require(
             self.vocab_size is None or self.outputs_dim in (None, self.vocab_size),

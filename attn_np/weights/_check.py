@@ -153,7 +153,8 @@ def accepted(file: str, name: str, x: np.ndarray, dtype: str | None, finite: boo
 
 
 def require_finite(file: str, name: str, x: np.ndarray) -> None:
-    good = np.isfinite(x)
+    with np.errstate(invalid="ignore"):  # bfloat16 warns of a signalling NaN
+        good = np.isfinite(x)
     if not np.all(good):
         first = tuple(map(int, np.argwhere(~good)[0]))
         found = f"{int(np.sum(~good))} NaN or infinite, the first at {first}"

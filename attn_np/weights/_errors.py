@@ -48,10 +48,14 @@ class WeightFileError(ValueError):
         self.file, self.key, self.expected, self.found, self.todo = fspath(file), key, expected, found, todo
 
     def __str__(self) -> str:
-        where = self.file if self.key is None else f"{self.file}: {self.key!r}"
-        text = f"{where}: expected {self.expected}, got {self.found}; {self.todo}"
-        # What a file holds must not steer the terminal that shows it.
-        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+        where = self.file if self.key is None else f"{self.file}: {shown(repr(self.key))}"
+        return shown(where, None) + f": expected {shown(self.expected)}, got {shown(self.found)}; {shown(self.todo)}"
+
+
+def shown(text: str, most: int | None = 800) -> str:
+    """Text that neither steers the terminal nor fills it, whatever a file holds."""
+    text = text if most is None or len(text) <= most else f"{text[:most]} ..."
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class TruncatedFileError(WeightFileError):
@@ -134,7 +138,7 @@ def listed(names: Iterable[str]) -> str:
     """The first few names, and how many more."""
     names = list(names)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(map(repr, names[:SHOWN])) + more
+    return (", ".join(map(repr, names[:SHOWN])) or "none") + more
 
 
 def compare_keys(file: str, needed: Sequence[str], found: Sequence[str]) -> None:

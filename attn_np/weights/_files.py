@@ -137,8 +137,7 @@ def _tagged(file: Tensors, variant: str | None) -> Config:
 
 
 def _json(file: Tensors, name: str) -> dict[str, Any]:
-    # Lone surrogates pass the header as escapes; here they are bad UTF-8.
-    return parsed(file.path, file.metadata[name].encode("utf-8", "surrogatepass"), f"a metadata field {name!r}")
+    return parsed(file.path, file.metadata[name].encode(), f"a metadata field {name!r}")
 
 
 def _digests(file: Tensors) -> dict[str, str]:

@@ -13,7 +13,14 @@ from attn_np import contract
 from attn_np.contract import Config, nearest
 from attn_np.weights import layouts
 from attn_np.weights._check import Wanted, WeightFile, accepted, agree, check, one_dtype
-from attn_np.weights._errors import ConfigMismatchError, MissingKeysError, compare_keys, compare_shape, listed
+from attn_np.weights._errors import (
+    ConfigMismatchError,
+    MissingKeysError,
+    UnexpectedKeysError,
+    compare_keys,
+    compare_shape,
+    listed,
+)
 from attn_np.weights._header import write_tensors
 from attn_np.weights._shards import Tensors
 from attn_np.weights.layouts import _base
@@ -82,6 +89,9 @@ def _prefix(file: str, layout: Layout, table: Table, layer: int | None, keys: Se
         expected = layout.prefixes[0].format(layer="*" if layer is None else layer) + heads[0].format(n=0)
         todo = "pass the number of a layer that is there" if found else "check layout= and prefix="
         raise MissingKeysError(file, expected, "a key of this name", there, todo)
+    if len({found[start] for start in wanted}) == 1:
+        todo = "take the other keys out of the file"
+        raise UnexpectedKeysError(file, wanted[1], "one layer of each number", f"all of {listed(wanted)}", todo)
     todo = f"pass layer=, one of {', '.join(map(str, sorted(set(found.values()))))}"
     raise ValueError(f"{file}: expected one layer, got {len(wanted)} ({listed(wanted)}); {todo}")
 

@@ -213,16 +213,14 @@ class TensorFile:
         return parsed(self.path, raw, "a header")
 
     def _metadata(self, fields: Any) -> dict[str, str]:
-        if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
-            found = (
-                listed(k for k, v in fields.items() if not isinstance(v, str))
-                if isinstance(fields, dict)
-                else repr(fields)
-            )
-            raise HeaderSyntaxError(
-                self.path, "__metadata__", "a string for each name", found[:200], "write the file again"
-            )
-        return fields
+        found = type(fields).__name__
+        if isinstance(fields, dict):
+            wrong = [name for name, value in fields.items() if not is_text(name) or not is_text(value)]
+            if not wrong:
+                return fields
+            found = f"none for {listed(wrong)}"
+        todo = "write the file again"
+        raise HeaderSyntaxError(self.path, "__metadata__", "a string of Unicode for each name", found, todo)
 
     def _entry(self, name: str, fields: Any) -> Entry:
         check_name(self.path, name)
@@ -311,6 +309,11 @@ def check_name(path: str, name: str) -> None:
     if not 0 < len(name) <= MAX_NAME or not name.isprintable() or ".." in parts or parts[0] == "":
         expected = f"a name of 1 to {MAX_NAME} printable characters that is no path upwards"
         raise KeyNameError(path, name[:80], expected, f"{len(name)} characters", "rename the tensor")
+
+
+def is_text(value: Any) -> bool:
+    """A string of whole characters: JSON's escapes can spell the halves of one."""
+    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def sizes(value: Any) -> bool:

@@ -112,10 +112,11 @@ class ShardedFile:
 
     def _index(self) -> dict[str, Any]:
         with open_file(self.path) as stream:
-            raw = stream.read(MAX_HEADER + 1)
-        if len(raw) > MAX_HEADER:
-            todo = "check that this is an index"
-            raise HeaderLimitError(self.path, None, f"an index of at most {MAX_HEADER} bytes", "more", todo)
+            size = os.fstat(stream.fileno()).st_size
+            if size > MAX_HEADER:
+                todo = "check that this is an index"
+                raise HeaderLimitError(self.path, None, f"an index of at most {MAX_HEADER} bytes", str(size), todo)
+            raw = stream.read(size)
         return parsed(self.path, raw, "an index")
 
     def _weight_map(self, found: Any) -> dict[str, str]:

@@ -1,0 +1,320 @@
+"""The reader of weight files against spoilt ones: each is refused with a `WeightFileError`, or gives what it says.
+
+What may come out is one of three:
+
+- refused: a `WeightFileError` in the house's words;
+- as written: the config and the arrays of a valid file that was spoilt, bit for bit. Where the header's digest is that
+  file's, no other success is allowed;
+- as stated: a valid file that says something else, such as one whose digests were made right again. The arrays are
+  those that the package `safetensors` reads, and config and digests are those that the file states.
+
+All else is a finding: another exception, other arrays, more than a second, more than 32 MiB.
+"""
+
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import tracemalloc
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from attn_np import contract, weights
+from attn_np.weights import WeightFile, layouts
+from attn_np.weights._files import seal
+from attn_np.weights._header import CODES, INDEX_SUFFIX
+from attn_np.weights.layouts import _base
+from parity_tests.spoilt import FOREIGN, Sample, metadata_of, origins, sample
+
+SECONDS = 1.0
+MEMORY = 32 * 2**20
+# Tracing makes Python several times as slow, so one file in so many is traced; the limit of a process holds for all.
+TRACED = 16
+BATCH = 500
+WORDS = re.compile(r".+: expected .+, got .+; .+", re.DOTALL)
+LONGEST = 4000
+WRITTEN, STATED = "as written", "as stated"
+WAYS = ("arrays", "layer")
+SHARED_MEMORY = "/dev/shm"
+T = TypeVar("T")
+
+# What a file says of each tensor: the code of its dtype, its shape and its bytes.
+Plain = dict[str, tuple[str, tuple[int, ...], bytes]]
+
+
+class Finding(Exception):
+    """What the reader must not do."""
+
+
+class Overtime(BaseException):
+    """A file took longer than it may; no `except Exception` of the reader holds it back."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A finding, and the file that shows it."""
+
+    sample: Sample | None
+    what: str
+
+
+@dataclass
+class Tally:
+    """What came out of some files.
+
+    Attributes:
+        files: how many.
+        outcomes: how often each (way of reading, outcome).
+        findings: what must not be.
+        slowest: most seconds of a processor for one file.
+        memory: most bytes for one file, over those that were traced.
+    """
+
+    files: int = 0
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    findings: list[Found] = field(default_factory=list)
+    slowest: float = 0.0
+    memory: int = 0
+
+    def add(self, other: "Tally") -> None:
+        self.files += other.files
+        self.outcomes += other.outcomes
+        self.findings += other.findings
+        self.slowest, self.memory = max(self.slowest, other.slowest), max(self.memory, other.memory)
+
+
+# The oracle -----------------------------------------------------------------------------------------------------------
+
+
+def plain(path: Path) -> tuple[Plain, dict[str, Any]]:
+    """The tensors and the metadata of a file that was accepted, by the package `safetensors` and plain JSON."""
+    import safetensors
+
+    if not path.name.endswith(INDEX_SUFFIX):
+        content = path.read_bytes()
+        found = {
+            name: (x["dtype"], tuple(x["shape"]), bytes(x["data"])) for name, x in safetensors.deserialize(content)
+        }
+        return found, metadata_of(content)
+    shard_of = json.loads(path.read_bytes())["weight_map"]
+    require(
+        not any(set(name) & set("/\\\0") or name in ("", ".", "..") for name in shard_of.values()), "an unsafe shard"
+    )
+    shards = {name: plain(path.parent / name) for name in set(shard_of.values())}
+    said = {key: shards[name][0][key] for key, name in shard_of.items()}
+    require(len(said) == sum(len(held) for held, _ in shards.values()), "a tensor that the index does not map")
+    return said, next((metadata for _, metadata in shards.values()), {})
+
+
+def require(holds: bool, what: str) -> None:
+    if not holds:
+        raise Finding(what)
+
+
+def bits(values: Mapping[str, np.ndarray]) -> Plain:
+    return {name: (CODES[x.dtype.name], x.shape, x.tobytes()) for name, x in values.items()}
+
+
+def judge_arrays(path: Path, found: Mapping[str, np.ndarray]) -> str:
+    """Whether arrays that were read are those of the file."""
+    said, _ = plain(path)
+    held = bits(found)
+    require(held == said, "other arrays than the package safetensors reads")
+    for name, (code, _, data) in said.items():
+        require(name.isprintable() and ".." not in name and not name.startswith("/"), f"a tensor named {name!r}")
+        require(code != "BOOL" or set(data) <= {0, 1}, "a boolean that is neither 0 nor 1")
+    return WRITTEN if any(held == bits(origin.arrays) for origin in origins().values()) else STATED
+
+
+def judge_layer(path: Path, found: WeightFile) -> str:
+    """Whether a layer that was read is the one that the file states."""
+    said, metadata = plain(path)
+    require({name: x.shape for name, x in found.values.items()} == found.config.shapes(), "other parameters")
+    require(all(np.isfinite(x.astype(np.float64)).all() for x in found.values.values()), "NaN or infinite weights")
+    digest = metadata.get("header_sha256")
+    if digest is None:
+        judge_foreign(found, said)
+    else:
+        judge_ours(found, said, metadata)
+    held, same = bits(found.values), False
+    for origin in origins().values():
+        equal = found.config == origin.config and held == bits(origin.values)
+        require(equal or digest is None or digest != origin.digest, "a change that no digest noticed")
+        same = same or equal
+    return WRITTEN if same else STATED
+
+
+def judge_ours(found: WeightFile, said: Plain, metadata: Mapping[str, str]) -> None:
+    """Config, arrays and digests are those that the file states."""
+    stated = contract.config(metadata["variant"], **json.loads(metadata["config"]))
+    require(found.config == stated, f"another config than the file states: {found.config}")
+    require(bits(found.values) == said, "other arrays than the file's")
+    entries = {name: (code, shape) for name, (code, shape, _) in said.items()}
+    require(metadata["header_sha256"] == seal(metadata, entries), "a header of another digest")
+    digests = {name: hashlib.sha256(data).hexdigest() for name, (_, _, data) in said.items()}
+    require(json.loads(metadata["sha256"]) == digests, "tensors of other digests")
+
+
+def judge_foreign(found: WeightFile, said: Plain) -> None:
+    """Back in the foreign names, a layer's parameters are the file's bytes."""
+    layout = layouts.get(FOREIGN["layout"])
+    theirs: dict[str, np.ndarray] = {}
+    for step in _base.steps(layout.tables[found.config.variant], found.config):
+        theirs |= step.theirs(found.values)
+    held = bits(theirs)
+    starts = [start.format(layer=FOREIGN["layer"]) for start in layout.prefixes]
+    fits = any(all(said.get(start + key) == x for key, x in held.items()) for start in starts)
+    require(fits, "other arrays than the file's, back in its names")
+
+
+def judge_words(error: weights.WeightFileError) -> None:
+    text = str(error)
+    require(WORDS.fullmatch(text) is not None, f"a refusal in other words: {text[:200]!r}")
+    require(text.isprintable(), "a refusal with characters that cannot be printed")
+    require(len(text) <= LONGEST, f"a refusal of {len(text)} characters")
+
+
+# One file -------------------------------------------------------------------------------------------------------------
+
+
+def outcomes(path: Path, options: Mapping[str, Any] | None) -> dict[str, str]:
+    """What comes out of a file as arrays, and as a layer where `options` says how.
+
+    Raises:
+        Exception: a finding.
+    """
+    found = {"arrays": outcome(lambda: weights.tensors(path), lambda x: judge_arrays(path, x))}
+    if options is not None:
+        found["layer"] = outcome(lambda: weights.read(path, **options), lambda x: judge_layer(path, x))
+    return found
+
+
+def outcome(read: Callable[[], T], judge: Callable[[T], str]) -> str:
+    try:
+        found = read()
+    except weights.WeightFileError as error:
+        judge_words(error)
+        return type(error).__name__
+    return judge(found)
+
+
+def examine(path: Path, options: Mapping[str, Any] | None, tally: Tally, traced: bool) -> str | None:
+    """Read a file in every way, within its time and memory; what must not be comes back as text."""
+    if traced:
+        tracemalloc.start()
+    start = time.process_time()
+    try:
+        with timer(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tally.outcomes.update(outcomes(path, options).items())
+        what = None
+    except Overtime:
+        what = f"more than {SECONDS:g} s"
+    except Exception as error:  # whatever it is, it is what is looked for
+        what = f"{type(error).__name__}: {str(error)[:200]}"
+    tally.slowest = max(tally.slowest, time.process_time() - start)
+    if traced:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        tally.memory = max(tally.memory, peak)
+        what = what or (f"{peak / 2**20:.0f} MiB of memory" if peak > MEMORY else None)
+    tally.files += 1
+    return what
+
+
+@contextlib.contextmanager
+def timer() -> Iterator[None]:
+    """Stop what takes too long: by the processor's time, so that a busy machine stops nothing."""
+
+    def stop(*_: object) -> None:
+        raise Overtime
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+# Many files -----------------------------------------------------------------------------------------------------------
+
+
+def batch(seed: int, first: int, last: int) -> Tally:
+    """The files of a seed from `first` up to `last`."""
+    tally = Tally()
+    # Where there is a file system in memory, files need not reach the disk.
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else None) as folder:
+        for number in range(first, last):
+            spoilt = sample(seed, number)
+            path = spoilt.write(Path(folder))
+            options = origins()[spoilt.origin].options
+            what = examine(path, options, tally, traced=number % TRACED == 0)
+            if what is not None:
+                tally.findings.append(Found(spoilt, what))
+            for name in spoilt.files:
+                os.unlink(os.path.join(folder, name))
+    return tally
+
+
+def confine() -> None:
+    """Limit a process to the memory it has, once everything is loaded, and what one file may take."""
+    batch(0, 0, 100)
+    if sys.platform == "linux":
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def run(seed: int, first: int, files: int, jobs: int) -> Iterator[Tally]:
+    """Spoil and read files in processes; after each piece yield the tally so far."""
+    tally, last = Tally(), first + files
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=confine) as pool:
+        pieces = [(n, min(n + BATCH, last)) for n in range(first, last, BATCH)]
+        futures = {pool.submit(batch, seed, *piece): piece for piece in pieces}
+        for future in as_completed(futures):
+            try:
+                tally.add(future.result())
+            except BrokenProcessPool:
+                begin, end = futures[future]
+                tally.findings.append(Found(None, f"a process died at a file from {begin} to {end - 1}, or near them"))
+            yield tally
+
+
+def keep(found: Found, folder: Path) -> Path | None:
+    """Keep the files of a finding, and what is known of it; the file to read comes back."""
+    if found.sample is None:
+        return None
+    spoilt = found.sample
+    place = folder / f"{spoilt.seed}-{spoilt.number}"
+    place.mkdir(parents=True, exist_ok=True)
+    about = {"seed": spoilt.seed, "number": spoilt.number, "origin": spoilt.origin, "mutations": spoilt.mutations}
+    (place / "finding.json").write_text(json.dumps(about | {"found": found.what}, indent=2) + "\n")
+    return spoilt.write(place)
+
+
+def replay(path: Path) -> tuple[Tally, list[str]]:
+    """Read one file in every way that files are read here."""
+    tally, found = Tally(), []
+    for options in ({}, FOREIGN):
+        what = examine(path, options, tally, traced=True)
+        if what is not None:
+            found.append(what)
+    return tally, found
