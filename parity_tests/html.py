@@ -24,7 +24,7 @@ from parity_tests.report import order, versions
 
 LIMIT = 1_000_000  # bytes of a report
 WINDOW = 48  # cells of a picture along each axis ...
-SMALL_WINDOW = 20  # ... and where many pictures must fit
+SMALL_WINDOW = 16  # ... and where many pictures must fit
 FEW = 6
 # Upper ends of the shades. 0 has a shade of its own, and so has what is beyond the last.
 PASSES, FAILS = (0.001, 0.01, 0.1, 0.25, 0.5, 1.0), (10.0, 1000.0, 1000000.0)
@@ -50,8 +50,8 @@ class Room:
         cases: lines in the list of cases.
     """
 
-    findings: int = 450_000
-    block: int = 300_000
+    findings: int = 500_000
+    block: int = 250_000
     listed: int = 50
     cases: int = 1500
 
@@ -345,8 +345,8 @@ def pictures(finding: Finding, most: int) -> dict[str, Any] | None:
         "x": place[-1] - columns.start,
         "y": place[-2] - rows.start,
         "fixed": ", ".join(f"{a} = {i}" for a, i in zip(letters[:-2], place[:-2], strict=True)),
-        "down": f"{letters[-2]} {rows.start} to {rows.stop - 1}" if letters[-2] else "",
-        "across": f"{letters[-1]} {columns.start} to {columns.stop - 1}" if letters[-1] else "",
+        "down": f"{letters[-2]} from {rows.start} to {rows.stop - 1}" if letters[-2] else "",
+        "across": f"{letters[-1]} from {columns.start} to {columns.stop - 1}" if letters[-1] else "",
         "beyond": int(np.sum(~(share <= 1))),
         "cells": share.size,
         "scale": f"{scale:.3g}",
@@ -453,7 +453,7 @@ def headline(result: Result, findings: Sequence[Finding], failures: list[Group])
         lead = ["There was nothing to compare, so this says nothing about agreement."]
         return {"verdict": "Nothing was judged", "mood": "none", "mark": "–", "jump": None, "lead": lead}
     if not s["failed"] and not findings:
-        lead = [f"Rounding explains every difference: {counts}; worst error/bound {figure(s['worst_ratio'])}."]
+        lead = [f"Rounding explains every difference: {counts}; worst error/bound {s['worst_ratio']:.4g}."]
         if s["vacuous"]:
             lead.append(f"For {s['vacuous']:,} numbers the bound is above their array's size and says little.")
         return {"verdict": "They agree", "mood": "agree", "mark": "✓", "jump": None, "lead": lead}
