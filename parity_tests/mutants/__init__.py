@@ -6,10 +6,22 @@ advice are also what a judged port that has such a mistake is told.
 """
 
 from parity_tests.mutants import backward, masks, projections, recurrent, scores, weights
+from parity_tests.mutants._common import oracle_free
 from parity_tests.mutants._evidence import evidence, outcome_of
 from parity_tests.mutants._plant import TREES, Mutant, copied, edited, planted
 
-__all__ = ["MUTANTS", "THEMES", "TREES", "Mutant", "copied", "edited", "evidence", "outcome_of", "planted"]
+__all__ = [
+    "MUTANTS",
+    "THEMES",
+    "TREES",
+    "Mutant",
+    "copied",
+    "edited",
+    "evidence",
+    "oracle_free",
+    "outcome_of",
+    "planted",
+]
 
 THEMES = {
     "scores": scores.MUTANTS,

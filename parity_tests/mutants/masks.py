@@ -2,7 +2,7 @@
 
 from parity_tests.mutants._plant import ATTEND, CORE, at
 
-cross = at(ATTEND, "mha", "cross")
+cross, bare = at(ATTEND, "mha", "cross"), at(ATTEND, "dot_product", "scaled")
 core, causal, capped = (at(CORE, "mha", example) for example in ("cross", "wide", "capped"))
 
 SOFTMAX = "softmax(scores, allowed,"
@@ -109,19 +109,19 @@ MUTANTS = (
         "where(total == 0, total, total)",
     ),
     # Nothing that is hidden may leak
-    cross(
+    bare(
         "hidden values not selected away",
         "select hidden values to 0 before the product: 0 * NaN is NaN",
         'v = hide(per_head("bhts->bshv", q), allowed, v)',
         "v = v",
     ),
-    cross(
+    bare(
         "hidden keys not selected away",
         "select hidden keys to 0 before the product, or NaN in them reaches the gradient of the queries",
         'k = hide(per_head("bhts->bshk", q), allowed, k)',
         "k = k",
     ),
-    cross(
+    bare(
         "queries that see nothing not selected away",
         "select queries without keys to 0 before the product, or NaN in them reaches the gradient of the keys",
         'q = hide(per_head("bhts->bthk", q), allowed, q)',

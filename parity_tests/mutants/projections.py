@@ -27,7 +27,13 @@ MUTANTS = (
         "return y",
     ),
     split("bias of the queries dropped", "add the bias of the queries", Q, Q.replace("self.b_q", "None")),
-    split("bias of the keys dropped", "add the bias of the keys", K, K.replace("self.b_k", "None")),
+    split(
+        "bias of the keys dropped",
+        "add the bias of the keys",
+        K,
+        K.replace("self.b_k", "None"),
+        example="capped",  # without a softcap this bias moves all scores of a query alike, and no weight
+    ),
     split("bias of the values dropped", "add the bias of the values", V, V.replace("self.b_v", "None")),
     split("queries projected with the weights of the keys", OWN, Q, Q.replace("self.w_q", "self.w_k")),
     split("keys projected with the weights of the queries", OWN, K, K.replace("self.w_k", "self.w_q")),
