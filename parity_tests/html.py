@@ -459,7 +459,7 @@ def headline(result: Result, findings: Sequence[Finding], failures: list[Group])
         return {"verdict": "They agree", "mood": "agree", "mark": "✓", "jump": None, "lead": lead}
     lead, jump = [f"{len(result.failed):,} of {s['checks']:,} arrays are beyond their bound ({counts})."], None
     if result.errors:
-        lead.append(f"{len(result.errors):,} candidates raised an exception in a case.")
+        lead.append(f"Exceptions raised: {len(result.errors):,}.")
     if findings:
         lead.insert(0, first_words(findings[0].candidate, findings[0].case, findings[0].first))
         jump = ("findings", "See what differs")
