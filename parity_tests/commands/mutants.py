@@ -1,0 +1,57 @@
+"""attn-parity mutants: can the judge be trusted? Plant bugs and count how many it sees."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def main(
+    trees: Annotated[str | None, typer.Option(help="numpy,torch,jax or some of them; all by default.")] = None,
+    common: Annotated[bool, typer.Option(help="Also every bug in all three trees at once.")] = True,
+    generic: Annotated[bool, typer.Option(help="Also careless edits that know nothing of attention.")] = True,
+    short: Annotated[bool, typer.Option("--short", help="A sample that takes about a minute.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    json: Annotated[Path | None, typer.Option(help="Write what became of every bug to this file.")] = None,
+) -> None:
+    """Plant every known mistake and see whether it is noticed.
+
+    In one tree, with the reference whole: the judge must see all. In all three at once, the reference included:
+    witnesses and relations, which know no reference, must see 95 %. Needs a checkout: the witnesses stand in its tests.
+    """
+    from importlib.util import find_spec
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from parity_tests import ast_mutants
+    from parity_tests.ast_mutants.show import show as show_generic
+    from parity_tests.ast_mutants.show import well
+    from parity_tests.cli import console, listed, writable
+    from parity_tests.mutants import _run as planting
+    from parity_tests.mutants import report
+
+    writable(json)
+    if find_spec("parity_tests.test_mha") is None:
+        console.print(
+            "[bold red]refused[/] mutants: expected a checkout with its tests, got an installed package; clone the "
+            "repository and run it there",
+            soft_wrap=True,
+        )
+        raise typer.Exit(2)
+    chosen = listed(trees, ("numpy", "torch", "jax"), "a framework")
+    modes = [mode for mode, name in planting.MODES.items() if name in chosen or (common and mode == planting.COMMON)]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    careless: list[ast_mutants.Result] = []
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("planting known mistakes", total=None)
+        verdicts = planting.run(modes, short, jobs, lambda done, of: bar.update(task, completed=done, total=of))
+        if generic:
+            more = bar.add_task("planting careless edits", total=None)
+            careless = ast_mutants.run(short, jobs, lambda done, of: bar.update(more, completed=done, total=of))
+    report.show(console, verdicts)
+    if generic:
+        show_generic(console, careless)
+    if json is not None:
+        report.write_json(json, verdicts, careless)
+        console.print(f"written: {json}")
+    raise typer.Exit(1 if planting.missed(verdicts) or (generic and not well(careless)) else 0)
