@@ -228,6 +228,8 @@ def test_file_is_the_same_whatever_the_order_of_the_run(tmp_path: Path) -> None:
     assert text == (tmp_path / "other.json").read_text()
     ratchet.update(Result(rows), tmp_path / "one.json")
     assert text == (tmp_path / "one.json").read_text()
+    versions, _ = ratchet.read(tmp_path / "one.json")
+    assert len(versions["platform"].split()) == 2
 
 
 def test_committed_record() -> None:
