@@ -6,6 +6,7 @@ Names are mapped, never guessed. Weights are read from the candidate and nothing
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from typing import Any
@@ -17,7 +18,7 @@ from attn_np.contract import Config
 from attn_np.weights import layouts
 from attn_np.weights.layouts._base import Step, Table, steps
 from attn_np.weights.layouts._rearrange import parse, rearrange, solve
-from parity_tests.candidates import Candidate, Outcome, collect, from_torch, scoped, to_torch
+from parity_tests.candidates import Candidate, Outcome, accelerators, collect, from_torch, scoped, to_torch
 from parity_tests.cases import Case, Drawn
 
 Weights = str | Mapping[Any, Any] | None
@@ -62,6 +63,10 @@ def framework_of(candidate: Any) -> str:
     return "numpy"
 
 
+class MissingDeviceError(ValueError):
+    """The machine does not have the device that was asked for."""
+
+
 # Names and axes -------------------------------------------------------------------------------------------------------
 
 
@@ -92,7 +97,15 @@ def table_of(weights: Weights, config: Config) -> Table:
                 )
         key, pattern = pair(theirs)
         same = params[names[0]].axes
-        rules[ours] = (key, pattern or f"{same} -> {same}")
+        pattern = pattern or f"{same} -> {same}"
+        right = [letter for axis in parse(pattern)[1] for letter in axis]
+        if right[len(names) > 1 :] != same.split():
+            what = "a first axis for the parameters, then " if len(names) > 1 else ""
+            raise ValueError(
+                f"assert_parity: expected a pattern in weights= that ends in {what}{same!r}, got {pattern!r}; "
+                f"the right side has the axes of {names[0]}"
+            )
+        rules[ours] = (key, pattern)
     return Table(rules=rules)
 
 
@@ -150,7 +163,11 @@ def axes_moved(x: Any, pattern: str, sizes: Mapping[str, int]) -> Any:
 
 
 def accepted(candidate: Any, config: Config, names: Names) -> dict[str, Named]:
-    """Our arguments that a candidate takes, with the keyword it has for each; "" for the first, by position."""
+    """Our arguments that a candidate takes, with the keyword it has for each; "" for the first, by position.
+
+    Raises:
+        ValueError: a name in `arguments` that the variant does not have.
+    """
     if names.arguments is not None:
         unknown = [name for name in names.arguments if name not in config.arguments()]
         if unknown:
@@ -159,14 +176,27 @@ def accepted(candidate: Any, config: Config, names: Names) -> dict[str, Named]:
                 f"{contract.nearest(unknown[0], tuple(config.arguments()))}"
             )
         return dict(names.arguments)
-    function = names.call or getattr(candidate, "forward", candidate)
-    found = list(signature(function).parameters.values())
-    found = found[1:] if names.call is not None or takes_params(candidate, config) else found
+    found = parameters(candidate, config, names)
     known = {p.name for p in found if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
     every = any(p.kind is Parameter.VAR_KEYWORD for p in found)
     taken: dict[str, Named] = {name: name for name in config.arguments() if every or name in known}
     first = next(iter(config.arguments()))
     return taken if first in taken else {first: "", **taken}
+
+
+def parameters(candidate: Any, config: Config, names: Names) -> list[Parameter]:
+    """The parameters of what is called, behind the candidate itself or the weights."""
+    function = names.call or getattr(candidate, "forward", candidate)
+    found = list(signature(function).parameters.values())
+    return found[1:] if names.call is not None or takes_params(candidate, config) else found
+
+
+def needed(candidate: Any, config: Config, names: Names, taken: Mapping[str, Named]) -> tuple[str, ...]:
+    """Our arguments that a candidate cannot do without: those without a default in its signature."""
+    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    found = parameters(candidate, config, names)
+    asked = {p.name for p in found if p.kind in kinds and p.default is Parameter.empty}
+    return tuple(ours for ours, theirs in taken.items() if (ours if names.call else pair(theirs)[0]) in asked)
 
 
 def takes_params(candidate: Any, config: Config) -> bool:
@@ -226,19 +256,29 @@ class Port:
         params: its weights under our names; None for a function, which gets those that are drawn.
         dtype: of its weights, or the one asked for.
         arguments: the arguments of ours that it takes.
+        required: those that it cannot do without.
     """
 
     candidate: Candidate
     params: dict[str, np.ndarray] | None
     dtype: str
     arguments: tuple[str, ...]
+    required: tuple[str, ...]
 
 
-def port(candidate: Any, config: Config, names: Names, framework: str | None = None, dtype: str | None = None) -> Port:
+def port(
+    candidate: Any,
+    config: Config,
+    names: Names,
+    framework: str | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+) -> Port:
     """Make a candidate of a torch module, a Flax module or a function.
 
     Raises:
         TypeError: it is none of them.
+        MissingDeviceError: there is no such device.
         ValueError: names that do not fit the variant or the candidate.
     """
     framework = framework or framework_of(candidate)
@@ -248,18 +288,21 @@ def port(candidate: Any, config: Config, names: Names, framework: str | None = N
             f"assert_parity: expected framework= to be one of {', '.join(makers)}, got {framework!r}; "
             f"{contract.nearest(framework, tuple(makers))}"
         )
-    return makers[framework](candidate, config, names, dtype)
+    return makers[framework](candidate, config, names, dtype, device)
 
 
-def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None) -> Port:
+def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, device: str | None) -> Port:
     """A torch module, by its parameters and forward hooks; or a function of tensors."""
     import torch
 
     is_module = isinstance(candidate, torch.nn.Module)
+    wanted = None if device is None else torch_device(device)
+    if is_module and (dtype or wanted):
+        candidate = deepcopy(candidate).to(device=wanted, dtype=getattr(torch, dtype) if dtype else None)
     own = dict(candidate.named_parameters()) if is_module else {}
     floats = [x for x in own.values() if x.is_floating_point()]
     dtype = dtype or (str(floats[0].dtype).rpartition(".")[2] if floats else "float32")
-    device = floats[0].device if floats else torch.device("cpu")
+    where = floats[0].device if floats else wanted or torch.device("cpu")
     params, moves = None, []
     if is_module:
         params, moves = read_weights(names.weights, config, {name: from_torch(x) for name, x in own.items()})
@@ -267,9 +310,9 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None) 
 
     def run(case: Case, drawn: Drawn, taped: bool) -> Outcome:
         sizes, outcome = letters_of(case, drawn), Outcome()
-        given = {name: to_torch(x, device) for name, x in drawn.inputs.items()}
+        given = {name: to_torch(x, where) for name, x in drawn.inputs.items()}
         leaves = {name: x.requires_grad_() for name, x in given.items() if x.is_floating_point()}
-        weights = {} if is_module else {name: to_torch(x, device) for name, x in drawn.params.items()}
+        weights = {} if is_module else {name: to_torch(x, where) for name, x in drawn.params.items()}
         weights = {name: x.requires_grad_() for name, x in weights.items()}
         function = candidate if is_module or not weights else lambda *a, **k: candidate(weights, *a, **k)
         with hooked(candidate, names) if taped and is_module else nothing() as seen:
@@ -283,7 +326,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None) 
         dys = {name: x for name, x in drawn.pulled.items() if name in outputs}
         sources = [outputs[name] for name in dys]
         if targets and all(x.requires_grad for x in sources):
-            pull = [to_torch(x, device).to(outputs[name].dtype) for name, x in dys.items()]
+            pull = [to_torch(x, where).to(outputs[name].dtype) for name, x in dys.items()]
             found = torch.autograd.grad(sources, targets, pull, allow_unused=True)
             found = [torch.zeros_like(x) if g is None else g for x, g in zip(targets, found, strict=True)]
             keys = [*leaves, *weights, *(("own", name) for name in used), *(("tap", name) for name in taps)]
@@ -297,7 +340,23 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None) 
         return outcome
 
     kind = "module" if is_module else "function"
-    return Port(Candidate("your torch", kind, device.type, run), params, dtype, tuple(taken))
+    return Port(
+        Candidate("your torch", kind, where.type, run),
+        params,
+        dtype,
+        tuple(taken),
+        needed(candidate, config, names, taken),
+    )
+
+
+def torch_device(name: str) -> Any:
+    import torch
+
+    kind = name.partition(":")[0]
+    known = ["cpu", *accelerators("torch")]
+    if kind not in known:
+        raise MissingDeviceError(f"device: expected one of {', '.join(known)}, got {name!r}; torch finds no other here")
+    return torch.device(name)
 
 
 @contextmanager
@@ -335,7 +394,7 @@ def hooked(module: Any, names: Names) -> Iterator[dict[str, Any]]:
             handle.remove()
 
 
-def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None) -> Port:
+def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, device: str | None) -> Port:
     """A Flax NNX module, with what it sows as intermediates; or a function of JAX arrays."""
     import jax
     import jax.numpy as jnp
@@ -347,7 +406,11 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None) ->
         flat = dict(nnx.to_flat_state(nnx.state(candidate, nnx.Param)))
         own = {".".join(map(str, path)): x[...] for path, x in flat.items()}
     floats = [x for x in own.values() if jnp.issubdtype(x.dtype, jnp.floating)]
+    if dtype:
+        own = {n: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x for n, x in own.items()}
     dtype = dtype or (str(floats[0].dtype) if floats else "float32")
+    where = jax_device(device or "cpu")
+    own = jax.device_put(own, where)
     params, moves = None, []
     if is_module:
         params, moves = read_weights(names.weights, config, {name: np.asarray(x) for name, x in own.items()})
@@ -367,7 +430,7 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None) ->
         if is_module and taped and names.taps:
             sown = nnx.capture(lambda module: invoke(module, given, taken, names, sizes), nnx.Intermediate)
             result, state = sown(function)
-            seen = {".".join(map(str, path)): last(x[...]) for path, x in nnx.to_flat_state(state)}
+            seen = {".".join(map(str, path)): last(x.get_value()) for path, x in nnx.to_flat_state(state)}
             absent = [p for p in names.taps if not any(re.fullmatch(p, name) for name in seen)]
             if absent:
                 raise ValueError(
@@ -381,9 +444,9 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None) ->
 
     def run(case: Case, drawn: Drawn, taped: bool) -> Outcome:
         sizes, outcome = letters_of(case, drawn), Outcome()
-        leaves = {n: jnp.asarray(x) for n, x in drawn.inputs.items() if x.dtype.kind not in "biu"}
-        rest = {n: jnp.asarray(x) for n, x in drawn.inputs.items() if n not in leaves}
-        held = own if is_module else {n: jnp.asarray(x) for n, x in drawn.params.items()}
+        leaves = {n: jax.device_put(x, where) for n, x in drawn.inputs.items() if x.dtype.kind not in "biu"}
+        rest = {n: jax.device_put(x, where) for n, x in drawn.inputs.items() if n not in leaves}
+        held = own if is_module else jax.device_put(dict(drawn.params), where)
         vjp: Any = jax.vjp  # its type knows no has_aux
 
         def forward(held: Any, leaves: Any) -> Any:
@@ -401,7 +464,24 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None) ->
         return outcome
 
     kind = "module" if is_module else "function"
-    return Port(Candidate("your jax", kind, "cpu", run), params, dtype, tuple(taken))
+    return Port(
+        Candidate("your jax", kind, where.platform, run),
+        params,
+        dtype,
+        tuple(taken),
+        needed(candidate, config, names, taken),
+    )
+
+
+def jax_device(name: str) -> Any:
+    import jax
+
+    known = {"cpu": "cpu", **{kind: kind for kind in accelerators("jax")}}
+    if {"gpu", "cuda", "rocm"} & set(known):
+        known["cuda"] = "gpu"
+    if name not in known:
+        raise MissingDeviceError(f"device: expected one of {', '.join(known)}, got {name!r}; jax finds no other here")
+    return jax.devices(known[name])[0]
 
 
 def last(x: Any) -> Any:
@@ -409,8 +489,10 @@ def last(x: Any) -> Any:
     return x[-1] if isinstance(x, tuple) else x
 
 
-def array_port(candidate: Any, config: Config, names: Names, dtype: str | None) -> Port:
+def array_port(candidate: Any, config: Config, names: Names, dtype: str | None, device: str | None) -> Port:
     """A function of NumPy arrays, or of anything that takes and gives them: outputs and intermediates, no gradients."""
+    if device not in (None, "cpu"):
+        raise MissingDeviceError(f"device: expected cpu for a function of NumPy arrays, got {device!r}; set framework=")
     taken = accepted(candidate, config, names)
 
     def run(case: Case, drawn: Drawn, taped: bool) -> Outcome:
@@ -423,4 +505,10 @@ def array_port(candidate: Any, config: Config, names: Names, dtype: str | None) 
         collect(outcome, "tape", tape, np.asarray)
         return outcome
 
-    return Port(Candidate("your", "function", "cpu", run), None, dtype or "float64", tuple(taken))
+    return Port(
+        Candidate("your", "function", "cpu", run),
+        None,
+        dtype or "float64",
+        tuple(taken),
+        needed(candidate, config, names, taken),
+    )

@@ -97,16 +97,16 @@ def given(config: Config, call: str) -> tuple[str, ...]:
     return tuple(name for name in arguments if name not in left_out)
 
 
-def draw(case: Case, only: Collection[str] | None = None) -> Drawn:
+def draw(case: Case, only: Collection[str] | None = None, also: Collection[str] = ()) -> Drawn:
     """Everything random of a case, rounded to its dtype: what every framework and the reference get.
 
-    `only` leaves out all other arguments of the call.
+    `also` names arguments that are given in every call; `only` leaves out all but those it names.
     """
     config, kind = case.config, DTYPES[case.dtype]
     seed = zlib.crc32(f"{case.variant}/{case.example}/{case.call}".encode()) + 1_000_003 * case.seed
     rng = np.random.default_rng([seed, 1])
     arguments, sizes, names = config.arguments(), call_sizes(config), given(config, case.call)
-    names = names if only is None else tuple(name for name in names if name in only)
+    names = tuple(n for n in arguments if (n in names or n in also) and (only is None or n in only))
     for name, arg in arguments.items():  # an input that stands in for another gives it its length
         if name not in names and arg.default is not None:
             source = arguments[arg.default].axes.split()

@@ -110,7 +110,7 @@ def run(
         report.write_json(json, result, ratchet=held.as_dict())
         console.print(f"written: {json}")
     if html is not None:
-        write_html(html, result, plan.dtypes, title="attn-parity run", comparison=held)
+        write_html(html, result, plan.dtypes, result.findings, title="attn-parity run", comparison=held)
         console.print(f"written: {html}")
     if ratchet_update and differ:
         console.print("[yellow]not recorded[/] only a run that agrees is")
@@ -169,7 +169,7 @@ def check(
         report.write_json(json, result)
         console.print(f"written: {json}")
     if html is not None:
-        write_html(html, result, (found.dtype,), title=f"attn-parity check {file.name}")
+        write_html(html, result, (found.dtype,), result.findings, title=f"attn-parity check {file.name}")
         console.print(f"written: {html}")
     raise typer.Exit(1 if result.failed or result.errors else 0)
 

@@ -126,7 +126,9 @@ class ErrArray(NDArrayOperatorsMixin):
         return ErrArray(self.v.swapaxes(i, j), self.b.swapaxes(i, j))
 
     def astype(self, dtype: Any, **_: Any) -> "ErrArray":
-        return self
+        """Values stay in float64; a narrower type adds its one rounding."""
+        name = np.dtype(dtype).name
+        return self if name == "float64" else delivered(self, name, always=True)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("out") is not None:
@@ -179,11 +181,13 @@ def lift(x: Any) -> ErrArray:
     if isinstance(x, ErrArray):
         return x
     x = np.asarray(x)
+    if x.dtype == object:
+        raise TypeError(f"expected numbers, got {x!r}")
     if x.dtype == bool or x.dtype.kind in "iu":
         return ErrArray(x.astype(np.float64), 0.0)
     x = x.astype(np.float64)
     with np.errstate(over="ignore"):
-        kept = x.astype(_current.get().work).astype(np.float64)
+        kept = x.astype(_core.DTYPES[_current.get().work]).astype(np.float64)
     return ErrArray(x, np.where(np.isfinite(kept), np.abs(x - kept), 0.0))
 
 
@@ -192,7 +196,7 @@ def rounded(v: np.ndarray, b: np.ndarray, roundings: float = 1.0) -> ErrArray:
     p = _current.get()
     with np.errstate(invalid="ignore", over="ignore"):
         # What is infinite or NaN in float64 without an error in what it was made of is so in every type.
-        exact = (np.isinf(v) & np.isfinite(b)) | (np.isnan(v) & np.isnan(b))
+        exact = ~np.isfinite(v) & ~np.isposinf(b)
         b = b + roundings * p.u * (np.abs(v) + b) + p.eta
         return ErrArray(v, np.where(exact, 0.0, np.where(np.abs(v) + b <= LARGEST[p.work], b, np.inf)))
 
@@ -223,7 +227,7 @@ def multiply(x: Any, y: Any) -> ErrArray:
     v = x.v * y.v
     b = np.abs(x.v) * y.b + x.b * magnitude(y)
     if any(a.size == 1 and not a.b.any() and abs(np.frexp(a.v)[0]).item() in (0.5, 0.0) for a in (x, y)):
-        return ErrArray(v, b + _current.get().eta)  # but for what is flushed to zero
+        return ErrArray(v, b + np.where(v == 0, 0.0, _current.get().eta))  # but for what is flushed to zero
     return rounded(v, b)
 
 
@@ -438,6 +442,7 @@ def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
         b = np.where(ok, moved * (1 + rho) + probs * rho + eta, 0.0)
         # A weight that underflowed to 0 in float64 can only become visible by a large error in its exponent.
         b = np.where(ok & (probs == 0), np.minimum(np.exp(np.minimum(2 * loose - 700, 0.0)) + eta, 1.0), b)
+        b = np.where(np.isnan(probs) & ~np.isposinf(s.b), 0.0, b)
         w = probs * up / np.where(fall < 1, 1 - fall, np.nan)
     centred = axis in (-1, s.ndim - 1) and np.isfinite(w).all()
     return ErrArray(probs, b, (w, rho, eta) if centred else None)
@@ -557,9 +562,9 @@ def code_of(function: Any) -> tuple[Any, ...]:
 # Judging --------------------------------------------------------------------------------------------------------------
 
 
-def delivered(x: ErrArray, dtype: str) -> ErrArray:
-    """The same value after the one rounding to the type it is returned in."""
-    if dtype in ("float64", "float32"):
+def delivered(x: ErrArray, dtype: str, always: bool = False) -> ErrArray:
+    """The same value after the one rounding to the type it is returned in; float32 is computed in, not rounded to."""
+    if dtype in ("float64", "float32") and not always:
         return x
     with np.errstate(over="ignore"):
         b = x.b + UNIT[dtype] * magnitude(x) + UNDERFLOW[dtype]

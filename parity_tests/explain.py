@@ -18,9 +18,9 @@ import numpy as np
 import attn_np
 from parity_tests.candidates import Outcome
 from parity_tests.cases import Case, Drawn
-from parity_tests.error_arrays import ErrArray, Precision, adopt, disown
+from parity_tests.error_arrays import UNIT, ErrArray, Precision, adopt, disown, precision_of
 from parity_tests.findings import Cause, Finding
-from parity_tests.judge import Anchor, Row, judge_ends, reference, tape_rows
+from parity_tests.judge import Anchor, Departure, Row, judge_ends, reference, tape_rows
 from parity_tests.patterns import axes_of, patterns
 
 FORWARD = ("tape", "output")
@@ -49,9 +49,15 @@ class Judged:
     partial: bool = False
 
 
-def verdicts(run: Judged, tree: str = "attn_np", backward: bool = True) -> tuple[list[Row], Anchor]:
-    """Every verdict on a run, in dataflow order, each stage on the run's own numbers."""
-    anchor = Anchor(run.outcome.tape | run.outcome.cotangents, run.precision, run.fused)
+def verdicts(
+    run: Judged, tree: str = "attn_np", backward: bool = True, strict: bool = False
+) -> tuple[list[Row], Anchor]:
+    """Every verdict on a run, in dataflow order, each stage on the run's own numbers.
+
+    Raises:
+        Departure: something is beyond its bound, where that is asked for by `strict`.
+    """
+    anchor = Anchor(run.outcome.tape | run.outcome.cotangents, run.precision, run.fused, strict)
     found, grads = reference(run.case, run.drawn, anchor, run.precision, tree, backward)
     rows = list(tape_rows(run.case, run.who, run.outcome, anchor, {}, run.partial))
     ends, stages = (found, grads) if backward else (found, {})
@@ -86,41 +92,69 @@ def explain(run: Judged, causes: bool = True) -> Finding | None:
         else:
             finding.want = np.asarray(want)
     if causes:
-        finding.causes = causes_of(run, backward=first.stage not in FORWARD)
+        loose = {(row.stage, row.name): row.vacuous for row in rows}
+        finding.causes = [*evident(run, finding), *causes_of(run, first.stage not in FORWARD, loose)]
     return finding
 
 
-def causes_of(run: Judged, backward: bool) -> list[Cause]:
-    """The mistakes of the catalogue that give this run's numbers, best first."""
+def evident(run: Judged, finding: Finding) -> Iterator[Cause]:
+    """Causes that need no numbers to be compared: they are seen by what is there."""
+    if "keep" in run.outcome.tape and "keep" not in run.drawn.inputs:
+        yield Cause("dropout in evaluation", "call eval() first: dropout belongs to training", 0.0)
+    backward = finding.first.stage not in FORWARD
+    if backward and finding.got is not None and finding.want is not None and not finding.got.any():
+        yield Cause(
+            "cut from the graph", "let the gradient through: no detach(), stop_gradient or numpy() on the way", 0.0
+        )
+
+
+def causes_of(run: Judged, backward: bool, loose: dict[tuple[str, str], int]) -> list[Cause]:
+    """The mistakes of the catalogue that give this run's numbers, best first.
+
+    The best is the one whose bounds are tightest: of two that hold the candidate it says more.
+
+    `loose` counts the numbers whose bound says little in the reference as it is: a mistake that makes it many more
+    explains nothing.
+    """
     found = []
     for mistake in catalogue(run.case.variant):
         if mistake.backward and not backward:
             continue
-        ratio = distance(run, mistake, backward)
-        if ratio is not None and ratio <= 1:
-            found.append((mistake.rank, ratio, Cause(mistake.name, mistake.fix, ratio)))
+        rows = reproduced(run, mistake, backward)
+        if not rows or any(2 * (row.vacuous - loose.get((row.stage, row.name), 0)) > row.elements for row in rows):
+            continue
+        found.append((tightness(rows), mistake.rank, rows, mistake))
     best: dict[str, Cause] = {}
-    for *_, cause in sorted(found, key=lambda x: x[:2]):
-        best.setdefault(cause.name, cause)
+    for _, _, rows, mistake in sorted(found, key=lambda x: x[:2]):
+        best.setdefault(mistake.name, Cause(mistake.name, mistake.fix, max(row.ratio for row in rows)))
     return list(best.values())
 
 
-def distance(run: Judged, mistake: "Mistake", backward: bool) -> float | None:
-    """Largest error/bound of a run against the reference with a mistake; None where the mistake can't be made here."""
+def tightness(rows: list[Row]) -> int:
+    """How wide the widest bounds are, in steps of two bits: closer than that, two are equally tight."""
+    width = max(row.width for row in rows)
+    return round(float(np.log2(width)) / 2) if 0 < width < np.inf else -9999 if width == 0 else 9999
+
+
+def reproduced(run: Judged, mistake: "Mistake", backward: bool) -> list[Row]:
+    """The verdicts on a run where the reference makes a mistake; none unless all pass."""
     with mistake.made(run.case, run.drawn) as made:
         if made is None:
-            return None
-        case, drawn, tree = made
+            return []
+        case, drawn, tree, *other = made
+        changed = replace(run, case=case, drawn=drawn, precision=other[0] if other else run.precision)
         try:
-            rows, _ = verdicts(replace(run, case=case, drawn=drawn), tree, backward)
+            rows, _ = verdicts(changed, tree, backward, strict=True)
+        except Departure:
+            return []
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-            return None  # with the mistake this call does not run: it is not the one that was made
-    return max((row.ratio for row in rows), default=None)
+            return []  # with the mistake this call does not run: it is not the one that was made
+    return rows if all(row.ok for row in rows) else []
 
 
 # The catalogue --------------------------------------------------------------------------------------------------------
 
-Made = tuple[Case, Drawn, str]
+Made = tuple[Case, Drawn, str] | tuple[Case, Drawn, str, Precision]
 
 
 @dataclass(frozen=True)
@@ -129,7 +163,8 @@ class Mistake:
 
     Attributes:
         name, fix: the mistake in words, and what to do about it in one line.
-        made: context in which the reference makes it: (case, inputs and weights, tree), or None where it can't.
+        made: context in which the reference makes it: case, inputs and weights, tree, and the precision where that is
+            the mistake; or None where it can't.
         backward: it is one of the backward pass only.
         rank: which of several that fit is named first; lower is earlier.
     """
@@ -144,7 +179,7 @@ class Mistake:
 @cache
 def catalogue(variant: str) -> tuple[Mistake, ...]:
     """Every known mistake that a variant can hold."""
-    return tuple(call_mistakes()) + tuple(source_mistakes(variant))
+    return (*call_mistakes(), *source_mistakes(variant), *precision_mistakes())
 
 
 def source_mistakes(variant: str) -> Iterator[Mistake]:
@@ -182,6 +217,49 @@ def sources(variant: str) -> frozenset[str]:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attn_np."):
                 open_.append(f"{(node.module or '').split('.')[1]}.py")
     return frozenset(found)
+
+
+def precision_mistakes() -> Iterator[Mistake]:
+    """A computation in a smaller type than the one that was promised."""
+    for name, fix, smaller in PRECISIONS:
+
+        @contextmanager
+        def made(case: Case, drawn: Drawn, smaller: Any = smaller) -> Iterator[Made | None]:
+            other = smaller(precision_of(case.dtype))
+            yield None if other is None else (case, drawn, "attn_np", other)
+
+        yield Mistake(name, fix, made, rank=2)
+
+
+def in_type(name: str) -> Callable[[Precision], Precision | None]:
+    """Every operation in a type, where a larger one is promised."""
+    return lambda p: replace(p, work=name) if UNIT[name] > UNIT[p.work] else None
+
+
+def products_in(name: str) -> Callable[[Precision], Precision | None]:
+    """The factors of matrix products rounded to a type first."""
+    return lambda p: replace(p, product=name) if UNIT[name] > UNIT[p.work] else None
+
+
+PRECISIONS: tuple[tuple[str, str, Callable[[Precision], Precision | None]], ...] = (
+    (
+        "matrix products in TF32",
+        'ask for full products: torch.set_float32_matmul_precision("highest"), jax.default_matmul_precision("highest")',
+        products_in("tf32"),
+    ),
+    (
+        "matrix products in bfloat16",
+        'ask for full products: torch.set_float32_matmul_precision("highest"), jax.default_matmul_precision("highest")',
+        products_in("bfloat16"),
+    ),
+    (
+        "computed in float32",
+        "compute in float64 where float64 is promised: in JAX set jax_enable_x64",
+        in_type("float32"),
+    ),
+    ("computed in float16", "widen 16-bit inputs to float32, compute, round once", in_type("float16")),
+    ("computed in bfloat16", "widen 16-bit inputs to float32, compute, round once", in_type("bfloat16")),
+)
 
 
 def call_mistakes() -> Iterator[Mistake]:

@@ -6,6 +6,10 @@ import numpy as np
 
 from parity_tests.judge import Row
 
+# Ratios beyond this say no more than that the two have nothing to do with each other.
+FAR = 2.0**40
+MOST = 4  # causes that are told
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -47,3 +51,28 @@ class Finding:
     causes: list[Cause] = field(default_factory=list)
     patterns: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+
+
+def told(finding: Finding) -> str:
+    """A finding in words: where, how much, what it looks like, why."""
+    row, lines = finding.first, [f"{finding.candidate} differs first at {finding.first.stage} {finding.first.name}"]
+    if row.note:
+        lines.append(f"  {row.note}")
+    else:
+        at = f"{row.index}" + (f" of the axes {finding.axes}" if finding.axes else "")
+        lines.append(f"  got {row.got:.9g}, expected {row.expected:.9g} at {at}")
+        far = "far beyond 1" if row.ratio > FAR else f"{row.ratio:.3g}"
+        lines.append(f"  error/bound {far}; the bound there is {row.bound:.2g}")
+    before = [r.name for r in finding.rows[: finding.rows.index(row)] if r.stage == "tape"] if finding.rows else []
+    if before:
+        lines.append(f"  agree before it: {', '.join(before)}")
+    for pattern in finding.patterns:
+        lines.append(f"  seen: {pattern}")
+    for i, cause in enumerate(finding.causes[:MOST]):
+        word = "cause" if i == 0 else "fits too"
+        lines.append(f"  {word}: {cause.name} (with it error/bound {cause.ratio:.2g})")
+        if i == 0:
+            lines.append(f"  fix: {cause.fix}")
+    if not finding.causes:
+        lines.append("  cause: none of the known mistakes gives these numbers")
+    return "\n".join(lines)

@@ -29,6 +29,7 @@ class Row:
         name: of the array.
         ratio: largest error/bound; at most 1 passes; infinite where shapes, types or non-finite places differ.
         rms: root mean square of error/bound, which moves less by chance than the largest does.
+        width: root mean square of the bounds, relative to that of the values.
         index: where the largest ratio is.
         got, expected, bound: the three numbers there.
         elements, vacuous: how many numbers were judged, and for how many of them the bound says little: it is larger
@@ -49,6 +50,7 @@ class Row:
     vacuous: int = 0
     note: str = ""
     rms: float = 0.0
+    width: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -107,7 +109,12 @@ def compare(got: np.ndarray, want: Any, out: str | None = None) -> dict[str, Any
         "elements": int(got.size),
         "vacuous": vacuous,
         "rms": root_mean_square(ratio),
+        "width": root_mean_square(want.b) / typical if typical else 0.0,
     }
+
+
+class Departure(Exception):
+    """The candidate leaves the reference at this name."""
 
 
 class Anchor:
@@ -115,21 +122,26 @@ class Anchor:
 
     A compiler may hand a value to the next operation before its last rounding (a fused multiply-add). For a `fused`
     candidate the reference therefore goes on from the taped value with one rounding as its bound.
+
+    A `strict` one raises `Departure` at the first value beyond its bound.
     """
 
-    def __init__(self, candidate: dict[str, np.ndarray], p: Precision, fused: bool) -> None:
+    def __init__(self, candidate: dict[str, np.ndarray], p: Precision, fused: bool, strict: bool = False) -> None:
         self.candidate, self.values = candidate, {}
         self.wanted: dict[str, Any] = {}  # the reference's own value, before it goes on from the candidate's
         self.steps: dict[str, dict[int, Any]] = {}
         self.found: dict[str, dict[str, Any]] = {}
         self.unseen: list[str] = []
         self.u, self.eta = (p.u, p.eta) if fused else (0.0, 0.0)
+        self.strict = strict
 
     def anchored(self, got: np.ndarray) -> ErrArray:
         with np.errstate(invalid="ignore"):
             return ErrArray(got, np.where(np.isfinite(got), self.u * np.abs(got) + self.eta, 0.0))
 
     def note(self, name: str, result: dict[str, Any]) -> None:
+        if self.strict and result["ratio"] > 1:
+            raise Departure(name)
         before = self.found.get(name)
         if before is None or result["ratio"] > before["ratio"]:
             self.found[name] = result

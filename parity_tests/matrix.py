@@ -10,7 +10,10 @@ from typing import Any
 from attn_np import contract
 from parity_tests.candidates import accelerators, candidates
 from parity_tests.cases import CALLS, Case, cases
+from parity_tests.explain import explain
+from parity_tests.findings import Finding
 from parity_tests.judge import Row, judge
+from parity_tests.trace import record
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 FRAMEWORKS = ("numpy", "torch", "jax")
@@ -44,11 +47,12 @@ class Plan:
 
 @dataclass
 class Result:
-    """Every verdict of a run, and what was left out with its reason."""
+    """Every verdict of a run, what was left out with its reason, and for candidates that differ, why."""
 
     rows: list[Row] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def failed(self) -> list[Row]:
@@ -127,7 +131,11 @@ def work(task: Task) -> Result:
                 if not selected(case, candidate.framework, candidate.mode, plan.everything):
                     continue
                 try:
-                    result.rows += judge(case, candidate)
+                    rows = list(judge(case, candidate))
+                    result.rows += rows
+                    known = {finding.candidate for finding in result.findings}
+                    if not all(row.ok for row in rows) and candidate.name not in known:
+                        result.findings += filter(None, [explain(record(candidate, case).judged())])
                 except Exception as e:  # a candidate that raises has failed; the run goes on and reports it
                     result.errors.append(f"{candidate.name}, {case.name}: {type(e).__name__}: {e}")
     return result
@@ -154,6 +162,7 @@ def run(plan: Plan, jobs: int = 2) -> Iterator[tuple[int, int, str, Result]]:
     def add(done: Result) -> None:
         result.rows.extend(done.rows)
         result.errors.extend(done.errors)
+        result.findings.extend(done.findings)
         result.skipped.update(done.skipped)
 
     if jobs == 1 or len(pieces) < 2:

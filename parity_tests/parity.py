@@ -13,7 +13,7 @@ from parity_tests.candidates import output_shapes, pulled
 from parity_tests.cases import CALLS, Case, Drawn, draw, given
 from parity_tests.error_arrays import UNDERFLOW, UNIT, ErrArray, delivered, widened
 from parity_tests.explain import Judged, explain, verdicts
-from parity_tests.findings import Finding
+from parity_tests.findings import Finding, told
 from parity_tests.judge import Row, reference
 from parity_tests.patterns import axes_of, patterns
 from parity_tests.trace import Trace, record
@@ -57,30 +57,6 @@ class Verdict:
         )
 
 
-def told(finding: Finding) -> str:
-    """A finding in words: where, how much, what it looks like, why."""
-    row, lines = finding.first, [f"{finding.candidate} differs first at {finding.first.stage} {finding.first.name}"]
-    if row.note:
-        lines.append(f"  {row.note}")
-    else:
-        at = f"{row.index}" + (f" of the axes {finding.axes}" if finding.axes else "")
-        lines.append(f"  got {row.got:.9g}, expected {row.expected:.9g} at {at}")
-        lines.append(f"  error/bound {row.ratio:.3g}; the bound there is {row.bound:.2g}")
-    before = [r.name for r in finding.rows[: finding.rows.index(row)] if r.stage == "tape"] if finding.rows else []
-    if before:
-        lines.append(f"  agree before it: {', '.join(before)}")
-    for pattern in finding.patterns:
-        lines.append(f"  seen: {pattern}")
-    for i, cause in enumerate(finding.causes):
-        word = "cause" if i == 0 else "fits too"
-        lines.append(f"  {word}: {cause.name} (with it error/bound {cause.ratio:.2g})")
-        if i == 0:
-            lines.append(f"  fix: {cause.fix}")
-    if not finding.causes:
-        lines.append("  cause: none of the known mistakes gives these numbers")
-    return "\n".join(lines)
-
-
 def assert_parity(
     candidate: Any,
     variant: str,
@@ -96,6 +72,7 @@ def assert_parity(
     calls: tuple[str, ...] = CALLS,
     empty_rows: bool = True,
     seed: int = 0,
+    device: str | None = None,
     **fields: Any,
 ) -> Verdict:
     """Judge an implementation of your own against the float64 reference: outputs, gradients and what it records.
@@ -115,6 +92,7 @@ def assert_parity(
         calls: which of "plain", "full" and "shared" (see `parity_tests.cases.Case`).
         empty_rows: whether masks hide every key from some query; what then comes out is 0 in the reference.
         seed: of everything random.
+        device: where it runs, "cpu", "cuda" or another of its framework; a module is copied there. Its own by default.
         fields: the Config's fields, in place of `config`.
 
     Returns:
@@ -122,11 +100,12 @@ def assert_parity(
 
     Raises:
         ParityError: it differs; the message names the first difference and the mistake that explains it.
+        MissingDeviceError: there is no such device.
         ValueError, TypeError: names, fields or shapes that do not fit.
     """
     made = config if isinstance(config, Config) else contract.config(variant, **dict(config or {}), **fields)
     names = Names(weights, arguments, outputs, taps or {}, call)
-    found = port(candidate, made, names, framework, dtype)
+    found = port(candidate, made, names, framework, dtype, device)
     rows: list[Row] = []
     traces: dict[str, Trace] = {}
     for trace in runs(found, made, calls, empty_rows, seed, outputs):
@@ -141,19 +120,19 @@ def assert_parity(
 def runs(found: Port, config: Config, calls: tuple[str, ...], empty_rows: bool, seed: int, outputs: tuple[Any, ...]):
     """A trace of each call that differs from the ones before it in what is given."""
     names = {name if isinstance(name, str) else name[0] for name in outputs if name is not None}
-    seen = set()
+    seen: list[set[str]] = []
     for call in calls:
         case = Case(config.variant, "yours", call, found.dtype, seed, config)
-        key = tuple(name for name in given(config, call) if name in found.arguments)
+        key = {*(name for name in given(config, call) if name in found.arguments), *found.required}
         if key in seen:
             continue
-        seen.add(key)
+        seen.append(key)
         yield record(found.candidate, case, prepared(found, case, empty_rows, names), partial=True)
 
 
 def prepared(found: Port, case: Case, empty_rows: bool, returns: set[str]) -> Drawn:
     """The call's inputs, the candidate's own weights, and no gradient for what it does not return."""
-    drawn = draw(case, found.arguments)
+    drawn = draw(case, found.arguments, found.required)
     if not empty_rows:
         drawn = replace(drawn, inputs={name: seeing(case, name, x) for name, x in drawn.inputs.items()})
     if found.params is not None:

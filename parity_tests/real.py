@@ -15,8 +15,10 @@ from attn_np.contract import Config
 from parity_tests.candidates import Candidate, Outcome, candidates, extras, leaves, numpy_layer
 from parity_tests.cases import Case, Drawn, draw
 from parity_tests.error_arrays import delivered, precision_of, widened
+from parity_tests.explain import explain
 from parity_tests.judge import Row, compare, judge, reference
 from parity_tests.matrix import Result, prepare
+from parity_tests.trace import record
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "minilm"
 # What a file of activations may call the inputs and the recorded results.
@@ -117,7 +119,10 @@ def judge_layer(found: RealLayer, result: Result, frameworks: tuple[str, ...] = 
             continue
         kept = Candidate(candidate.framework, candidate.mode, candidate.device, keeping(found, candidate))
         try:
-            result.rows.extend(judge(found.case, kept, found.drawn))
+            rows = list(judge(found.case, kept, found.drawn))
+            result.rows += rows
+            if not all(row.ok for row in rows):
+                result.findings += filter(None, [explain(record(candidate, found.case, found.drawn).judged())])
         except Exception as e:  # a candidate that raises has failed; the others are judged all the same
             result.errors.append(f"{candidate.name}, {found.case.name}: {type(e).__name__}: {e}")
     want, _ = reference(found.case, found.drawn, {}, precision_of(found.dtype))

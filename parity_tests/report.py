@@ -8,8 +8,10 @@ from platform import platform, python_version
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from parity_tests.findings import Finding, told
 from parity_tests.judge import Row
 from parity_tests.matrix import Result
 
@@ -70,11 +72,23 @@ def show(console: Console, result: Result, dtypes: tuple[str, ...], warnings: Se
         if key not in seen and len(seen) < SHOWN:
             seen.add(key)
             console.print(f"[bold red]differs[/] {row}", soft_wrap=True)
+    for finding in result.findings[:SHOWN]:
+        show_finding(console, finding)
     for line in suspicion(result):
         console.print(line, soft_wrap=True)
     for line in warnings:
         console.print(line, soft_wrap=True)
     console.print(verdict(result), soft_wrap=True)
+
+
+def show_finding(console: Console, finding: Finding) -> None:
+    """The first difference in words, its cause and its fix."""
+    for line in told(finding).splitlines():
+        word, colon, rest = line.strip().partition(": ")
+        style = {"cause": "bold red", "fix": "bold green", "fits too": "yellow", "seen": "cyan"}.get(word)
+        indent = " " * (len(line) - len(line.lstrip()))
+        shown = f"{indent}[{style}]{word}[/]{colon}{escape(rest)}" if style and colon else escape(line)
+        console.print(shown, soft_wrap=True)
 
 
 def suspicion(result: Result) -> list[str]:

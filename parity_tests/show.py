@@ -10,12 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from parity_tests.explain import verdicts
-from parity_tests.findings import Finding
-from parity_tests.parity import Comparison, told
-from parity_tests.report import as_dict, versions
-
-# Ratios beyond this say no more than that the two have nothing to do with each other.
-FAR = 2.0**40
+from parity_tests.findings import FAR, Finding
+from parity_tests.parity import Comparison
+from parity_tests.report import as_dict, show_finding, versions
 
 
 def ratio(x: float | None) -> str:
@@ -27,16 +24,6 @@ def ratio(x: float | None) -> str:
 
 def number(x: float | None) -> str:
     return "[dim]–[/]" if x is None else "NaN" if np.isinf(x) else f"{x:.2e}"
-
-
-def show_finding(console: Console, finding: Finding) -> None:
-    """The first difference in words, its cause and its fix."""
-    for line in told(finding).splitlines():
-        word, colon, rest = line.strip().partition(": ")
-        style = {"cause": "bold red", "fix": "bold green", "fits too": "yellow", "seen": "cyan"}.get(word)
-        indent = " " * (len(line) - len(line.lstrip()))
-        shown = f"{indent}[{style}]{word}[/]{colon}{escape(rest)}" if style and colon else escape(line)
-        console.print(shown, soft_wrap=True)
 
 
 def show_comparison(console: Console, found: Comparison, labels: tuple[str, str]) -> None:

@@ -32,18 +32,20 @@ def main(
         show(tally, found)
         raise typer.Exit(1 if found else 0)
     columns = (TextColumn("reading spoilt files"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[speed]}"), console=console, transient=True) as bar:
-        task, tally = bar.add_task("", total=files, speed=""), fuzz.Tally()
+    told, tally, seconds = [], fuzz.Tally(), 1.0
+    with Progress(*columns, TextColumn("{task.fields[state]}"), console=console, transient=True) as bar:
+        task = bar.add_task("", total=files, state="")
         for tally in fuzz.run(seed, first, files, jobs):
-            seconds = bar.tasks[0].elapsed or 1
-            bar.update(task, completed=tally.files, speed=f"{tally.files / seconds:.0f} files/s")
-        seconds = bar.tasks[0].elapsed or 1
-    told = []
-    for found in tally.findings:
-        place = fuzz.keep(found, keep)
-        told.append(f"{found.what}; replay: attn-parity fuzz --replay {place}" if place else found.what)
+            # Kept as they come: a run that is stopped has them.
+            for found in tally.findings[len(told) :]:
+                place = fuzz.keep(found, keep)
+                told.append(f"{found.what}; replay: attn-parity fuzz --replay {place}" if place else found.what)
+            seconds = bar.tasks[0].elapsed or 1.0
+            state = f"{tally.files / seconds:.0f} files/s, {len(told)} findings"
+            bar.update(task, completed=tally.files, state=state)
     show(tally, told)
-    console.print(f"{tally.files} files of seed {seed} in {seconds:.0f} s, {tally.files / seconds:.0f} files/s")
+    about = f"{tally.files} files of seed {seed} in {seconds:.0f} s, {tally.files / seconds:.0f} files/s"
+    console.print(f"{about}, {tally.seconds / max(tally.files, 1) * 1000:.2f} ms of a processor for each")
     raise typer.Exit(1 if tally.findings or not tally.files else 0)
 
 
