@@ -364,6 +364,19 @@ def test_arrays_of_other_shapes_have_no_picture(shape: tuple[int, int], tmp_path
 
 
 @pytest.mark.parametrize(
+    ("size", "at", "first", "last"), [(100, 0, 0, 48), (100, 50, 26, 74), (100, 99, 52, 100), (5, 3, 0, 5)]
+)
+def test_window_is_full_where_the_array_is_long_enough(size: int, at: int, first: int, last: int) -> None:
+    assert html.window(size, at, 48) == slice(first, last)
+
+
+def test_words_of_a_failure() -> None:
+    row = Row("x", Case("mha", "cross", "full", "float32"), "tape", "q", 3.0, (1, 2), 1.5, -0.5, 0.25)
+    assert html.words(row) == "at (1, 2): got 1.5, expected -0.5, bound 0.25"
+    assert html.words(replace(row, note="shape (2,), expected (3,)")) == "shape (2,), expected (3,)"
+
+
+@pytest.mark.parametrize(
     ("ratio", "name", "text"),
     [
         (0.0, "p0", "0"),
