@@ -12,6 +12,7 @@ All else is a finding: another exception, other arrays, more than a second, more
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import multiprocessing
@@ -34,6 +35,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from attn_np import contract, weights
+from attn_np.contract import Config
 from attn_np.weights import WeightFile, layouts
 from attn_np.weights._files import seal
 from attn_np.weights._header import CODES, INDEX_SUFFIX
@@ -80,6 +82,7 @@ class Tally:
         files: how many.
         outcomes: how often each (way of reading, outcome).
         findings: what must not be.
+        seconds: of a processor, spent on all of them.
         slowest: most seconds of a processor for one file.
         memory: most bytes for one file, over those that were traced.
     """
@@ -87,11 +90,13 @@ class Tally:
     files: int = 0
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     findings: list[Found] = field(default_factory=list)
+    seconds: float = 0.0
     slowest: float = 0.0
     memory: int = 0
 
     def add(self, other: "Tally") -> None:
         self.files += other.files
+        self.seconds += other.seconds
         self.outcomes += other.outcomes
         self.findings += other.findings
         self.slowest, self.memory = max(self.slowest, other.slowest), max(self.memory, other.memory)
@@ -129,20 +134,33 @@ def bits(values: Mapping[str, np.ndarray]) -> Plain:
     return {name: (CODES[x.dtype.name], x.shape, x.tobytes()) for name, x in values.items()}
 
 
-def judge_arrays(path: Path, found: Mapping[str, np.ndarray]) -> str:
+@dataclass(frozen=True)
+class Valid:
+    """A file before it is spoilt, as bytes that can be compared."""
+
+    config: Config | None
+    arrays: Plain
+    values: Plain
+    digest: str | None
+
+
+@functools.cache
+def valid() -> list[Valid]:
+    return [Valid(x.config, bits(x.arrays), bits(x.values), x.digest) for x in origins().values()]
+
+
+def judge_arrays(said: Plain, found: Mapping[str, np.ndarray]) -> str:
     """Whether arrays that were read are those of the file."""
-    said, _ = plain(path)
     held = bits(found)
     require(held == said, "other arrays than the package safetensors reads")
     for name, (code, _, data) in said.items():
         require(name.isprintable() and ".." not in name and not name.startswith("/"), f"a tensor named {name!r}")
         require(code != "BOOL" or set(data) <= {0, 1}, "a boolean that is neither 0 nor 1")
-    return WRITTEN if any(held == bits(origin.arrays) for origin in origins().values()) else STATED
+    return WRITTEN if any(held == origin.arrays for origin in valid()) else STATED
 
 
-def judge_layer(path: Path, found: WeightFile) -> str:
+def judge_layer(said: Plain, metadata: Mapping[str, Any], found: WeightFile) -> str:
     """Whether a layer that was read is the one that the file states."""
-    said, metadata = plain(path)
     require({name: x.shape for name, x in found.values.items()} == found.config.shapes(), "other parameters")
     require(all(np.isfinite(x.astype(np.float64)).all() for x in found.values.values()), "NaN or infinite weights")
     digest = metadata.get("header_sha256")
@@ -151,8 +169,8 @@ def judge_layer(path: Path, found: WeightFile) -> str:
     else:
         judge_ours(found, said, metadata)
     held, same = bits(found.values), False
-    for origin in origins().values():
-        equal = found.config == origin.config and held == bits(origin.values)
+    for origin in valid():
+        equal = found.config == origin.config and held == origin.values
         require(equal or digest is None or digest != origin.digest, "a change that no digest noticed")
         same = same or equal
     return WRITTEN if same else STATED
@@ -197,9 +215,10 @@ def outcomes(path: Path, options: Mapping[str, Any] | None) -> dict[str, str]:
     Raises:
         Exception: a finding.
     """
-    found = {"arrays": outcome(lambda: weights.tensors(path), lambda x: judge_arrays(path, x))}
+    said = functools.cache(lambda: plain(path))
+    found = {"arrays": outcome(lambda: weights.tensors(path), lambda x: judge_arrays(said()[0], x))}
     if options is not None:
-        found["layer"] = outcome(lambda: weights.read(path, **options), lambda x: judge_layer(path, x))
+        found["layer"] = outcome(lambda: weights.read(path, **options), lambda x: judge_layer(*said(), x))
     return found
 
 
@@ -218,8 +237,7 @@ def examine(path: Path, options: Mapping[str, Any] | None, tally: Tally, traced:
         tracemalloc.start()
     start = time.process_time()
     try:
-        with timer(), warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with timer():
             tally.outcomes.update(outcomes(path, options).items())
         what = None
     except Overtime:
@@ -239,16 +257,26 @@ def examine(path: Path, options: Mapping[str, Any] | None, tally: Tally, traced:
 @contextlib.contextmanager
 def timer() -> Iterator[None]:
     """Stop what takes too long: by the processor's time, so that a busy machine stops nothing."""
-
-    def stop(*_: object) -> None:
-        raise Overtime
-
-    before = signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """A file that takes too long raises `Overtime`, and a warning is an error."""
+
+    def stop(*_: object) -> None:
+        raise Overtime
+
+    before = signal.signal(signal.SIGPROF, stop)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            yield
+    finally:
         signal.signal(signal.SIGPROF, before)
 
 
@@ -257,9 +285,10 @@ def timer() -> Iterator[None]:
 
 def batch(seed: int, first: int, last: int) -> Tally:
     """The files of a seed from `first` up to `last`."""
-    tally = Tally()
+    tally, start = Tally(), time.process_time()
     # Where there is a file system in memory, files need not reach the disk.
-    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else None) as folder:
+    memory = SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder, watched():
         for number in range(first, last):
             spoilt = sample(seed, number)
             path = spoilt.write(Path(folder))
@@ -269,6 +298,7 @@ def batch(seed: int, first: int, last: int) -> Tally:
                 tally.findings.append(Found(spoilt, what))
             for name in spoilt.files:
                 os.unlink(os.path.join(folder, name))
+    tally.seconds = time.process_time() - start
     return tally
 
 
@@ -314,7 +344,8 @@ def replay(path: Path) -> tuple[Tally, list[str]]:
     """Read one file in every way that files are read here."""
     tally, found = Tally(), []
     for options in ({}, FOREIGN):
-        what = examine(path, options, tally, traced=True)
+        with watched():
+            what = examine(path, options, tally, traced=True)
         if what is not None:
             found.append(what)
     return tally, found

@@ -8,6 +8,7 @@ import copy
 import functools
 import hashlib
 import json
+import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -116,17 +117,21 @@ class Raw(str):
     """JSON text that is written as it stands."""
 
 
+# By whether every character stays within ASCII.
+ENCODE = {tight: json.JSONEncoder(ensure_ascii=tight).encode for tight in (True, False)}
+
+
 def dumped(value: Any, tight: bool = True) -> str:
-    """JSON text, with spaces unless `tight`."""
+    """JSON text, with spaces and all of Unicode unless `tight`."""
     if isinstance(value, Raw):
         return value
     comma, colon = (",", ":") if tight else (" ,\n ", " : ")
     if isinstance(value, Members):
-        pairs = (f"{json.dumps(name, ensure_ascii=tight)}{colon}{dumped(x, tight)}" for name, x in value)
-        return f"{{{comma.join(pairs)}}}"
+        encode = ENCODE[tight]
+        return f"{{{comma.join([f'{encode(name)}{colon}{dumped(x, tight)}' for name, x in value])}}}"
     if isinstance(value, list):
-        return f"[{comma.join(dumped(x, tight) for x in value)}]"
-    return json.dumps(value, ensure_ascii=tight)
+        return f"[{comma.join([dumped(x, tight) for x in value])}]"
+    return ENCODE[tight](value)
 
 
 def members(text: bytes | str) -> Members:
@@ -450,7 +455,8 @@ class Sample:
     def write(self, folder: Path) -> Path:
         """Write its files; the one to read comes back."""
         for name, content in self.files.items():
-            (folder / name).write_bytes(content)
+            with open(os.path.join(folder, name), "wb") as stream:
+                stream.write(content)
         return folder / origins()[self.origin].main
 
 

@@ -34,7 +34,8 @@ def test_the_valid_files_are_read_as_written(tmp_path: Path) -> None:
     for name, origin in spoilt.origins().items():
         tally, sample = fuzz.Tally(), spoilt.Sample(0, 0, name, (), origin.files)
         options = origin.options if origin.config else None
-        assert fuzz.examine(sample.write(tmp_path), options, tally, traced=True) is None
+        with fuzz.watched():
+            assert fuzz.examine(sample.write(tmp_path), options, tally, traced=True) is None
         assert {what for _, what in tally.outcomes} == {fuzz.WRITTEN}
 
 
@@ -63,7 +64,8 @@ def test_a_config_of_anything(variant: str, example: str, tmp_path: Path) -> Non
             raw = json.dumps({"__metadata__": fields} | map_entries(header)).encode()
             raw += b" " * (-len(raw) % 8)
             path.write_bytes(len(raw).to_bytes(8, "little") + raw + data)
-            assert fuzz.examine(path, {}, tally, traced=True) is None, (field, value)
+            with fuzz.watched():
+                assert fuzz.examine(path, {}, tally, traced=True) is None, (field, value)
 
 
 def map_entries(header: spoilt.Members) -> dict[str, dict[str, Any]]:

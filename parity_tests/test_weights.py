@@ -823,6 +823,10 @@ def test_only_the_shards_asked_for_are_opened(tmp_path: Path, monkeypatch: pytes
         assert opened == [SECOND]
     (tmp_path / FIRST).unlink()
     asked = HALVES[SECOND]
+    index_with(lambda i: i["metadata"].update(total_size=4))(index)
+    with pytest.raises(weights.ShardIndexError, match="in some of them"):
+        weights.tensors(index, *asked)
+    index_with(lambda i: i["metadata"].update(total_size=2**40))(index)
     assert bits(weights.tensors(index, *asked)) == bits({key: VALUES[key] for key in asked})
 
 

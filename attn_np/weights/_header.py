@@ -6,6 +6,7 @@ tensors without gap. The package `safetensors` reads what is written here; it ac
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ MAX_SIZE = 2**63
 INDEX_SUFFIX = ".safetensors.index.json"
 SUFFIXES = (".safetensors", INDEX_SUFFIX)
 ALIGNMENT = 8
+
+HALVES = re.compile("[\ud800-\udfff]")
 
 # Bits of one element, for every dtype that the format knows.
 BITS = {
@@ -313,7 +316,7 @@ def check_name(path: str, name: str) -> None:
 
 def is_text(value: Any) -> bool:
     """A string of whole characters: JSON's escapes can spell the halves of one."""
-    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
+    return isinstance(value, str) and (value.isascii() or not HALVES.search(value))
 
 
 def sizes(value: Any) -> bool:
