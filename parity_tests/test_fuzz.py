@@ -1,6 +1,7 @@
 """The fuzzer of weight files: it finds nothing in the reader, and finds what is planted there."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -208,6 +209,16 @@ def test_what_is_planted_in_the_reader_is_found(plant: Callable[..., None], monk
     plant(monkeypatch)
     words, first = PLANTED[plant]
     assert re.search(words, hunt(first).what)
+
+
+def die(*_: object) -> None:
+    os._exit(3)
+
+
+def test_a_process_that_dies_is_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz, "batch", die)
+    *_, tally = fuzz.run(0, 0, 4 * fuzz.BATCH, jobs=1)
+    assert [found.what.partition(",")[0] for found in tally.findings] == ["a process died"]
 
 
 # The command ----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The word `fuzz`: the reader of weight files against spoilt ones."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,10 @@ def main(
     from parity_tests import fuzz
     from parity_tests.cli import console
 
+    if sys.platform == "win32":
+        raise typer.BadParameter(
+            "expected a system whose timers stop a file that takes too long, got Windows; use Linux"
+        )
     if replay is not None:
         if not replay.is_file():
             raise typer.BadParameter(f"expected a weight file, got {replay}, which is none; correct --replay")
@@ -64,7 +69,8 @@ def show(tally: "Tally", findings: list[str]) -> None:
     for name in sorted(names, key=lambda name: (-sum(tally.outcomes[way, name] for way in fuzz.WAYS), name)):
         table.add_row(name, *(str(tally.outcomes[way, name]) for way in fuzz.WAYS))
     console.print(table)
-    console.print(f"slowest file {tally.slowest:.2f} s; most memory {tally.memory / 2**20:.1f} MiB, measured in some")
+    memory = f"most memory {tally.memory / 2**20:.1f} MiB, traced in every {fuzz.TRACED}th file"
+    console.print(f"slowest file {tally.slowest:.2f} s; {memory}")
     for found in findings:
         console.print(f"[bold red]finding[/] {found}", soft_wrap=True)
     console.print("[bold red]FINDINGS[/]" if findings else "[bold green]NOTHING FOUND[/]")
