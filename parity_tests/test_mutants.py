@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from attn_np import contract
-from parity_tests.mutants import MUTANTS, TREES, Mutant, evidence, planted
+from parity_tests.mutants import MUTANTS, TREES, Mutant, evidence, oracle_free, planted
 
 NOTHING = Mutant("nothing planted", "mha.py", "w_q: Float", "w_q: Float", "mha", "cross")
 
@@ -19,15 +19,14 @@ def every_mutant() -> tuple[Mutant, ...]:
 
 
 def planted_somewhere() -> list[tuple[Mutant, str]]:
-    """Every mutant in NumPy, where it takes milliseconds, and every one in PyTorch or in JAX, in turn.
+    """Every mutant in NumPy, where it takes milliseconds, and in one other tree: every third in JAX, which compiles.
 
     `attn-parity mutants` plants each in all of its trees.
     """
     pairs = []
     for number, mutant in enumerate(every_mutant()):
-        others = [tree for tree in mutant.trees if tree != "attn_np"]
-        mine = [tree for tree in mutant.trees if tree == "attn_np"]
-        pairs += [(mutant, tree) for tree in mine + others[number % 2 :][:1]]
+        others = ("attn_torch", "attn_torch", "attn_jax")[number % 3]
+        pairs += [(mutant, tree) for tree in mutant.trees if len(mutant.trees) == 1 or tree in ("attn_np", others)]
     return pairs
 
 
@@ -36,6 +35,28 @@ def planted_somewhere() -> list[tuple[Mutant, str]]:
 def test_planted_bug_dies(mutant: Mutant, tree: str) -> None:
     seen = evidence(mutant, tree)
     assert seen is not None, f"{mutant.name} in {tree} survived {mutant.case.name}: {mutant.old!r} -> {mutant.new!r}"
+
+
+def planted_in_all() -> list[Mutant]:
+    """Every eighth of those that all trees can have; `attn-parity mutants` takes all."""
+    return [mutant for mutant in every_mutant() if mutant.trees == TREES][::8]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("mutant", planted_in_all(), ids=str)
+def test_planted_bug_dies_where_no_reference_is_whole(mutant: Mutant) -> None:
+    """In all three trees at once: witnesses and relations see it."""
+    assert oracle_free(mutant), f"{mutant.name} in all trees survived {mutant.case.name}"
+
+
+def test_where_nothing_is_planted_nothing_is_seen() -> None:
+    assert oracle_free(NOTHING, thorough=True) == []
+
+
+def test_what_only_one_tree_can_have_has_no_common_mode() -> None:
+    mutant = next(mutant for mutant in MUTANTS if mutant.trees != TREES)
+    with pytest.raises(ValueError, match="expected a bug that all trees can have"):
+        oracle_free(mutant)
 
 
 @pytest.mark.parametrize("tree", TREES)

@@ -6,7 +6,7 @@ advice are also what a judged port that has such a mistake is told.
 """
 
 from parity_tests.mutants import backward, masks, projections, recurrent, scores, weights
-from parity_tests.mutants._common import oracle_free
+from parity_tests.mutants._common import call_of, oracle_free, reference_with
 from parity_tests.mutants._evidence import evidence, outcome_of
 from parity_tests.mutants._plant import TREES, Mutant, copied, edited, planted
 
@@ -15,12 +15,14 @@ __all__ = [
     "THEMES",
     "TREES",
     "Mutant",
+    "call_of",
     "copied",
     "edited",
     "evidence",
     "oracle_free",
     "outcome_of",
     "planted",
+    "reference_with",
 ]
 
 THEMES = {

@@ -108,9 +108,9 @@ def attend_evidence(tree: str, alias: str) -> str | None:
 
 
 def decoding_evidence(mutant: Mutant, tree: str, alias: str) -> str | None:
-    """Tokens and lengths for every stop token, or the outputs of a free run, against the reference."""
+    """Tokens and lengths for stop tokens that occur, or the outputs of a free run, against the reference."""
     case = Case(mutant.variant, mutant.example, "plain", mutant.dtype)
-    for stop in range(case.config.sizes().get("u", 1)):
+    for stop in stops(case) if mutant.call == "greedy" else (0,):
         want, got = (
             decoded(case, mutant.call, stop, "attn_np", "attn_np"),
             decoded(case, mutant.call, stop, tree, alias),
@@ -120,6 +120,11 @@ def decoding_evidence(mutant: Mutant, tree: str, alias: str) -> str | None:
             if not ratio <= 1:
                 return f"{mutant.call}, {name}: error/bound {ratio:.3g}"
     return None
+
+
+def stops(case: Case) -> list[int]:
+    """Tokens that decoding meets on its way, and one that it begins with."""
+    return np.unique(decoded(case, "greedy", 0, "attn_np", "attn_np")["y"][:, :2]).tolist()
 
 
 def decoded(case: Case, method: str, stop: int, tree: str, alias: str) -> dict[str, Any]:
