@@ -6,10 +6,10 @@ As a library: `assert_parity` judges an implementation of your own, `compare` wa
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from parity_tests.parity import ParityError, Verdict, assert_parity, compare
+    from parity_tests.parity import ParityError, Verdict, assert_parity, compare, replay
     from parity_tests.trace import Trace, load, record
 
-__all__ = ["ParityError", "Trace", "Verdict", "assert_parity", "compare", "load", "record"]
+__all__ = ["ParityError", "Trace", "Verdict", "assert_parity", "compare", "load", "record", "replay"]
 
 
 def __getattr__(name: str) -> Any:

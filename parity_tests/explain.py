@@ -57,7 +57,8 @@ def verdicts(
     Raises:
         Departure: something is beyond its bound, where that is asked for by `strict`.
     """
-    anchor = Anchor(run.outcome.tape | run.outcome.cotangents, run.precision, run.fused, strict)
+    taps = run.outcome.tape | run.outcome.cotangents
+    anchor = Anchor(taps, run.precision, run.fused, strict, run.partial)
     found, grads = reference(run.case, run.drawn, anchor, run.precision, tree, backward)
     rows = list(tape_rows(run.case, run.who, run.outcome, anchor, {}, run.partial))
     ends, stages = (found, grads) if backward else (found, {})
@@ -125,7 +126,10 @@ def causes_of(run: Judged, backward: bool, loose: dict[tuple[str, str], int]) ->
             continue
         found.append((tightness(rows), mistake.rank, rows, mistake))
     best: dict[str, Cause] = {}
-    for _, _, rows, mistake in sorted(found, key=lambda x: x[:2]):
+    found.sort(key=lambda x: x[:2])
+    for tight, _, rows, mistake in found:
+        if tight > found[0][0] + 4:  # bounds 2^8 times as wide hold the candidate of any tighter one
+            break
         best.setdefault(mistake.name, Cause(mistake.name, mistake.fix, max(row.ratio for row in rows)))
     return list(best.values())
 

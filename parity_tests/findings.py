@@ -60,9 +60,9 @@ def told(finding: Finding) -> str:
         lines.append(f"  {row.note}")
     else:
         at = f"{row.index}" + (f" of the axes {finding.axes}" if finding.axes else "")
-        lines.append(f"  got {row.got:.9g}, expected {row.expected:.9g} at {at}")
+        lines.append(f"  got {row.got:.6g}, expected {row.expected:.6g} at {at}")
         far = "far beyond 1" if row.ratio > FAR else f"{row.ratio:.3g}"
-        lines.append(f"  error/bound {far}; the bound there is {row.bound:.2g}")
+        lines.append(f"  error/bound {far}, with a bound of {row.bound:.1g} there")
     before = [r.name for r in finding.rows[: finding.rows.index(row)] if r.stage == "tape"] if finding.rows else []
     if before:
         lines.append(f"  agree before it: {', '.join(before)}")
@@ -70,8 +70,9 @@ def told(finding: Finding) -> str:
         lines.append(f"  seen: {pattern}")
     for i, cause in enumerate(finding.causes[:MOST]):
         word = "cause" if i == 0 else "fits too"
-        lines.append(f"  {word}: {cause.name} (with it error/bound {cause.ratio:.2g})")
+        lines.append(f"  {word}: {cause.name}")
         if i == 0:
+            lines.append("  evidence: the reference with this mistake gives these numbers, within its bounds")
             lines.append(f"  fix: {cause.fix}")
     if not finding.causes:
         lines.append("  cause: none of the known mistakes gives these numbers")

@@ -123,17 +123,20 @@ class Anchor:
     A compiler may hand a value to the next operation before its last rounding (a fused multiply-add). For a `fused`
     candidate the reference therefore goes on from the taped value with one rounding as its bound.
 
-    A `strict` one raises `Departure` at the first value beyond its bound.
+    A `strict` one raises `Departure` at the first value beyond its bound. For a `partial` candidate, which is not ours,
+    what is hidden may hold anything as long as it has no consequence.
     """
 
-    def __init__(self, candidate: dict[str, np.ndarray], p: Precision, fused: bool, strict: bool = False) -> None:
+    def __init__(
+        self, candidate: dict[str, np.ndarray], p: Precision, fused: bool, strict: bool = False, partial: bool = False
+    ) -> None:
         self.candidate, self.values = candidate, {}
         self.wanted: dict[str, Any] = {}  # the reference's own value, before it goes on from the candidate's
         self.steps: dict[str, dict[int, Any]] = {}
         self.found: dict[str, dict[str, Any]] = {}
         self.unseen: list[str] = []
         self.u, self.eta = (p.u, p.eta) if fused else (0.0, 0.0)
-        self.strict = strict
+        self.strict, self.partial = strict, partial
 
     def anchored(self, got: np.ndarray) -> ErrArray:
         with np.errstate(invalid="ignore"):
@@ -154,6 +157,8 @@ class Anchor:
                 self.unseen.append(name)
             self.values[name] = value
             return value
+        if self.partial and isinstance(value, ErrArray) and got.shape == value.shape:
+            got = np.where(without_consequence(name, self.values.get("allowed"), got.shape), value.v, got)
         steps = self.steps.get(name)
         self.wanted[name] = np.stack([steps[i] for i in sorted(steps)], axis=1) if steps else value
         self.note(name, compare(got, value))
@@ -187,6 +192,29 @@ class Anchor:
 
     def get(self, name: str) -> Any:
         return self.values.get(name)
+
+
+def without_consequence(name: str, allowed: Any, shape: tuple[int, ...]) -> np.ndarray | bool:
+    """Places of a named array that nothing depends on: hidden scores, keys that no query sees, queries that see none.
+
+    The reference selects them to 0 at the latest possible stage or the earliest; other implementations need not.
+    """
+    last = name.rpartition(".")[2]
+    if allowed is None or not isinstance(allowed, np.ndarray) or len(shape) not in (3, 4):
+        return False
+    if last in ("scores", "capped", "biased", "masked"):
+        return np.broadcast_to(~allowed, shape) if fits(allowed.shape, shape) else False
+    axis = {"q": -1, "k": -2, "v": -2}.get(last)
+    if axis is None:
+        return False
+    blind = ~np.any(allowed, axis=axis)  # b h t or b h s, or without h
+    blind = np.moveaxis(blind, 1, 2)[..., None] if len(shape) == 4 and blind.ndim == 3 else blind[..., None]
+    return np.broadcast_to(blind, shape) if fits(blind.shape, shape) else False
+
+
+def fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
+    """Whether an array can be broadcast."""
+    return len(shape) <= len(into) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(into), strict=False))
 
 
 def replaced(carry: Any, old: Any, new: Any) -> Any:

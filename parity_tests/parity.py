@@ -14,7 +14,7 @@ from parity_tests.cases import CALLS, Case, Drawn, draw, given
 from parity_tests.error_arrays import UNDERFLOW, UNIT, ErrArray, delivered, widened
 from parity_tests.explain import Judged, explain, verdicts
 from parity_tests.findings import Finding, told
-from parity_tests.judge import Row, reference
+from parity_tests.judge import Row, reference, without_consequence
 from parity_tests.patterns import axes_of, patterns
 from parity_tests.trace import Trace, record
 
@@ -117,6 +117,38 @@ def assert_parity(
     return Verdict(rows, traces)
 
 
+def replay(
+    trace: Trace,
+    candidate: Any,
+    *,
+    weights: Weights = None,
+    arguments: Mapping[str, Any] | None = None,
+    outputs: tuple[Any, ...] = ("y",),
+    taps: Mapping[str, Any] | None = None,
+    call: Any = None,
+    framework: str | None = None,
+    device: str | None = None,
+) -> Trace:
+    """Run an implementation of your own on the call of a trace: its inputs, its incoming gradients, its weights.
+
+    A module keeps its own weights; `compare` says if they are not those of the trace. The arguments are those of
+    `assert_parity`.
+
+    Raises:
+        ValueError, TypeError: names, fields or shapes that do not fit, or an input of the trace that it does not take.
+    """
+    case, names = trace.case, Names(weights, arguments, outputs, taps or {}, call)
+    found = port(candidate, case.config, names, framework, None, device)
+    left = [name for name in trace.drawn.inputs if name not in found.arguments]
+    if left:
+        raise ValueError(
+            f"replay: expected a candidate that takes every input of the trace, got one without {', '.join(left)}; "
+            f"map it with arguments=, or record a trace without it"
+        )
+    drawn = trace.drawn if found.params is None else replace(trace.drawn, params=found.params)
+    return record(found.candidate, case, drawn, partial=True)
+
+
 def runs(found: Port, config: Config, calls: tuple[str, ...], empty_rows: bool, seed: int, outputs: tuple[Any, ...]):
     """A trace of each call that differs from the ones before it in what is given."""
     names = {name if isinstance(name, str) else name[0] for name in outputs if name is not None}
@@ -209,16 +241,20 @@ def compare(one: Trace, other: Trace) -> Comparison:
     sides = [trace.judged() for trace in (one, other)]
     judged = [verdicts(side) for side in sides]
     rows = [{(row.stage, row.name): row for row in part} for part, _ in judged]
+    hidden = next((anchor.values["allowed"] for _, anchor in judged if "allowed" in anchor.values), None)
+    hidden = hidden if one.partial or other.partial else None
     bounds = [whole(side, other.case.dtype) for side, other in zip(sides, reversed(sides), strict=True)]
     kinds = (("tape", "tape"), ("outputs", "output"), ("cotangents", "cotangent"), ("grads", "gradient"))
     for kind, stage in kinds:
         held = [getattr(side.outcome, kind) for side in sides]
-        for name in dict.fromkeys([*held[0], *held[1]]):
+        order = {name: i for i, name in enumerate(judged[0][1].values)}
+        for name in sorted({**held[0], **held[1]}, key=lambda name: order.get(name, len(order))):
             line = Line(stage, name, "", None, None, *(worst(part, stage, name) for part in rows))
             x = next(part[name] for part in held if name in part)
             line.axes = axes_of(one.case, name, x.ndim)
             if all(name in part for part in held):
-                line.apart, line.ratio = distance(held[0][name], held[1][name], *(b.get(name) for b in bounds))
+                skip = without_consequence(name, hidden, x.shape)
+                line.apart, line.ratio = distance(held[0][name], held[1][name], *(b.get(name) for b in bounds), skip)
             if (line.apart, line.one, line.other) != (None, None, None):
                 found.lines.append(line)
     found.findings = [finding for finding in map(explain, sides) if finding is not None]
@@ -242,7 +278,9 @@ def whole(side: Judged, other: str) -> dict[str, ErrArray]:
     return {name: x for name, x in tape.items() if isinstance(x, ErrArray) and name not in ends} | ends
 
 
-def distance(x: np.ndarray, y: np.ndarray, bx: ErrArray | None, by: ErrArray | None) -> tuple[float, float | None]:
+def distance(
+    x: np.ndarray, y: np.ndarray, bx: ErrArray | None, by: ErrArray | None, skip: np.ndarray | bool = False
+) -> tuple[float, float | None]:
     """Largest difference of two arrays, and largest share of what the two bounds together allow."""
     if x.shape != y.shape:
         return float("inf"), float("inf")
@@ -250,7 +288,7 @@ def distance(x: np.ndarray, y: np.ndarray, bx: ErrArray | None, by: ErrArray | N
         same = bool(np.array_equal(x, y))
         return float(not same), 0.0 if same else float("inf")
     with np.errstate(invalid="ignore", divide="ignore"):
-        gap = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y))
+        gap = np.where((x == y) | (np.isnan(x) & np.isnan(y)) | skip, 0.0, np.abs(x - y))
         gap = np.where(np.isnan(gap), np.inf, gap)
         apart = float(np.max(gap, initial=0.0))
         if bx is None or by is None or bx.shape != x.shape or by.shape != x.shape:

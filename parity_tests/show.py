@@ -40,7 +40,10 @@ def show_comparison(console: Console, found: Comparison, labels: tuple[str, str]
     for head in ("largest |A - B|", "of both bounds", "A on its own inputs", "B on its own inputs"):
         table.add_column(head, justify="right")
     last = ""
+    alone = [line for line in found.lines if line.apart is None and line.ok]
     for line in found.lines:
+        if line in alone:
+            continue
         if line.kind != last:
             table.add_section()
         last = line.kind
@@ -48,6 +51,9 @@ def show_comparison(console: Console, found: Comparison, labels: tuple[str, str]
         cells = (number(line.apart), ratio(line.ratio), ratio(line.one), ratio(line.other))
         table.add_row(f"{mark}{line.kind} {escape(line.name)}", line.axes, *cells)
     console.print(table)
+    if alone:
+        listed = ", ".join(f"{line.kind} {line.name}" for line in alone)
+        console.print(f"[dim]recorded by one side only, and right: {escape(listed)}[/]", soft_wrap=True)
     for finding in found.findings:
         show_finding(console, finding)
     console.print(verdict(found), soft_wrap=True)
