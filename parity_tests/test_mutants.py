@@ -1,12 +1,18 @@
 """Can the judge be trusted? Every planted bug must be seen, in every tree that it is planted in."""
 
+import json
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from attn_np import contract
-from parity_tests.mutants import MUTANTS, TREES, Mutant, evidence, oracle_free, planted
+from parity_tests.cli import app
+from parity_tests.mutants import MUTANTS, TREES, Mutant, _run, evidence, oracle_free, planted
+from parity_tests.mutants._run import MODES, Verdict, missed, places
 
 NOTHING = Mutant("nothing planted", "mha.py", "w_q: Float", "w_q: Float", "mha", "cross")
 
@@ -95,3 +101,57 @@ def test_planting_leaves_no_trace() -> None:
         __import__(f"{alias}.mha")
         assert alias in sys.modules
     assert {name for name in sys.modules if name.startswith("attn_np_copy")} <= before
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_takes_every_bug_in_every_tree_that_can_have_it() -> None:
+    whole, sample = (places(MODES, short) for short in (False, True))
+    assert len(set(whole)) == len(whole)
+    assert len(whole) == sum(len(mutant.trees) + (mutant.trees == TREES) for mutant in every_mutant())
+    assert set(sample) < set(whole)
+    assert {mode for mode, _ in sample} == set(MODES)
+
+
+def test_survivors_need_a_reason_and_targets_count() -> None:
+    seen = [Verdict(f"bug {i}", "masks", "common", "witness: y 2") for i in range(19)]
+    assert missed(seen) == []
+    reviewed = Verdict("bug 19", "masks", "common", None, "nothing that is promised changes")
+    assert missed([*seen, reviewed]) == []
+    assert missed([*seen, replace(reviewed, reason="")]) == ["common: 'bug 19' lives and has no reason to"]
+    assert missed([*seen, reviewed, replace(reviewed, name="bug 20")]) == [
+        "common: expected 95% of the planted bugs to be seen, got 19 of 21"
+    ]
+    assert missed([Verdict("bug 0", "masks", "attn_np", None, "whatever is said")]) == [
+        "numpy: expected 100% of the planted bugs to be seen, got 0 of 1"
+    ]
+
+
+@pytest.mark.parametrize(("seen", "code"), [("witness: y 2", 0), (None, 1)])
+def test_the_command_fails_where_a_bug_lives(
+    seen: str | None, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    verdicts = [
+        Verdict("bias subtracted", "scores", "attn_np", "y: error/bound 3"),
+        Verdict("x", "masks", "common", seen),
+    ]
+    monkeypatch.setattr(_run, "run", lambda *_: verdicts)
+    found = CliRunner().invoke(app, ["mutants", "--no-generic", "--json", str(tmp_path / "found.json")])
+    assert found.exit_code == code, found.output
+    assert ["all", "1", "of", "1", f"{1 - code}", "of", "1"] in [line.split() for line in found.output.splitlines()]
+    assert ("lives and has no reason" in found.output) is bool(code)
+    assert [one["seen"] for one in json.loads((tmp_path / "found.json").read_text())["planted"]] == [
+        "y: error/bound 3",
+        seen,
+    ]
+
+
+def test_the_command_needs_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package has no tests, and so no witnesses."""
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = CliRunner().invoke(app, ["mutants"])
+    assert found.exit_code == 2
+    assert "refused mutants: expected a checkout with its tests, got an installed package" in found.output

@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     cross(
         "scale from the width plus one",
-        "divide by sqrt(head_dim) exactly; count the width without a bias column",
+        "divide by sqrt(head_dim) exactly",
         "sqrt(q.shape[-1])",
         "sqrt(q.shape[-1] + 1)",
         many=True,
