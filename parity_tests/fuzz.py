@@ -151,7 +151,8 @@ def judge_arrays(said: Plain, found: Mapping[str, np.ndarray]) -> str:
     held = bits(found)
     require(held == said, "other arrays than the package safetensors reads")
     for name, (code, _, data) in said.items():
-        require(name.isprintable() and ".." not in name and not name.startswith("/"), f"a tensor named {name!r}")
+        path = name.replace("\\", "/").split("/")
+        require(name.isprintable() and ".." not in path and path[0] != "", f"a tensor named {name!r}")
         require(code != "BOOL" or set(data) <= {0, 1}, "a boolean that is neither 0 nor 1")
     return WRITTEN if any(held == origin.arrays for origin in valid()) else STATED
 
