@@ -72,6 +72,26 @@ def precision_of(dtype: str) -> Precision:
 
 EXACT = Precision("float64", "float64")
 _current: ContextVar[Precision] = ContextVar("precision", default=EXACT)
+_noise: ContextVar[np.random.Generator | None] = ContextVar("noise", default=None)
+
+
+@contextmanager
+def noise(rng: np.random.Generator) -> Iterator[None]:
+    """Let every operation err at random within its bound, in place of carrying the bound on."""
+    token = _noise.set(rng)
+    try:
+        yield
+    finally:
+        _noise.reset(token)
+
+
+def jostled(x: "ErrArray") -> "ErrArray":
+    """A result as it is; under `noise` a value within its bound, without one."""
+    rng = _noise.get()
+    if rng is None or not x.b.any():
+        return x
+    b = np.where(np.isfinite(x.b) & np.isfinite(x.v), x.b, 0.0)
+    return ErrArray(x.v + b * rng.uniform(-1, 1, x.shape), 0.0)
 
 
 @contextmanager
@@ -198,7 +218,7 @@ def rounded(v: np.ndarray, b: np.ndarray, roundings: float = 1.0) -> ErrArray:
         # What is infinite or NaN in float64 without an error in what it was made of is so in every type.
         exact = ~np.isfinite(v) & ~np.isposinf(b)
         b = b + roundings * p.u * (np.abs(v) + b) + p.eta
-        return ErrArray(v, np.where(exact, 0.0, np.where(np.abs(v) + b <= LARGEST[p.work], b, np.inf)))
+        return jostled(ErrArray(v, np.where(exact, 0.0, np.where(np.abs(v) + b <= LARGEST[p.work], b, np.inf))))
 
 
 def magnitude(x: ErrArray) -> np.ndarray:
@@ -445,6 +465,8 @@ def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
         b = np.where(np.isnan(probs) & ~np.isposinf(s.b), 0.0, b)
         w = probs * up / np.where(fall < 1, 1 - fall, np.nan)
     centred = axis in (-1, s.ndim - 1) and np.isfinite(w).all()
+    if _noise.get() is not None:
+        return jostled(ErrArray(probs, b))
     return ErrArray(probs, b, (w, rho, eta) if centred else None)
 
 

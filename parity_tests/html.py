@@ -37,6 +37,7 @@ STAGES = {
     "stage gradient": "Gradients of the last stages",
     "output": "Outputs, end to end",
     "gradient": "Gradients, end to end",
+    "sampled": "Where the bound says little: what random rounding does",
 }
 
 

@@ -45,13 +45,20 @@ def table(result: Result, dtypes: tuple[str, ...]) -> Table:
     last = ""
     for (variant, candidate), rows in sorted(groups.items(), key=lambda g: (g[0][0], order(g[0][1]))):
         cells = [worst(r for r in rows if r.case.dtype == name) for name in dtypes]
-        cells += [worst(r for r in rows if r.stage in (kind, f"stage {kind}")) for kind in kinds]
+        cells += [worst(r for r in rows if kind_of(r) == kind) for kind in kinds]
         shown = ["–" if ratio is None else shade(ratio) for ratio in cells]
         if variant != last:
             out.add_section()
         out.add_row(variant if variant != last else "", candidate, *shown, f"{sum(r.elements for r in rows):,}")
         last = variant
     return out
+
+
+def kind_of(row: Row) -> str:
+    """The column of a verdict."""
+    return {"stage gradient": "gradient", "sampled": "output" if row.name[:1] != "d" else "gradient"}.get(
+        row.stage, row.stage
+    )
 
 
 def order(candidate: str) -> tuple[int, str]:
