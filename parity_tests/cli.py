@@ -66,6 +66,9 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="Of all inputs, weights and cotangents.")] = 0,
     repeat: Annotated[int, typer.Option(min=1, help="How many seeds, from --seed on.")] = 1,
     calls: Annotated[str | None, typer.Option(help="plain,full,shared or some of them.")] = None,
+    products: Annotated[
+        str, typer.Option(help="full, or tf32: matrix products of float32 may round their factors to TF32.")
+    ] = "full",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
     everything: Annotated[bool, typer.Option("--all", help="Every case: JAX compiles each, so it takes long.")] = False,
     real: Annotated[bool, typer.Option(help="Also the real layer in examples/, where it is at hand.")] = True,
@@ -82,6 +85,8 @@ def run(
 
     if device not in ("cpu", "accelerator"):
         raise typer.BadParameter(f"expected cpu or accelerator, got {device!r}; set --device")
+    if products not in ("full", "tf32"):
+        raise typer.BadParameter(f"expected full or tf32, got {products!r}; set --products")
     writable(json, html)
     plan = matrix.Plan(
         variants=listed(variants, contract.variants(), "the name of a variant"),
@@ -93,6 +98,7 @@ def run(
         calls=listed(calls, CALLS, "a kind of call"),
         everything=everything,
         real=real and device == "cpu",
+        products=products,
     )
     if ratchet_update and ratchet.reason(plan):
         raise typer.BadParameter(f"--ratchet-update: expected the default run, got another: {ratchet.reason(plan)}")

@@ -10,6 +10,7 @@ from typing import Any
 from attn_np import contract
 from parity_tests.candidates import accelerators, candidates
 from parity_tests.cases import CALLS, Case, cases
+from parity_tests.error_arrays import Precision, precision_of
 from parity_tests.explain import explain
 from parity_tests.findings import Finding
 from parity_tests.judge import Row, judge
@@ -32,6 +33,7 @@ class Plan:
         real: also the real layer in examples/.
         calls: which of "plain", "full" and "shared".
         repeat: how many seeds, from `seed` on.
+        products: "full", or "tf32": matrix products of float32 may round their factors to TF32, and are judged so.
     """
 
     variants: tuple[str, ...]
@@ -43,6 +45,12 @@ class Plan:
     real: bool = False
     calls: tuple[str, ...] = CALLS
     repeat: int = 1
+    products: str = "full"
+
+    def precision(self, dtype: str) -> Precision:
+        """What candidates promise in a type."""
+        p = precision_of(dtype)
+        return replace(p, product="tf32") if self.products == "tf32" and p.work == "float32" else p
 
 
 @dataclass
@@ -100,22 +108,25 @@ def tasks(plan: Plan) -> list[Task]:
     return [(plan, REAL, "")] * plan.real + found
 
 
-def prepare(frameworks: tuple[str, ...]) -> None:
-    """Float64 in JAX, and one thread for PyTorch: the processes share the cores."""
+def prepare(frameworks: tuple[str, ...], products: str = "full") -> None:
+    """Float64 in JAX, one thread for PyTorch, as the processes share the cores, and the precision of products."""
     if "jax" in frameworks:
         import jax
 
         jax.config.update("jax_enable_x64", True)
+        if products == "tf32":
+            jax.config.update("jax_default_matmul_precision", "tensorfloat32")
     if "torch" in frameworks:
         import torch
 
         torch.set_num_threads(1)
+        torch.set_float32_matmul_precision("high" if products == "tf32" else "highest")
 
 
 def work(task: Task) -> Result:
     """Judge one piece, in a process of its own."""
     plan, variant, example = task
-    prepare(plan.frameworks)
+    prepare(plan.frameworks, plan.products)
     result = Result()
     if variant == REAL:
         from parity_tests import real
@@ -131,11 +142,14 @@ def work(task: Task) -> Result:
                 if not selected(case, candidate.framework, candidate.mode, plan.everything):
                     continue
                 try:
-                    rows = list(judge(case, candidate))
+                    rows = list(judge(case, candidate, p=plan.precision(case.dtype)))
                     result.rows += rows
                     known = {finding.candidate for finding in result.findings}
                     if not all(row.ok for row in rows) and candidate.name not in known:
-                        result.findings += filter(None, [explain(record(candidate, case).judged())])
+                        result.findings += filter(
+                            None,
+                            [explain(replace(record(candidate, case).judged(), precision=plan.precision(case.dtype)))],
+                        )
                 except Exception as e:  # a candidate that raises has failed; the run goes on and reports it
                     result.errors.append(f"{candidate.name}, {case.name}: {type(e).__name__}: {e}")
     return result

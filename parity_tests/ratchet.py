@@ -129,6 +129,8 @@ def reason(plan: Plan) -> str:
         return "the record is of the CPU"
     if (plan.seed, plan.repeat) != (SEED, 1):
         return f"the record is of seed {SEED} alone"
+    if plan.products != "full":
+        return "the record is of full products"
     if plan.everything or set(plan.calls) != set(CALLS):
         return "the record is of the default selection of cases"
     return ""

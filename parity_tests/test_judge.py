@@ -1,13 +1,15 @@
 """Is the judge right? Its rules against what they claim, its refusals, and the ways a comparison can go wrong."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_np import _core, _vjp
-from parity_tests.candidates import candidates
-from parity_tests.cases import Case, draw
+from attn_np import _core, _vjp, contract
+from parity_tests.candidates import Candidate, Outcome, candidates, run_numpy
+from parity_tests.cases import Case, Drawn, draw
 from parity_tests.error_arrays import (
     ErrArray,
     delivered,
@@ -16,7 +18,9 @@ from parity_tests.error_arrays import (
     precision_of,
     widened,
 )
-from parity_tests.judge import Anchor, compare, expected, judge_ends, judge_tape
+from parity_tests.judge import Anchor, compare, expected, judge, judge_ends, judge_tape, scatter
+from parity_tests.matrix import Plan
+from parity_tests.mutants import Mutant, planted
 
 seeds = st.integers(0, 2**32 - 1)
 scales = st.sampled_from([2.0**-20, 2.0**-7, 1.0, 2.0**5])
@@ -257,3 +261,84 @@ def test_widening_is_exact() -> None:
         back = widened(x).astype(x.dtype)
         assert np.array_equal(np.isnan(back), np.isnan(x))
         assert np.array_equal(back[~np.isnan(x)].view(np.uint16), bits[~np.isnan(x)])
+
+
+# Precisions -----------------------------------------------------------------------------------------------------------
+
+# The factors of every product lose all but 11 bits, as on a GPU's TF32 units (Dekker's splitting).
+TF32 = Mutant(
+    "factors in TF32",
+    "_core.py",
+    "    a = widen(a).transpose([left",
+    "    a, b = (x * 8193 - (x * 8193 - x) if x.dtype == np.float32 else x for x in (widen(a), widen(b)))\n"
+    "    a = widen(a).transpose([left",
+    "mha",
+    "cross",
+    dtype="float32",
+    trees=("attn_np",),
+)
+
+
+@pytest.mark.parametrize("variant", contract.variants())
+def test_tf32_keeps_its_own_promise_and_no_other(variant: str) -> None:
+    """A bound for TF32 holds what TF32 does, and the bound for full float32 products does not."""
+    example = next(iter(contract.examples(variant)))
+    case = Case(variant, example, "full", "float32")
+    plan = Plan((variant,), products="tf32")
+    with planted(TF32, "attn_np") as alias:
+        found = Candidate("numpy", "by hand", "cpu", lambda c, d, taped: run_numpy(c, d, taped, tree=alias))
+        asked = [row for row in judge(case, found, p=plan.precision("float32")) if not row.ok]
+        full = [row for row in judge(case, found) if not row.ok]
+    assert not asked, asked[0]
+    assert full
+
+
+def test_products_of_float64_stay_full() -> None:
+    plan = Plan(("mha",), products="tf32")
+    assert plan.precision("float64") == precision_of("float64")
+    assert plan.precision("bfloat16").product == "tf32"
+
+
+# Where bounds say little ----------------------------------------------------------------------------------------------
+
+
+def compiled(change: Callable[[str, np.ndarray], np.ndarray]) -> Candidate:
+    """NumPy's run as that of a compiled candidate, which nothing but the whole bound and random rounding holds."""
+
+    def run(case: Case, drawn: Drawn, taped: bool) -> Outcome:
+        outcome = run_numpy(case, drawn, taped)
+        if not taped:
+            outcome.grads = {name: change(name, x) for name, x in outcome.grads.items()}
+        return outcome
+
+    return Candidate("numpy", "jit", "cpu", run)
+
+
+def test_a_mistake_below_a_loose_bound_is_seen_by_random_rounding() -> None:
+    """A gradient of seq2seq wrong by one in a thousand: within a bound that says little."""
+    case = Case("seq2seq", "words", "full", "float32")
+    name = first_loose(case)
+    right = list(judge(case, compiled(lambda _, x: x)))
+    assert all(row.ok for row in right)
+    sampled = {row.name for row in right if row.stage == "sampled"}
+    assert name in sampled and not any(row.vacuous for row in right if row.stage == "sampled")
+    wrong = list(judge(case, compiled(lambda n, x: x * 1.001 if n == name else x)))
+    failed = {(row.stage, row.name) for row in wrong if not row.ok}
+    assert failed == {("sampled", name)}
+
+
+def first_loose(case: Case) -> str:
+    """The gradient that most numbers of are without a telling bound."""
+    rows = [row for row in judge(case, compiled(lambda _, x: x)) if row.stage == "gradient"]
+    return max(rows, key=lambda row: row.vacuous / max(row.elements, 1)).name
+
+
+def test_random_rounding_is_about_as_large_as_rounding() -> None:
+    """What float32 really does is neither beyond the random errors nor a thousandth of them."""
+    case = Case("gru", "stacked", "full", "float32")
+    drawn = draw(case)
+    random = scatter(case, drawn, precision_of("float32"))
+    outcome = run_numpy(case, drawn, False)
+    for name, x in (outcome.outputs | outcome.grads).items():
+        share = np.sqrt(np.mean(((x - random[name].v) / random[name].b) ** 2))
+        assert 2.0**-10 < share < 1, name
