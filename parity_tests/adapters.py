@@ -302,7 +302,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
     own = dict(candidate.named_parameters()) if is_module else {}
     floats = [x for x in own.values() if x.is_floating_point()]
     dtype = dtype or (str(floats[0].dtype).rpartition(".")[2] if floats else "float32")
-    where = floats[0].device if floats else wanted or torch.device("cpu")
+    where: Any = floats[0].device if floats else wanted or torch.device("cpu")
     params, moves = None, []
     if is_module:
         params, moves = read_weights(names.weights, config, {name: from_torch(x) for name, x in own.items()})

@@ -254,7 +254,9 @@ def compare(one: Trace, other: Trace) -> Comparison:
             line.axes = axes_of(one.case, name, x.ndim)
             if all(name in part for part in held):
                 skip = without_consequence(name, hidden, x.shape)
-                line.apart, line.ratio = distance(held[0][name], held[1][name], *(b.get(name) for b in bounds), skip)
+                line.apart, line.ratio = distance(
+                    held[0][name], held[1][name], bounds[0].get(name), bounds[1].get(name), skip
+                )
             if (line.apart, line.one, line.other) != (None, None, None):
                 found.lines.append(line)
     found.findings = [finding for finding in map(explain, sides) if finding is not None]

@@ -35,8 +35,9 @@ class Judge:
         from parity_tests.adapters import MissingDeviceError
         from parity_tests.parity import assert_parity
 
+        given: dict[str, Any] = {"device": self.device} | options
         try:
-            return assert_parity(candidate, variant, config, **{"device": self.device} | options)
+            return assert_parity(candidate, variant, config, **given)
         except MissingDeviceError as error:
             pytest.skip(str(error))
 
@@ -44,4 +45,4 @@ class Judge:
 @pytest.fixture
 def attn_parity(request: pytest.FixtureRequest) -> Judge:
     """Judge a torch module, a Flax module or a function: see `parity_tests.assert_parity`."""
-    return Judge(request.config.getoption("--parity-device"))
+    return Judge(str(request.config.getoption("--parity-device")))

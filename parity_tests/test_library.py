@@ -39,8 +39,7 @@ class Own(torch.nn.Module):
     def __init__(self, d: int, heads: int, wrong: str = "", dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.heads, self.wrong = heads, wrong
-        for name in "qkvo":
-            setattr(self, name, torch.nn.Linear(d, d, dtype=dtype))
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(d, d, dtype=dtype) for _ in range(4))
         self.softmax = torch.nn.Softmax(dim=-2 if wrong == "axis" else -1)
 
     def split(self, x: torch.Tensor) -> torch.Tensor:
@@ -146,8 +145,7 @@ def test_a_layout_gives_the_names() -> None:
     class Four(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-                setattr(self, name, torch.nn.Linear(12, 12))
+            self.q_proj, self.k_proj, self.v_proj, self.out_proj = (torch.nn.Linear(12, 12) for _ in range(4))
 
         def forward(self, query: Any, key: Any = None, value: Any = None, mask: Any = None) -> Any:
             key = query if key is None else key
