@@ -96,14 +96,14 @@ def table_of(weights: Weights, config: Config) -> Table:
                     f"{contract.nearest(name, tuple(params))}"
                 )
         key, pattern = pair(theirs)
-        same = params[names[0]].axes
+        same = next(params[name].axes for name in names)
         pattern = pattern or f"{same} -> {same}"
         right = [letter for axis in parse(pattern)[1] for letter in axis]
         if right[len(names) > 1 :] != same.split():
             what = "a first axis for the parameters, then " if len(names) > 1 else ""
             raise ValueError(
                 f"assert_parity: expected a pattern in weights= that ends in {what}{same!r}, got {pattern!r}; "
-                f"the right side has the axes of {names[0]}"
+                f"the right side has the axes of {', '.join(names)}"
             )
         rules[ours] = (key, pattern)
     return Table(rules=rules)
