@@ -300,26 +300,36 @@ def batch(seed: int, first: int, last: int) -> Tally:
     return tally
 
 
+def warm() -> None:
+    """Load all that a process needs, so that the limit of its memory is one for files."""
+    batch(0, 0, 100)
+
+
 def confine() -> None:
-    """Limit a process to the memory it has once everything is loaded, and what one file may take.
+    """Limit a process to the memory it has, and what one file may take.
 
     Only Linux keeps such a limit; elsewhere the traced files tell.
     """
-    batch(0, 0, 100)
     if sys.platform == "linux":
         import resource
 
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + MEMORY
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, most))
+
+
+def work(seed: int, first: int, last: int) -> Tally:
+    """A batch in a process of its own, which grows a little with each: tracing leaves something behind."""
+    confine()
+    return batch(seed, first, last)
 
 
 def run(seed: int, first: int, files: int, jobs: int) -> Iterator[Tally]:
     """Spoil and read files in processes; after each piece yield the tally so far."""
     tally, last = Tally(), first + files
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=confine) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=warm) as pool:
         pieces = [(n, min(n + BATCH, last)) for n in range(first, last, BATCH)]
-        futures = [pool.submit(batch, seed, *piece) for piece in pieces]
+        futures = [pool.submit(work, seed, *piece) for piece in pieces]
         for future in as_completed(futures):
             try:
                 tally.add(future.result())

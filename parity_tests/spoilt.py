@@ -460,7 +460,7 @@ class Sample:
         return folder / origins()[self.origin].main
 
 
-SPOILT = (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError)
+SPOILT = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, AttributeError)
 
 
 def sample(seed: int, number: int) -> Sample:

@@ -218,14 +218,14 @@ def die(*_: object) -> None:
 
 
 def test_a_process_that_dies_is_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuzz, "batch", die)
+    monkeypatch.setattr(fuzz, "work", die)
     *_, tally = fuzz.run(0, 0, 4 * fuzz.BATCH, jobs=1)
     assert [found.what.partition(",")[0] for found in tally.findings] == ["a process died"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a process to a limit of memory")
 def test_a_process_is_kept_to_its_memory() -> None:
-    code = "import numpy\nfrom parity_tests import fuzz\nfuzz.confine()\n"
+    code = "import numpy\nfrom parity_tests import fuzz\nfuzz.warm()\nfuzz.confine()\n"
     for size, ends in ((fuzz.MEMORY // 2, "done"), (fuzz.MEMORY + 2**20, "MemoryError")):
         last = f"x = numpy.ones({size}, numpy.uint8)\nprint('done')"
         result = subprocess.run([sys.executable, "-c", code + last], capture_output=True, text=True, check=False)
