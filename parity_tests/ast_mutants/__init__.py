@@ -1,0 +1,16 @@
+"""Generic mutation testing of attn_np, in process: would the judge and a few relations see any careless edit?
+
+Operators that know nothing of attention edit the syntax trees of attn_np, one place at a time. Each mutant lives in a
+copy of the package in memory and meets the checks that run its line, until one sees it. What none sees is either
+reviewed, with the reason why nothing that is promised changes, or a hole in the checks.
+
+* `operators`: what may happen to a line.
+* `sources`: the mutants of every file, the copy, and which lines a check runs.
+* `battery`: what a copy must do.
+* `equivalent`: survivors that were reviewed.
+* `runner`: `run`, which brings them together; `show`: its results as a table.
+"""
+
+from parity_tests.ast_mutants.runner import Result, run
+
+__all__ = ["Result", "run"]

@@ -1,0 +1,182 @@
+"""Run the mutants: each in a copy of its own, against the checks that reach its line, until the first that sees it."""
+
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
+from typing import Any
+
+from parity_tests.ast_mutants.battery import Caught, Check, battery
+from parity_tests.ast_mutants.equivalent import EQUIVALENT
+from parity_tests.ast_mutants.sources import RAN, Key, Lines, Mutant, copied, files, marked, mutants
+
+SECONDS = 60  # no mutant runs longer: one that loops is stopped
+SHORT_SHARE = 40  # of so many mutants, a short run takes one
+CHUNK = 24
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one mutant: the check that saw it and what it said, or why nothing can, or neither."""
+
+    key: Key
+    line: int
+    operator: str
+    killed_by: str | None
+    reason: str | None
+
+    file = property(lambda self: self.key.file)
+    before = property(lambda self: self.key.before)
+    after = property(lambda self: self.key.after)
+
+    @property
+    def verdict(self) -> str:
+        """ "killed", "equivalent", "survived", or "refuted": killed, though it is said to be equivalent."""
+        if self.killed_by is None:
+            return "survived" if self.reason is None else "equivalent"
+        return "killed" if self.reason is None else "refuted"
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError in a block that does not end, where the system has alarms and this is the main thread."""
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"still running after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def broken(check: Check, alias: str) -> str | None:
+    """How a copy breaks a promise, in words; None where it keeps it. Warnings and exceptions break every promise."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            check(alias)
+        except Caught as e:
+            return f"{check.name}: {e}"
+        except Exception as e:  # whatever a mutant raises, the original does not: `reach` makes sure
+            return f"{check.name}: {type(e).__name__}: {e}"
+    return None
+
+
+@cache
+def reach() -> tuple[Lines, ...]:
+    """For every check, the lines of the copy that it runs.
+
+    Raises:
+        ValueError: a check fails on a copy without a mutant.
+    """
+    found = []
+    with copied({file: marked(file) for file in files()}) as alias:
+        for check in battery():
+            RAN.clear()
+            said = broken(check, alias)
+            if said is not None:
+                raise ValueError(f"ast_mutants: expected the original to pass every check, got {said}; mend it first")
+            found.append(frozenset(RAN))
+    return tuple(found)
+
+
+def killer(mutant: Mutant, reached: Sequence[Lines]) -> str | None:
+    """What the first check that sees the mutant says; None where none does.
+
+    A check that does not run the edited statement in the original does the same in the copy, so it is left out.
+    """
+    chosen = [check for check, lines in zip(battery(), reached, strict=True) if mutant.touched(lines)]
+    with copied({mutant.key.file: mutant.code()}) as alias:
+        try:
+            with limited(SECONDS):
+                for check in chosen:
+                    said = broken(check, alias)
+                    if said is not None:
+                        return said
+        except TimeoutError as e:
+            return str(e)
+    return None
+
+
+def examine(places: Sequence[tuple[str, int]], reached: Sequence[Lines]) -> list[Result]:
+    """The results of some mutants, given by file and number."""
+    found = []
+    for file, number in places:
+        mutant = mutants(file)[number]
+        said = killer(mutant, reached)
+        found.append(Result(mutant.key, mutant.line, mutant.operator, said, EQUIVALENT.get(mutant.key)))
+    return found
+
+
+_reached: Sequence[Lines] = ()
+
+
+def _start(reached: Sequence[Lines]) -> None:
+    global _reached
+    _reached = reached
+
+
+def _examine(places: Sequence[tuple[str, int]]) -> list[Result]:
+    return examine(places, _reached)
+
+
+def stale() -> list[Key]:
+    """Reviewed mutants that no longer exist."""
+    known = {mutant.key for file in files() for mutant in mutants(file)}
+    return [key for key in EQUIVALENT if key not in known]
+
+
+def chosen(short: bool, only: Sequence[str] = ()) -> list[tuple[str, int]]:
+    """Which mutants a run takes, by file and number: all, or every fortieth of each file."""
+    step = SHORT_SHARE if short else 1
+    return [(file, i) for file in only or files() for i in range(step // 2, len(mutants(file)), step)]
+
+
+def run(short: bool = False, jobs: int = 2, progress: Progress | None = None, only: Sequence[str] = ()) -> list[Result]:
+    """Examine the mutants of attn_np, in the order of their files and lines.
+
+    Args:
+        short: only every fortieth.
+        jobs: processes.
+        progress: called with how many are done, and of how many.
+        only: files, such as "gru.py"; all by default.
+
+    Raises:
+        ValueError: a check fails on the original, or a reviewed mutant no longer exists.
+    """
+    old = stale()
+    if old:
+        raise ValueError(
+            f"ast_mutants: expected reviewed mutants to exist, got {old[0]}; review it again or take it out"
+        )
+    places, tell = chosen(short, only), progress or (lambda done, of: None)
+    tell(0, len(places))
+    reached = reach()
+    if jobs == 1:
+        found = []
+        for place in places:
+            found += examine([place], reached)
+            tell(len(found), len(places))
+        return found
+    pieces = [places[i : i + CHUNK] for i in range(0, len(places), CHUNK)]
+    results: dict[int, list[Result]] = {}
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _start, (reached,)) as pool:
+        futures = {pool.submit(_examine, piece): i for i, piece in enumerate(pieces)}
+        for future in as_completed(futures):
+            results[futures[future]] = future.result()
+            tell(sum(map(len, results.values())), len(places))
+    return [result for i in sorted(results) for result in results[i]]
