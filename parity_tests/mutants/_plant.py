@@ -93,9 +93,15 @@ def root(tree: str) -> Path:
 
 
 @cache
-def compiled(path: Path) -> CodeType:
-    """The code of a file as it stands; read and compiled once."""
-    return compile(path.read_text(encoding="utf-8"), f"<copy of {path.name}>", "exec")
+def sources(tree: str) -> dict[Path, str]:
+    """The files of a tree as they stand, all read at once: a copy never mixes two states of them."""
+    return {path: path.read_text(encoding="utf-8") for path in root(tree).glob("*.py")}
+
+
+@cache
+def compiled(tree: str, path: Path) -> CodeType:
+    """The code of a file, compiled once."""
+    return compile(sources(tree)[path], f"<copy of {path.name}>", "exec")
 
 
 def renamed(code: CodeType, tree: str, alias: str) -> CodeType:
@@ -122,7 +128,7 @@ def edited(mutant: Mutant, tree: str) -> str:
         return text
 
     old, new = spelled(mutant.old), spelled(mutant.new)
-    source = (root(tree) / mutant.file).read_text(encoding="utf-8")
+    source = sources(tree)[root(tree) / mutant.file]
     found = source.count(old)
     if found == 0 or (found > 1 and not mutant.many):
         raise ValueError(f"mutants: expected {old!r} once in {mutant.file}, got {found} times; mend the mutant")
@@ -142,7 +148,7 @@ class _Copy(MetaPathFinder, Loader):
         return self.root.joinpath(*parts).with_suffix(".py") if parts else self.root / "__init__.py"
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if fullname.split(".")[0] != self.alias or not self.path(fullname).exists():
+        if fullname.split(".")[0] != self.alias or self.path(fullname) not in sources(self.tree):
             return None
         return spec_from_loader(fullname, self, is_package=fullname == self.alias)
 
@@ -151,7 +157,7 @@ class _Copy(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         path = self.path(module.__name__)
-        code = self.code if path == self.root / self.file else compiled(path)
+        code = self.code if path == self.root / self.file else compiled(self.tree, path)
         exec(renamed(code, self.tree, self.alias), module.__dict__)
 
 

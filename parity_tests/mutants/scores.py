@@ -12,13 +12,13 @@ IN_ORDER = """\
         scores = record(tape, capped=softcap * tanh(scores / softcap))
     if bias is not None:
         scores = record(tape, biased=scores + bias)
-    probs"""
+"""
 BIAS_FIRST = """\
     if bias is not None:
         scores = record(tape, biased=scores + bias)
     if softcap is not None:
         scores = record(tape, capped=softcap * tanh(scores / softcap))
-    probs"""
+"""
 FEATURES = "tanh(q[:, :, None, :] + k[:, None, :, :])"
 
 MUTANTS = (
