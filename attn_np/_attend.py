@@ -12,6 +12,7 @@ from attn_np._core import (
     narrow,
     record,
     repeat_heads,
+    shown,
     softmax,
     specs,
     tanh,
@@ -86,6 +87,7 @@ def attend(
         scores = record(tape, capped=softcap * tanh(scores / softcap))
     if bias is not None:
         scores = record(tape, biased=scores + bias)
+    allowed = shown(allowed, bias)
     probs = record(tape, probs=softmax(scores, allowed, contract.AXES[normalize_over]))
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))

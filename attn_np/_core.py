@@ -35,6 +35,7 @@ __all__ = [
     "scan",
     "scope",
     "seen",
+    "shown",
     "sigmoid",
     "softmax",
     "specs",
@@ -157,13 +158,17 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
     """Normalise over the allowed entries of an axis; where none is allowed the weights are 0.
 
     Hidden entries are selected to -inf, so their value never enters, and the largest score is subtracted, so that
-    `exp` cannot overflow.
+    `exp` cannot overflow. Allowed scores that are all -inf have overflowed: their weights are NaN, not 0.
     """
     if allowed is not None:
         scores = np.where(allowed, scores, -np.inf)
     top = np.max(scores, axis=axis, keepdims=True, initial=-np.inf)
     e = np.exp(scores - np.where(top == -np.inf, 0.0, top))
     total = np.sum(e, axis=axis, keepdims=True)
+    lost = top == -np.inf
+    if allowed is not None:
+        lost = lost & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    total = np.where(lost, np.nan, total)
     return e / np.where(total == 0, 1.0, total)
 
 
@@ -202,6 +207,15 @@ def seen(spec: str, allowed: Array) -> Array:
     letters = [letter for letter in source if letter in target]
     some = some.transpose([letters.index(letter) for letter in target if letter in letters])
     return some[tuple(slice(None) if letter in letters else None for letter in target)]
+
+
+@primitive
+def shown(allowed: Array | None, bias: Array | None) -> Array | None:
+    """What may be seen when a bias is added: where it is -inf it hides, as a mask does."""
+    if bias is None:
+        return allowed
+    near = bias != -np.inf
+    return near if allowed is None else near & allowed
 
 
 def hide(spec: str, allowed: Array | None, x: Any) -> Any:

@@ -35,6 +35,7 @@ __all__ = [
     "scan",
     "scope",
     "seen",
+    "shown",
     "sigmoid",
     "softmax",
     "specs",
@@ -136,7 +137,7 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
     """Normalise over the allowed entries of an axis; where none is allowed the weights are 0.
 
     Hidden entries are selected to -inf, so their value never enters, and the largest score is subtracted, so that
-    `exp` cannot overflow.
+    `exp` cannot overflow. Allowed scores that are all -inf have overflowed: their weights are NaN, not 0.
     """
     if allowed is not None:
         scores = where(allowed, scores, -torch.inf)
@@ -145,6 +146,10 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
     top = torch.amax(scores.detach(), dim=axis, keepdim=True)
     e = exp(scores - where(top == -torch.inf, 0.0, top))
     total = torch.sum(e, dim=axis, keepdim=True)
+    lost = top == -torch.inf
+    if allowed is not None:
+        lost = lost & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
+    total = where(lost, torch.nan, total)
     return e / where(total == 0, 1.0, total)
 
 
@@ -183,6 +188,14 @@ def seen(spec: str, allowed: Array) -> Array:
     letters = [letter for letter in source if letter in target]
     some = some.permute([letters.index(letter) for letter in target if letter in letters])
     return some[tuple(slice(None) if letter in letters else None for letter in target)]
+
+
+def shown(allowed: Array | None, bias: Array | None) -> Array | None:
+    """What may be seen when a bias is added: where it is -inf it hides, as a mask does."""
+    if bias is None:
+        return allowed
+    near = bias != -torch.inf
+    return near if allowed is None else near & allowed
 
 
 def hide(spec: str, allowed: Array | None, x: Any) -> Any:

@@ -15,6 +15,7 @@ from attn_torch._core import (
     inputs,
     output,
     record,
+    shown,
     softmax,
     tanh,
     widen,
@@ -53,6 +54,7 @@ class AdditiveAttention(Layer[Config]):
         scores = record(tape, scores=einsum("btse,e->bts", features, self.w_score))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
+        mask = shown(mask, bias)
         probs = record(tape, probs=softmax(scores, mask, AXES[c.normalize_over]))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bts,bsv->btv", kept, value))

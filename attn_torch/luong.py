@@ -14,6 +14,7 @@ from attn_torch._core import (
     inputs,
     output,
     record,
+    shown,
     softmax,
     tanh,
     widen,
@@ -59,6 +60,7 @@ class LuongAttention(Layer[Config]):
             scores = record(tape, scores=einsum("bti,bsi->bts", q, key))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
+        mask = shown(mask, bias)
         probs = record(tape, probs=softmax(scores, mask))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bts,bsv->btv", kept, value))

@@ -342,6 +342,12 @@ def where(condition: Any, x: Any, y: Any) -> ErrArray:
     return ErrArray(v, np.where(condition.undecided, np.maximum(b, gap + other), b))
 
 
+@rule(FUNCTIONS, _core.shown)
+def shown(allowed: Any, bias: Any) -> Any:
+    """Where a bias is -inf it is so without an error: what it hides is a plain array."""
+    return plain(_core.shown)(allowed, bias.v if isinstance(bias, ErrArray) else bias)
+
+
 @rule(FUNCTIONS, np.sum)
 def summed(x: Any, axis: Any = None, keepdims: bool = False) -> ErrArray:
     """Bounds add; the additions themselves err by gamma(n - 1) of the sum of the absolute values."""
