@@ -1,0 +1,189 @@
+"""Derivatives of the reference along a direction, forward mode, with a bound for every number.
+
+`Dual(v, d)` is a value and its tangent, both error-carrying. The reference's own code runs on them: its forward gives
+J u, its backward written by hand gives the derivative of the gradient, H u. Each rule is the product or chain rule in
+operations that derive bounds, so what any implementation may err in a tangent follows from its own formula too.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from attn_np import _core, _vjp
+from parity_tests.error_arrays import ErrArray, lift, magnitude, rounded, rule
+
+# Roundings that another algebraic form of a tangent may have beside those here, each of the size of its terms:
+# automatic differentiation knows a softmax as e / t, whose gradient has two quotients; each is differentiated into up
+# to three terms of at most four roundings, and eight are left for their sums.
+FORMS = 2 * 3 * 4 + 8
+
+
+class Dual(NDArrayOperatorsMixin):
+    """Value `v` and tangent `d`."""
+
+    __slots__ = ("d", "v")
+
+    def __init__(self, v: Any, d: Any) -> None:
+        self.v, self.d = lift(v), lift(d)
+
+    shape = property(lambda self: self.v.shape)
+    ndim = property(lambda self: self.v.ndim)
+    size = property(lambda self: self.v.size)
+    dtype = property(lambda self: self.v.dtype)
+
+    def __getitem__(self, index: Any) -> "Dual":
+        return Dual(self.v[index], self.d[index])
+
+    def reshape(self, *shape: Any) -> "Dual":
+        return Dual(self.v.reshape(*shape), self.d.reshape(*shape))
+
+    def transpose(self, *axes: Any) -> "Dual":
+        return Dual(self.v.transpose(*axes), self.d.transpose(*axes))
+
+    def astype(self, dtype: Any, **_: Any) -> "Dual":
+        return Dual(self.v.astype(dtype), self.d.astype(dtype))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        if method != "__call__" or ufunc not in UFUNCS or kwargs:
+            return NotImplemented
+        return UFUNCS[ufunc](*map(dual, args))
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function not in FUNCTIONS:
+            raise TypeError(f"{function.__name__} has no rule for tangents")
+        return FUNCTIONS[function](*args, **kwargs)
+
+
+UFUNCS: dict[Any, Callable[..., Any]] = {}
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+
+
+def dual(x: Any) -> Dual:
+    """A constant has no tangent."""
+    return x if isinstance(x, Dual) else Dual(x, ErrArray(np.zeros(np.shape(x)), 0.0))
+
+
+def in_any_form(d: ErrArray, *terms: ErrArray) -> ErrArray:
+    """A tangent with room for the other forms in which the sum of its terms can be computed."""
+    size = np.sum([np.broadcast_to(magnitude(x), d.shape) for x in terms], axis=0)
+    return ErrArray(d.v, d.b + rounded(size, np.zeros(d.shape), FORMS).b)
+
+
+# Arithmetic -----------------------------------------------------------------------------------------------------------
+
+rule(UFUNCS, np.add)(lambda x, y: Dual(x.v + y.v, x.d + y.d))
+rule(UFUNCS, np.subtract)(lambda x, y: Dual(x.v - y.v, x.d - y.d))
+rule(UFUNCS, np.negative)(lambda x: Dual(-x.v, -x.d))
+rule(UFUNCS, np.multiply)(lambda x, y: Dual(x.v * y.v, x.v * y.d + x.d * y.v))
+
+
+@rule(UFUNCS, np.divide)
+def divide(x: Dual, y: Dual) -> Dual:
+    q = x.v / y.v
+    return Dual(q, (x.d - q * y.d) / y.v)
+
+
+@rule(UFUNCS, np.tanh)
+def tanh(x: Dual) -> Dual:
+    y = np.tanh(x.v)
+    return Dual(y, _vjp.tanh_vjp(y, x.d))
+
+
+@rule(FUNCTIONS, _core.sigmoid)
+def sigmoid(x: Dual) -> Dual:
+    y = _core.sigmoid(x.v)
+    return Dual(y, _vjp.sigmoid_vjp(y, x.d))
+
+
+@rule(FUNCTIONS, _vjp.tanh_vjp)
+def tanh_vjp(y: Dual, dy: Dual) -> Dual:
+    """dy (1 - y^2)."""
+    one, two = _vjp.tanh_vjp(y.v, dy.d), -2.0 * y.v * y.d * dy.v
+    return Dual(_vjp.tanh_vjp(y.v, dy.v), in_any_form(one + two, dy.d, two))
+
+
+@rule(FUNCTIONS, _vjp.sigmoid_vjp)
+def sigmoid_vjp(y: Dual, dy: Dual) -> Dual:
+    """dy y (1 - y)."""
+    one, two = _vjp.sigmoid_vjp(y.v, dy.d), dy.v * y.d * (1.0 - 2.0 * y.v)
+    return Dual(_vjp.sigmoid_vjp(y.v, dy.v), in_any_form(one + two, one, dy.v * y.d))
+
+
+# Moving and joining ---------------------------------------------------------------------------------------------------
+
+
+@rule(FUNCTIONS, np.where)
+def where(condition: Any, x: Any, y: Any) -> Dual:
+    x, y = dual(x), dual(y)
+    return Dual(np.where(condition, x.v, y.v), np.where(condition, x.d, y.d))
+
+
+def _linear(function: Callable[..., Any]) -> Callable[..., Dual]:
+    return lambda x, *a, **k: Dual(function(x.v, *a, **k), function(x.d, *a, **k))
+
+
+def _joining(function: Callable[..., Any]) -> Callable[..., Dual]:
+    def apply(arrays: Any, *a: Any, **k: Any) -> Dual:
+        parts = [dual(x) for x in arrays]
+        return Dual(function([x.v for x in parts], *a, **k), function([x.d for x in parts], *a, **k))
+
+    return apply
+
+
+for _function in (np.sum, np.broadcast_to):
+    FUNCTIONS[_function] = _linear(_function)
+for _function in (np.concatenate, np.stack):
+    FUNCTIONS[_function] = _joining(_function)
+FUNCTIONS[np.shape] = lambda x: x.shape
+
+
+@rule(FUNCTIONS, _core.shown)
+def shown(allowed: Any, bias: Dual) -> Any:
+    return _core.shown(allowed, bias.v)
+
+
+@rule(FUNCTIONS, _core.einsum)
+def einsum(spec: str, x: Any, y: Any) -> Dual:
+    x, y = dual(x), dual(y)
+    return Dual(_core.einsum(spec, x.v, y.v), _core.einsum(spec, x.v, y.d) + _core.einsum(spec, x.d, y.v))
+
+
+@rule(FUNCTIONS, _vjp.total)
+def total(*terms: Any) -> Dual:
+    terms = tuple(map(dual, terms))
+    return Dual(_vjp.total(*(x.v for x in terms)), _vjp.total(*(x.d for x in terms)))
+
+
+# Softmax and gates ----------------------------------------------------------------------------------------------------
+
+
+@rule(FUNCTIONS, _core.softmax)
+def softmax(scores: Dual, allowed: Any = None, axis: int = -1) -> Dual:
+    """The Jacobian diag(p) - p p^T is its own transpose."""
+    p = _core.softmax(scores.v, allowed, axis)
+    return Dual(p, _vjp.softmax_vjp(p, scores.d, axis))
+
+
+@rule(FUNCTIONS, _vjp.softmax_vjp)
+def softmax_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
+    """ds = p (dp - D) with D = sum p dp changes by p (dp' - sum p dp') + p' (dp - D) - p sum p' dp."""
+    p, dp = probs.v, dprobs.v
+    mean = np.sum(p * dp, axis=axis, keepdims=True)
+    moved = p * np.sum(probs.d * dp, axis=axis, keepdims=True)
+    d = _vjp.softmax_vjp(p, dprobs.d, axis) + (probs.d * (dp - mean) - moved)
+    sums = [p * np.sum(abs(x), axis=axis, keepdims=True) for x in (p * dprobs.d, probs.d * dp)]
+    return Dual(_vjp.softmax_vjp(p, dp, axis), in_any_form(d, *sums, p * dprobs.d, probs.d * dp, probs.d * mean))
+
+
+@rule(FUNCTIONS, _core.lerp)
+def lerp(a: Any, b: Any, z: Any) -> Dual:
+    a, b, z = dual(a), dual(b), dual(z)
+    return Dual(_core.lerp(a.v, b.v, z.v), _core.lerp(a.d, b.d, z.v) + z.d * (b.v - a.v))
+
+
+@rule(FUNCTIONS, _vjp.rest_of)
+def rest_of(z: Any, dy: Any) -> Dual:
+    z, dy = dual(z), dual(dy)
+    return Dual(_vjp.rest_of(z.v, dy.v), _vjp.rest_of(z.v, dy.d) - z.d * dy.v)
