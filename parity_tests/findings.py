@@ -60,7 +60,7 @@ def told(finding: Finding) -> str:
         lines.append(f"  {row.note}")
     else:
         at = f"{row.index}" + (f" of the axes {finding.axes}" if finding.axes else "")
-        lines.append(f"  got {row.got:.6g}, expected {row.expected:.6g} at {at}")
+        lines.append(f"  got {row.got:.4g}, expected {row.expected:.4g} at {at}")
         far = "far beyond 1" if row.ratio > FAR else f"{row.ratio:.3g}"
         lines.append(f"  error/bound {far}, with a bound of {row.bound:.1g} there")
     before = [r.name for r in finding.rows[: finding.rows.index(row)] if r.stage == "tape"] if finding.rows else []
