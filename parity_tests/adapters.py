@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from attn_np import contract
+from attn_np._core import DTYPES
 from attn_np.contract import Config
 from attn_np.weights import layouts
 from attn_np.weights.layouts._base import Step, Table, steps
 from attn_np.weights.layouts._rearrange import parse, rearrange, solve
 from parity_tests.candidates import Candidate, Outcome, accelerators, collect, from_torch, scoped, to_torch
 from parity_tests.cases import Case, Drawn
+from parity_tests.cases import given as given_in
 
 Weights = str | Mapping[Any, Any] | None
 Named = str | tuple[str, str]
@@ -51,8 +53,15 @@ class Names:
 
 def framework_of(candidate: Any) -> str:
     """The framework of a module by its class; "numpy" for anything else that can be called."""
+    if isinstance(candidate, type):
+        raise TypeError(f"assert_parity: expected a module, got the class {candidate.__name__}; build one of it first")
     for base in type(candidate).__mro__:
         root = base.__module__.partition(".")[0]
+        if base.__name__ == "Module" and base.__module__.startswith("flax.linen"):
+            raise TypeError(
+                f"assert_parity: expected a Flax NNX module, got {type(candidate).__name__} of flax.linen; wrap its "
+                f'apply in a function of the weights and our arguments, and set framework="jax"'
+            )
         if base.__name__ == "Module" and root in ("torch", "flax"):
             return {"torch": "torch", "flax": "jax"}[root]
     if not callable(candidate):
@@ -106,6 +115,13 @@ def table_of(weights: Weights, config: Config) -> Table:
                 f"the right side has the axes of {', '.join(names)}"
             )
         rules[ours] = (key, pattern)
+    given_names = {name for ours in rules for name in ((ours,) if isinstance(ours, str) else ours)}
+    absent = [name for name in params if name not in given_names]
+    if absent:
+        raise ValueError(
+            f"assert_parity: expected every parameter of {config.variant} in weights=, got none for "
+            f"{', '.join(absent)}; map each, or leave it out of the config, as biases by its fields"
+        )
     return Table(rules=rules)
 
 
@@ -117,9 +133,10 @@ def read_weights(weights: Weights, config: Config, held: Mapping[str, np.ndarray
     for step in moves:
         for key in step.keys:
             if key not in held:
+                known = contract.nearest(key, tuple(held)) if held else "it has no parameters; buffers are not read."
                 raise ValueError(
                     f"assert_parity: expected a parameter {key!r} in the candidate, got none of this name; "
-                    f"{contract.nearest(key, tuple(held))} Map it with weights="
+                    f"{known} Map it with weights="
                 )
             if held[key].shape != step.key_shape():
                 raise ValueError(
@@ -175,19 +192,36 @@ def accepted(candidate: Any, config: Config, names: Names) -> dict[str, Named]:
                 f"assert_parity: expected arguments of {config.variant} in arguments=, got {unknown[0]!r}; "
                 f"{contract.nearest(unknown[0], tuple(config.arguments()))}"
             )
-        return dict(names.arguments)
+        return filled(dict(names.arguments), config)
     found = parameters(candidate, config, names)
     known = {p.name for p in found if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
     every = any(p.kind is Parameter.VAR_KEYWORD for p in found)
     taken: dict[str, Named] = {name: name for name in config.arguments() if every or name in known}
     first = next(iter(config.arguments()))
-    return taken if first in taken else {first: "", **taken}
+    return filled(taken if first in taken else {first: "", **taken}, config)
+
+
+def filled(taken: dict[str, Named], config: Config) -> dict[str, Named]:
+    """The same arguments, where they are enough for a call."""
+    absent = [name for name in given_in(config, "plain") if name not in taken]
+    if absent:
+        raise ValueError(
+            f"assert_parity: expected every argument that {config.variant} cannot do without, got none for "
+            f"{', '.join(absent)}; map each with arguments=, or give call="
+        )
+    return taken
 
 
 def parameters(candidate: Any, config: Config, names: Names) -> list[Parameter]:
     """The parameters of what is called, behind the candidate itself or the weights."""
     function = names.call or getattr(candidate, "forward", candidate)
-    found = list(signature(function).parameters.values())
+    try:
+        found = list(signature(function).parameters.values())
+    except ValueError:
+        raise TypeError(
+            f"assert_parity: expected a candidate with a signature, got {function!r}; wrap it in a function of our "
+            f"arguments, or map them with arguments="
+        ) from None
     return found[1:] if names.call is not None or takes_params(candidate, config) else found
 
 
@@ -206,42 +240,93 @@ def takes_params(candidate: Any, config: Config) -> bool:
 
 def invoke(candidate: Any, given: Mapping[str, Any], taken: Mapping[str, Named], names: Names, sizes: Any) -> Any:
     """Call a candidate with our arguments under its names."""
-    if names.call is not None:
-        return names.call(candidate, **given)
     positional, keywords = [], {}
     for name, x in given.items():
-        key, pattern = pair(taken[name])
+        key, pattern = (name, None) if names.call is not None else pair(taken[name])
         x = arranged(x, pattern, sizes, axes_moved)
         if key:
             keywords[key] = x
         else:
             positional.append(x)
-    return candidate(*positional, **keywords)
+    if names.call is not None:
+        positional, candidate = [candidate], names.call
+    try:
+        return candidate(*positional, **keywords)
+    except Exception as error:
+        got = ", ".join(f"{name} {type(x).__module__.partition('.')[0]} {tuple(x.shape)}" for name, x in given.items())
+        error.add_note(
+            f"assert_parity: the candidate raised this when it was called with {got}; arguments= and call= say how it "
+            f"is called, framework= whose arrays a function gets"
+        )
+        raise
 
 
 def returned(result: Any, names: Names, sizes: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A candidate's result as named outputs and, from a dictionary, named intermediates."""
+    """A candidate's result as named outputs and, from a dictionary, named intermediates in their own axes.
+
+    Raises:
+        ValueError: an output that `names` lists is not there.
+    """
+    listed = [named if named is None else pair(named) for named in names.outputs]
+    wanted = dict(named for named in listed if named is not None)
     if isinstance(result, Mapping):
-        wanted = {name for named in names.outputs if named is not None for name in [pair(named)[0]]}
-        outputs = {name: x for name, x in result.items() if name in wanted}
+        found = {name: x for name, x in result.items() if name in wanted}
         rest = {name: x for name, x in result.items() if name not in wanted}
-        return outputs, dict(tapped(rest, names, sizes)) if names.taps else rest
-    parts = list(result) if isinstance(result, tuple | list) else [result]
-    outputs = {}
-    for named, x in zip(names.outputs, parts, strict=False):
-        if named is not None and x is not None:
-            name, pattern = pair(named)
-            outputs[name] = arranged(x, pattern, sizes, axes_moved)
-    return outputs, {}
+        tape = dict(tapped(rest, names)) if names.taps else rest
+        got = f"a dictionary of {', '.join(map(str, result)) or 'nothing'}"
+    else:
+        parts = list(result) if isinstance(result, tuple | list) else [result]
+        found = {named[0]: x for named, x in zip(listed, parts, strict=False) if named is not None}
+        tape, got = {}, ", ".join(type(x).__name__ for x in parts) or "nothing"
+    absent = [name for name in wanted if found.get(name) is None]
+    if absent:
+        raise ValueError(
+            f"assert_parity: expected the candidate to return {', '.join(wanted)}, got {got}, so no "
+            f"{', '.join(absent)}; outputs= names what it returns in order, call= may return a dictionary of our names"
+        )
+    return {name: arranged(x, wanted[name], sizes, axes_moved) for name, x in found.items()}, tape
 
 
-def tapped(values: Mapping[str, Any], names: Names, sizes: Mapping[str, int]) -> Iterator[tuple[str, Any]]:
-    """The intermediates that a tap's pattern finds, under our names."""
+def tapped(values: Mapping[str, Any], names: Names) -> Iterator[tuple[str, Any]]:
+    """The intermediates that a tap's pattern finds, under our names, in their own axes.
+
+    Raises:
+        ValueError: two of them would get one name.
+    """
+    places: dict[str, str] = {}
     for pattern, named in names.taps.items():
-        ours, axes = pair(named)
+        ours = pair(named)[0]
         for name, x in values.items():
             if re.fullmatch(pattern, name):
-                yield ours, arranged(x, axes, sizes, axes_moved)
+                if ours in places:
+                    raise ValueError(
+                        f"assert_parity: expected one place for {ours!r} in taps=, got {places[ours]!r} and {name!r}; "
+                        f"give a pattern that finds one of them"
+                    )
+                places[ours] = name
+                yield ours, x
+
+
+def in_our_axes(tape: Mapping[str, Any], names: Names, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Intermediates, or their gradients, with the axes in the order that the taps' patterns say."""
+    axes = dict(pair(named) for named in names.taps.values())
+    return {name: arranged(x, axes.get(name), sizes, axes_moved) for name, x in tape.items()}
+
+
+def pulling(outputs: Mapping[str, Any], drawn: Drawn) -> dict[str, np.ndarray] | None:
+    """The incoming gradients of what was returned; None where a shape is wrong, which the outputs' verdict tells.
+
+    Raises:
+        ValueError: an output that gets a gradient was not returned.
+    """
+    absent = [name for name, x in drawn.pulled.items() if name not in outputs and x.any()]
+    if absent:
+        raise ValueError(
+            f"replay: expected the outputs that get a gradient in the trace, {', '.join(drawn.pulled)}, got none for "
+            f"{', '.join(absent)}; return it, and name it in outputs="
+        )
+    held = {name: x for name, x in drawn.pulled.items() if name in outputs}
+    return held if all(tuple(np.shape(outputs[name])) == x.shape for name, x in held.items()) else None
 
 
 # The candidates -------------------------------------------------------------------------------------------------------
@@ -281,7 +366,12 @@ def port(
         MissingDeviceError: there is no such device.
         ValueError: names that do not fit the variant or the candidate.
     """
-    framework = framework or framework_of(candidate)
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(
+            f"assert_parity: expected dtype= to be one of {', '.join(map(repr, DTYPES))}, got {dtype!r}; name it so"
+        )
+    kind = framework_of(candidate)
+    framework = framework or kind
     makers = {"torch": torch_port, "jax": jax_port, "numpy": array_port}
     if framework not in makers:
         raise ValueError(
@@ -297,8 +387,11 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
 
     is_module = isinstance(candidate, torch.nn.Module)
     wanted = None if device is None else torch_device(device)
-    if is_module and (dtype or wanted):
+    frozen = is_module and not all(x.requires_grad for x in candidate.parameters())
+    if is_module and (dtype or wanted or frozen):
         candidate = deepcopy(candidate).to(device=wanted, dtype=getattr(torch, dtype) if dtype else None)
+        for x in candidate.parameters():  # frozen ones too: their gradients are judged
+            x.requires_grad_(x.is_floating_point())
     own = dict(candidate.named_parameters()) if is_module else {}
     floats = [x for x in own.values() if x.is_floating_point()]
     dtype = dtype or (str(floats[0].dtype).rpartition(".")[2] if floats else "float32")
@@ -308,26 +401,37 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
         params, moves = read_weights(names.weights, config, {name: from_torch(x) for name, x in own.items()})
     taken = accepted(candidate, config, names)
 
+    @torch.enable_grad()
     def run(case: Case, drawn: Drawn, taped: bool) -> Outcome:
         sizes, outcome = letters_of(case, drawn), Outcome()
         given = {name: to_torch(x, where) for name, x in drawn.inputs.items()}
         leaves = {name: x.requires_grad_() for name, x in given.items() if x.is_floating_point()}
+        given = {name: x.clone() for name, x in given.items()}  # a candidate may write into what it gets
         weights = {} if is_module else {name: to_torch(x, where) for name, x in drawn.params.items()}
         weights = {name: x.requires_grad_() for name, x in weights.items()}
-        function = candidate if is_module or not weights else lambda *a, **k: candidate(weights, *a, **k)
+        copies = {name: x.clone() for name, x in weights.items()}
+        function = candidate if is_module or not weights else lambda *a, **k: candidate(copies, *a, **k)
         with hooked(candidate, names) if taped and is_module else nothing() as seen:
             outputs, tape = returned(invoke(function, given, taken, names, sizes), names, sizes)
-        tape |= dict(tapped(seen, names, sizes))
+        tape |= dict(tapped(seen, names))
+        strange = [f"{name} {type(x).__name__}" for name, x in (outputs | tape).items() if not torch.is_tensor(x)]
+        if strange:
+            raise TypeError(
+                f"assert_parity: expected tensors from the candidate, got {', '.join(strange)}; "
+                f"take the tensor out of it with call="
+            )
         used = {name: own[name] for step in moves for name in step.keys}
-        taps = {name: x for name, x in tape.items() if torch.is_tensor(x) and x.requires_grad}
+        taps = {name: x for name, x in tape.items() if x.requires_grad}
         targets = [*leaves.values(), *weights.values(), *used.values(), *taps.values()]
         collect(outcome, "outputs", outputs, from_torch)
-        collect(outcome, "tape", tape, from_torch)
-        dys = {name: x for name, x in drawn.pulled.items() if name in outputs}
-        sources = [outputs[name] for name in dys]
-        if targets and all(x.requires_grad for x in sources):
-            pull = [to_torch(x, where).to(outputs[name].dtype) for name, x in dys.items()]
-            found = torch.autograd.grad(sources, targets, pull, allow_unused=True)
+        collect(outcome, "tape", in_our_axes(tape, names, sizes), from_torch)
+        dys = pulling(outputs, drawn)
+        if targets and dys is not None:
+            # What does not depend on anything has the gradient 0: a cut is a difference, and is told as one.
+            through = {name: x for name, x in dys.items() if outputs[name].requires_grad}
+            pull = [to_torch(x, where).to(outputs[name].dtype) for name, x in through.items()]
+            sources = [outputs[name] for name in through]
+            found = torch.autograd.grad(sources, targets, pull, allow_unused=True) if through else [None] * len(targets)
             found = [torch.zeros_like(x) if g is None else g for x, g in zip(targets, found, strict=True)]
             keys = [*leaves, *weights, *(("own", name) for name in used), *(("tap", name) for name in taps)]
             by_key = dict(zip(keys, found, strict=True))
@@ -336,7 +440,8 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
             theirs = {name: from_torch(by_key["own", name]) for name in used}
             mine = {f"d{name}": x for step in moves for name, x in step.ours(theirs).items()}
             collect(outcome, "grads", mine, np.asarray)
-            collect(outcome, "cotangents", {scoped(name): by_key["tap", name] for name in taps}, from_torch)
+            moved = in_our_axes({name: by_key["tap", name] for name in taps}, names, sizes)
+            collect(outcome, "cotangents", {scoped(name): x for name, x in moved.items()}, from_torch)
         return outcome
 
     kind = "module" if is_module else "function"
@@ -366,7 +471,10 @@ def nothing() -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def hooked(module: Any, names: Names) -> Iterator[dict[str, Any]]:
-    """Forward hooks on the submodules that a tap's pattern finds; their outputs by the submodule's name."""
+    """Forward hooks on the submodules that a tap's pattern finds; their outputs by the submodule's name.
+
+    The module goes on with a copy, so that what it writes into it later is not seen here.
+    """
     import torch
 
     seen: dict[str, Any] = {}
@@ -382,9 +490,11 @@ def hooked(module: Any, names: Names) -> Iterator[dict[str, Any]]:
         for name in found:
 
             def keep(_: Any, __: Any, out: Any, name: str = name) -> Any:
-                out = out[0] if isinstance(out, tuple) else out
-                if torch.is_tensor(out):
-                    seen[name] = out
+                first = out[0] if isinstance(out, tuple) and out else out
+                if not torch.is_tensor(first):
+                    return out
+                seen[name] = first
+                return first.clone() if first is out else (first.clone(), *out[1:]) if type(out) is tuple else out
 
             handles.append(known[name].register_forward_hook(keep))
     try:
@@ -400,6 +510,14 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
     import jax.numpy as jnp
     from flax import nnx
 
+    def held_to(dtype: str | None) -> None:
+        if dtype == "float64" and not jax.config.read("jax_enable_x64"):
+            raise ValueError(
+                "assert_parity: expected JAX to compute in float64, got jax_enable_x64=False; call "
+                'jax.config.update("jax_enable_x64", True) first'
+            )
+
+    held_to(dtype)
     is_module = isinstance(candidate, nnx.Module)
     own: dict[str, Any] = {}
     if is_module:
@@ -440,9 +558,10 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         else:
             result = invoke(function, given, taken, names, sizes)
         outputs, tape = returned(result, names, sizes)
-        return outputs, tape | dict(tapped(seen, names, sizes))
+        return outputs, in_our_axes(tape | dict(tapped(seen, names)), names, sizes)
 
     def run(case: Case, drawn: Drawn, taped: bool) -> Outcome:
+        held_to(case.dtype)
         sizes, outcome = letters_of(case, drawn), Outcome()
         leaves = {n: jax.device_put(x, where) for n, x in drawn.inputs.items() if x.dtype.kind not in "biu"}
         rest = {n: jax.device_put(x, where) for n, x in drawn.inputs.items() if n not in leaves}
@@ -456,6 +575,8 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         sources, pull, (outputs, tape) = vjp(forward, held, leaves, has_aux=True)
         collect(outcome, "outputs", outputs, np.asarray)
         collect(outcome, "tape", tape, np.asarray)
+        if pulling(outputs, drawn) is None:
+            return outcome
         dheld, dleaves = pull({n: jnp.asarray(drawn.pulled[n], x.dtype) for n, x in sources.items()})
         collect(outcome, "grads", {f"d{n}": x for n, x in dleaves.items()}, np.asarray)
         theirs = {n: np.asarray(x) for n, x in dheld.items()}
@@ -502,7 +623,7 @@ def array_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
         given = {name: x.copy() for name, x in drawn.inputs.items()}
         outputs, tape = returned(invoke(function, given, taken, names, sizes), names, sizes)
         collect(outcome, "outputs", outputs, np.asarray)
-        collect(outcome, "tape", tape, np.asarray)
+        collect(outcome, "tape", in_our_axes(tape, names, sizes), np.asarray)
         return outcome
 
     return Port(

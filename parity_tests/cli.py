@@ -37,6 +37,8 @@ def writable(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.resolve().parent.is_dir():
             raise typer.BadParameter(f"expected a file in a folder that exists, got {path}; make {path.parent} first")
+        if path is not None and path.is_dir():
+            raise typer.BadParameter(f"expected a file, got the folder {path}; name a file in it")
 
 
 @app.command("list")

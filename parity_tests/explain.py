@@ -101,11 +101,15 @@ def explain(run: Judged, causes: bool = True) -> Finding | None:
 def evident(run: Judged, finding: Finding) -> Iterator[Cause]:
     """Causes that need no numbers to be compared: they are seen by what is there."""
     if "keep" in run.outcome.tape and "keep" not in run.drawn.inputs:
-        yield Cause("dropout in evaluation", "call eval() first: dropout belongs to training", 0.0)
+        evidence = "a mask of kept weights was recorded, and none was given"
+        yield Cause("dropout in evaluation", "call eval() first: dropout belongs to training", 0.0, evidence)
     backward = finding.first.stage not in FORWARD
     if backward and finding.got is not None and finding.want is not None and not finding.got.any():
         yield Cause(
-            "cut from the graph", "let the gradient through: no detach(), stop_gradient or numpy() on the way", 0.0
+            "cut from the graph",
+            "let the gradient through: no detach(), no_grad(), stop_gradient or numpy() on the way",
+            0.0,
+            "the gradient is 0 everywhere",
         )
 
 
@@ -245,6 +249,7 @@ def products_in(name: str) -> Callable[[Precision], Precision | None]:
     return lambda p: replace(p, product=name) if UNIT[name] > UNIT[p.work] else None
 
 
+WIDE = "compute 16-bit inputs in float32 and float64 inputs in float64, and round once, at the end"
 PRECISIONS: tuple[tuple[str, str, Callable[[Precision], Precision | None]], ...] = (
     (
         "matrix products in TF32",
@@ -258,11 +263,11 @@ PRECISIONS: tuple[tuple[str, str, Callable[[Precision], Precision | None]], ...]
     ),
     (
         "computed in float32",
-        "compute in float64 where float64 is promised: in JAX set jax_enable_x64",
+        WIDE,
         in_type("float32"),
     ),
-    ("computed in float16", "widen 16-bit inputs to float32, compute, round once", in_type("float16")),
-    ("computed in bfloat16", "widen 16-bit inputs to float32, compute, round once", in_type("bfloat16")),
+    ("computed in float16", WIDE, in_type("float16")),
+    ("computed in bfloat16", WIDE, in_type("bfloat16")),
 )
 
 

@@ -19,11 +19,13 @@ class Cause:
         name: the mistake, in words.
         fix: what to change, in one line.
         ratio: largest error/bound of the candidate against the reference with the mistake; at most 1.
+        evidence: how it is known.
     """
 
     name: str
     fix: str
     ratio: float
+    evidence: str = "the reference with this mistake gives these numbers, within its bounds"
 
 
 @dataclass
@@ -72,7 +74,7 @@ def told(finding: Finding) -> str:
         word = "cause" if i == 0 else "fits too"
         lines.append(f"  {word}: {cause.name}")
         if i == 0:
-            lines.append("  evidence: the reference with this mistake gives these numbers, within its bounds")
+            lines.append(f"  evidence: {cause.evidence}")
             lines.append(f"  fix: {cause.fix}")
     if not finding.causes:
         lines.append("  cause: none of the known mistakes gives these numbers")

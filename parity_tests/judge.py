@@ -184,7 +184,7 @@ class Anchor:
         anchored = []
         for name, y in zip(names, ys, strict=True):
             got = self.candidate.get(name)
-            if got is None or got[:, i].shape != y.shape:
+            if got is None or got.ndim != y.ndim + 1 or got.shape[1] <= i or got[:, i].shape != y.shape:
                 anchored.append(y)
                 continue
             result = compare(got[:, i], y)

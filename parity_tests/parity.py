@@ -1,6 +1,6 @@
 """The judge as a library: `assert_parity` for an implementation of your own, `compare` for two traces."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,9 +11,9 @@ from attn_np.contract import Config
 from parity_tests.adapters import Names, Port, Weights, port
 from parity_tests.candidates import output_shapes, pulled
 from parity_tests.cases import CALLS, Case, Drawn, draw, given
-from parity_tests.error_arrays import UNDERFLOW, UNIT, ErrArray, delivered, widened
+from parity_tests.error_arrays import UNDERFLOW, UNIT, ErrArray, delivered, precision_of, widened
 from parity_tests.explain import Judged, explain, verdicts
-from parity_tests.findings import Finding, told
+from parity_tests.findings import Cause, Finding, told
 from parity_tests.judge import Row, reference, without_consequence
 from parity_tests.patterns import axes_of, patterns
 from parity_tests.trace import Trace, record
@@ -104,6 +104,14 @@ def assert_parity(
         ValueError, TypeError: names, fields or shapes that do not fit.
     """
     made = config if isinstance(config, Config) else contract.config(variant, **dict(config or {}), **fields)
+    if made.variant != variant:
+        raise ValueError(f"assert_parity: expected a Config of {variant}, got one of {made.variant}; name its variant")
+    if fields and made is config:
+        raise ValueError(f"assert_parity: expected a Config or fields, got both, {', '.join(fields)}; give one of them")
+    unknown = [call for call in calls if call not in CALLS]
+    if unknown or not calls:
+        got = repr(unknown[0]) if unknown else "none"
+        raise ValueError(f"assert_parity: expected calls= of {', '.join(CALLS)}, got {got}; name one or more")
     names = Names(weights, arguments, outputs, taps or {}, call)
     found = port(candidate, made, names, framework, dtype, device)
     rows: list[Row] = []
@@ -111,10 +119,58 @@ def assert_parity(
     for trace in runs(found, made, calls, empty_rows, seed, outputs):
         finding = explain(trace.judged())
         if finding is not None:
+            if by_chance(found, trace, finding):
+                finding.causes = [Cause("by chance", CHANCE, 0.0, "the same call, run again, gives other numbers")]
             raise ParityError(finding)
         rows += verdicts(trace.judged())[0]
         traces[trace.case.call] = trace
+    refuse_unjudged(traces.values(), rows, names)
     return Verdict(rows, traces)
+
+
+CHANCE = "call eval() first: dropout belongs to training; leave nothing else to chance"
+
+
+def by_chance(found: Port, trace: Trace, finding: Finding) -> bool:
+    """Whether the same call gives other numbers the next time, further apart than two right ones are."""
+    again = found.candidate.run(trace.case, trace.drawn, True)
+    results = again.tape | again.cotangents | again.outputs | again.grads
+    got, other = finding.got, results.get(finding.first.name)
+    if got is None or other is None or finding.bound is None or not got.shape == other.shape == finding.bound.shape:
+        return False
+    with np.errstate(invalid="ignore"):
+        return bool((np.abs(got - other) > 2 * finding.bound).any())
+
+
+def refuse_unjudged(traces: Iterable[Trace], rows: list[Row], names: Names) -> None:
+    """What was asked for and never compared would be taken for right.
+
+    Raises:
+        ValueError: a tap that recorded nothing, or a recorded name that the reference does not have.
+    """
+    recorded = {name: None for trace in traces for name in trace.outcome.tape}
+    for pattern, named in names.taps.items():
+        ours = named if isinstance(named, str) else named[0]
+        if ours not in recorded:
+            raise ValueError(
+                f"assert_parity: expected an array from {pattern!r} in taps=, got none in any call; "
+                f"what it names must run in the call and return a tensor"
+            )
+    judged = tuple(dict.fromkeys(row.name for row in rows if row.stage == "tape"))
+    known = tuple(dict.fromkeys(name for trace in traces for name in reference_names(trace)))
+    for name in recorded:
+        if name not in judged:
+            raise ValueError(
+                f"assert_parity: expected intermediates under the names on our tape, got {name!r}, which none of the "
+                f"calls has; {contract.nearest(name, known)}"
+            )
+
+
+def reference_names(trace: Trace) -> tuple[str, ...]:
+    """The names of the forward pass on the reference's tape."""
+    tape: dict[str, Any] = {}
+    reference(trace.case, trace.drawn, tape, precision_of(trace.case.dtype), backward=False)
+    return tuple(tape)
 
 
 def replay(
@@ -145,8 +201,21 @@ def replay(
             f"replay: expected a candidate that takes every input of the trace, got one without {', '.join(left)}; "
             f"map it with arguments=, or record a trace without it"
         )
+    absent = [name for name in found.required if name not in trace.drawn.inputs]
+    if absent:
+        raise ValueError(
+            f"replay: expected a trace with every input that the candidate cannot do without, got one without "
+            f"{', '.join(absent)}; record a trace with it, or call the candidate without it by call="
+        )
+    if found.params and found.dtype != case.dtype:
+        raise ValueError(
+            f"replay: expected a module in {case.dtype}, as the trace, got {found.dtype}; convert it, or record the "
+            f"trace in its type: attn-parity trace --like FILE --dtype {found.dtype}"
+        )
     drawn = trace.drawn if found.params is None else replace(trace.drawn, params=found.params)
-    return record(found.candidate, case, drawn, partial=True)
+    replayed = record(found.candidate, case, drawn, partial=True)
+    refuse_unjudged([replayed], verdicts(replayed.judged())[0], names)
+    return replayed
 
 
 def runs(found: Port, config: Config, calls: tuple[str, ...], empty_rows: bool, seed: int, outputs: tuple[Any, ...]):
@@ -217,6 +286,7 @@ class Comparison:
         given: differences in what the two were given, in words; where there is one, nothing behind it is comparable.
         lines: every name in dataflow order.
         findings: what is wrong with either, judged on its own numbers.
+        wrong: whether that is so of the one and of the other.
     """
 
     one: Trace
@@ -224,6 +294,7 @@ class Comparison:
     given: list[str] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    wrong: tuple[bool, bool] = (False, False)
 
     @property
     def first(self) -> Line | None:
@@ -231,8 +302,13 @@ class Comparison:
         return next((line for line in self.lines if not line.ok), None)
 
     @property
+    def shared(self) -> int:
+        """How many arrays both recorded."""
+        return sum(line.apart is not None for line in self.lines)
+
+    @property
     def agree(self) -> bool:
-        return not self.given and not self.findings and self.first is None
+        return not self.given and not self.findings and self.first is None and self.shared > 0
 
 
 def compare(one: Trace, other: Trace) -> Comparison:
@@ -259,7 +335,9 @@ def compare(one: Trace, other: Trace) -> Comparison:
                 )
             if (line.apart, line.one, line.other) != (None, None, None):
                 found.lines.append(line)
-    found.findings = [finding for finding in map(explain, sides) if finding is not None]
+    whose = [explain(side) for side in sides]
+    found.findings = [finding for finding in whose if finding is not None]
+    found.wrong = (whose[0] is not None, whose[1] is not None)
     return found
 
 

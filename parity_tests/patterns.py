@@ -70,7 +70,7 @@ def patterns(got: np.ndarray, want: ErrArray, axes: str = "", allowed: np.ndarra
     if not bad.any():
         return []
     found = list(strange(got, want))
-    if np.isfinite(got).all():
+    if np.isfinite(got).all() and np.isfinite(want.v).all():
         for way in (moved, scaled, lower_precision):
             found += way(got, want, letters)
     return found + list(places(bad, letters, allowed))

@@ -62,19 +62,17 @@ def show_comparison(console: Console, found: Comparison, labels: tuple[str, str]
 def verdict(found: Comparison) -> str:
     """One line: do they agree, and if not, where they part and who is wrong."""
     if found.agree:
-        shared = sum(line.apart is not None for line in found.lines)
-        return f"[bold green]THEY AGREE[/]: {shared} arrays of both, each within its bound"
+        return f"[bold green]THEY AGREE[/]: {found.shared} arrays of both, each within its bound"
     if found.given:
         return "[bold red]NOT COMPARABLE[/]: the two were given different things; give them the same first"
+    if not found.shared and not found.findings:
+        return "[bold red]NOT COMPARABLE[/]: no array was recorded by both; record the same in both, or map --names"
     first = found.first
     where = "nowhere that both recorded" if first is None else f"first at {first.kind} {first.name}"
-    wrong = [
-        name
-        for name, trace in (("A", found.one), ("B", found.other))
-        if any(f.candidate == trace.who and f.case == trace.case.name for f in found.findings)
-    ]
+    wrong = [name for name, bad in zip(("A", "B"), found.wrong, strict=True) if bad]
     whose = " and ".join(wrong)
-    side = f"{whose} departs from the reference there" if wrong else "each is right on its own inputs of every stage"
+    departs = "departs" if len(wrong) == 1 else "depart"
+    side = f"{whose} {departs} from the reference" if wrong else "each is right on its own inputs of every stage"
     return f"[bold red]THEY DIFFER[/]: {where}; {side}"
 
 

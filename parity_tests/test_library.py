@@ -6,13 +6,15 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from flax import nnx
+from flax import linen, nnx
 
 import attn_torch
+from attn_np import contract
 from parity_tests import ParityError, assert_parity
 from parity_tests.adapters import MissingDeviceError
 
@@ -310,13 +312,230 @@ def test_a_dead_head_is_described() -> None:
         judge(Dead(12, 3), taps={"softmax": "probs"}, calls=("plain",))
 
 
+# Nothing passes unjudged ----------------------------------------------------------------------------------------------
+
+
+def attended(query: Any, key: Any, value: Any) -> Any:
+    return array_attention(np)(query, key, value)["y"]
+
+
+def tensors_attended(query: Any, key: Any, value: Any) -> Any:
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+def weights_and_all(query: Any, key: Any, value: Any) -> Any:
+    return array_attention(np)(query, key, value)
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "words"),
+    [
+        (lambda query, key, value: None, {}, "expected the candidate to return y, got NoneType"),
+        (lambda query, key, value: {"out": attended(query, key, value)}, {}, "got a dictionary of out, so no y"),
+        (attended, {"outputs": ("y", "out1")}, "expected the candidate to return y, out1, got ndarray, so no out1"),
+        (attended, {"calls": ("ful",)}, "expected calls= of plain, full, shared, got 'ful'"),
+        (attended, {"calls": ()}, "expected calls= of plain, full, shared, got none"),
+        (attended, {"dtype": "float8"}, "expected dtype= to be one of"),
+        (attended, {"dtype": np.float32}, "expected dtype= to be one of"),
+        (attended, {"arguments": {"key": "key", "value": "value"}}, "cannot do without, got none for query"),
+        (weights_and_all, {"taps": {"scores": "score"}}, "got 'score', which none of the calls has; did you mean"),
+        (weights_and_all, {"taps": {"probs": "probs"}}, "expected an array from 'probs' in taps=, got none in any"),
+        (
+            lambda query, key, value: weights_and_all(query, key, value) | {"prob": 0 * query},
+            {},
+            "got 'prob', which none of the calls has; did you mean 'probs'",
+        ),
+        (
+            lambda query, key, value: weights_and_all(query, key, value) | {"other": 0 * query},
+            {"taps": {"scores|other": "scores"}},
+            "expected one place for 'scores' in taps=, got 'scores' and 'other'",
+        ),
+    ],
+)
+def test_what_would_not_be_judged_is_refused(function: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        assert_parity(function, "dot_product", **options)
+
+
+def test_a_config_is_of_the_variant() -> None:
+    with pytest.raises(ValueError, match="expected a Config of mha, got one of dot_product"):
+        assert_parity(attended, "mha", contract.config("dot_product"))
+    with pytest.raises(ValueError, match="expected a Config or fields, got both, scale"):
+        assert_parity(attended, "dot_product", contract.config("dot_product"), scale=1.0)
+
+
+def test_a_submodule_that_does_not_run_is_refused() -> None:
+    class Direct(Own):
+        def forward(self, x: Any, mask: Any = None) -> Any:
+            q, k, v = (self.split(getattr(self, name)(x)) for name in "qkv")
+            return self.o(tensors_attended(q, k, v).transpose(1, 2).reshape(x.shape))
+
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match="expected an array from 'softmax' in taps=, got none in any call"):
+        judge(Direct(12, 3), taps={"softmax": "probs"}, calls=("plain",))
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_an_output_cut_from_the_graph_is_seen(framework: str) -> None:
+    def cut(query: Any, key: Any, value: Any) -> Any:
+        if framework == "torch":
+            return tensors_attended(query, key, value).detach()
+        return jax.lax.stop_gradient(array_attention(jnp)(query, key, value)["y"])
+
+    with pytest.raises(ParityError) as caught:
+        assert_parity(cut, "dot_product", framework=framework, calls=("full",))
+    finding = caught.value.finding
+    assert (finding.first.stage, finding.causes[0].name) == ("gradient", "cut from the graph")
+    assert "evidence: the gradient is 0 everywhere" in str(caught.value)
+
+
+def test_gradients_are_judged_where_torch_keeps_none() -> None:
+    with torch.no_grad():
+        verdict = assert_parity(tensors_attended, "dot_product", framework="torch")
+    assert "gradient" in {row.stage for row in verdict.rows}
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("wrong", ["shape", "int"])
+def test_other_shapes_and_types_are_findings(framework: str, wrong: str) -> None:
+    def odd(query: Any, key: Any, value: Any) -> Any:
+        y = (tensors_attended if framework == "torch" else attended)(query, key, value)
+        return (
+            y.swapaxes(1, 2) if wrong == "shape" else y.to(torch.int32) if framework == "torch" else y.astype("int32")
+        )
+
+    def in_jax(query: Any, key: Any, value: Any) -> Any:
+        y = array_attention(jnp)(query, key, value)["y"]
+        return y.swapaxes(1, 2) if wrong == "shape" else y.astype("int32")
+
+    with pytest.raises(ParityError, match=r"shape \(2, 13, 5\)|dtype int32"):
+        assert_parity(in_jax if framework == "jax" else odd, "dot_product", framework=framework, calls=("full",))
+
+
+# Right implementations that are written otherwise ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["all", "one"])
+def test_frozen_weights_have_gradients_too(which: str) -> None:
+    module = own()
+    (module if which == "all" else module.q).requires_grad_(False)
+    verdict = judge(module)
+    assert {f"d{name}" for name in LINEAR} <= {row.name for row in verdict.rows if row.stage == "gradient"}
+    assert not module.q.weight.requires_grad
+
+
+class InPlace(Own):
+    """It scales what its own projection returned, in place."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        q = self.q(x)
+        q *= 0.5
+        q, k, v = self.split(q), self.split(self.k(x)), self.split(self.v(x))
+        return self.o((self.softmax(q @ k.mT) @ v).transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.parametrize("kind", [Own, InPlace])
+def test_taps_have_axes_of_their_own(kind: type[Own]) -> None:
+    """The gradient of a tap is that of what was tapped, not of a rearranged copy; later writes are not seen."""
+    torch.manual_seed(0)
+    verdict = judge(kind(12, 3), taps={"q": ("q", "b t (h k) -> b t h k")}, calls=("plain",))
+    assert {("tape", "q"), ("cotangent", "dq")} <= {(row.stage, row.name) for row in verdict.rows}
+
+
+def test_a_function_may_write_into_its_inputs() -> None:
+    def writing(query: Any, key: Any, value: Any) -> Any:
+        query *= query.shape[-1] ** -0.5
+        return torch.softmax(query @ key.mT, -1) @ value
+
+    assert assert_parity(writing, "dot_product", framework="torch").worst.ratio <= 1
+
+
+def test_a_dictionary_may_have_other_axes() -> None:
+    verdict = assert_parity(
+        lambda query, key, value: {"y": attended(query, key, value).swapaxes(0, 1)},
+        "dot_product",
+        outputs=(("y", "t b d -> b t d"),),
+    )
+    assert verdict.worst.ratio <= 1
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3, 5)])
+def test_a_short_recurrent_tape_is_a_finding(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ParityError, match=r"expected \(2, 7, 5\)"):
+        assert_parity(
+            lambda params, x: {"y": np.zeros((2, 7, 5)), "layers.0.h": np.zeros(shape)},
+            "gru",
+            input_dim=3,
+            hidden_dim=5,
+            calls=("plain",),
+        )
+
+
+def test_dropout_in_training_is_named() -> None:
+    class Dropping(Own):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(torch.nn.functional.dropout(x, 0.3, self.training), mask)
+
+    torch.manual_seed(0)
+    module = Dropping(12, 3)
+    with pytest.raises(ParityError, match="again, gives other numbers\n  fix: call eval"):
+        judge(module)
+    assert judge(module.eval()).worst.ratio <= 1
+
+
 # Refusals -------------------------------------------------------------------------------------------------------------
+
+
+def test_float64_in_jax_needs_x64() -> None:
+    jax.config.update("jax_enable_x64", False)
+    try:
+        with pytest.raises(ValueError, match="expected JAX to compute in float64"):
+            assert_parity(lambda query, key: query, "dot_product", framework="jax", dtype="float64")
+    finally:
+        jax.config.update("jax_enable_x64", True)
+
+
+def test_an_exception_of_the_candidate_says_what_it_was_given() -> None:
+    def strict(query: Any, k: Any) -> Any:
+        return query @ k
+
+    with pytest.raises(TypeError, match="missing 1 required") as caught:
+        assert_parity(strict, "dot_product")
+    assert "called with query numpy (2, 5, 7); arguments= and call= say" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "words"),
+    [
+        (Own, "expected a module, got the class Own"),
+        (linen.Dense(3), "expected a Flax NNX module, got Dense of flax.linen"),
+        (torch.nn.functional.scaled_dot_product_attention, "expected a candidate with a signature"),
+        (lambda query: 3.0, "expected tensors from the candidate, got y float"),
+    ],
+)
+def test_what_is_no_candidate_is_refused(candidate: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        assert_parity(candidate, "dot_product", framework="torch")
+
+
+def test_weights_in_buffers_are_told() -> None:
+    class Held(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("q", torch.zeros(12, 12))
+
+        def forward(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(ValueError, match="it has no parameters; buffers are not read"):
+        judge(Held())
 
 
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
         ({"weights": {"w_p": "q.weight"}}, ValueError, "did you mean"),
+        ({"weights": {"w_q": LINEAR["w_q"]}}, ValueError, "expected every parameter of mha in weights=, got none"),
         ({"weights": {**LINEAR, "w_q": "nothing"}}, ValueError, "expected a parameter 'nothing'"),
         ({"weights": {**LINEAR, "w_q": ("q.weight", "(h k) d -> d k h")}}, ValueError, "that ends in 'd h k'"),
         ({"weights": "bert"}, ValueError, "expected a parameter"),

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import attn_torch
 from attn_np import contract
+from attn_np.weights import tensors
 from attn_np.weights._errors import WeightFileError
-from attn_np.weights._header import write_tensors
+from attn_np.weights._header import TensorFile, write_tensors
 from parity_tests import Trace, compare, load, record, replay
 from parity_tests.cases import CALLS, Case, draw
 from parity_tests.cli import app
@@ -101,7 +103,85 @@ def test_arrays_of_somebody_else(tmp_path: Path) -> None:
     assert found.first is not None and (found.first.kind, found.first.name) == ("output", "y")
 
 
+def test_names_of_somebody_else(tmp_path: Path) -> None:
+    ours, path = made(), tmp_path / "theirs.safetensors"
+    probs = ours.outcome.tape["probs"]
+    write_tensors(path, {"a.probs": probs, "b.probs": 0 * probs}, {})
+    theirs = load(path, like=ours, names={"a.probs": "tape.probs", "b.probs": None})
+    assert compare(ours, theirs).agree and compare(ours, theirs).shared == 1
+    for names, words in (
+        ({"a.probs": "tape.probs"}, "got 'b.probs'; map it with --names, to null"),
+        ({"a.probs": "tape.probs", "b.probs": "tape.probs"}, "expected one array for tape.probs, got two"),
+        ({"a.prob": "tape.probs"}, "expected names of its arrays to be mapped, got 'a.prob'"),
+        (["a.probs"], "expected names as a map"),
+        ({"a.probs": 3}, "expected names as a map"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            load(path, like=ours, names=names)  # pyright: ignore[reportArgumentType]: some are no names
+
+
+def spoilt(path: Path, drop: str = "", **about: str) -> Path:
+    """A trace's file without one array, or with other metadata; "" leaves an entry out."""
+    made().save(path)
+    with TensorFile(path) as file:
+        told = {name: x for name, x in {**file.metadata, **about}.items() if x}
+    write_tensors(path, {name: x for name, x in tensors(path).items() if name != drop}, told)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"drop": "tape.probs"}, "expected a whole trace, got one with 'tape.probs' absent"),
+        ({"config": ""}, "expected a whole trace, got one with 'config' absent"),
+        ({"dtypes": "{}"}, "expected a whole trace, got one with 'y' absent"),
+        ({"dtype": "float8"}, "expected a whole trace, got one with 'float8' absent"),
+        ({"order": "{"}, "expected a whole trace"),
+        ({"format": "attn-trace/2"}, "expected a trace of the format attn-trace/1, got attn-trace/2"),
+    ],
+)
+def test_a_spoilt_trace_is_refused(change: dict[str, str], words: str, tmp_path: Path) -> None:
+    path = spoilt(tmp_path / "x.safetensors", **change)
+    with pytest.raises(ValueError, match=words):
+        load(path, like=made())
+
+
 # Comparison -----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_in_common_is_no_agreement(tmp_path: Path) -> None:
+    ours, path = made(), tmp_path / "theirs.safetensors"
+    write_tensors(path, {"query": ours.drawn.inputs["query"]}, {})
+    found = compare(ours, load(path, like=ours))
+    assert not found.agree and found.first is None
+    ours.save(tmp_path / "a.safetensors")
+    said = call("compare", str(tmp_path / "a.safetensors"), str(path))
+    assert said.exit_code == 1 and "no array was recorded by both" in said.output
+
+
+def test_the_wrong_side_is_told_where_both_have_one_name(tmp_path: Path) -> None:
+    good, bad = made(), made()
+    bad.outcome.tape["probs"] = 1.01 * bad.outcome.tape["probs"]
+    assert compare(good, bad).wrong == (False, True)
+    for name, trace in (("good", good), ("bad", bad)):
+        trace.save(tmp_path / name)
+    said = call("compare", str(tmp_path / "good"), str(tmp_path / "bad"))
+    assert "first at tape probs; B departs from the reference" in said.output
+    said = call("compare", str(tmp_path / "bad"), str(tmp_path / "bad"))
+    assert "A and B depart from the reference" in said.output
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_inputs_that_are_no_numbers(odd: float) -> None:
+    case = Case("mha", "cross", "full", "float64")
+    drawn = draw(case)
+    drawn.inputs["query"][0, 0, 0] = odd
+    trace = record(candidate("numpy"), case, drawn)
+    assert compare(trace, trace).agree
+    finite = {name: x if x.dtype == bool else np.nan_to_num(x) for name, x in trace.outcome.tape.items()}
+    found = compare(trace, replace(trace, outcome=replace(trace.outcome, tape=finite)))
+    assert not found.agree and found.wrong == (False, True)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
@@ -166,6 +246,22 @@ def test_replay_takes_the_call_of_a_trace() -> None:
     assert compare(original, replay(original, attention)).agree
     with pytest.raises(ValueError, match="takes every input of the trace"):
         replay(original, lambda query: query)
+
+
+def test_replay_refuses_what_it_could_not_judge() -> None:
+    def replayed(function: Any, **options: Any) -> None:
+        replay(original, function, **options)
+
+    original = made("gru", "stacked", "float32")
+    layer = attn_torch.build("gru", **original.case.config.as_dict())
+    assert replay(original, layer, outputs=("y", "out1")).outcome.grads
+    with pytest.raises(ValueError, match="expected the outputs that get a gradient in the trace, y, out1, got none"):
+        replayed(layer)
+    with pytest.raises(ValueError, match="expected a module in float32, as the trace, got float64"):
+        replayed(layer.double(), outputs=("y", "out1"))
+    original = record(candidate("numpy"), Case("mha", "cross", "plain", "float64"))
+    with pytest.raises(ValueError, match="that the candidate cannot do without, got one without mask"):
+        replayed(lambda params, query, key, value, mask: query)
 
 
 # Causes ---------------------------------------------------------------------------------------------------------------
@@ -343,7 +439,16 @@ def test_trace_and_compare(tmp_path: Path) -> None:
         (["trace", "nothing"], "expected the name of a variant"),
         (["trace", "mha", "--device", "cuda", "--framework", "torch"], "expected a device of torch"),
         (["compare", "nowhere.safetensors", "nowhere.safetensors"], "nowhere"),
+        (["compare", "nowhere.safetensors", "nowhere.safetensors", "--json", "."], "expected a file, got the folder"),
+        (["trace", "mha", "--out", "."], "expected a file, got the folder"),
+        (["trace", "mha", "--out", "nowhere/x"], "expected a file in a folder that exists"),
+        (["trace", "mha", "--config", "[1]"], "expected the config's fields as a JSON object"),
+        (["trace", "mha", "--config", "{"], "expected the config's fields as a JSON object"),
+        (["trace", "mha", "--device", "cuda"], "expected the device cpu for numpy"),
+        (["trace", "mha", "--framework", "torch", "--jit"], "expected jax where --jit is set"),
+        (["trace", "mha", "--like", "nowhere"], "expected one of VARIANT, --weights and --like"),
         (["causes", "nothing"], "expected the name of a variant"),
+        (["causes", "nothing", "--measure"], "expected the name of a variant"),
     ],
 )
 def test_refusals(arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from json import JSONDecodeError
 from os import PathLike, fspath
 
 import numpy as np
@@ -111,24 +112,40 @@ def record(candidate: Candidate, case: Case, drawn: Drawn | None = None, *, part
     return Trace(case, drawn, outcome, candidate.name, candidate.mode == "jit", partial, about)
 
 
-def load(path: str | PathLike[str], *, like: "Trace | None" = None, names: Mapping[str, str] | None = None) -> Trace:
+def load(
+    path: str | PathLike[str], *, like: "Trace | None" = None, names: Mapping[str, str | None] | None = None
+) -> Trace:
     """Read a trace; or a file of arrays that somebody else wrote, named by `names` and described by another trace.
 
     Args:
         path: the file.
         like: the trace that a foreign file is to be compared with: it gives the variant, the config, what is not in
             the file.
-        names: name in the file to ours, such as {"attn_softmax": "tape.probs"}.
+        names: name in the file to ours, such as {"attn_softmax": "tape.probs"}; to None for what is left out.
 
     Raises:
         WeightFileError: the file is no safetensors file.
-        ValueError: it is no trace, and nothing says what its arrays are.
+        ValueError: it is no whole trace, or nothing says what its arrays are.
     """
     with TensorFile(path) as file:
         about = dict(file.metadata)
-    held = tensors(path)
-    if about.get("format") != FORMAT:
+    held, said = tensors(path), about.get("format", "")
+    if said != FORMAT and said.startswith(FORMAT.partition("/")[0]):
+        raise ValueError(f"{fspath(path)}: expected a trace of the format {FORMAT}, got {said}; record it anew")
+    if said != FORMAT:
         return foreign(fspath(path), held, like, names or {})
+    try:
+        return read(held, about)
+    except (KeyError, TypeError, AttributeError, JSONDecodeError) as error:
+        raise ValueError(
+            f"{fspath(path)}: expected a whole trace, got one with {error} absent or spoilt; record it anew"
+        ) from None
+
+
+def read(held: Mapping[str, np.ndarray], about: Mapping[str, str]) -> Trace:
+    """A trace of a file's arrays and metadata."""
+    if about["dtype"] not in DTYPES:
+        raise KeyError(about["dtype"])
     config = contract.config(about["variant"], **json.loads(about["config"]))
     example, call, seed = json.loads(about["call"])
     order = json.loads(about["order"])
@@ -136,26 +153,40 @@ def load(path: str | PathLike[str], *, like: "Trace | None" = None, names: Mappi
     case = Case(config.variant, example, call, about["dtype"], seed, config)
     drawn = Drawn(parts["inputs"], parts["params"], 0, parts["pulled"])
     wide = {kind: {name: widened(x) for name, x in parts[kind].items()} for kind in KINDS[3:]}
-    outcome = Outcome(**wide, dtypes=json.loads(about["dtypes"]))
+    dtypes = json.loads(about["dtypes"])
+    outcome = Outcome(**wide, dtypes={name: dtypes[name] for kind in ("outputs", "grads") for name in wide[kind]})
     return Trace(case, drawn, outcome, about["who"], about=json.loads(about["about"]), **json.loads(about["how"]))
 
 
-def foreign(path: str, held: dict[str, np.ndarray], like: Trace | None, names: Mapping[str, str]) -> Trace:
+def foreign(path: str, held: dict[str, np.ndarray], like: Trace | None, names: Mapping[str, str | None]) -> Trace:
     """Arrays of somebody else: a partial trace of the call that another trace describes."""
+    if not isinstance(names, Mapping) or not all(x is None or isinstance(x, str) for x in names.values()):
+        raise ValueError(f"{path}: expected names as a map from theirs to ours, got {names!r}; give one JSON object")
     if like is None:
         raise ValueError(
             f"{path}: expected a trace, got other arrays; compare it with a trace, which says what the arrays are"
         )
     parts: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in KINDS}
     known = {f"{kind}.{name}" for kind, part in like.parts() for name in part}
+    unused = [name for name in names if name not in held]
+    if unused:
+        raise ValueError(
+            f"{path}: expected names of its arrays to be mapped, got {unused[0]!r}; "
+            f"{contract.nearest(unused[0], sorted(held))}"
+        )
     for theirs, x in held.items():
         ours = names.get(theirs, theirs)
+        if ours is None:
+            continue
         ours = ours if ours in known else next((k for k in sorted(known) if k.partition(".")[2] == ours), ours)
         if ours not in known:
             raise ValueError(
-                f"{path}: expected names of the trace, got {theirs!r}; {contract.nearest(ours, sorted(known))}"
+                f"{path}: expected names of the trace, got {theirs!r}; map it with --names, to null to leave it out. "
+                f"{contract.nearest(ours, sorted(known))}"
             )
         kind, _, name = ours.partition(".")
+        if name in parts[kind]:
+            raise ValueError(f"{path}: expected one array for {ours}, got two, the second {theirs!r}; map it to null")
         parts[kind][name] = x
     drawn = Drawn(
         dict(like.drawn.inputs) | parts["inputs"],
@@ -186,6 +217,10 @@ def candidate(framework: str, device: str = "cpu", jit: bool = False) -> Candida
         ValueError: the framework has no such device.
     """
     mode = {"numpy": "by hand", "torch": "eager", "jax": "jit" if jit else "eager"}[framework]
+    if jit and framework != "jax":
+        raise ValueError(f"trace: expected jax where --jit is set, got {framework!r}; leave --jit out")
+    if framework == "numpy" and device != "cpu":
+        raise ValueError(f"trace: expected the device cpu for numpy, got {device!r}; choose another framework")
     if framework == "numpy":
         return Candidate(framework, mode, "cpu", run_numpy)
     known = ["cpu", *accelerators(framework)]

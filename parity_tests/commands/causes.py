@@ -7,7 +7,7 @@ import typer
 
 
 def main(
-    variant: Annotated[str | None, typer.Argument(help="Only what this variant can hold.")] = None,
+    variant: Annotated[str | None, typer.Argument(help="Only what this variant can hold; several with commas.")] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Plant every mistake in a candidate and see whether it is named.")
     ] = False,
@@ -34,11 +34,11 @@ def main(
     from parity_tests.matrix import DTYPES, FRAMEWORKS, prepare
 
     writable(json)
-    variants = (variant,) if variant else contract.variants()
+    variants = listed(variant, contract.variants(), "the name of a variant")
     if not measure:
         table = Table("mistake", "what to do", title="known mistakes", title_justify="left", show_lines=True)
         seen = set()
-        for name in listed(variant, contract.variants(), "the name of a variant"):
+        for name in variants:
             for mistake in catalogue(name):
                 if mistake.name not in seen:
                     seen.add(mistake.name)
@@ -75,7 +75,9 @@ def main(
     console.print(
         f"planted {total}: seen {len(seen_)}, guilty stage named {len(stages)}, cause named first {len(named_)}"
     )
-    console.print(f"cause among those that fit: {len(alike)}; longest {max(one.seconds for one in found):.1f} s")
+    console.print(
+        f"cause among those that fit: {len(alike)}; longest {max((x.seconds for x in found), default=0.0):.1f} s"
+    )
     if json is not None:
         json.write_text(js.dumps([one.__dict__ for one in found], indent=1) + "\n", encoding="utf-8")
         console.print(f"written: {json}")

@@ -11,7 +11,9 @@ def main(
     other: Annotated[Path, typer.Argument(help="Another one, or any safetensors file with --names.")],
     names: Annotated[
         Path | None,
-        typer.Option(help='JSON: name in the other file to ours, as {"attn.softmax": "tape.probs"}.'),
+        typer.Option(
+            help='JSON: name in the other file to ours, as {"attn.softmax": "tape.probs"}; null leaves one out.'
+        ),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report to this file, to be opened in a browser.")] = None,
@@ -27,9 +29,15 @@ def main(
     from parity_tests.cli import console, writable
     from parity_tests.show import show_comparison, write_comparison
 
+    def mapped(path: Path) -> dict[str, str | None]:
+        try:
+            return js.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            raise ValueError(f"{path}: expected a JSON object, their names to ours, got other text; mend it") from None
+
     writable(json, html)
     try:
-        renamed = None if names is None else js.loads(names.read_text(encoding="utf-8"))
+        renamed = None if names is None else mapped(names)
         first = trace.load(one)
         second = trace.load(other, like=first, names=renamed)
         with console.status("comparing"):

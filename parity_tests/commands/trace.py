@@ -7,7 +7,10 @@ import typer
 
 
 def main(
-    variant: Annotated[str | None, typer.Argument(help="Name of a variant; left out with --like or --weights.")] = None,
+    variant: Annotated[
+        str | None,
+        typer.Argument(help="Name of a variant; not with --like, and with --weights where the layout has several."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("trace.safetensors"),
     framework: Annotated[str, typer.Option(help="numpy, torch or jax.")] = "numpy",
     example: Annotated[str | None, typer.Option(help="Which example of the variant; its first by default.")] = None,
@@ -32,22 +35,30 @@ def main(
     from attn_np import contract
     from parity_tests import trace
     from parity_tests.cases import CALLS, Case, draw
-    from parity_tests.cli import console
+    from parity_tests.cli import console, writable
     from parity_tests.matrix import DTYPES, FRAMEWORKS, prepare
     from parity_tests.real import load as load_layer
 
     def refuse(expected: str, got: object, option: str) -> typer.BadParameter:
         return typer.BadParameter(f"expected {expected}, got {got!r}; set {option}")
 
+    def fields_of(text: str) -> dict[str, object]:
+        try:
+            fields = json.loads(text)
+        except ValueError:
+            fields = None
+        if not isinstance(fields, dict):
+            raise refuse("the config's fields as a JSON object", text, "--config '{\"num_heads\": 3}'")
+        return fields
+
     for value, known, option in ((framework, FRAMEWORKS, "--framework"), (call, CALLS, "--call")):
         if value not in known:
             raise refuse(f"one of {', '.join(known)}", value, option)
     if dtype is not None and dtype not in DTYPES:
         raise refuse(f"one of {', '.join(DTYPES)}", dtype, "--dtype")
-    if sum(x is not None for x in (variant, weights, like)) != 1:
+    if (variant or weights or like) is None or (like is not None and (variant or weights) is not None):
         raise typer.BadParameter("expected one of VARIANT, --weights and --like, got none or several; give one")
-    if not out.parent.is_dir():
-        raise refuse("an existing folder", str(out.parent), "--out")
+    writable(out)
     prepare((framework,))
     try:
         if like is not None:
@@ -64,7 +75,7 @@ def main(
             chosen = example or next(iter(examples))
             if chosen not in examples:
                 raise refuse(f"an example of {name}", chosen, f"--example, {contract.nearest(chosen, tuple(examples))}")
-            given = contract.config(name, **json.loads(config)) if config else examples[chosen]
+            given = contract.config(name, **fields_of(config)) if config else examples[chosen]
             case = Case(name, "given" if config else chosen, call, dtype or "float32", seed, given)
             drawn = draw(case)
         with console.status("recording"):
