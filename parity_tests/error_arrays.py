@@ -563,7 +563,8 @@ def like_softmax(body: Callable[..., Any], scores: Any, allowed: Any = None, axi
     """
     s, p = lift(scores), _current.get()
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        v = body(s.v, allowed, axis)
+        v, narrow = body(s.v, allowed, axis), body(s.v.astype(_core.DTYPES[p.work]), allowed, axis)
+        v = np.where(np.isfinite(narrow), v, narrow)  # what overflows does so in the candidate's type
         n = max(s.shape[axis], 1)
         far = np.max(np.abs(np.where(np.isfinite(s.v), s.v, 0.0)), initial=0.0, axis=axis, keepdims=True)
         loose = np.max(s.b, initial=0.0, axis=axis, keepdims=True)

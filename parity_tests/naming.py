@@ -58,7 +58,8 @@ def measured(mutant: Mutant, tree: str, dtype: str = "float32", black_box: bool 
     case = mutant.case if mutant.case.dtype != "float64" else mutant.case.at(dtype)
     finding, seconds = asked(mutant, tree, case, black_box)
     if finding is None and case.dtype != "float64":  # too small for this type: meaning is tested in float64
-        finding, more = asked(mutant, tree, case.at("float64"), black_box)
+        case = case.at("float64")
+        finding, more = asked(mutant, tree, case, black_box)
         seconds += more
     if finding is None:
         return Named(mutant.name, tree, "", False, False, [], False, False, seconds)
@@ -101,7 +102,9 @@ def stages_of(mutant: Mutant, tree: str, case: Case) -> set[str]:
         extra = [name for name in b if name not in a]
         if extra:
             return {extra[0]}
+        order = {name: i for i, name in enumerate(anchor.values)}
         differ = [name for name in a if name not in b or a[name].tobytes() != b[name].tobytes()]
+        differ.sort(key=lambda name: order.get(name, len(order)))
         if differ:
             together = differ[:1] if differ[0] not in anchor.steps else scanned(differ, anchor)
             return {min(together, key=lambda name: first_step(a[name], b[name], kind == "cotangents"))}

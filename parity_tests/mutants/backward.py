@@ -212,19 +212,19 @@ MUTANTS = (
     # Graphs that were cut
     at("gru.py", "gru", "stacked", trees=("attn_torch",))(
         "returned state cut from the graph",
-        "return the state without detach()",
+        "let the gradient through: no detach(), no_grad(), stop_gradient or numpy() on the way",
         "x, stack(last)",
         "x, stack(last).detach()",
     ),
     at(ATTEND, "mha", "cross", trees=("attn_torch",))(
         "weights cut from the graph",
-        "keep the weights in the graph: no detach() between scores and output",
+        "let the gradient through: no detach(), no_grad(), stop_gradient or numpy() on the way",
         "kept=dropout(probs, keep, rate)",
         "kept=dropout(probs.detach(), keep, rate)",
     ),
     at("_core.py", "mha", "cross", trees=("attn_jax",))(
         "scores cut from the graph",
-        "stop the gradient of the maximum only, not of the scores",
+        "let the gradient through: no detach(), no_grad(), stop_gradient or numpy() on the way",
         "e = exp(scores - ",
         "e = exp(jax.lax.stop_gradient(scores) - ",
     ),

@@ -165,12 +165,6 @@ MUTANTS = (
         "near & (ahead >= right)",
     ),
     causal(
-        "causal dropped where a mask is given",
-        "combine both: a key is seen only where the mask and causality allow it",
-        "near if mask is None else near & mask",
-        "near if mask is None else mask",
-    ),
-    causal(
         "mask and causality joined by or",
         "combine both with and: a key is seen only where the mask and causality allow it",
         "near & mask",
@@ -230,5 +224,11 @@ MUTANTS = (
         "hide the keys outside of the window",
         SIDES,
         "left, right = None, None",
+    ),
+    causal(
+        "causal dropped where a mask is given",
+        "combine both: a key is seen only where the mask and causality allow it",
+        "near if mask is None else near & mask",
+        "near if mask is None else mask",
     ),
 )

@@ -218,7 +218,7 @@ MUTANTS = (
     ),
     cross(
         "softmax in float32 for float64 inputs",
-        "run the softmax in the type of its inputs (jax.nn casts it to float32)",
+        WIDE,
         PROBS,
         'probs=narrow(softmax(narrow(scores, "float32"), allowed, contract.AXES[normalize_over]), dtype_name(v)))',
     ),
