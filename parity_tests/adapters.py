@@ -1,6 +1,6 @@
 """Bring your own: a torch module, a Flax module or a function, made into a candidate that the judge takes.
 
-Names are mapped, never guessed. Weights are read from the candidate and nothing in it is changed.
+Names are mapped, never guessed. Weights are read from the candidate and stay as they are.
 """
 
 import re
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -532,20 +533,22 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
     params, moves = None, []
     if is_module:
         params, moves = read_weights(names.weights, config, {name: np.asarray(x) for name, x in own.items()})
-    taken = accepted(candidate, config, names)
+    taken, turns = accepted(candidate, config, names), count()
 
     def with_weights(held: Mapping[str, Any]) -> Any:
-        graph, state, rest = nnx.split(candidate, nnx.Param, ...)
+        graph, state, counts, rest = nnx.split(candidate, nnx.Param, nnx.RngCount, ...)
+        turn = next(turns)
+        counts = jax.tree.map(lambda x: x + turn, counts)  # each run draws anew, as a module of torch does
         flat = [(path, x.replace(held[".".join(map(str, path))])) for path, x in nnx.to_flat_state(state)]
-        return nnx.merge(graph, nnx.from_flat_state(flat), rest)
+        return nnx.merge(graph, nnx.from_flat_state(flat), counts, rest, copy=True)
 
-    def call(held: Mapping[str, Any], leaves: Any, rest: Any, sizes: Any, taped: bool) -> Any:
+    def call(held: Mapping[str, Any], leaves: Any, rest: Any, sizes: Any) -> Any:
         function = with_weights(held) if is_module else candidate
         if not is_module and held:
             function = lambda *a, **k: candidate(held, *a, **k)  # noqa: E731 - a name for a partial application
         seen: dict[str, Any] = {}
         given = {**leaves, **rest}
-        if is_module and taped and names.taps:
+        if is_module:  # whatever it sows: outside of capture Flax warns of that
             sown = nnx.capture(lambda module: invoke(module, given, taken, names, sizes), nnx.Intermediate)
             result, state = sown(function)
             seen = {".".join(map(str, path)): last(x.get_value()) for path, x in nnx.to_flat_state(state)}
@@ -569,7 +572,7 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         vjp: Any = jax.vjp  # its type knows no has_aux
 
         def forward(held: Any, leaves: Any) -> Any:
-            outputs, tape = call(held, leaves, rest, sizes, taped)
+            outputs, tape = call(held, leaves, rest, sizes)
             return {n: outputs[n] for n in outputs if n in drawn.pulled}, (outputs, tape)
 
         sources, pull, (outputs, tape) = vjp(forward, held, leaves, has_aux=True)
@@ -580,7 +583,7 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         dheld, dleaves = pull({n: jnp.asarray(drawn.pulled[n], x.dtype) for n, x in sources.items()})
         collect(outcome, "grads", {f"d{n}": x for n, x in dleaves.items()}, np.asarray)
         theirs = {n: np.asarray(x) for n, x in dheld.items()}
-        mine = theirs if not moves else {n: x for step in moves for n, x in step.ours(theirs).items()}
+        mine = {n: x for step in moves for n, x in step.ours(theirs).items()} if is_module else theirs
         collect(outcome, "grads", {f"d{n}": x for n, x in mine.items()}, np.asarray)
         return outcome
 

@@ -385,7 +385,8 @@ def judge_ends(
             row = replace(max(row, close, key=lambda r: r.ratio), vacuous=vacuous)
         yield row
     for extra in sorted((set(outcome.outputs) | set(outcome.grads)) - set(found) - set(grads)):
-        yield Row(name, case, "output", extra, np.inf, note="the reference has no such result")
+        stage = "output" if extra in outcome.outputs else "gradient"
+        yield Row(name, case, stage, extra, np.inf, note="the reference has no such result")
 
 
 def judge_one(

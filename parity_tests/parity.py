@@ -92,7 +92,8 @@ def assert_parity(
         calls: which of "plain", "full" and "shared" (see `parity_tests.cases.Case`).
         empty_rows: whether masks hide every key from some query; what then comes out is 0 in the reference.
         seed: of everything random.
-        device: where it runs, "cpu", "cuda" or another of its framework; a module is copied there. Its own by default.
+        device: where it runs, "cpu", "cuda" or another of its framework; a module is copied there. By
+            default its own; the CPU for JAX.
         fields: the Config's fields, in place of `config`.
 
     Returns:

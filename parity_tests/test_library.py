@@ -243,6 +243,7 @@ def test_what_a_flax_module_sows() -> None:
 
     verdict = assert_parity(Sowing(), "dot_product", taps={"weights": "probs"}, calls=("full",))
     assert ("tape", "probs") in {(row.stage, row.name) for row in verdict.rows}
+    assert assert_parity(Sowing(), "dot_product", calls=("full",)).worst.ratio <= 1
     with pytest.raises(ValueError, match="sow"):
         assert_parity(Sowing(), "dot_product", taps={"scores": "scores"}, calls=("full",))
 
@@ -310,6 +311,33 @@ def test_a_dead_head_is_described() -> None:
     torch.manual_seed(0)
     with pytest.raises(ParityError, match="only head 1"):
         judge(Dead(12, 3), taps={"softmax": "probs"}, calls=("plain",))
+
+
+class Counting(nnx.Module):
+    """Attention that counts its calls, has weights of no account, and drops of its result at random in training."""
+
+    def __init__(self) -> None:
+        self.calls, self.drop = nnx.Variable(jnp.zeros(())), nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+        self.norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+
+    def __call__(self, query: Any, key: Any, value: Any) -> Any:
+        self.calls[...] += 1
+        self.norm(query[..., :3])
+        return self.drop(array_attention(jnp)(query, key, value)["y"])
+
+
+def test_a_flax_module_may_keep_what_it_likes() -> None:
+    module = Counting()
+    module.eval()
+    assert assert_parity(module, "dot_product").worst.ratio <= 1
+    assert float(module.calls[...]) == 0
+
+
+def test_dropout_in_a_flax_module_is_named() -> None:
+    module = Counting()
+    module.train()
+    with pytest.raises(ParityError, match="again, gives other numbers\n  fix: call eval"):
+        assert_parity(module, "dot_product")
 
 
 # Nothing passes unjudged ----------------------------------------------------------------------------------------------

@@ -292,6 +292,14 @@ def test_a_right_run_has_no_finding() -> None:
     assert explain(made().judged()) is None
 
 
+def test_a_result_too_many_has_no_cause() -> None:
+    trace = made()
+    trace.outcome.grads["dmore"] = np.ones(3)
+    trace.outcome.dtypes["dmore"] = "float64"
+    finding = explain(trace.judged())
+    assert finding is not None and (finding.first.stage, finding.causes) == ("gradient", [])
+
+
 def test_no_cause_is_made_up() -> None:
     """A difference that is no known mistake: noise on one array of a right run."""
     trace = made()
