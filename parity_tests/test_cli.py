@@ -56,14 +56,14 @@ def test_run_fails_when_they_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate whose output is off by one part in a thousand ends in a failure that names the stage."""
     real_judge = matrix.judge
 
-    def off(case, candidate):
+    def off(case, candidate, p):
         def run(case, drawn, taped):
             outcome = candidate.run(case, drawn, taped)
             if taped:
                 outcome.tape["probs"] = outcome.tape["probs"] * (1 + 2.0**-10)
             return outcome
 
-        return real_judge(case, type(candidate)(candidate.framework, candidate.mode, candidate.device, run))
+        return real_judge(case, type(candidate)(candidate.framework, candidate.mode, candidate.device, run), p=p)
 
     monkeypatch.setattr(matrix, "judge", off)
     result = RUN.invoke(app, [*SMALL, "--no-real"])
@@ -73,7 +73,7 @@ def test_run_fails_when_they_differ(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_run_reports_what_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(case, candidate):
+    def broken(case, candidate, p):
         raise RuntimeError("no such operation")
 
     monkeypatch.setattr(matrix, "judge", broken)
