@@ -137,7 +137,7 @@ def read_weights(weights: Weights, config: Config, held: Mapping[str, np.ndarray
                 known = contract.nearest(key, tuple(held)) if held else "it has no parameters; buffers are not read."
                 raise ValueError(
                     f"assert_parity: expected a parameter {key!r} in the candidate, got none of this name; "
-                    f"{known} Map it with weights="
+                    f"{known.rstrip('.')}; map it with weights="
                 )
             if held[key].shape != step.key_shape():
                 raise ValueError(
@@ -455,11 +455,22 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
     )
 
 
+def refuse_unknown(framework: str, name: str, known: tuple[str, ...]) -> None:
+    """A name that no machine has is a mistake, not an absent device.
+
+    Raises:
+        ValueError: naming the devices of the framework.
+    """
+    if name not in known:
+        raise ValueError(f"device: expected a device of {framework}, got {name!r}; {contract.nearest(name, known)}")
+
+
 def torch_device(name: str) -> Any:
     import torch
 
     kind = name.partition(":")[0]
     known = ["cpu", *accelerators("torch")]
+    refuse_unknown("torch", kind, ("cpu", "cuda", "mps", "xpu"))
     if kind not in known:
         raise MissingDeviceError(f"device: expected one of {', '.join(known)}, got {name!r}; torch finds no other here")
     return torch.device(name)
@@ -603,6 +614,7 @@ def jax_device(name: str) -> Any:
     known = {"cpu": "cpu", **{kind: kind for kind in accelerators("jax")}}
     if {"gpu", "cuda", "rocm"} & set(known):
         known["cuda"] = "gpu"
+    refuse_unknown("jax", name, ("cpu", "gpu", "cuda", "rocm", "tpu", "metal"))
     if name not in known:
         raise MissingDeviceError(f"device: expected one of {', '.join(known)}, got {name!r}; jax finds no other here")
     return jax.devices(known[name])[0]

@@ -24,7 +24,8 @@ class Case:
     """One judged call: a variant's example, which arguments are given, the dtype and the seed of everything random.
 
     Calls: "plain" gives what must be given; "full" gives every argument, with t != s, a mask that hides whole rows and
-    whole keys, a bias and a keep-mask; "shared" gives a key that serves as value too and a mask for all heads.
+    whole keys, a bias and a keep-mask; "shared" gives a key that serves as value too and a mask for all heads. "self",
+    which is for implementations that are not ours, gives the query with mask, bias and keep-mask.
     """
 
     variant: str
@@ -91,6 +92,8 @@ def given(config: Config, call: str) -> tuple[str, ...]:
 
     if call == "full":
         return tuple(arguments)
+    if call == "self":
+        return tuple(n for n in arguments if not (replaceable(n) and arguments[n].kind == "array"))
     left_out = {name for name in arguments if replaceable(name)}
     if call == "shared":
         left_out -= {"key", "mask"}

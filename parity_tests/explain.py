@@ -94,7 +94,10 @@ def explain(run: Judged, causes: bool = True) -> Finding | None:
             finding.want = np.asarray(want)
     if causes:
         loose = {(row.stage, row.name): row.vacuous for row in rows}
-        finding.causes = [*evident(run, finding), *causes_of(run, first.stage not in FORWARD, loose)]
+        finding.causes = [
+            *evident(run, finding),
+            *causes_of(run, first.stage not in FORWARD, loose, at_random(finding)),
+        ]
     return finding
 
 
@@ -113,7 +116,24 @@ def evident(run: Judged, finding: Finding) -> Iterator[Cause]:
         )
 
 
-def causes_of(run: Judged, backward: bool, loose: dict[tuple[str, str], int]) -> list[Cause]:
+def at_random(finding: Finding) -> bool:
+    """Whether errors look like roundings: up and down, towards 0 and away from it, about as often.
+
+    A factor or an offset does not, and a sum that lacks a term does not.
+    """
+    if finding.got is None or finding.want is None or finding.bound is None or finding.got.shape != finding.want.shape:
+        return False
+    with np.errstate(invalid="ignore"):
+        error = np.where(np.abs(finding.got - finding.want) > finding.bound, finding.got - finding.want, 0.0)
+    error, value = error[np.isfinite(error) & (error != 0)], finding.want[np.isfinite(error) & (error != 0)]
+    enough = error.size / 6  # of a fair coin's throws fewer than a sixth are heads only where there are few
+    return all(min(np.sum(x > 0), np.sum(x < 0)) >= enough for x in (error, error * np.sign(value)) if x.any())
+
+
+ROUNDED = "it differs no more than this rounding could make it, and at random as roundings do"
+
+
+def causes_of(run: Judged, backward: bool, loose: dict[tuple[str, str], int], random: bool = True) -> list[Cause]:
     """The mistakes of the catalogue that give this run's numbers, best first.
 
     The best is the one whose bounds are tightest: of two that hold the candidate it says more.
@@ -123,7 +143,7 @@ def causes_of(run: Judged, backward: bool, loose: dict[tuple[str, str], int]) ->
     """
     found = []
     for mistake in catalogue(run.case.variant):
-        if mistake.backward and not backward:
+        if (mistake.backward and not backward) or (mistake.rounding and not random):
             continue
         rows = reproduced(run, mistake, backward)
         if not rows or any(2 * (row.vacuous - loose.get((row.stage, row.name), 0)) > row.elements for row in rows):
@@ -134,7 +154,8 @@ def causes_of(run: Judged, backward: bool, loose: dict[tuple[str, str], int]) ->
     for tight, _, rows, mistake in found:
         if tight > found[0][0] + 4:  # bounds 2^8 times as wide hold the candidate of any tighter one
             break
-        best.setdefault(mistake.name, Cause(mistake.name, mistake.fix, max(row.ratio for row in rows)))
+        cause = Cause(mistake.name, mistake.fix, max(row.ratio for row in rows))
+        best.setdefault(mistake.name, replace(cause, evidence=ROUNDED) if mistake.rounding else cause)
     return list(best.values())
 
 
@@ -175,6 +196,7 @@ class Mistake:
             the mistake; or None where it can't.
         backward: it is one of the backward pass only.
         rank: which of several that fit is named first; lower is earlier.
+        rounding: it rounds more than was promised, so that its bounds hold small errors of any kind.
     """
 
     name: str
@@ -182,6 +204,7 @@ class Mistake:
     made: Callable[[Case, Drawn], Any]
     backward: bool = False
     rank: int = 0
+    rounding: bool = False
 
 
 @cache
@@ -209,7 +232,8 @@ def source_mistakes(variant: str) -> Iterator[Mistake]:
                 finally:
                     disown(alias)
 
-        yield Mistake(mutant.name, mutant.fix, made, backward=mutant.trees == ("attn_np",))
+        alone = mutant.trees == ("attn_np",)
+        yield Mistake(mutant.name, mutant.fix, made, backward=alone, rounding=mutant.fix == WIDE)
 
 
 @cache
@@ -236,7 +260,7 @@ def precision_mistakes() -> Iterator[Mistake]:
             other = smaller(precision_of(case.dtype))
             yield None if other is None else (case, drawn, "attn_np", other)
 
-        yield Mistake(name, fix, made, rank=2)
+        yield Mistake(name, fix, made, rank=2, rounding=True)
 
 
 def in_type(name: str) -> Callable[[Precision], Precision | None]:

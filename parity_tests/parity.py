@@ -18,6 +18,8 @@ from parity_tests.judge import Row, reference, without_consequence
 from parity_tests.patterns import axes_of, patterns
 from parity_tests.trace import Trace, record
 
+OWN_CALLS = (*CALLS, "self")
+
 
 class ParityError(AssertionError):
     """An implementation differs from the reference by more than rounding explains.
@@ -53,7 +55,8 @@ class Verdict:
         more = f"; {loose:,} numbers had a bound above their array's size" if loose else ""
         return (
             f"agrees: {len(self.rows)} arrays, {numbers:,} numbers, worst error/bound {self.worst.ratio:.3g} "
-            f"({self.worst.stage} {self.worst.name}){more}"
+            f"({self.worst.stage} {self.worst.name}){more}; called with "
+            + "; with ".join(", ".join(trace.drawn.inputs) for trace in self.traces.values())
         )
 
 
@@ -69,7 +72,7 @@ def assert_parity(
     call: Any = None,
     framework: str | None = None,
     dtype: str | None = None,
-    calls: tuple[str, ...] = CALLS,
+    calls: tuple[str, ...] = OWN_CALLS,
     empty_rows: bool = True,
     seed: int = 0,
     device: str | None = None,
@@ -89,7 +92,7 @@ def assert_parity(
         arguments, outputs, taps, call: how its arguments, results, submodules and call map to ours.
         framework: "torch", "jax" or "numpy": whose arrays a function takes.
         dtype: of inputs and weights; by default that of a module's weights, float64 for a function of NumPy arrays.
-        calls: which of "plain", "full" and "shared" (see `parity_tests.cases.Case`).
+        calls: which of "plain", "full", "shared" and "self" (see `parity_tests.cases.Case`).
         empty_rows: whether masks hide every key from some query; what then comes out is 0 in the reference.
         seed: of everything random.
         device: where it runs, "cpu", "cuda" or another of its framework; a module is copied there. By
@@ -104,15 +107,16 @@ def assert_parity(
         MissingDeviceError: there is no such device.
         ValueError, TypeError: names, fields or shapes that do not fit.
     """
+    __tracebackhide__ = True
     made = config if isinstance(config, Config) else contract.config(variant, **dict(config or {}), **fields)
     if made.variant != variant:
         raise ValueError(f"assert_parity: expected a Config of {variant}, got one of {made.variant}; name its variant")
     if fields and made is config:
         raise ValueError(f"assert_parity: expected a Config or fields, got both, {', '.join(fields)}; give one of them")
-    unknown = [call for call in calls if call not in CALLS]
+    unknown = [call for call in calls if call not in OWN_CALLS]
     if unknown or not calls:
         got = repr(unknown[0]) if unknown else "none"
-        raise ValueError(f"assert_parity: expected calls= of {', '.join(CALLS)}, got {got}; name one or more")
+        raise ValueError(f"assert_parity: expected calls= of {', '.join(OWN_CALLS)}, got {got}; name one or more")
     names = Names(weights, arguments, outputs, taps or {}, call)
     found = port(candidate, made, names, framework, dtype, device)
     rows: list[Row] = []

@@ -71,8 +71,8 @@ def patterns(got: np.ndarray, want: ErrArray, axes: str = "", allowed: np.ndarra
         return []
     found = list(strange(got, want))
     if np.isfinite(got).all() and np.isfinite(want.v).all():
-        for way in (moved, scaled, lower_precision):
-            found += way(got, want, letters)
+        ways = (list(way(got, want, letters)) for way in (moved, scaled, lower_precision))
+        found += next((lines for lines in ways if lines), [])
     return found + list(places(bad, letters, allowed))
 
 
@@ -162,9 +162,11 @@ def known_as(factor: float, sizes: dict[str, int]) -> str:
 def lower_precision(got: np.ndarray, want: ErrArray, letters: list[str]) -> Iterator[str]:
     """Errors that are all of the size of another type's rounding."""
     size = np.abs(want.v)
-    typical = float(np.sqrt(np.mean(size**2)))
-    if not typical:
-        return
+    typical, error = float(np.sqrt(np.mean(size**2))), got - want.v
+    for way in (error, error * np.sign(want.v)):  # roundings go up as often as down, and away from 0 as often as to it
+        up, down = int(np.sum(way > 0)), int(np.sum(way < 0))
+        if not typical or min(up, down) < (up + down) / 6:
+            return
     worst = float(np.max(np.abs(got - want.v) / np.maximum(size, typical)))
     for name in ("float32", "float16", "bfloat16"):
         if UNIT[name] / 4 <= worst <= 4 * UNIT[name] and np.max(want.b / np.maximum(size, typical)) < UNIT[name] / 8:

@@ -35,6 +35,7 @@ class Judge:
         from parity_tests.adapters import MissingDeviceError
         from parity_tests.parity import assert_parity
 
+        __tracebackhide__ = True  # pytest shows the test and the finding, not the way between them
         given: dict[str, Any] = {"device": self.device} | options
         try:
             return assert_parity(candidate, variant, config, **given)

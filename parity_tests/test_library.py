@@ -17,6 +17,7 @@ import attn_torch
 from attn_np import contract
 from parity_tests import ParityError, assert_parity
 from parity_tests.adapters import MissingDeviceError
+from parity_tests.candidates import accelerators
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -361,8 +362,8 @@ def weights_and_all(query: Any, key: Any, value: Any) -> Any:
         (lambda query, key, value: None, {}, "expected the candidate to return y, got NoneType"),
         (lambda query, key, value: {"out": attended(query, key, value)}, {}, "got a dictionary of out, so no y"),
         (attended, {"outputs": ("y", "out1")}, "expected the candidate to return y, out1, got ndarray, so no out1"),
-        (attended, {"calls": ("ful",)}, "expected calls= of plain, full, shared, got 'ful'"),
-        (attended, {"calls": ()}, "expected calls= of plain, full, shared, got none"),
+        (attended, {"calls": ("ful",)}, "expected calls= of plain, full, shared, self, got 'ful'"),
+        (attended, {"calls": ()}, "expected calls= of plain, full, shared, self, got none"),
         (attended, {"dtype": "float8"}, "expected dtype= to be one of"),
         (attended, {"dtype": np.float32}, "expected dtype= to be one of"),
         (attended, {"arguments": {"key": "key", "value": "value"}}, "cannot do without, got none for query"),
@@ -571,7 +572,7 @@ def test_weights_in_buffers_are_told() -> None:
         ({"arguments": {"question": "x"}}, ValueError, "expected arguments of mha"),
         ({"taps": {"nothing": "probs"}}, ValueError, "expected a submodule"),
         ({"framework": "tensorflow"}, ValueError, "expected framework="),
-        ({"device": "quantum"}, MissingDeviceError, "expected one of cpu"),
+        ({"device": "quantum"}, ValueError, "expected a device of torch"),
         ({"d_model": 13}, ValueError, "divisible"),
     ],
 )
@@ -635,3 +636,60 @@ def test_importing_the_plugin_loads_nothing_but_pytest() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert found.stdout.strip() == "['parity_tests']", found.stdout + found.stderr
+
+
+def test_a_device_that_others_have_is_absent_and_not_a_mistake() -> None:
+    absent = next(name for name in ("xpu", "mps", "cuda") if name not in accelerators("torch"))
+    with pytest.raises(MissingDeviceError, match="expected one of cpu"):
+        judge(own(), device=absent)
+
+
+# What a newcomer met --------------------------------------------------------------------------------------------------
+
+
+def test_a_mask_is_judged_without_a_key_of_its_own() -> None:
+    """The commonest call is self-attention with a mask: a mistake that is made only there is seen."""
+
+    class Both(Own):
+        def forward(self, query: Any, key: Any = None, value: Any = None, mask: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            if key is None and mask is not None and mask.ndim == 4:
+                mask = mask.mT
+            key = query if key is None else key
+            value = key if value is None else value
+            q, k, v = (self.split(p(x)) for p, x in zip((self.q, self.k, self.v), (query, key, value), strict=True))
+            scores = q @ k.mT / sqrt(q.shape[-1])
+            scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+            return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(-2))
+
+    torch.manual_seed(0)
+    judge(Both(12, 3), calls=("plain", "full", "shared"))
+    with pytest.raises(ParityError, match=r"transposed|exchanged|rows of the queries"):
+        judge(Both(12, 3))
+
+
+@pytest.mark.parametrize("change", ["factor", "offset", "eps"])
+def test_a_small_error_is_not_called_a_rounding(change: str) -> None:
+    def attention(query: Any, key: Any, value: Any) -> Any:
+        scores = query @ np.swapaxes(key, 1, 2) / sqrt(query.shape[-1])
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        y = e / (e.sum(-1, keepdims=True) + (0.01 if change == "eps" else 0.0)) @ value
+        return {"factor": 1.001 * y, "offset": y + 0.001, "eps": y}[change]
+
+    with pytest.raises(ParityError) as caught:
+        assert_parity(attention, "dot_product")
+    assert not caught.value.finding.causes, caught.value.finding.causes
+    assert not any("as if rounded" in line for line in caught.value.finding.patterns)
+
+
+def test_a_rounding_is_called_one() -> None:
+    def attention(query: Any, key: Any, value: Any) -> Any:
+        scores = query @ np.swapaxes(key, 1, 2) / sqrt(query.shape[-1])
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        return (e / e.sum(-1, keepdims=True) @ value).astype(np.float16).astype(np.float64)
+
+    with pytest.raises(ParityError, match="at random as roundings do"):
+        assert_parity(attention, "dot_product")
+
+
+def test_the_verdict_says_how_it_was_called() -> None:
+    assert "called with query; with query, mask" in str(judge(own()))

@@ -25,6 +25,7 @@ def main(
     """
     import json as js
 
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 
@@ -42,7 +43,7 @@ def main(
             for mistake in catalogue(name):
                 if mistake.name not in seen:
                     seen.add(mistake.name)
-                    table.add_row(mistake.name, mistake.fix)
+                    table.add_row(escape(mistake.name), escape(mistake.fix))
         console.print(table)
         console.print(f"{len(seen)} mistakes")
         return
@@ -64,7 +65,7 @@ def main(
     for one in found:
         if not one.named:
             named, *others = one.causes or ("nothing",)
-            table.add_row(one.mistake, one.tree, one.first, named, ", ".join(others[:3]))
+            table.add_row(*map(escape, (one.mistake, one.tree, one.first, named, ", ".join(others[:3]))))
     if table.row_count:
         console.print(table)
     seen_ = [one for one in found if one.seen]
