@@ -6,7 +6,7 @@ reviewed, with the reason why nothing that is promised changes, or a hole in the
 
 * `operators`: what may happen to a line.
 * `sources`: the mutants of every file, the copy, and which lines a check runs.
-* `battery`: what a copy must do.
+* `calls`, `battery`: what a copy must do.
 * `equivalent`: survivors that were reviewed.
 * `runner`: `run`, which brings them together; `show`: its results as a table.
 """

@@ -15,7 +15,7 @@ from parity_tests.ast_mutants.sources import files
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m parity_tests.ast_mutants", description=__doc__)
-    parser.add_argument("--short", action="store_true", help="every fortieth mutant only")
+    parser.add_argument("--short", action="store_true", help="every eightieth mutant only")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--only", nargs="*", choices=files(), default=[], help="files; all by default")
     parser.add_argument("--json", type=Path, help="write every result to this file")

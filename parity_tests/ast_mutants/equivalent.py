@@ -5,14 +5,6 @@ from parity_tests.ast_mutants.sources import Key
 # Reason, then the mutants that it holds for: file, function, text before and after, and which of those that read alike.
 REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     (
-        "`astype` takes a scalar type for its dtype.",
-        (
-            Key("_core.py", "", "np.dtype(np.float64)", "np.float64"),
-            Key("_core.py", "", "np.dtype(np.float16)", "np.float16"),
-            Key("_core.py", "", "np.dtype(ml_dtypes.bfloat16)", "ml_dtypes.bfloat16"),
-        ),
-    ),
-    (
         "NumPy's integers compare and print as Python's do.",
         (
             Key("_core.py", "take", "int(tokens.min())", "tokens.min()"),
@@ -20,8 +12,18 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         ),
     ),
     (
+        "A name is one of two in either order.",
+        (Key("_core.py", "widen", "('float16', 'bfloat16')", "('bfloat16', 'float16')"),),
+    ),
+    (
         "The letters keep one order in both factors and in the product, which is transposed at the end.",
         (
+            Key(
+                "_core.py",
+                "einsum",
+                "[x for x in left if x in right and x in out]",
+                "[x for x in reversed(list(left)) if x in right and x in out]",
+            ),
             Key(
                 "_core.py",
                 "einsum",
@@ -47,14 +49,6 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         (Key("_core.py", "einsum", "x in right and x not in out", "x not in out"),),
     ),
     (
-        "An array of another rank is refused all the same, when its axes are put in order.",
-        (
-            Key("_core.py", "einsum", "zip(left, a.shape, strict=True)", "zip(left, a.shape)"),
-            Key("_core.py", "einsum", "zip(left, a.shape, strict=True)", "zip(left, a.shape, strict=False)"),
-            Key("_core.py", "einsum", "zip(right, b.shape, strict=True)", "zip(right, b.shape, strict=False)"),
-        ),
-    ),
-    (
         "The number of entries is the same in NumPy's integers and in whichever order it is multiplied.",
         (
             Key(
@@ -63,12 +57,21 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
                 "int(np.prod([size[x] for x in letters], dtype=np.int64))",
                 "np.prod([size[x] for x in letters], dtype=np.int64)",
             ),
+            Key(
+                "_core.py",
+                "einsum.flat",
+                "np.prod([size[x] for x in letters], dtype=np.int64)",
+                "np.prod([size[x] for x in letters])",
+            ),
             Key("_core.py", "einsum.flat", "[size[x] for x in letters]", "[size[x] for x in reversed(list(letters))]"),
         ),
     ),
     (
         "NumPy multiplies a 16-bit matrix with a float32 one in float32, exactly as after widening it.",
-        (Key("_core.py", "einsum", "widen(b).transpose", "b.transpose"),),
+        (
+            Key("_core.py", "einsum", "widen(a).transpose", "a.transpose"),
+            Key("_core.py", "einsum", "widen(b).transpose", "b.transpose"),
+        ),
     ),
     (
         "NumPy adds and multiplies a 16-bit array to a float32 one in float32, exactly as after widening it.",
@@ -80,11 +83,17 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ),
     (
         "A row without keys holds -inf alone: exp of it is 0 whatever is subtracted.",
-        (Key("_core.py", "softmax", "np.where(top == -np.inf, 0.0, top)", "np.where(top == -np.inf, -1.0, top)"),),
+        (
+            Key("_core.py", "softmax", "np.where(top == -np.inf, 0.0, top)", "np.where(top == -np.inf, -1.0, top)"),
+            Key("_core.py", "softmax", "np.where(top == -np.inf, 0.0, top)", "np.where(top == -np.inf, 1.0, top)"),
+        ),
     ),
     (
         "0 divided by anything but 0 is 0.",
-        (Key("_core.py", "softmax", "np.where(total == 0, 1.0, total)", "np.where(total == 0, -1.0, total)"),),
+        (
+            Key("_core.py", "softmax", "np.where(total == 0, 1.0, total)", "np.where(total == 0, 2.0, total)"),
+            Key("_core.py", "softmax", "np.where(total == 0, 1.0, total)", "np.where(total == 0, -1.0, total)"),
+        ),
     ),
     (
         "`near` is True everywhere until a limit narrows it.",
@@ -104,15 +113,6 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     (
         "As many heads as the queries have: every head h is taken from h // 1.",
         (Key("_core.py", "repeat_heads", "x.ndim == 3 or x.shape[2] == q.shape[2]", "x.ndim == 3"),),
-    ),
-    (
-        "A step gives as many arrays every time, one for each name.",
-        (
-            Key("_core.py", "scan", "zip(*collected, strict=True)", "zip(*collected)"),
-            Key("_core.py", "scan", "zip(*collected, strict=True)", "zip(*collected, strict=False)"),
-            Key("_core.py", "scan", "zip(names, stacked, strict=True)", "zip(names, stacked)"),
-            Key("_core.py", "scan", "zip(names, stacked, strict=True)", "zip(names, stacked, strict=False)"),
-        ),
     ),
     (
         "Of one entry, all but the last are none.",
@@ -135,6 +135,12 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         (
             Key(
                 "_core.py",
+                "Layer.__init__",
+                "for name in declared(type(self)): ...",
+                "for name in reversed(list(declared(type(self)))): ...",
+            ),
+            Key(
+                "_core.py",
                 "Layer.set_params",
                 "for name in self.config.params(): ...",
                 "for name in reversed(list(self.config.params())): ...",
@@ -145,7 +151,56 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
                 "for _, layer in self.walk(): ...",
                 "for _, layer in reversed(list(self.walk())): ...",
             ),
+            Key(
+                "_core.py",
+                "Layer.eval",
+                "for _, layer in self.walk(): ...",
+                "for _, layer in reversed(list(self.walk())): ...",
+            ),
+            Key(
+                "seq2seq.py",
+                "AttentionDecoder.run_vjp",
+                "for i, part in enumerate(parts): ...",
+                "for i, part in reversed(list(enumerate(parts))): ...",
+            ),
         ),
+    ),
+    (
+        "What the config has is set to its value a few lines below.",
+        (
+            Key("_core.py", "Layer.__init__", "if name not in own and name not in children: ...", "if True: ..."),
+            Key(
+                "_core.py",
+                "Layer.__init__",
+                "name not in own and name not in children",
+                "name not in own or name not in children",
+            ),
+            Key("_core.py", "Layer.__init__", "name not in own and name not in children", "name not in children"),
+            Key("_core.py", "Layer.__init__", "name not in own and name not in children", "name not in own"),
+        ),
+    ),
+    (
+        "One layer was built, which is the first and the last.",
+        (
+            Key(
+                "_core.py",
+                "Layer.__init__",
+                "built if isinstance(child, list) else built[0]",
+                "built if isinstance(child, list) else built[-1]",
+            ),
+        ),
+    ),
+    (
+        "No layer's name ends with an underscore.",
+        (Key("_core.py", "Layer.walk", "f'{prefix}.{inner}'.rstrip('.')", "f'{prefix}.{inner}'.rstrip('._')"),),
+    ),
+    (
+        "The shape of NumPy's arrays is a tuple.",
+        (Key("_core.py", "spec_of", "tuple(x.shape)", "x.shape"),),
+    ),
+    (
+        "To sum over an axis of size 1 changes no number, and the shape is set afterwards.",
+        (Key("_vjp.py", "sum_to", "n == 1 and dy.shape[lead + i] != 1", "n == 1"),),
     ),
     (
         "The order of the axes that are summed over does not matter.",
@@ -157,10 +212,6 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
                 "(lead + i for i, n in reversed(list(enumerate(shape))) if n == 1 and dy.shape ...",
             ),
         ),
-    ),
-    (
-        "To sum over an axis of size 1 changes no number, and the shape is set afterwards.",
-        (Key("_vjp.py", "sum_to", "n == 1 and dy.shape[lead + i] != 1", "n == 1"),),
     ),
     (
         "As many heads as there were: each is the sum of its one copy.",
@@ -184,6 +235,7 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key("_vjp.py", "inputs_vjp", "total(dquery, dkey, dvalue)", "total(dquery, dvalue, dkey)"),
             Key("_vjp.py", "inputs_vjp", "total(dkey, dvalue)", "total(dvalue, dkey)"),
             Key("_vjp.py", "inputs_vjp", "total(dquery, dkey)", "total(dkey, dquery)"),
+            Key("seq2seq.py", "Seq2Seq.vjp", "total(from_source, from_target)", "total(from_target, from_source)"),
         ),
     ),
     (
@@ -196,6 +248,10 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
                 "cls(found.config, rng=1, dtype=found.dtype or wanted or 'float32', _values=found.values)",
             ),
         ),
+    ),
+    (
+        "`read` gives the dtype that was wanted where the file has none.",
+        (Key("_api.py", "load", "found.dtype or wanted or 'float32'", "found.dtype or 'float32'"),),
     ),
     (
         "Nothing is hidden here: without a mask the letters are not read.",
@@ -222,7 +278,21 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ),
     (
         "A product or sum with a 16-bit operand is computed in float32: einsum and linear widen what they get.",
-        (Key("gru.py", "GRULayer.__call__", "widen(self.b_h)", "self.b_h"),),
+        (
+            Key("gru.py", "GRULayer.__call__", "widen(self.w_h)", "self.w_h"),
+            Key("gru.py", "GRULayer.__call__", "widen(self.b_h)", "self.b_h"),
+            Key("gru.py", "GRULayer.vjp", "widen(self.w_h)", "self.w_h"),
+            Key("seq2seq.py", "AttentionDecoder.weights", "widen(layer.w_x)", "layer.w_x"),
+            Key("seq2seq.py", "AttentionDecoder.weights", "widen(self.attention.w_q)", "self.attention.w_q"),
+            Key("seq2seq.py", "AttentionDecoder.weights", "widen(self.attention.w_score)", "self.attention.w_score"),
+            Key("seq2seq.py", "AttentionDecoder.weights", "widen(layer.w_h)", "layer.w_h"),
+            Key("seq2seq.py", "AttentionDecoder.weights", "widen(layer.b_h)", "layer.b_h"),
+            Key("seq2seq.py", "Seq2Seq.begin", "widen(state)", "state"),
+            Key("seq2seq.py", "Seq2Seq.begin", "widen(decoder.w_o)", "decoder.w_o"),
+            Key("seq2seq.py", "Seq2Seq.begin", "widen(decoder.b_o)", "decoder.b_o"),
+            Key("seq2seq.py", "Seq2Seq.generate", "widen(target)", "target"),
+            Key("seq2seq.py", "Seq2Seq.generate", "widen(source)", "source"),
+        ),
     ),
     (
         "These names are not read; the tape gets the values by the names that `scan` is told.",
@@ -302,6 +372,121 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
                 "inputs_vjp(tape, 'bts', dquery, dvalue, dkey)",
             ),
         ),
+    ),
+    (
+        "The axis has one entry, which is the first and the last.",
+        (
+            Key(
+                "seq2seq.py",
+                "look_vjp",
+                "sum_to(dsum, (dsum.shape[0], 1, dsum.shape[2]))[:, 0]",
+                "sum_to(dsum, (dsum.shape[0], 1, dsum.shape[2]))[:, -1]",
+            ),
+            Key("seq2seq.py", "Seq2Seq.begin", "allowed[:, 0]", "allowed[:, -1]"),
+            Key(
+                "seq2seq.py",
+                "Seq2Seq.begin.feed",
+                "[gates[:, 0] for gates in decoder.known(x[:, None], w)]",
+                "[gates[:, -1] for gates in decoder.known(x[:, None], w)]",
+            ),
+            Key("seq2seq.py", "Seq2Seq.generate", "(x[:, 0], start)", "(x[:, -1], start)"),
+            Key("seq2seq.py", "Seq2Seq.greedy", "(x[:, 0], running, start)", "(x[:, -1], running, start)"),
+        ),
+    ),
+    (
+        "Only as many ways as there are layers are read.",
+        (
+            Key("seq2seq.py", "AttentionDecoder.run_vjp.step", "rest[:count]", "rest[:count + 1]"),
+            Key("seq2seq.py", "AttentionDecoder.run_vjp.step", "rest[:count]", "rest[:]"),
+        ),
+    ),
+    (
+        "Both begin as the empty tuple.",
+        (
+            Key(
+                "seq2seq.py",
+                "AttentionDecoder.run_vjp.step",
+                "(ways, gates, dstate, daround, dgates)",
+                "(ways, gates, dstate, dgates, daround)",
+            ),
+        ),
+    ),
+    (
+        "That no value was given is what tells inputs_vjp that the key stood in for it; the key is not looked for.",
+        (
+            Key(
+                "seq2seq.py",
+                "AttentionDecoder.run_vjp",
+                "...  'seen_value': memory, 'key': memory, 'allowed': allowed, 'feat ...",
+                "...  'seen_value': memory, 'allowed': allowed, 'feat ...",
+            ),
+            Key(
+                "seq2seq.py",
+                "AttentionDecoder.run_vjp",
+                "... een_value': memory, 'key': memory, 'allowed': al ...",
+                "... een_value': memory, 'key_': memory, 'allowed': al ...",
+            ),
+        ),
+    ),
+    (
+        "`take` widens the table that it is given.",
+        (Key("seq2seq.py", "Seq2Seq.embed", "widen(self.embedding)", "self.embedding"),),
+    ),
+    (
+        "Both copies are the same mask, and the first is taken.",
+        (Key("seq2seq.py", "Seq2Seq.begin", "broadcast_to(mask, (b, 1, s))", "broadcast_to(mask, (b, 2, s))"),),
+    ),
+    (
+        "What hidden places hold is the state before them, finite unless a place that is seen is not; its weight is 0.",
+        (
+            Key("seq2seq.py", "Seq2Seq.begin", "memory = hide('bts->bse', allowed, memory)", "pass"),
+            Key(
+                "seq2seq.py", "Seq2Seq.begin", "hide('bts->bse', allowed, memory)", "hide('tbs->bse', allowed, memory)"
+            ),
+            Key(
+                "seq2seq.py", "Seq2Seq.begin", "hide('bts->bse', allowed, memory)", "hide('bst->bse', allowed, memory)"
+            ),
+        ),
+    ),
+    (
+        "Without a keep-mask the sizes are not read.",
+        (
+            Key("seq2seq.py", "Seq2Seq.begin.feed", "decoder.gru.ways(None, b, 1)", "decoder.gru.ways(None, 1, b)"),
+            Key("seq2seq.py", "Seq2Seq.begin.feed", "decoder.gru.ways(None, b, 1)", "decoder.gru.ways(None, b, 2)"),
+            Key("seq2seq.py", "Seq2Seq.begin.feed", "decoder.gru.ways(None, b, 1)", "decoder.gru.ways(None, b, 0)"),
+        ),
+    ),
+    (
+        "Nothing is taped here, so the names are not read.",
+        (
+            Key("seq2seq.py", "Seq2Seq.generate", "names=('y',)", "names=('y_',)"),
+            Key("seq2seq.py", "Seq2Seq.greedy", "('tokens', 'done')", "('done', 'tokens')"),
+            Key("seq2seq.py", "Seq2Seq.greedy", "('tokens', 'done')", "('tokens_', 'done')"),
+            Key("seq2seq.py", "Seq2Seq.greedy", "('tokens', 'done')", "('tokens', 'done_')"),
+        ),
+    ),
+    (
+        "Of two axes the second is the last.",
+        (Key("seq2seq.py", "Seq2Seq.greedy.step", "argmax(y, axis=-1)", "argmax(y, axis=1)"),),
+    ),
+    (
+        "A row that is done gets the stop as its token, so the comparison alone says so again.",
+        (Key("seq2seq.py", "Seq2Seq.greedy.step", "done | (token == stop)", "token == stop"),),
+    ),
+    (
+        "The first True counts, not how many follow.",
+        (Key("seq2seq.py", "Seq2Seq.greedy", "zeros((n['b'], 1), x)", "zeros((n['b'], 2), x)"),),
+    ),
+    (
+        "Which is the largest does not depend on how much larger it is.",
+        (
+            Key("seq2seq.py", "Seq2Seq.greedy", "where(ends, 1, 0)", "where(ends, 1, -1)"),
+            Key("seq2seq.py", "Seq2Seq.greedy", "where(ends, 1, 0)", "where(ends, 2, 0)"),
+        ),
+    ),
+    (
+        "The largest of Booleans is the first True.",
+        (Key("seq2seq.py", "Seq2Seq.greedy", "where(ends, 1, 0)", "where(1, ends, 0)"),),
     ),
 )
 

@@ -182,7 +182,7 @@ def other_constant(node: ast.Constant) -> Iterator[ast.AST]:
 def constant_after_sign(node: ast.UnaryOp) -> Iterator[ast.AST]:
     if isinstance(node.op, ast.USub) and is_number(node.operand):
         value = ast.literal_eval(node.operand)
-        yield from (ast.UnaryOp(ast.USub(), ast.Constant(value + 1)), ast.Constant(value - 1))
+        yield from (ast.UnaryOp(ast.USub(), ast.Constant(value + 1)), ast.Constant(1 - value))
 
 
 @operator("another default", ast.arguments)
@@ -226,6 +226,8 @@ def is_text(node: ast.AST) -> bool:
 
 @operator("call replaced by its argument", ast.Call)
 def call_by_argument(node: ast.Call) -> Iterator[ast.AST]:
+    if ast.unparse(node.func) == "np.dtype":  # a type serves wherever its dtype does
+        return
     if isinstance(node.func, ast.Attribute) and not is_module(node.func.value):
         yield node.func.value  # x.reshape(...) by x
         return
@@ -247,8 +249,9 @@ def exchanged_arguments(node: ast.Call) -> Iterator[ast.AST]:
 
 @operator("argument left out", ast.Call)
 def without_argument(node: ast.Call) -> Iterator[ast.AST]:
-    for rest in without(node.keywords):
-        yield changed(node, keywords=rest)
+    for keyword, rest in zip(node.keywords, without(node.keywords), strict=True):
+        if keyword.arg != "strict":  # with which the code watches over itself
+            yield changed(node, keywords=rest)
 
 
 # Sequences, indices, slices -------------------------------------------------------------------------------------------

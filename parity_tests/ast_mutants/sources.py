@@ -62,7 +62,7 @@ class _Bare(ast.NodeTransformer):
 
 @cache
 def syntax(file: str) -> ast.Module:
-    """The tree of a file of the copy, annotations taken away. Shared: whoever edits it puts it back."""
+    """The tree of a file of the copy, bare. Shared: whoever edits it puts it back."""
     source = (root() / file).read_text(encoding="utf-8")
     # The copy takes its own files, but the contract and the weights are shared, as they are in a real tree.
     source = re.sub(r"\battn_np\.(?!contract|weights)", f"{ALIAS}.", source)
@@ -273,7 +273,8 @@ class _Walk:
             value = getattr(node, field)
             items = enumerate(value) if isinstance(value, list) else ((None, value),)
             for index, child in items:
-                if isinstance(child, ast.AST):
+                watch = isinstance(child, ast.keyword) and child.arg == "strict"  # of the code over itself
+                if isinstance(child, ast.AST) and not watch:
                     self.expression(child, node, field, index, place)
 
     def expression(self, node: ast.AST, parent: ast.AST, field: str, index: int | None, place: _Place) -> None:
