@@ -435,8 +435,8 @@ def test_run_writes_the_report(tmp_path: Path) -> None:
 def test_run_that_differs_writes_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = matrix.judge
 
-    def off(case, candidate):
-        return [replace(row, ratio=5.0) if row.name == "probs" else row for row in whole(case, candidate)]
+    def off(case, candidate, p):
+        return [replace(row, ratio=5.0) if row.name == "probs" else row for row in whole(case, candidate, p=p)]
 
     monkeypatch.setattr(matrix, "judge", off)
     path = tmp_path / "report.html"
