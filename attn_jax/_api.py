@@ -39,7 +39,7 @@ def build(variant: str, /, *, seed: int = 0, dtype: Any = "float32", **config: A
     fields = contract.config(variant, **config)
     name = check_dtype_on(variant, dtype)
     values: dict[str, Any] = draw(fields, seed, name)
-    layer = layer_class(variant)(fields, rngs=nnx.Rngs(seed), param_dtype=name, _values=values)
+    layer = layer_class(fields.variant)(fields, rngs=nnx.Rngs(seed), param_dtype=name, _values=values)
     layer.eval()
     return layer
 

@@ -2,9 +2,13 @@
 
 from math import sqrt
 
+from attn_jax._cache import Past
 from attn_jax._core import (
     Array,
     Tape,
+    arange,
+    broadcast_to,
+    concatenate,
     dropout,
     dtype_name,
     einsum,
@@ -27,6 +31,16 @@ def per_head(spec: str, q: Array) -> str:
     return spec if q.ndim == 4 else spec.replace("h", "")
 
 
+def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
+    """The softmax over the keys and one more that every query sees and that scores as its head's sink: `b h t s+1`."""
+    column = broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
+    if allowed is not None:
+        allowed = broadcast_to(allowed, scores.shape)
+        always = broadcast_to(arange(1, scores) == 0, column.shape)
+        allowed = concatenate([allowed, always], -1)
+    return softmax(concatenate([scores, column], -1), allowed)
+
+
 def attend(
     q: Array,
     k: Array,
@@ -38,9 +52,11 @@ def attend(
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Array | None = None,
     keep: Array | None = None,
     rate: float = 0.0,
     normalize_over: str = "keys",
+    past: Past | None = None,
     tape: Tape = None,
     implementation: str = "auto",
 ) -> tuple[Array, Array]:
@@ -58,20 +74,22 @@ def attend(
         window: (left, right), how many keys before and after its own position a query sees.
         scale: 1/sqrt(K) by default.
         softcap: scores become softcap * tanh(scores / softcap).
+        sinks: `h`, a score of each head for seeing nothing: it takes part in the softmax and gives no value.
         keep: True = not dropped; kept weights are divided by 1 - rate.
         rate: the dropout rate that `keep` was drawn with.
         normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.
-        tape: gets q, k, v, allowed, bias, keep, scores, capped, biased, probs, kept and context.
+        past: in a step of decoding, where queries and keys stand; k and v are those of the cache.
+        tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, spread, probs, kept and context.
         implementation: "textbook", or "auto" for the fastest path that means the same.
 
     Raises:
         ValueError: shapes that do not fit, or an unknown implementation.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
-    given = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, keep=keep)
+    given = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
     contract.check(normalize_over, implementation, **given)
     contract.check_options(causal, window, scale, softcap, rate)
-    allowed = visible(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window)
+    allowed = visible(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window, past=past)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
     dtype = dtype_name(q)
     q, k, v, bias = widen(q), widen(k), widen(v), widen(bias)
@@ -87,7 +105,12 @@ def attend(
     if bias is not None:
         scores = record(tape, biased=scores + bias)
     allowed = shown(allowed, bias)
-    probs = record(tape, probs=softmax(scores, allowed, contract.AXES[normalize_over]))
+    if sinks is None:
+        probs = softmax(scores, allowed, contract.AXES[normalize_over])
+    else:
+        spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=widen(sinks))))
+        probs = spread[..., :-1]
+    probs = record(tape, probs=probs)
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))
     return narrow(context, dtype), narrow(probs, dtype)

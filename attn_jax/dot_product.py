@@ -3,6 +3,7 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
+from attn_jax._cache import Past, remember
 from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, output, record
 from attn_np.contract.dot_product import Config
 
@@ -22,15 +23,17 @@ class DotProductAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
+        past: Past | None = None,
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         # attend hides the keys that no query sees; there is no projection that they could leak into before.
-        q, k, v = inputs(tape, "bts", None, query, key, value)
+        q, k, v = inputs(tape, "bts", None, query, key, value, past=past)
+        k, v = remember(past, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, normalize_over=c.normalize_over,
+            keep=keep, rate=c.dropout, past=past, normalize_over=c.normalize_over,
             tape=tape, implementation=implementation,
         )  # fmt: skip
         y = record(tape, y=context)

@@ -40,7 +40,7 @@ def build(variant: str, /, *, seed: int = 0, dtype: str = "float32", **config: A
     """
     fields = contract.config(variant, **config)
     name = check_dtype(variant, dtype)
-    return layer_class(variant)(fields, rng=seed, dtype=name, _values=draw(fields, seed, name)).eval()
+    return layer_class(fields.variant)(fields, rng=seed, dtype=name, _values=draw(fields, seed, name)).eval()
 
 
 def save(

@@ -5,7 +5,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attn_np._core import Array, dtype_name, einsum, hide, narrow, primitive, record, where, widen
+from attn_np._core import (
+    Array,
+    dtype_name,
+    einsum,
+    hide,
+    narrow,
+    primitive,
+    record,
+    sigmoid,
+    sqrt,
+    where,
+    widen,
+)
 
 __all__ = [
     "Grads",
@@ -14,12 +26,17 @@ __all__ = [
     "einsum_vjp",
     "grads",
     "inputs_vjp",
+    "l2_norm_vjp",
+    "layer_norm_vjp",
     "lerp_vjp",
     "linear_vjp",
     "repeat_heads_vjp",
     "rest_of",
+    "rms_norm_vjp",
     "sigmoid_vjp",
+    "silu_vjp",
     "softmax_vjp",
+    "softplus_vjp",
     "sum_to",
     "take_vjp",
     "tanh_vjp",
@@ -115,6 +132,50 @@ def sigmoid_vjp(y: Array, dy: Array) -> Array:
     return dy * y * (1.0 - y)
 
 
+def softplus_vjp(x: Array, dy: Array) -> Array:
+    """d log(1 + e^x)/dx = e^x / (1 + e^x) = sigmoid(x)."""
+    return dy * sigmoid(x)
+
+
+@primitive
+def silu_vjp(x: Array, dy: Array) -> Array:
+    """d x s(x)/dx = s + x s (1 - s) for s = sigmoid(x)."""
+    s = sigmoid(x)
+    return dy * s + dy * x * s * (1.0 - s)
+
+
+@primitive
+def unit_vjp(x: Array, size: Array, dy: Array, share: float) -> Array:
+    """y = x / size with size^2 = share sum x^2 + eps has d size/dx_j = share x_j / size.
+
+    So dx_j = dy_j / size - sum_i dy_i x_i / size^2 * share x_j / size.
+    """
+    return dy / size - x * (np.sum(dy * x, axis=-1, keepdims=True) * share / (size * size * size))
+
+
+def l2_norm_vjp(x: Array, eps: float, dy: Array) -> Array:
+    """The rule of x / size, with the whole sum of squares."""
+    return unit_vjp(x, sqrt(np.sum(x * x, axis=-1, keepdims=True) + eps), dy, 1.0)
+
+
+def rms_norm_vjp(x: Array, weight: Array | None, eps: float, dy: Array) -> tuple[Array, Array | None]:
+    """The rule of x / size, with the mean of squares; the weight was multiplied with the result."""
+    size = sqrt(np.sum(x * x, axis=-1, keepdims=True) / x.shape[-1] + eps)
+    dunit = dy if weight is None else dy * widen(weight)
+    dweight = None if weight is None else sum_to(dy * (x / size), weight.shape)
+    return unit_vjp(x, size, dunit, 1.0 / x.shape[-1]), dweight
+
+
+def layer_norm_vjp(
+    x: Array, weight: Array | None, bias: Array | None, eps: float, dy: Array
+) -> tuple[Array, Array | None, Array | None]:
+    """The rule of `rms_norm` for the deviation from the mean; a gradient's mean goes back through the mean."""
+    deviation = x - np.sum(x, axis=-1, keepdims=True) / x.shape[-1]
+    dx, dweight = rms_norm_vjp(deviation, weight, eps, dy)
+    dx = total(dx, -(np.sum(dx, axis=-1, keepdims=True) / x.shape[-1]))
+    return dx, dweight, None if bias is None else sum_to(dy, bias.shape)
+
+
 def lerp_vjp(a: Array, b: Array, z: Array, dy: Array) -> tuple[Array, Array, Array]:
     """y = a + z (b - a), so dy/da = 1 - z, dy/db = z and dy/dz = b - a."""
     return rest_of(z, dy), z * dy, dy * (b - a)
@@ -128,8 +189,9 @@ def rest_of(z: Array, dy: Array) -> Array:
 
 def take_vjp(table: Array, tokens: Array, dy: Array) -> Array:
     """Row u of the table sends copies to every place whose token is u: sum their gradients."""
-    one_hot = (tokens[..., None] == np.arange(table.shape[0])).astype(dy.dtype)
-    return einsum("btu,btd->ud", one_hot, dy)
+    tokens, dy = tokens.reshape(-1), dy.reshape(-1, dy.shape[-1])
+    one_hot = (tokens[:, None] == np.arange(table.shape[0])).astype(dy.dtype)
+    return einsum("tu,td->ud", one_hot, dy)
 
 
 @primitive

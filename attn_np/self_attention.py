@@ -3,6 +3,7 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
+from attn_np._cache import Past, remember
 from attn_np._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
 from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp
 from attn_np.contract.self_attention import Config
@@ -30,18 +31,20 @@ class SelfAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
+        past: Past | None = None,
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window)
-        query, key, value = inputs(tape, "bts", allowed, query, None, None)
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
+        query, key, value = inputs(tape, "bts", allowed, query, past=past)
         q = linear("btd,dk->btk", query, self.w_q, self.b_q)
         k = linear("bsd,dk->bsk", key, self.w_k, self.b_k)
         v = linear("bsd,dv->bsv", value, self.w_v, self.b_v)
+        k, v = remember(past, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["t"], n["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, tape=tape, implementation=implementation,
+            keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
         )  # fmt: skip
         y = context if self.w_o is None else linear("btv,vd->btd", context, self.w_o, self.b_o)
         y = record(tape, y=y)

@@ -65,7 +65,7 @@ def build(
     fields = contract.config(variant, **config)
     name = check_dtype(variant, dtype)
     values = {key: tensor(x) for key, x in draw(fields, seed, name).items()}
-    return layer_class(variant)(fields, device=device, dtype=name, _values=values).eval()
+    return layer_class(fields.variant)(fields, device=device, dtype=name, _values=values).eval()
 
 
 def save(

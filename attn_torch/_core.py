@@ -18,13 +18,18 @@ __all__ = [
     "arange",
     "argmax",
     "broadcast_to",
+    "clip",
     "concatenate",
+    "concrete",
+    "cumsum",
     "dropout",
     "dtype_name",
     "einsum",
     "exp",
     "hide",
     "inputs",
+    "l2_norm",
+    "layer_norm",
     "lerp",
     "linear",
     "maximum",
@@ -32,12 +37,15 @@ __all__ = [
     "output",
     "record",
     "repeat_heads",
+    "rms_norm",
     "scan",
     "scope",
     "seen",
     "shown",
     "sigmoid",
+    "silu",
     "softmax",
+    "softplus",
     "specs",
     "sqrt",
     "stack",
@@ -46,6 +54,7 @@ __all__ = [
     "visible",
     "where",
     "widen",
+    "write",
     "zeros",
 ]
 
@@ -85,9 +94,31 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 
 def take(table: Array, tokens: Array) -> Array:
     """Rows of a table: `u d`, `b t` -> `b t d`."""
-    if tokens.numel() and not torch.compiler.is_compiling() and not tokens.is_meta:
+    if tokens.numel() and concrete(tokens):
         check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
     return widen(table)[tokens.long()]
+
+
+def clip(x: Array, low: int, high: int) -> Array:
+    """Integers drawn into a range."""
+    return torch.clamp(x, low, high)
+
+
+def concrete(x: Array) -> bool:
+    """Whether the numbers are known now; under jit and compile they are not."""
+    return not torch.compiler.is_compiling() and not x.is_meta
+
+
+def cumsum(x: Array, axis: int) -> Array:
+    """Running sum; of booleans a count."""
+    return torch.cumsum(x, dim=axis)
+
+
+def write(buffer: Array, slot: Array, x: Array) -> Array:
+    """Put entries into slots: `b s ...`, `b t`, `b t ...` -> `b s ...`. In place, unless gradients go through it."""
+    rows = arange(buffer.shape[0], buffer)[:, None]
+    traced = torch.is_grad_enabled() and (x.requires_grad or buffer.requires_grad)
+    return buffer.index_put((rows, slot), x) if traced else buffer.index_put_((rows, slot), x)
 
 
 def dtype_name(x: Array) -> str:
@@ -133,6 +164,33 @@ def lerp(a: Array, b: Array, z: Array) -> Array:
     return a + z * (b - a)
 
 
+def l2_norm(x: Array, eps: float) -> Array:
+    """x / sqrt(sum x^2 + eps) over the last axis."""
+    return x / sqrt(torch.sum(x * x, dim=-1, keepdim=True) + eps)
+
+
+def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
+    """x / sqrt(mean x^2 + eps) over the last axis, times a weight (Zhang and Sennrich 2019, equation 4)."""
+    unit = x / sqrt(torch.sum(x * x, dim=-1, keepdim=True) / x.shape[-1] + eps)
+    return unit if weight is None else unit * widen(weight)
+
+
+def layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
+    """The deviation from the mean over the last axis, by `rms_norm`, plus a bias (Ba et al. 2016, equation 4)."""
+    unit = rms_norm(x - torch.sum(x, dim=-1, keepdim=True) / x.shape[-1], weight, eps)
+    return unit if bias is None else unit + widen(bias)
+
+
+def silu(x: Array) -> Array:
+    """x sigmoid(x) (Elfwing et al. 2018, also called swish)."""
+    return x * sigmoid(x)
+
+
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)), without overflow."""
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
 def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
     """Normalise over the allowed entries of an axis; where none is allowed the weights are 0.
 
@@ -164,19 +222,24 @@ def visible(
     like: Array,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
+    past: Any = None,
 ) -> Array | None:
     """Mask, causality and window as one boolean array, broadcastable to the scores; None where every key is seen.
 
-    Query i stands at position i + s - t: the last query stands at the last key.
+    Query i stands at position i + s - t: the last query stands at the last key. In a step of decoding queries and keys
+    stand where the cache says.
     """
     left, right = (None, None) if window is None else window
     right = 0 if causal else right
-    if left is None and right is None:
+    if past is not None:
+        near = past.visible(left, right)
+    elif left is None and right is None:
         return mask
-    ahead = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
-    near = ahead == ahead
-    near = near if right is None else near & (ahead <= right)
-    near = near if left is None else near & (ahead >= -left)
+    else:
+        ahead = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
+        near = ahead == ahead
+        near = near if right is None else near & (ahead <= right)
+        near = near if left is None else near & (ahead >= -left)
     return near if mask is None else near & mask
 
 
@@ -254,11 +317,19 @@ def scan(
 
 
 def inputs(
-    tape: Tape, axes: str, allowed: Array | None, query: Array, key: Array | None, value: Array | None
+    tape: Tape,
+    axes: str,
+    allowed: Array | None,
+    query: Array,
+    key: Array | None = None,
+    value: Array | None = None,
+    *,
+    past: Any = None,
 ) -> tuple[Array, Array, Array]:
     """Widen the inputs, let one stand in for those left out; keys nobody sees and queries that see none become 0.
 
-    The tape gets what was given: `x` alone for self-attention, else `query`, `key` and `value`; and what goes on.
+    The tape gets what was given: `x` alone for self-attention, else `query`, `key` and `value`; and what goes on. In a
+    step of decoding new positions that are not real become 0.
     """
     if key is None and value is None:
         query = key = value = record(tape, x=widen(query))
@@ -266,8 +337,12 @@ def inputs(
         query, key, value = record(tape, query=widen(query), key=widen(key), value=widen(value))
         key = query if key is None else key
         value = key if value is None else value
-    query = hide(f"{axes}->btd", allowed, query)
-    key, value = hide(f"{axes}->bsi", allowed, key), hide(f"{axes}->bsj", allowed, value)
+    if past is None:
+        query = hide(f"{axes}->btd", allowed, query)
+        key, value = hide(f"{axes}->bsi", allowed, key), hide(f"{axes}->bsj", allowed, value)
+    else:
+        given: tuple[Any, ...] = (query, key, value)
+        query, key, value = (where(past.real[:, :, None], x, 0.0) for x in given)
     allowed = record(tape, allowed=allowed)
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
@@ -351,6 +426,52 @@ class Layer(torch.nn.Module, Generic[C]):
     def check(self, **given: Array | None) -> dict[str, int]:
         """Refuse arguments that cannot be right; sizes of all axis letters."""
         return self.config.check(self.dtype, **specs(self.config.variant, **given))
+
+    def init_cache(self, batch_size: int, max_length: int, *, dtype: Any = None, **sizes: int) -> Any:
+        """An empty cache to decode with, by `step`.
+
+        Args:
+            batch_size: how many sequences.
+            max_length: how many positions each may have.
+            dtype: that keys, values and states are kept in; the layer's by default.
+            sizes: of axis letters that the config leaves open, such as k=64, v=64 for `dot_product`.
+
+        Raises:
+            ValueError: a layer that does not decode, or sizes below 1.
+        """
+        from attn_torch._cache import empty_cache  # it is written in this module's operations
+
+        kind = DTYPES[check_dtype(self.config.variant, dtype or self.dtype or "float32")]
+        device = next((p.device for p in self.parameters()), None)
+        return empty_cache(self.config, batch_size, max_length, sizes, torch.zeros((), dtype=kind, device=device))
+
+    def step(
+        self, query: Array, cache: Any, *, valid: Array | None = None, tape: Tape = None, **arguments: Array
+    ) -> tuple[Array, Any]:
+        """Go on with sequences: the outputs of new positions, and the cache with them in it.
+
+        Positions that are not real, such as padding on either side, take no place: every sequence goes on from its own
+        length. Their outputs say nothing. The cache that goes in is used up.
+
+        Args:
+            query: `b t d`, the new positions, one or many.
+            cache: from `init_cache` or the step before.
+            valid: `b t`, True = a real position; all of them by default.
+            tape: gets every named intermediate.
+            arguments: what else the layer takes of new positions.
+
+        Raises:
+            ValueError: a cache of another layer, or no room in it, where the lengths are known. Under jit and compile
+                nothing is written then, the outputs without room are NaN and `cache.overrun` says so.
+        """
+        from attn_np.contract._decode import check_step
+        from attn_torch._cache import closed, opened  # it is written in this module's operations
+
+        given = specs(self.config.variant, query=query, valid=valid)
+        held = {name: tuple(x.shape) for name, x in cache.arrays.items()}
+        check_step(self.config, self.training, given["query"], given["valid"], held)
+        past = opened(self.config, cache, query, valid)
+        return closed(past, self(query, past=past, tape=tape, **arguments))
 
     def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
         """The keep-mask of this call: the one given, in training a random one, else None."""

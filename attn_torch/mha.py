@@ -4,6 +4,7 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.mha import Config
 from attn_torch._attend import attend
+from attn_torch._cache import Past, remember
 from attn_torch._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
 
 
@@ -31,18 +32,20 @@ class MultiHeadAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
+        past: Past | None = None,
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window)
-        query, key, value = inputs(tape, "bhts", allowed, query, key, value)
+        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
+        k, v = remember(past, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, tape=tape, implementation=implementation,
+            keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return output(dtype, y, weights, return_weights)

@@ -124,7 +124,7 @@ def draw(case: Case, only: Collection[str] | None = None, also: Collection[str] 
         if arg.kind in ("array", "bias"):
             inputs[name] = rng.normal(size=shape).astype(kind)
         elif arg.kind == "tokens":
-            inputs[name] = rng.integers(0, sizes.get("u", 2), size=shape)
+            inputs[name] = rng.integers(0, arg.below or sizes.get("u", 2), size=shape)
         elif arg.kind == "keep":
             inputs[name] = rng.random(shape) >= getattr(config, "dropout", 0.0)
         else:

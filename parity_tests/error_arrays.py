@@ -315,6 +315,13 @@ FUNCTIONS[_core.sigmoid] = monotone(
 )
 
 
+@rule(FUNCTIONS, _core.softplus)
+def softplus(x: ErrArray) -> ErrArray:
+    """The slope is sigmoid(x), which rises. `log` of 1 + the exponential's error: both errors are relative."""
+    steepest = plain(_core.sigmoid)(x.v + x.b)
+    return rounded(plain(_core.softplus)(x.v), x.b * steepest, 2 * FUNCTION)
+
+
 def comparison(function: Callable[..., Any]) -> Callable[[Any, Any], Flag]:
     def apply(x: Any, y: Any) -> Flag:
         x, y = lift(x), lift(y)
@@ -356,6 +363,14 @@ def summed(x: Any, axis: Any = None, keepdims: bool = False) -> ErrArray:
     n = max(x.size // max(np.size(v), 1), 1)
     spread = np.sum(magnitude(x), axis=axis, keepdims=keepdims)
     return rounded(v, np.sum(x.b, axis=axis, keepdims=keepdims) + _current.get().gamma(n - 1) * spread, 0.0)
+
+
+@rule(FUNCTIONS, np.cumsum)
+def running(x: ErrArray, axis: int) -> ErrArray:
+    """Every entry is a sum of those before it."""
+    n = max(x.shape[axis], 1)
+    most = np.cumsum(magnitude(x), axis=axis)
+    return rounded(np.cumsum(x.v, axis=axis), np.cumsum(x.b, axis=axis) + _current.get().gamma(n - 1) * most, 0.0)
 
 
 @rule(FUNCTIONS, np.max, np.amax)
@@ -509,6 +524,27 @@ def tanh_vjp(y: Any, dy: Any) -> ErrArray:
     y, dy = lift(y), lift(dy)
     out = plain(_vjp.tanh_vjp)(y, dy)
     return ErrArray(out.v, out.b + 2 * _current.get().u * (magnitude(out) + magnitude(dy)))
+
+
+@rule(FUNCTIONS, _vjp.silu_vjp)
+def silu_vjp(x: Any, dy: Any) -> ErrArray:
+    """dy s + dy x s (1 - s), or dy s (1 + x (1 - s)), which cancels: its parts err relative to their size."""
+    x, dy, u = lift(x), lift(dy), _current.get().u
+    out = plain(_vjp.silu_vjp)(x, dy)
+    return ErrArray(out.v, out.b + 8 * u * magnitude(dy) * (1 + magnitude(x)) * plain(_core.sigmoid)(x.v))
+
+
+@rule(FUNCTIONS, _vjp.unit_vjp)
+def unit_vjp(x: Any, size: Any, dy: Any, share: float) -> ErrArray:
+    """Two terms that cancel where dy points along x; automatic differentiation makes each by other quotients.
+
+    That is eight roundings more of the first term, and of the second the sum's and twice as many.
+    """
+    x, size, dy, p = lift(x), lift(size), lift(dy), _current.get()
+    out = plain(_vjp.unit_vjp)(x, size, dy, share)
+    along = np.sum(magnitude(dy) * magnitude(x), axis=-1, keepdims=True) * share / size.v**3
+    more = 8 * p.u * magnitude(dy) / size.v + (p.gamma(x.shape[-1]) + (16 + FUNCTION) * p.u) * magnitude(x) * along
+    return ErrArray(out.v, out.b + more)
 
 
 @rule(FUNCTIONS, _core.lerp)

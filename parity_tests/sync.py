@@ -69,14 +69,21 @@ def text(node: ast.expr) -> str:
 
 def fields(variant: str, imports: set[Import]) -> list[str]:
     """The fields of a variant's Config as keyword arguments: `d_model: int`, `causal: bool = False`."""
-    tree = parse(contract.get(variant))
-    known = imported(tree)
-    body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Config").body
-    found = {n.target.id: n for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+    cls = contract.get(variant).Config
+    set_here = contract.presets()[variant][1].fields if variant in contract.presets() else {}
+    known: dict[str, Import] = {}
+    found: dict[str, ast.AnnAssign] = {}
+    for base in reversed(cls.__mro__):  # a contract may take over the fields of another
+        if base.__module__.startswith(f"{contract.__name__}."):
+            tree = parse(import_module(base.__module__))
+            known |= imported(tree)
+            body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == base.__name__).body
+            found |= {n.target.id: n for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
     out = []
-    for name in contract.get(variant).Config.fields():
+    for name in cls.fields():
         node = found[name]
         default = "" if node.value is None else f" = {text(node.value)}"
+        default = f" = {set_here[name]!r}" if name in set_here else default
         out.append(f"{name}: {annotation(node.annotation, known, imports)}{default}")
     return out
 
@@ -89,7 +96,7 @@ def overloads(package: str, imports: set[Import]) -> list[str]:
     for arg, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         value = "" if default is None else f" = {text(default)}"
         common.append(f"{arg.arg}: {annotation(arg.annotation, known, imports)}{value}")
-    variants = contract.variants()
+    variants = (*contract.variants(), *contract.presets())
     imports.add(("typing", "Literal"))
     lines: list[str] = []
     for variant in variants:
@@ -158,6 +165,8 @@ def catalogue() -> str:
     for variant in contract.variants():
         config = contract.get(variant).Config
         rows.append(f"| `{variant}` | `{config.layer}` | {config.idea} |")
+    for name, (variant, preset) in contract.presets().items():
+        rows.append(f"| `{name}` | `{contract.get(variant).Config.layer}` | {preset.idea} |")
     return before + begin + "\n" + "\n".join(rows) + "\n\n" + end + after
 
 

@@ -222,6 +222,17 @@ def test_cores_take_the_same_arguments() -> None:
     assert not different
 
 
+def test_caches_are_the_same() -> None:
+    """The bookkeeping of decoding is written in the operations of `_core`: its code is the same to the letter."""
+    found = {}
+    for package in PACKAGES:
+        body = ast.parse(path_of(package, "_cache").read_text()).body
+        found[package] = {n.name: ast.dump(n) for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+        assert {"Cache", "Past", "opened", "closed", "remember"} <= set(found[package])
+    assert found["attn_jax"] == found["attn_np"]
+    assert found["attn_torch"] == found["attn_np"]
+
+
 # Imports --------------------------------------------------------------------------------------------------------------
 
 
@@ -300,7 +311,11 @@ def test_variants_take_every_operation_from_their_core(package: str, variant: st
     path = path_of(package, variant)
     for module, name in imports(path):
         allowed = module in ("jaxtyping", "math", "typing", "collections.abc") or under(module, "attn_np.contract")
-        allowed = allowed or module == f"{package}._attend" or module in {f"{package}.{v}" for v in VARIANTS}
+        allowed = (
+            allowed
+            or module in (f"{package}._attend", f"{package}._cache")
+            or module in {f"{package}.{v}" for v in VARIANTS}
+        )
         allowed = allowed or (module == f"{package}._core" and name in core)
         allowed = allowed or (package == "attn_np" and module in ("attn_np._vjp", "numpy"))
         assert allowed, f"{path.relative_to(ROOT)} imports {name or module} from {module}; let `_core` export it"

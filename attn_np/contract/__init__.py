@@ -11,6 +11,7 @@ from attn_np.contract._base import (
     Arg,
     Config,
     Param,
+    Preset,
     check_config,
     check_dtype,
     check_tokens,
@@ -25,6 +26,7 @@ __all__ = [
     "Arg",
     "Config",
     "Param",
+    "Preset",
     "Scope",
     "at_step",
     "check_config",
@@ -37,6 +39,7 @@ __all__ = [
     "get",
     "layers",
     "nearest",
+    "presets",
     "record",
     "require",
     "scope",
@@ -58,18 +61,32 @@ def nearest(name: str, known: tuple[str, ...] | list[str]) -> str:
 
 
 def get(variant: str) -> ModuleType:
-    """The contract module of a variant.
+    """The contract module of a variant, for a preset that of the variant behind it.
 
     Raises:
         ValueError: there is no such variant; the message names the nearest.
     """
     if variant not in variants():
-        raise ValueError(f"expected the name of a variant, got {variant!r}; {nearest(variant, variants())}")
+        if variant in presets():
+            return get(presets()[variant][0])
+        known = [*variants(), *presets()]
+        raise ValueError(f"expected the name of a variant, got {variant!r}; {nearest(variant, known)}")
     return importlib.import_module(f"{__name__}.{variant}")
 
 
+@cache
+def presets() -> dict[str, tuple[str, Preset]]:
+    """Other names: each with the variant behind it and the fields that it sets."""
+    found = [
+        (name, (variant, preset))
+        for variant in variants()
+        for name, preset in getattr(get(variant), "PRESETS", {}).items()
+    ]
+    return dict(sorted(found))
+
+
 def config(variant: str, /, **fields: Any) -> Config:
-    """The Config of a variant from its fields, as `build` and weight files give them.
+    """The Config of a variant, or of the one behind a preset, from its fields, as `build` and weight files give them.
 
     Raises:
         ValueError: unknown variant, or a value that the contract refuses.
@@ -77,6 +94,8 @@ def config(variant: str, /, **fields: Any) -> Config:
     """
     cls = get(variant).Config
     names = cls.fields()
+    if variant in presets():
+        fields = {**presets()[variant][1].fields, **fields}
     for name in fields:
         if name not in names:
             raise TypeError(f"{variant}: expected one of its fields, got {name!r}; {nearest(name, names)}")

@@ -26,6 +26,7 @@ class Call(Config):
             "v": Arg("b s g v"),
             "mask": Arg("b h t s", "mask", optional=True),
             "bias": Arg("b h t s", "bias", optional=True),
+            "sinks": Arg("h", "bias", optional=True),
             "keep": Arg("b h t s", "keep", optional=True),
         }
         return found if self.head_axis else {name: arg.without("h", "g") for name, arg in found.items()}
@@ -76,6 +77,7 @@ def check(
     v: Spec | None,
     mask: Spec | None,
     bias: Spec | None,
+    sinks: Spec | None,
     keep: Spec | None,
 ) -> None:
     """Refuse arrays that cannot be attended over, and unknown words.
@@ -107,7 +109,13 @@ def check(
         return
     if q is not None and bias is not None and bias[1] in FLOATS:
         bias = (bias[0], q[1])
-    sizes = call.check(None, q=q, k=k, v=v, mask=mask, bias=bias, keep=keep)
+    if q is not None and sinks is not None and sinks[1] in FLOATS:
+        sinks = (sinks[0], q[1])
+    sizes = call.check(None, q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
+    if sinks is not None:
+        possible = call.head_axis and normalize_over == "keys" and sinks[0] == (sizes["h"],)
+        expected = "one sink for each head of q, and normalize_over='keys'"
+        require(possible, "attend", expected, f"sinks of shape {sinks[0]}, {normalize_over!r}", "leave sinks out")
     if call.head_axis:
         require(
             sizes["g"] > 0 and sizes["h"] % sizes["g"] == 0,

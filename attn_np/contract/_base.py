@@ -33,17 +33,34 @@ class Arg:
     """One argument of a call: its axes, what it holds, and which argument stands in when it is left out.
 
     Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask" and "keep" (boolean,
-    broadcastable), "tokens" (integers, exact shape). `default` names the argument used when this one is None.
+    broadcastable), "tokens" (integers from 0, exact shape). `default` names the argument used when this one is None;
+    `below` is a number that tokens stay under, where no table of the layer says so.
     """
 
     axes: str
     kind: Literal["array", "bias", "mask", "keep", "tokens"] = "array"
     optional: bool = False
     default: str | None = None
+    below: int | None = None
 
     def without(self, *letters: str) -> "Arg":
         """The same argument without some axes."""
         return replace(self, axes=" ".join(x for x in self.axes.split() if x not in letters))
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A name of its own for a variant with some fields set: what the field knows under that name.
+
+    Attributes:
+        title, idea, paper: as a variant's own.
+        fields: what is set; a caller's value goes before it.
+    """
+
+    title: str
+    idea: str
+    paper: str
+    fields: Mapping[str, Any]
 
 
 def require(condition: bool, variant: str, expected: str, got: object, todo: str) -> None:
@@ -92,6 +109,19 @@ class Config:
     def arguments(self) -> dict[str, Arg]:
         """The call's arguments, in order."""
         raise NotImplementedError
+
+    def cached(self) -> dict[str, str]:
+        """Axes of the arrays that decoding keeps, by name: with `s` one entry for each position, without it a state."""
+        return {}
+
+    def reach(self) -> int | None:
+        """How many positions back a query can see, its own included; None for all of them."""
+        left = (getattr(self, "window", None) or (None,))[0]
+        return None if left is None else left + 1
+
+    def no_cache(self) -> str:
+        """Why there is nothing to decode with, in words."""
+        return "causal=False" if getattr(self, "causal", None) is False else "one without a cache"
 
     # What follows from it ---------------------------------------------------------------------------------------------
 

@@ -24,4 +24,5 @@ LETTERS = {
     "p": "projection: query, key, value",
     "o": "width of the outputs",
     "u": "vocabulary",
+    "x": "relative position or bucket",
 }

@@ -86,6 +86,9 @@ class Config(_base.Config):
             "keep": Arg("b t s", "keep", optional=True),
         }
 
+    def cached(self) -> dict[str, str]:
+        return {"k": "b s k", "v": "b s v"} if self.causal and self.normalize_over == "keys" else {}
+
 
 EXAMPLES = {
     "scaled": Config(dropout=0.25),

@@ -114,6 +114,9 @@ class Config(_base.Config):
             "keep": Arg("b h t t", "keep", optional=True),
         }
 
+    def cached(self) -> dict[str, str]:
+        return {"k": "b s h k", "v": "b s h k"} if self.causal else {}
+
 
 EXAMPLES = {
     "single": Config(d_model=7),

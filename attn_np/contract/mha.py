@@ -115,6 +115,9 @@ class Config(_base.Config):
             "keep": Arg("b h t s", "keep", optional=True),
         }
 
+    def cached(self) -> dict[str, str]:
+        return {"k": "b s h k", "v": "b s h v"} if self.causal else {}
+
 
 EXAMPLES = {
     "split": Config(d_model=6, num_heads=2),

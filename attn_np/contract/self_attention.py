@@ -98,6 +98,9 @@ class Config(_base.Config):
             "keep": Arg("b t t", "keep", optional=True),
         }
 
+    def cached(self) -> dict[str, str]:
+        return {"k": "b s k", "v": "b s v"} if self.causal else {}
+
 
 EXAMPLES = {
     "plain": Config(d_model=7),

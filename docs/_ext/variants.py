@@ -41,16 +41,22 @@ WEIGHTS, STATES = ("probs", "weights"), ("hidden", "states", "h", "y")
 # Text -----------------------------------------------------------------------------------------------------------------
 
 
-def prose(text: str) -> str:
-    """Contract prose as MyST: names of variants become links, names of fields and functions become code."""
-    known = "|".join(sorted(contract.variants(), key=len, reverse=True))
+def prose(text: str, *, every: bool = False) -> str:
+    """Contract prose as MyST: names of variants become links, names of fields and functions become code.
+
+    Many names are words of the language too. Without `every` they become links in backticks only.
+    """
+    names = [name for name in contract.variants() if every or "_" in name or len(name) < 4]
+    known = "|".join(sorted(names, key=len, reverse=True))
     pattern = rf"`[^`]*`|\$[^$]*\$|(?<![\w.])(?:{known})(?![\w.=(])|{IDENTIFIER}"
 
     def mark(found: re.Match[str]) -> str:
         word = found[0]
+        if word.strip("`") in contract.variants():
+            return f"[`{word.strip('`')}`]({word.strip('`')}.md)"
         if word[0] in "`$":
             return word
-        return f"[`{word}`]({word}.md)" if word in contract.variants() else f"`{word}`"
+        return f"`{word}`"
 
     escaped = re.sub(r"(?<!\\)([*<>\[\]])", r"\\\1", text) if "`" not in text and "$" not in text else text
     marked = re.sub(pattern, mark, escaped)
@@ -318,7 +324,7 @@ def page(variant: str, drawn: tuple[str, str] | None) -> str:
     if get("cost"):
         out += ["## Cost", "", prose(config.cost), ""]
     if get("equals"):
-        out += ["## Equals", "", *(f"- {prose(line)}" for line in config.equals), ""]
+        out += ["## Equals", "", *(f"- {prose(line, every=True)}" for line in config.equals), ""]
     if get("traps"):
         out += ["## Traps", "", *(f"- {prose(line)}" for line in config.traps), ""]
     if get("paper"):
@@ -371,6 +377,13 @@ def catalogue() -> str:
             ]
             out += [f"`{variant}`", "", prose_plain(getattr(config, "idea", "")), ":::", ""]
         out += ["::::", ""]
+        also = [
+            f"- `{name}`, {preset.title}: [`{variant}`]({variant}.md) with "
+            + ", ".join(f"`{field}={value!r}`" for field, value in preset.fields.items())
+            for name, (variant, preset) in contract.presets().items()
+            if variant in members
+        ]
+        out += [*also, ""] if also else []
     out += ["```{toctree}", ":hidden:", ":maxdepth: 1", "", *contract.variants(), "```", ""]
     return "\n".join(out)
 
