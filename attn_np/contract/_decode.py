@@ -47,10 +47,11 @@ def check_step(
     dropping = training and getattr(config, "dropout", 0) > 0
     require(not dropping, v, "a layer in evaluation mode to decode with", "training mode and dropout", "call eval()")
     shape: tuple[int, ...] = () if query is None else query[0]
-    require(len(shape) > 1 and shape[1:2] > (0,), v, "a query of at least one new position", shape, "pass (b, t, d)")
+    batch, new = (*shape, 0, 0)[:2]
+    require(len(shape) > 1 and new > 0, v, "a query of at least one new position", shape, "pass (b, t, d)")
     known = config.cached()
     require(list(cache) == list(known), v, f"a cache of {', '.join(known)}", ", ".join(cache), "call init_cache")
-    sizes = {**config.sizes(), "b": shape[0]}
+    sizes = {**config.sizes(), "b": batch}
     for name, axes in known.items():
         want = tuple(sizes.get(letter, n) for letter, n in zip(axes.split(), cache[name], strict=False))
         fits = want == cache[name] and len(axes.split()) == len(want)
