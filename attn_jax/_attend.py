@@ -6,7 +6,6 @@ from attn_jax._cache import Past
 from attn_jax._core import (
     Array,
     Tape,
-    arange,
     broadcast_to,
     concatenate,
     dropout,
@@ -32,12 +31,13 @@ def per_head(spec: str, q: Array) -> str:
 
 
 def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
-    """The softmax over the keys and one more that every query sees and that scores as its head's sink: `b h t s+1`."""
+    """The softmax over the keys and one more that every query sees and that scores as its head's sink: `b h t s+1`.
+
+    A sink of -inf is none.
+    """
     column = broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
     if allowed is not None:
-        allowed = broadcast_to(allowed, scores.shape)
-        always = broadcast_to(arange(1, scores) == 0, column.shape)
-        allowed = concatenate([allowed, always], -1)
+        allowed = concatenate([broadcast_to(allowed, scores.shape), shown(None, column)], -1)
     return softmax(concatenate([scores, column], -1), allowed)
 
 

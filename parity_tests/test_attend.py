@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attn_np._attend import attend, attend_vjp
+from attn_np._core import DTYPES
 from parity_tests._inputs import TREES, Arrays, Tree, same
 from parity_tests._witness import cotangent, ratio, torch_gradients
 from parity_tests.error_arrays import ErrArray, precision, precision_of
@@ -26,6 +27,8 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "near": ({"causal": True, "window": (3, None)}, "mask"),
     "all": ({"window": (None, 1), "softcap": 1.5, "rate": 0.25}, "mask bias keep"),
     "queries": ({"normalize_over": "queries"}, "mask"),
+    "sinks": ({"causal": True, "scale": 0.375}, "sinks"),
+    "all-sinks": ({"window": (None, 1), "softcap": 1.5, "rate": 0.25}, "mask bias sinks keep"),
 }
 
 
@@ -41,6 +44,7 @@ def given(groups: int, names: str = "", queries: int = H) -> Arrays:
     found: Arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     scores = (B, queries, T, S)
     others = {"mask": rng.random(scores) < 0.6, "bias": rng.normal(size=scores), "keep": rng.random(scores) >= 0.25}
+    others["sinks"] = rng.normal(size=queries)
     others["mask"][0, -1, 2] = False
     others["mask"][1, ..., 4] = False
     others["mask"][0, : queries // 2, :, 3] = False
@@ -65,6 +69,7 @@ def numpy_results(inputs: dict[str, Any], dy: Any, options: dict[str, Any], grou
     backward = {name: x for name, x in options.items() if name in BACKWARD}
     dq, dk, dv, dbias = attend_vjp(tape, dy, **backward, kv_heads=groups)
     found = {"context": context, "weights": weights, "dq": dq, "dk": dk, "dv": dv, "dbias": dbias}
+    found["dsinks"] = tape.get("dsinks")
     return {name: x for name, x in found.items() if x is not None}
 
 
@@ -123,7 +128,8 @@ def loops(inputs: Arrays, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarr
     weights, context = np.zeros(raised.shape), np.zeros(context_shape(inputs))
     for n, h, i, j in np.ndindex(raised.shape):
         rivals = raised[n, h, :, j] if options.get("normalize_over") == "queries" else raised[n, h, i]
-        weights[n, h, i, j] = raised[n, h, i, j] / sum(rivals) if raised[n, h, i, j] else 0.0
+        sunk = exp(inputs["sinks"][h]) if "sinks" in inputs else 0.0
+        weights[n, h, i, j] = raised[n, h, i, j] / (sum(rivals) + sunk) if raised[n, h, i, j] else 0.0
         used = weights[n, h, i, j] / (1 - rate) if "keep" not in inputs or inputs["keep"][n, h, i, j] else 0.0
         for c in range(context.shape[-1]):
             context[n, i, h, c] += used * v[n][j][h // r][c]
@@ -211,10 +217,11 @@ def test_without_a_head_axis(tree: Tree, call: str) -> None:
 # Hidden keys ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("call", ["all", "all-sinks"])
 @pytest.mark.parametrize("groups", [1, 2, 3])
-def test_a_query_without_keys(tree: Tree, groups: int) -> None:
+def test_a_query_without_keys(tree: Tree, groups: int, call: str) -> None:
     """Its weights, its context and its gradient are exactly 0; everything stays finite."""
-    options, names = CALLS["all"]
+    options, names = CALLS[call]
     inputs = given(groups, names)
     got = results(tree, inputs, options)
     assert all(np.isfinite(x).all() for x in got.values())
@@ -226,10 +233,11 @@ def test_a_query_without_keys(tree: Tree, groups: int) -> None:
     assert not np.any(got["dv"][1, 4])
 
 
+@pytest.mark.parametrize("call", ["all", "all-sinks"])
 @pytest.mark.parametrize("value", [1e3, np.inf, np.nan])
-def test_a_key_hidden_from_all_that_share_it_influences_nothing(tree: Tree, value: float) -> None:
+def test_a_key_hidden_from_all_that_share_it_influences_nothing(tree: Tree, value: float, call: str) -> None:
     """The first of two key/value heads has a key that the first half of the query heads may not see."""
-    options, names = CALLS["all"]
+    options, names = CALLS[call]
     clean = given(2, names)
     dirty = clean | {name: clean[name].copy() for name in "kv"}
     for name in "kv":
@@ -241,6 +249,61 @@ def test_a_key_hidden_from_all_that_share_it_influences_nothing(tree: Tree, valu
     assert not np.any(got["dk"][0, 3, 0])
     assert not np.any(got["dv"][0, 3, 0])
     assert np.all(got["dv"][0, 3, 1])
+
+
+# Sinks ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", ["", "mask", "bias"])
+def test_a_sink_is_one_more_key_without_a_value(masked: str) -> None:
+    """PyTorch's softmax over scores with one more column, whose weight is thrown away; forward and gradients."""
+    inputs = given(H, f"{masked} sinks")
+    leaves = {n: torch.from_numpy(x).requires_grad_() for n, x in inputs.items() if n != "mask"}
+    q, k, v = (leaves[name].transpose(1, 2) for name in "qkv")
+    scores = q @ k.transpose(-1, -2) / sqrt(K)
+    if masked == "mask":
+        scores = scores.masked_fill(torch.from_numpy(~inputs["mask"]), -torch.inf)
+    elif masked == "bias":
+        scores = scores + leaves["bias"]
+    column = leaves["sinks"][:, None, None].expand(B, H, T, 1)
+    y = (torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1] @ v).transpose(1, 2)
+    want = held(inputs, {})
+    assert ratio(y.detach(), want["context"]) <= 1
+    for name, grad in torch_gradients(y, **leaves).items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+def test_a_sink_of_minus_infinity_is_none(tree: Tree) -> None:
+    """Rows without a key included; its gradient is 0."""
+    options, names = CALLS["all"]
+    inputs = given(2, names)
+    got = results(tree, inputs | {"sinks": np.full(H, -np.inf)}, options)
+    assert not np.any(got.pop("dsinks"))
+    judged(got, held(inputs, options))
+
+
+def test_a_sink_beyond_all_scores_takes_everything(tree: Tree) -> None:
+    got = results(tree, given(2) | {"sinks": np.full(H, 1e4)}, {})
+    assert all(np.isfinite(x).all() for x in got.values())
+    assert not any(np.any(x) for x in got.values())
+
+
+def test_scores_far_below_their_sink_and_far_above_it(tree: Tree) -> None:
+    """The largest of both is subtracted before exp: a head whose sink is far below gives what it gives without one."""
+    inputs = given(2)
+    inputs["q"] *= 1e4
+    got = results(tree, inputs | {"sinks": np.full(H, -1e7)}, {})
+    assert not np.any(got.pop("dsinks"))
+    judged(got, held(inputs, {}))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sinks_of_16_bits_are_widened_first(tree: Tree, dtype: str) -> None:
+    inputs = {name: x.astype(DTYPES[dtype]) for name, x in given(2, "sinks").items()}
+    context, weights = tree.package.attend(**tree.arrays(inputs))
+    wide = {name: x.astype(np.float32) for name, x in inputs.items()}
+    for x, y in zip((context, weights), tree.package.attend(**tree.arrays(wide)), strict=True):
+        assert same(tree.numpy(x), tree.numpy(y).astype(DTYPES[dtype]))
 
 
 # Refused --------------------------------------------------------------------------------------------------------------
@@ -282,6 +345,13 @@ def bad_shapes() -> dict[str, tuple[Arrays, str]]:
         "heads-before-positions": ({n: x.swapaxes(1, 2) for n, x in (("q", q), ("k", k), ("v", v))}, few),
         "mask-of-key-heads": (good | {"mask": mask[:, :2]}, "expected mask "),
         "mask-without-heads": (good | {"mask": mask[:, 0]}, "expected mask "),
+        "sinks-of-key-heads": (good | {"sinks": np.zeros(2)}, "expected sinks broadcastable to (h=6,), got (2,)"),
+        "one-sink-for-all-heads": (good | {"sinks": np.zeros(1)}, "one sink for each head of q"),
+        "sinks-of-each-query": (good | {"sinks": np.zeros((H, T, 1))}, "expected sinks "),
+        "sinks-without-heads": (
+            {"q": q[:, :, 0], "k": k[:, :, 0], "v": v[:, :, 0], "sinks": np.zeros(())},
+            "one sink for each head of q",
+        ),
     }
 
 
@@ -289,6 +359,18 @@ def bad_shapes() -> dict[str, tuple[Arrays, str]]:
 def test_bad_shapes_are_refused(what: str) -> None:
     inputs, words = bad_shapes()[what]
     assert words in refusal(inputs)
+
+
+def test_sinks_and_weights_of_keys_that_add_up_to_one_are_refused() -> None:
+    words = (
+        "one sink for each head of q, and normalize_over='keys', got sinks of shape (6,), 'queries'; leave sinks out"
+    )
+    assert words in refusal(given(2, "sinks"), normalize_over="queries")
+
+
+def test_sinks_that_are_no_floats_are_refused(tree: Tree) -> None:
+    with pytest.raises(TypeError, match=r"^attend: expected sinks of a float dtype, got int64"):
+        tree.package.attend(**tree.arrays(given(2) | {"sinks": np.zeros(H, np.int64)}))
 
 
 # Planted bugs ---------------------------------------------------------------------------------------------------------
@@ -325,3 +407,47 @@ def test_gradients_shared_in_turn_are_seen(groups: int) -> None:
     assert ratio(dq, want["dq"]) <= 1
     assert ratio(dk, want["dk"]) > 1
     assert ratio(dv, want["dv"]) > 1
+
+
+SUNK = {
+    "the sink's weight kept in place of the first key's": ("spread[..., :-1]", "spread[..., 1:]"),
+    "a sink for each key in place of each head": ("sinks[:, None, None]", "sinks[None, None, :1]"),
+    "the sink scaled as the scores are": ("sinks=widen(sinks)", "sinks=factor * widen(sinks)"),
+    "weights of the keys normalised without the sink": (
+        "probs = spread[..., :-1]",
+        "probs = softmax(scores, allowed)",
+    ),
+}
+SUNK_BACKWARD = {
+    "the sinks' gradient without those of the batch": (
+        "np.sum(dcolumn, axis=(0, 2))",
+        "np.sum(dcolumn[:1], axis=(0, 2))",
+    ),
+    "the sinks' gradient with the other sign": ("np.sum(dcolumn, axis=(0, 2))", "-np.sum(dcolumn, axis=(0, 2))"),
+    "a value for the sink in the backward pass": (
+        "zeros((*dprobs.shape[:3], 1), dprobs)",
+        "1 + zeros((*dprobs.shape[:3], 1), dprobs)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["attn_np", "attn_jax", "attn_torch"])
+@pytest.mark.parametrize("bug", SUNK)
+def test_mistakes_with_sinks_are_seen(name: str, bug: str) -> None:
+    tree = next(tree for tree in TREES.values() if tree.package.__name__ == name)
+    inputs = given(2, "sinks")
+    want = held(inputs, {})
+    with planted(Mutant(bug, "_attend.py", *SUNK[bug], "", ""), name) as alias:
+        context, _ = import_module(f"{alias}._attend").attend(**tree.arrays(inputs))
+    assert ratio(tree.numpy(context), want["context"]) > 1
+
+
+@pytest.mark.parametrize("bug", SUNK_BACKWARD)
+def test_mistakes_in_the_gradient_of_sinks_are_seen(bug: str) -> None:
+    inputs, tape = given(H, "sinks"), {}
+    want = held(inputs, {})
+    with planted(Mutant(bug, "_attend.py", *SUNK_BACKWARD[bug], "", ""), "attn_np") as alias:
+        module = import_module(f"{alias}._attend")
+        module.attend(**inputs, tape=tape)
+        dq, _, _, _ = module.attend_vjp(tape, cotangent(context_shape(inputs)))
+    assert max(ratio(dq, want["dq"]), ratio(tape["dsinks"], want["dsinks"])) > 1
