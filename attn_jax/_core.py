@@ -1,6 +1,6 @@
 """JAX's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
@@ -25,6 +25,7 @@ __all__ = [
     "clip",
     "concatenate",
     "concrete",
+    "constants",
     "cumsum",
     "dropout",
     "dtype_name",
@@ -94,6 +95,11 @@ def argmax(x: Array, axis: int) -> Array:
 
 def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return jnp.zeros(shape, like.dtype)
+
+
+def constants(values: Sequence[float], like: Array) -> Array:
+    """Numbers known beforehand, each rounded once to the dtype of another array."""
+    return jnp.asarray(np.array(values, np.float64).astype(like.dtype))
 
 
 def take(table: Array, tokens: Array) -> Array:

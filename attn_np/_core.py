@@ -1,6 +1,6 @@
 """NumPy's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
@@ -21,6 +21,7 @@ __all__ = [
     "clip",
     "concatenate",
     "concrete",
+    "constants",
     "cumsum",
     "dropout",
     "dtype_name",
@@ -101,6 +102,12 @@ def arange(n: int, like: Array) -> Array:
 
 def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return np.zeros(shape, like.dtype)
+
+
+@primitive
+def constants(values: Sequence[float], like: Array) -> Array:
+    """Numbers known beforehand, each rounded once to the dtype of another array."""
+    return np.array(values, np.float64).astype(like.dtype)
 
 
 def take(table: Array, tokens: Array) -> Array:

@@ -1,6 +1,6 @@
 """PyTorch's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from math import prod
 from typing import Any, ClassVar, Generic, TypeVar, get_args
@@ -21,6 +21,7 @@ __all__ = [
     "clip",
     "concatenate",
     "concrete",
+    "constants",
     "cumsum",
     "dropout",
     "dtype_name",
@@ -90,6 +91,11 @@ def argmax(x: Array, axis: int) -> Array:
 
 def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return like.new_zeros(shape)
+
+
+def constants(values: Sequence[float], like: Array) -> Array:
+    """Numbers known beforehand, each rounded once to the dtype of another array."""
+    return torch.tensor(values, dtype=torch.float64).to(like.device, like.dtype)
 
 
 def take(table: Array, tokens: Array) -> Array:

@@ -355,6 +355,12 @@ def shown(allowed: Any, bias: Any) -> Any:
     return plain(_core.shown)(allowed, bias.v if isinstance(bias, ErrArray) else bias)
 
 
+@rule(FUNCTIONS, _core.constants)
+def constants(values: Any, like: Any) -> ErrArray:
+    """Each number is rounded to the working type."""
+    return lift(plain(_core.constants)(values, like))
+
+
 @rule(FUNCTIONS, np.sum)
 def summed(x: Any, axis: Any = None, keepdims: bool = False) -> ErrArray:
     """Bounds add; the additions themselves err by gamma(n - 1) of the sum of the absolute values."""

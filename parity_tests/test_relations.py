@@ -66,6 +66,31 @@ def test_relations_hold(tree: str, examples: int, variant: str) -> None:
     check()
 
 
+# What a contract says two calls do not share, and a relation that then does not hold.
+UNSHARED = {
+    "positional": "keys_have_no_order",
+    "shifted": "indifferent_scores_share_evenly",
+    "unlike_heads": "heads_stand_alone",
+}
+
+
+def unshared() -> list[tuple[str, str]]:
+    return [(v, flag) for v in contract.variants() for flag in UNSHARED if getattr(contract.get(v).Config, flag)]
+
+
+@pytest.mark.parametrize(("variant", "flag"), unshared())
+def test_relations_are_left_out_for_a_reason(variant: str, flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked all the same, the relation does not hold."""
+    monkeypatch.setattr(contract.get(variant).Config, flag, False)
+    found: list[float] = []
+    for config in contract.examples(variant).values():
+        free = without(config, causal=False, window=None)
+        names = {name for name, arg in free.arguments().items() if not arg.optional}
+        call = made(free, {"b": 2, "t": 5, "s": 5}, names, 0)
+        found += ratios(UNSHARED[flag], Subject("attn_np", "attn_np"), call).values()
+    assert any(not r <= 1 for r in found)
+
+
 # In JAX, which compiles every operation of a new shape, each relation is asked of one variant that it applies to.
 ASKED = {
     "heads_stand_alone": "mha/split",
