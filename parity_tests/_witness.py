@@ -7,6 +7,7 @@ which imports nothing of ours. It gives float64 arrays by the names of the outpu
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
+from math import tanh
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,64 @@ def each_row(
 def stacked(pairs: Sequence[tuple[Any, ...]], *names: str) -> Arrays:
     """What loops found for every batch row, as arrays by name."""
     return {name: np.array(found, np.float64) for name, found in zip(names, zip(*pairs, strict=True), strict=True)}
+
+
+def of_heads(
+    config: Any,
+    w: Any,
+    words: Sequence[Any],
+    given: Sequence[Any],
+    weigh: Callable[[int, list[float | None]], list[float]],
+    turn: Callable[[str, Any], Any] = lambda name, x: x,
+) -> tuple[Any, Any]:
+    """Output and weights of one batch row of a layer with heads, one number at a time.
+
+    Args:
+        config: with the fields of `mha`, or some of them.
+        w: parameters by their names in `mha`, as lists.
+        words: the rows of query, key and value.
+        given: mask, bias and keep-mask, each `h t s`.
+        weigh: from the head's number and the scores of a query, None where it does not see the key, to its weights.
+        turn: from "q" or "k" and what the heads have of one word, `h k`, to what they compare.
+    """
+
+    def per_head(name: str, word: list[float]) -> list[list[float]]:
+        weight, shift = w[f"w_{name}"], w.get(f"b_{name}")
+        found = [
+            [sum(x * row[h][c] for x, row in zip(word, weight, strict=True)) for c in range(len(weight[0][h]))]
+            for h in range(config.num_heads)
+        ]
+        return [
+            [x + (0.0 if shift is None else shift[h][c]) for c, x in enumerate(vector)]
+            for h, vector in enumerate(found)
+        ]
+
+    q, k, v = ([per_head(name, word) for word in rows] for name, rows in zip("qkv", words, strict=True))
+    q, k = [turn("q", x) for x in q], [turn("k", x) for x in k]
+    (mask, bias, keep), (left, right) = given, getattr(config, "window", None) or (None, None)
+    scale = len(q[0][0]) ** -0.5 if getattr(config, "scale", None) is None else config.scale
+    cap, d = getattr(config, "softcap", None), len(w["w_o"][0][0])
+    y, weights = [], [[] for _ in range(config.num_heads)]
+    for i in range(len(q)):
+        out, place = list(w.get("b_o", [0.0] * d)), i + len(k) - len(q)
+        for h in range(config.num_heads):
+            scores: list[float | None] = []
+            for j in range(len(k)):
+                late = (config.causal and j > place) or (right is not None and j > place + right)
+                if late or (left is not None and j < place - left) or not mask[h][i][j]:
+                    scores.append(None)
+                    continue
+                score = scale * sum(a * b for a, b in zip(q[i][h], k[j][h], strict=True))
+                score = score if cap is None else cap * tanh(score / cap)
+                scores.append(score + bias[h][i][j])
+            own = weigh(h, scores)
+            weights[h].append(own)
+            used = [a / (1 - config.dropout) if kept else 0.0 for a, kept in zip(own, keep[h][i], strict=True)]
+            for c in range(len(w["w_o"][h])):
+                context = sum(a * word[h][c] for a, word in zip(used, v, strict=True))
+                out = [x + context * w["w_o"][h][c][o] for o, x in enumerate(out)]
+        y.append(out)
+    return y, weights
 
 
 def disagreement(witness: Callable[..., Arrays], case: Case) -> str:

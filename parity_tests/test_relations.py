@@ -12,7 +12,7 @@ from attn_np import contract
 from attn_np.contract import Config
 from parity_tests._inputs import shapes_for, without
 from parity_tests.mutants import MUTANTS, call_of, reference_with
-from parity_tests.relations import RELATIONS, Call, Subject, broken, ratios
+from parity_tests.relations import RELATIONS, Call, Subject, broken, compared, ratios
 
 QUIET = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
@@ -66,29 +66,24 @@ def test_relations_hold(tree: str, examples: int, variant: str) -> None:
     check()
 
 
-# What a contract says two calls do not share, and a relation that then does not hold.
-UNSHARED = {
-    "positional": "keys_have_no_order",
-    "shifted": "indifferent_scores_share_evenly",
-    "unlike_heads": "heads_stand_alone",
-}
-
-
-def unshared() -> list[tuple[str, str]]:
-    return [(v, flag) for v in contract.variants() for flag in UNSHARED if getattr(contract.get(v).Config, flag)]
-
-
-@pytest.mark.parametrize(("variant", "flag"), unshared())
-def test_relations_are_left_out_for_a_reason(variant: str, flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked all the same, the relation does not hold."""
-    monkeypatch.setattr(contract.get(variant).Config, flag, False)
-    found: list[float] = []
+@pytest.mark.parametrize("variant", contract.variants())
+def test_what_a_contract_is_exempt_from_does_not_hold(variant: str) -> None:
+    """Each relation that a contract says is not kept is broken by a call of an example that says so."""
+    subject, kept = Subject("attn_np", "attn_np"), {}
     for config in contract.examples(variant).values():
-        free = without(config, causal=False, window=None)
-        names = {name for name, arg in free.arguments().items() if not arg.optional}
-        call = made(free, {"b": 2, "t": 5, "s": 5}, names, 0)
-        found += ratios(UNSHARED[flag], Subject("attn_np", "attn_np"), call).values()
-    assert any(not r <= 1 for r in found)
+        call = made(config, {"b": 2, "t": 4, "s": 5}, set(config.arguments()), 0)
+        for name, why in config.exempt().items():
+            assert why.strip(), name
+            found = compared(name, subject, call)
+            kept[name] = kept.get(name, True) and all(r <= 1 for r in found.values())
+    assert not [name for name, holds in kept.items() if holds]
+
+
+def test_an_exemption_without_need_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = contract.get("mha").Config
+    monkeypatch.setattr(config, "exempt", lambda self: {"weights_add_up_to_one": "it would be less work"})
+    with pytest.raises(AssertionError, match="weights_add_up_to_one"):
+        test_what_a_contract_is_exempt_from_does_not_hold("mha")
 
 
 # In JAX, which compiles every operation of a new shape, each relation is asked of one variant that it applies to.

@@ -128,6 +128,10 @@ class Config:
         """Why there is nothing to decode with, in words."""
         return "causal=False" if getattr(self, "causal", None) is False else "one without a cache"
 
+    def exempt(self) -> dict[str, str]:
+        """Relations that attention as a rule keeps and this one does not, by their names in the tests, and why."""
+        return {}
+
     # What follows from it ---------------------------------------------------------------------------------------------
 
     @classmethod
