@@ -25,13 +25,13 @@ def every_mutant() -> tuple[Mutant, ...]:
 
 
 def planted_somewhere() -> list[tuple[Mutant, str]]:
-    """Every mutant in NumPy, where it takes milliseconds, and in one other tree: every third in JAX, which compiles.
+    """Every mutant in NumPy, where it takes milliseconds, and in one other tree: few in JAX, which compiles.
 
     `attn-parity mutants` plants each in all of its trees.
     """
     pairs = []
     for number, mutant in enumerate(every_mutant()):
-        others = ("attn_torch", "attn_torch", "attn_jax")[number % 3]
+        others = "attn_torch" if number % 16 else "attn_jax"
         pairs += [(mutant, tree) for tree in mutant.trees if len(mutant.trees) == 1 or tree in ("attn_np", others)]
     return pairs
 
