@@ -16,6 +16,7 @@ from parity_tests.judge import Row
 from parity_tests.matrix import Result
 
 SHOWN = 8
+LONG = 12
 
 
 def shade(ratio: float) -> str:
@@ -54,6 +55,21 @@ def table(result: Result, dtypes: tuple[str, ...]) -> Table:
     return out
 
 
+def overview(result: Result, dtypes: tuple[str, ...]) -> Table:
+    """The same with one line for each variant: the worst of every candidate, and of every dtype."""
+    out = Table(title="worst error / bound (at most 1 agrees)", title_justify="left")
+    candidates = sorted({row.candidate for row in result.rows}, key=order)
+    for name in ("variant", *candidates, *dtypes, "numbers"):
+        out.add_column(name, justify="left" if name == "variant" else "right", style="dim" if name == "numbers" else "")
+    for variant in sorted({row.case.variant for row in result.rows}):
+        rows = [row for row in result.rows if row.case.variant == variant]
+        cells = [worst(r for r in rows if r.candidate == name) for name in candidates]
+        cells += [worst(r for r in rows if r.case.dtype == name) for name in dtypes]
+        shown = ["–" if ratio is None else shade(ratio) for ratio in cells]
+        out.add_row(variant, *shown, f"{sum(r.elements for r in rows):,}")
+    return out
+
+
 def kind_of(row: Row) -> str:
     """The column of a verdict."""
     return {"stage gradient": "gradient", "sampled": "output" if row.name[:1] != "d" else "gradient"}.get(
@@ -67,8 +83,9 @@ def order(candidate: str) -> tuple[int, str]:
 
 
 def show(console: Console, result: Result, dtypes: tuple[str, ...], warnings: Sequence[str] = ()) -> None:
-    """The table, the failures in words, warnings, and the verdict."""
-    console.print(table(result, dtypes))
+    """The table, with a line for each variant where there are many; failures in words, warnings, the verdict."""
+    many = len({row.case.variant for row in result.rows}) > LONG
+    console.print(overview(result, dtypes) if many else table(result, dtypes))
     for name, reason in result.skipped.items():
         console.print(f"[yellow]skipped[/] {name}: {reason}")
     for line in result.errors[:SHOWN]:

@@ -44,10 +44,11 @@ def call(layer, inputs, **options):
     return tree.package.trace(layer, **tree.arrays(inputs), **options)
 
 
+firsts = list({variant: (variant, example) for variant, example in reversed(EXAMPLES)}.values())
 for dtype in ("float64", "bfloat16"):
-    for variant, example in EXAMPLES if dtype == "float64" else EXAMPLES[::3]:
+    for variant, example in EXAMPLES if dtype == "float64" else firsts[::3]:
         layer = tree.layer(variant, example, dtype)
-        for kind in ("plain", "full"):
+        for kind in ("plain", "full") if (variant, example) in firsts else ("full",):
             call(layer, inputs_for(variant, example, kind, dtype))
         inputs = inputs_for(variant, example, "full", dtype)
         if tree.name == "numpy":

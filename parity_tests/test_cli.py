@@ -1,17 +1,21 @@
 """The command: what it prints, writes and returns."""
 
+import io
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import attn_np
 from attn_np import contract, weights
-from parity_tests import matrix
+from parity_tests import matrix, report
+from parity_tests.cases import Case
 from parity_tests.cli import app
+from parity_tests.judge import Row
 from parity_tests.real import EXAMPLE
 
 RUN = CliRunner()
@@ -224,3 +228,20 @@ def test_check_draws_a_layer_without_a_head_axis(tmp_path: Path) -> None:
     result = RUN.invoke(app, ["check", str(path), "--picture", str(tmp_path / "p.png")])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "p.png").exists()
+
+
+@pytest.mark.parametrize(("variants", "lines"), [(2, 4), (report.LONG + 1, report.LONG + 1)])
+def test_many_variants_get_a_line_each(variants: int, lines: int) -> None:
+    """Two candidates of few variants are listed one by one; of many, each variant shows the worst of both."""
+    rows = [
+        Row(candidate, Case(f"variant{i}", "some", "full", "float32"), "output", "y", ratio=i + share, elements=5)
+        for i in range(variants)
+        for candidate, share in (("numpy by hand", 0.25), ("torch eager", 0.5))
+    ]
+    console = Console(width=160, record=True, file=io.StringIO())
+    report.show(console, matrix.Result(rows=rows), ("float32",))
+    shown = [line for line in console.export_text().splitlines() if "│" in line]
+    assert len(shown) == lines
+    last = shown[-1].replace("│", " ").split()
+    assert last[-1] == ("10" if variants > report.LONG else "5")
+    assert str(variants - 0.5) in last
