@@ -46,11 +46,11 @@ class Named:
 def planted_cases(frameworks: tuple[str, ...]) -> list[tuple[Mutant, str]]:
     """Every mistake of the catalogue in every tree asked for that can hold it.
 
-    What a trace of a layer's call cannot hold is left out: `attend` called by itself, and decoding.
+    What a trace of a layer's call cannot hold is left out: `attend` called by itself, decoding, and what raises.
     """
     trees = [PACKAGES[name] for name in frameworks]
     shown = [m for m in MUTANTS if m.fix and m.variant in contract.variants() and m.call in CALLS]
-    return [(m, tree) for m in shown for tree in TREES if tree in trees and tree in m.trees]
+    return [(m, tree) for m in shown for tree in TREES if tree in trees and tree in m.trees and tree not in m.raises]
 
 
 def measured(mutant: Mutant, tree: str, dtype: str = "float32", black_box: bool = False) -> Named:

@@ -234,7 +234,7 @@ def test_check_draws_a_layer_without_a_head_axis(tmp_path: Path) -> None:
 def test_many_variants_get_a_line_each(variants: int, lines: int) -> None:
     """Two candidates of few variants are listed one by one; of many, each variant shows the worst of both."""
     rows = [
-        Row(candidate, Case(f"variant{i}", "some", "full", "float32"), "output", "y", ratio=i + share, elements=5)
+        Row(candidate, Case(f"variant{i:02}", "some", "full", "float32"), "output", "y", ratio=i + share, elements=5)
         for i in range(variants)
         for candidate, share in (("numpy by hand", 0.25), ("torch eager", 0.5))
     ]
