@@ -14,12 +14,13 @@ import torch
 from flax import nnx
 
 from attn_np import contract
-from attn_np.contract import Arg, Config
+from attn_np.contract import Arg, Config, mha
 from parity_tests._inputs import EXAMPLES, TREES, Arrays, Tree, config_of, flat, inputs_for
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 VARIANTS = contract.variants()
+KNOWN = (*VARIANTS, *contract.presets())
 JAX = TREES["jax"].package
 SENTENCE = r"{who}: expected .+, got .+[;,] .+"
 
@@ -106,9 +107,26 @@ def test_zero_sizes(variant: str) -> None:
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if {"d_model", "num_heads", "head_dim"} <= set(
     contract.get(v).Config.fields())])  # fmt: skip
 def test_heads_that_do_not_divide_the_width(variant: str) -> None:
-    text = refused_by_all(lambda tree: tree.package.build(variant, d_model=7, num_heads=3), ValueError, variant)
+    config = next(iter(contract.examples(variant).values()))
+    fields = {name: getattr(config, name) for name in config.required()} | {"d_model": 7, "num_heads": 3}
+    text = refused_by_all(lambda tree: tree.package.build(variant, **fields), ValueError, variant)
     assert "divisible" in text
     assert "d_model=7, num_heads=3" in text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wider(mha.Config):
+    """Takes over the fields of multi-head attention and adds one."""
+
+    more: int = 1
+
+
+def test_a_config_that_takes_over_the_fields_of_another_is_not_its_config() -> None:
+    config, more = Wider(d_model=6, num_heads=2), {"jax": {"rngs": nnx.Rngs(0)}}
+    text = refused_by_all(
+        lambda tree: tree.package.MultiHeadAttention(config, **more.get(tree.name, {})), TypeError, "mha"
+    )
+    assert "expected config to be a MultiHeadAttention.Config, got parity_tests.test_bad_input.Wider" in text
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -125,7 +143,7 @@ def test_an_unknown_variant_like_no_other() -> None:
         for wrong in ("qqqqqqq", "_base", "", 3, None):
             with pytest.raises(ValueError, match="expected the name of a variant") as caught:
                 tree.package.build(wrong)
-            assert str(caught.value).endswith(f"got {wrong!r}; choose one of {', '.join(VARIANTS)}")
+            assert str(caught.value).endswith(f"got {wrong!r}; choose one of {', '.join(KNOWN)}")
 
 
 @pytest.mark.parametrize(("variant", "field"), [(v, f) for v in VARIANTS for f in contract.get(v).Config.fields()])

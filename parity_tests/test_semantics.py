@@ -457,7 +457,7 @@ def test_a_scale_of_zero_and_a_negative_scale(tree: Tree) -> None:
 def test_layers_take_a_scale_of_zero(tree: Tree, variant: str) -> None:
     config = config_of(variant, next(iter(contract.examples(variant))))
     inputs = random_inputs(config, "plain", t=4, s=4)
-    layer = tree.build(without(config, scale=0.0, dropout=0.0))
+    layer = tree.build(without(config, scale=0.0, dropout=0.0, causal=False, window=None))
     weights = tree(layer, inputs, return_weights=True)[1]
     assert same(weights, np.full(weights.shape, 0.25))
 

@@ -353,7 +353,8 @@ def check_config(layer: Any, config: Any) -> None:
         TypeError: naming the class that it must be of.
     """
     wanted: type[Config] = layer.Config
-    if not isinstance(config, wanted):
+    # A contract that takes over the fields of another is no config of that one.
+    if not isinstance(config, wanted) or config.variant != wanted.variant:
         got = f"{type(config).__module__}.{type(config).__qualname__}"
         raise TypeError(
             f"{wanted.variant}: expected config to be a {layer.__name__}.Config, got {got}; "
