@@ -9,6 +9,7 @@ from attn_jax._attend import attend as attend
 from attn_jax.additive import AdditiveAttention as AdditiveAttention
 from attn_jax.dot_product import DotProductAttention as DotProductAttention
 from attn_jax.fused_qkv import FusedQKVAttention as FusedQKVAttention
+from attn_jax.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_jax.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_jax.luong import LuongAttention as LuongAttention
 from attn_jax.mha import MultiHeadAttention as MultiHeadAttention
@@ -20,6 +21,7 @@ __all__ = [
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedRecurrentUnit",
+    "GroupedQueryAttention",
     "LuongAttention",
     "MultiHeadAttention",
     "SelfAttention",
@@ -76,6 +78,27 @@ def build(
     use_bias: bool = True,
     use_output: bool = False,
 ) -> FusedQKVAttention: ...
+@overload
+def build(
+    variant: Literal["gqa"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    num_kv_heads: int,
+) -> GroupedQueryAttention: ...
 @overload
 def build(
     variant: Literal["gru"],
@@ -154,3 +177,24 @@ def build(
     dropout: float = 0.0,
     vocab_size: int | None = None,
 ) -> Seq2Seq: ...
+@overload
+def build(
+    variant: Literal["mqa"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    num_kv_heads: int = 1,
+) -> GroupedQueryAttention: ...

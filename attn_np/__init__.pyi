@@ -10,6 +10,7 @@ from attn_np._attend import attend as attend
 from attn_np.additive import AdditiveAttention as AdditiveAttention
 from attn_np.dot_product import DotProductAttention as DotProductAttention
 from attn_np.fused_qkv import FusedQKVAttention as FusedQKVAttention
+from attn_np.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_np.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_np.luong import LuongAttention as LuongAttention
 from attn_np.mha import MultiHeadAttention as MultiHeadAttention
@@ -21,6 +22,7 @@ __all__ = [
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedRecurrentUnit",
+    "GroupedQueryAttention",
     "LuongAttention",
     "MultiHeadAttention",
     "SelfAttention",
@@ -78,6 +80,27 @@ def build(
     use_bias: bool = True,
     use_output: bool = False,
 ) -> FusedQKVAttention: ...
+@overload
+def build(
+    variant: Literal["gqa"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    num_kv_heads: int,
+) -> GroupedQueryAttention: ...
 @overload
 def build(
     variant: Literal["gru"],
@@ -156,3 +179,24 @@ def build(
     dropout: float = 0.0,
     vocab_size: int | None = None,
 ) -> Seq2Seq: ...
+@overload
+def build(
+    variant: Literal["mqa"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    num_kv_heads: int = 1,
+) -> GroupedQueryAttention: ...

@@ -11,6 +11,7 @@ from attn_torch._attend import attend as attend
 from attn_torch.additive import AdditiveAttention as AdditiveAttention
 from attn_torch.dot_product import DotProductAttention as DotProductAttention
 from attn_torch.fused_qkv import FusedQKVAttention as FusedQKVAttention
+from attn_torch.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_torch.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_torch.luong import LuongAttention as LuongAttention
 from attn_torch.mha import MultiHeadAttention as MultiHeadAttention
@@ -22,6 +23,7 @@ __all__ = [
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedRecurrentUnit",
+    "GroupedQueryAttention",
     "LuongAttention",
     "MultiHeadAttention",
     "SelfAttention",
@@ -81,6 +83,28 @@ def build(
     use_bias: bool = True,
     use_output: bool = False,
 ) -> FusedQKVAttention: ...
+@overload
+def build(
+    variant: Literal["gqa"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    num_kv_heads: int,
+) -> GroupedQueryAttention: ...
 @overload
 def build(
     variant: Literal["gru"],
@@ -164,3 +188,25 @@ def build(
     dropout: float = 0.0,
     vocab_size: int | None = None,
 ) -> Seq2Seq: ...
+@overload
+def build(
+    variant: Literal["mqa"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    num_kv_heads: int = 1,
+) -> GroupedQueryAttention: ...

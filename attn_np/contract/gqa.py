@@ -1,0 +1,117 @@
+"""Grouped-query attention: several query heads share one head of keys and values."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import mha
+from attn_np.contract._base import Param, Preset, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(mha.Config):
+    """Fields of grouped-query attention: those of multi-head attention and the number of key/value heads.
+
+    Attributes:
+        d_model: width of queries and outputs.
+        num_heads: how many query heads attend.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        key_dim: width of the key input; d_model by default.
+        value_dim: width of the value input; key_dim by default.
+        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
+        causal: query i sees the keys up to its own position, aligned at the last key.
+        window: (left, right), how many keys before and after its own position a query sees; None is no limit.
+        softcap: scores become softcap * tanh(scores / softcap).
+        dropout: share of the weights set to 0 in training.
+        use_bias: biases on the four projections.
+        num_kv_heads: how many heads of keys and values there are; must divide num_heads.
+    """
+
+    layer = "GroupedQueryAttention"
+    family = "dense"
+    title = "Grouped-query attention"
+    idea = (
+        "While a text is written, every step reads the keys and values of all positions before it, and reading them is "
+        "what takes the time. If several query heads share one head of keys and values, there is less to read."
+    )
+    formula = (
+        r"y = b_o + \sum_h \mathrm{softmax}\!\left(\tfrac{1}{\sqrt{K}}\, q_h k_{\lfloor h / r \rfloor}^\top\right) "
+        r"v_{\lfloor h / r \rfloor}\, w_{o,h}, \quad r = H / G"
+    )
+    notation = {
+        "G (groups)": "G = num_kv_heads, index g",
+        "H (heads)": "H = num_heads, index h; head h is in group h // r",
+        "d_k": "K = head_dim, axis k",
+        "d_v": "V = value_head_dim, axis v",
+    }
+    cost = "time b t s h (k + v); the cache holds g (k + v) numbers for each position, where mha holds h (k + v)"
+    paper = (
+        "Ainslie et al. 2023, GQA: Training Generalized Multi-Query Transformer Models, arXiv:2305.13245, section 2.2"
+    )
+    equals = (
+        "num_kv_heads=num_heads: mha",
+        "keys and values whose heads are equal within each group: mha",
+        "num_kv_heads=1: multi-query attention",
+    )
+    traps = (
+        "consecutive query heads share (h // r); repeating the heads as a block (h % g), or torch's repeat in place of "
+        "repeat_interleave, gives the right shape and the wrong numbers",
+        "the cache holds the g heads; repeated before they are kept, nothing is saved",
+        "the gradient of a shared head is the sum over its group",
+        "making groups of a trained model: the paper takes the mean of the projections in a group, not the first",
+    )
+
+    num_kv_heads: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.positive("num_kv_heads")
+        require(
+            self.num_heads % self.num_kv_heads == 0,
+            self.variant,
+            "num_heads divisible by num_kv_heads",
+            f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}",
+            "give every key/value head the same number of query heads",
+        )
+
+    def sizes(self) -> dict[str, int]:
+        return super().sizes() | {"g": self.num_kv_heads}
+
+    def own_params(self) -> dict[str, Param]:
+        shared = {
+            "w_k": Param("i g k", "i"),
+            "w_v": Param("j g v", "j"),
+            "b_k": Param("g k", "i"),
+            "b_v": Param("g v", "j"),
+        }
+        return {name: shared.get(name, param) for name, param in super().own_params().items()}
+
+    def cached(self) -> dict[str, str]:
+        return {"k": "b s g k", "v": "b s g v"} if self.causal else {}
+
+
+PRESETS = {
+    "mqa": Preset(
+        title="Multi-query attention",
+        idea="All query heads share one head of keys and values, so the cache is as small as with a single head.",
+        paper="Shazeer 2019, Fast Transformer Decoding: One Write-Head is All You Need, arXiv:1911.02150, section 3",
+        fields={"num_kv_heads": 1},
+    ),
+}
+
+EXAMPLES = {
+    "grouped": Config(
+        d_model=7, num_heads=6, num_kv_heads=3, head_dim=5, value_head_dim=2, causal=True, window=(3, None)
+    ),
+    "single": Config(d_model=6, num_heads=3, num_kv_heads=1, scale=1.0, use_bias=False, causal=True),
+    "cross": Config(
+        d_model=7,
+        num_heads=6,
+        num_kv_heads=3,
+        head_dim=2,
+        value_head_dim=5,
+        key_dim=13,
+        value_dim=11,
+        softcap=1.5,
+        dropout=0.25,
+    ),
+}
