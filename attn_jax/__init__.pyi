@@ -15,6 +15,7 @@ from attn_jax.luong import LuongAttention as LuongAttention
 from attn_jax.mha import MultiHeadAttention as MultiHeadAttention
 from attn_jax.self_attention import SelfAttention as SelfAttention
 from attn_jax.seq2seq import Seq2Seq as Seq2Seq
+from attn_jax.sinks import SinkAttention as SinkAttention
 
 __all__ = [
     "AdditiveAttention",
@@ -26,6 +27,7 @@ __all__ = [
     "MultiHeadAttention",
     "SelfAttention",
     "Seq2Seq",
+    "SinkAttention",
     "attend",
     "build",
     "load",
@@ -179,6 +181,27 @@ def build(
 ) -> Seq2Seq: ...
 @overload
 def build(
+    variant: Literal["sinks"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    sink: str = "learned",
+) -> SinkAttention: ...
+@overload
+def build(
     variant: Literal["mqa"],
     /,
     *,
@@ -198,3 +221,24 @@ def build(
     use_bias: bool = True,
     num_kv_heads: int = 1,
 ) -> GroupedQueryAttention: ...
+@overload
+def build(
+    variant: Literal["off_by_one"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    sink: str = 'zero',
+) -> SinkAttention: ...

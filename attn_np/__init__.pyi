@@ -16,6 +16,7 @@ from attn_np.luong import LuongAttention as LuongAttention
 from attn_np.mha import MultiHeadAttention as MultiHeadAttention
 from attn_np.self_attention import SelfAttention as SelfAttention
 from attn_np.seq2seq import Seq2Seq as Seq2Seq
+from attn_np.sinks import SinkAttention as SinkAttention
 
 __all__ = [
     "AdditiveAttention",
@@ -27,6 +28,7 @@ __all__ = [
     "MultiHeadAttention",
     "SelfAttention",
     "Seq2Seq",
+    "SinkAttention",
     "attend",
     "build",
     "load",
@@ -181,6 +183,27 @@ def build(
 ) -> Seq2Seq: ...
 @overload
 def build(
+    variant: Literal["sinks"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    sink: str = "learned",
+) -> SinkAttention: ...
+@overload
+def build(
     variant: Literal["mqa"],
     /,
     *,
@@ -200,3 +223,24 @@ def build(
     use_bias: bool = True,
     num_kv_heads: int = 1,
 ) -> GroupedQueryAttention: ...
+@overload
+def build(
+    variant: Literal["off_by_one"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    sink: str = 'zero',
+) -> SinkAttention: ...

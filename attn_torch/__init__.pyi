@@ -17,6 +17,7 @@ from attn_torch.luong import LuongAttention as LuongAttention
 from attn_torch.mha import MultiHeadAttention as MultiHeadAttention
 from attn_torch.self_attention import SelfAttention as SelfAttention
 from attn_torch.seq2seq import Seq2Seq as Seq2Seq
+from attn_torch.sinks import SinkAttention as SinkAttention
 
 __all__ = [
     "AdditiveAttention",
@@ -28,6 +29,7 @@ __all__ = [
     "MultiHeadAttention",
     "SelfAttention",
     "Seq2Seq",
+    "SinkAttention",
     "attend",
     "build",
     "load",
@@ -190,6 +192,28 @@ def build(
 ) -> Seq2Seq: ...
 @overload
 def build(
+    variant: Literal["sinks"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    sink: str = "learned",
+) -> SinkAttention: ...
+@overload
+def build(
     variant: Literal["mqa"],
     /,
     *,
@@ -210,3 +234,25 @@ def build(
     use_bias: bool = True,
     num_kv_heads: int = 1,
 ) -> GroupedQueryAttention: ...
+@overload
+def build(
+    variant: Literal["off_by_one"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    sink: str = 'zero',
+) -> SinkAttention: ...
