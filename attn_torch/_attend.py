@@ -106,11 +106,10 @@ def attend(
         scores = record(tape, biased=scores + bias)
     allowed = shown(allowed, bias)
     if sinks is None:
-        probs = softmax(scores, allowed, contract.AXES[normalize_over])
+        probs = record(tape, probs=softmax(scores, allowed, contract.AXES[normalize_over]))
     else:
         spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=widen(sinks))))
-        probs = spread[..., :-1]
-    probs = record(tape, probs=probs)
+        probs = record(tape, probs=spread[..., :-1])
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))
     return narrow(context, dtype), narrow(probs, dtype)

@@ -102,8 +102,8 @@ MUTANTS = (
     rules(
         "embedding's gradient spread over all rows",
         "only the rows whose token occurred get a gradient",
-        "tokens[..., None] == np.arange(table.shape[0])",
-        "tokens[..., None] <= np.arange(table.shape[0])",
+        "tokens[:, None] == np.arange(table.shape[0])",
+        "tokens[:, None] <= np.arange(table.shape[0])",
         variant="seq2seq",
         example="words",
     ),

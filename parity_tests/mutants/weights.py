@@ -10,12 +10,17 @@ RETURNED = "narrow(probs, dtype)\n"
 EXP = "e = {exp}(scores - {where}(top == -{np}.inf, 0.0, top))"
 TOTAL = "e / {where}(total == 0, 1.0, total)"
 SELECTED = "where(keep, weights / (1.0 - rate), 0.0)"
+WITH_SINKS = """\
+    else:
+        spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=widen(sinks))))
+        probs = record(tape, probs=spread[..., :-1])
+"""
 BEFORE = f"""\
-    probs = record(tape, {PROBS}
-    kept = record(tape, {KEPT})"""
-DROPPED_SCORES = """\
-    probs = record(tape, probs=softmax(dropout(scores, keep, rate), allowed, contract.AXES[normalize_over]))
-    kept = record(tape, kept=probs)"""
+        probs = record(tape, {PROBS}
+{WITH_SINKS}    kept = record(tape, {KEPT})"""
+DROPPED_SCORES = f"""\
+        probs = record(tape, probs=softmax(dropout(scores, keep, rate), allowed, contract.AXES[normalize_over]))
+{WITH_SINKS}    kept = record(tape, kept=probs)"""
 
 OVER_KEYS = "normalise over the keys: softmax over the last axis of (b, h, t, s), dim=-1"
 WIDE = "compute 16-bit inputs in float32 and float64 inputs in float64, and round once, at the end"
