@@ -144,6 +144,11 @@ def shown(allowed: Any, bias: Dual) -> Any:
     return _core.shown(allowed, bias.v)
 
 
+@rule(FUNCTIONS, _core.constants)
+def constants(values: Any, like: Dual) -> Dual:
+    return dual(_core.constants(values, like.v))
+
+
 @rule(FUNCTIONS, _core.einsum)
 def einsum(spec: str, x: Any, y: Any) -> Dual:
     x, y = dual(x), dual(y)

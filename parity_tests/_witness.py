@@ -7,7 +7,7 @@ which imports nothing of ours. It gives float64 arrays by the names of the outpu
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
-from math import tanh
+from math import exp
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,52 @@ def each_row(
     spread = [np.broadcast_to(inputs.get(name, other), scores) for name, other in defaults]
     rows = [[x.tolist() for x in row] for row in zip(*words, *spread, strict=True)]
     return (config if "keep" in inputs else replace(config, dropout=0.0)), rows
+
+
+def heads_by_hand(
+    config: Any, w: Any, row: Any, score: Callable[..., float], value: Callable[..., Any] = lambda i, j, v: v
+) -> tuple[Any, Any]:
+    """Self-attention of one batch row, one number at a time: its output, and the weights of every head.
+
+    Args:
+        config: says causal, window and dropout.
+        w: the parameters as lists; w_q, w_k, w_v, w_o and their biases are projections of each head.
+        row: the words, then mask, bias and keep-mask of every head.
+        score: of head h, positions i and j, a query and a key; without the bias that was given.
+        value: of positions i and j and a value: what j gives to i.
+    """
+    words, mask, bias, keep = row
+    left, right = getattr(config, "window", None) or (None, None)
+
+    def part(name: str, h: int) -> list[list[float]]:
+        columns = [line[h] for line in w[f"w_{name}"]]
+        offset = w[f"b_{name}"][h] if f"b_{name}" in w else [0.0] * len(columns[0])
+        return [
+            [sum(a * line[c] for a, line in zip(word, columns, strict=True)) + offset[c] for c in range(len(offset))]
+            for word in words
+        ]
+
+    def sees(h: int, i: int, j: int) -> bool:
+        hidden = not mask[h][i][j] or (config.causal and j > i)
+        return not (hidden or (left is not None and j < i - left) or (right is not None and j > i + right))
+
+    d = len(w["w_o"][0][0])
+    y, weights = [list(w.get("b_o", [0.0] * d)) for _ in words], []
+    for h, w_o in enumerate(w["w_o"]):
+        q, k, v = (part(name, h) for name in "qkv")
+        alpha = []
+        for i in range(len(words)):
+            raised = [
+                exp(score(h, i, j, q[i], k[j]) + bias[h][i][j]) if sees(h, i, j) else 0.0 for j in range(len(words))
+            ]
+            alpha.append([e / sum(raised) if e else 0.0 for e in raised])
+            used = [a / (1 - config.dropout) if kept else 0.0 for a, kept in zip(alpha[i], keep[h][i], strict=True)]
+            given = [value(i, j, word) for j, word in enumerate(v)]
+            for c, line in enumerate(w_o):
+                found = sum(a * word[c] for a, word in zip(used, given, strict=True))
+                y[i] = [total + found * x for total, x in zip(y[i], line, strict=True)]
+        weights.append(alpha)
+    return y, weights
 
 
 def stacked(pairs: Sequence[tuple[Any, ...]], *names: str) -> Arrays:

@@ -1,0 +1,64 @@
+"""Self-attention with heads: the fields, parameters and arguments that its variants share."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _base
+from attn_np.contract._base import Arg, Param
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_base.Config):
+    """Fields that every such variant has; a contract adds its own and says what they mean."""
+
+    d_model: int
+    num_heads: int
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    scale: float | None = None
+    causal: bool = False
+    dropout: float = 0.0
+    use_bias: bool = True
+
+    def __post_init__(self) -> None:
+        self.positive("d_model", "num_heads", "head_dim", "value_head_dim")
+        self.number("scale")
+        self.rate("dropout")
+        self.flag("causal", "use_bias")
+        if self.head_dim is None:
+            _base.require(
+                self.d_model % self.num_heads == 0,
+                self.variant,
+                "d_model divisible by num_heads",
+                f"d_model={self.d_model}, num_heads={self.num_heads}",
+                "change one of them or set head_dim=",
+            )
+
+    def sizes(self) -> dict[str, int]:
+        k = self.head_dim or self.d_model // self.num_heads
+        return {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
+
+    def own_params(self) -> dict[str, Param]:
+        weights = {
+            "w_q": Param("d h k", "d"),
+            "w_k": Param("d h k", "d"),
+            "w_v": Param("d h v", "d"),
+            "w_o": Param("h v d", "h v"),
+        }
+        biases = {
+            "b_q": Param("h k", "d"),
+            "b_k": Param("h k", "d"),
+            "b_v": Param("h v", "d"),
+            "b_o": Param("d", "h v"),
+        }
+        return weights | biases if self.use_bias else weights
+
+    def arguments(self) -> dict[str, Arg]:
+        return {
+            "query": Arg("b t d"),
+            "mask": Arg("b h t t", "mask", optional=True),
+            "bias": Arg("b h t t", "bias", optional=True),
+            "keep": Arg("b h t t", "keep", optional=True),
+        }
+
+    def cached(self) -> dict[str, str]:
+        return {"k": "b s h k", "v": "b s h v"} if self.causal else {}
