@@ -7,6 +7,7 @@ from attn_jax._api import save as save
 from attn_jax._api import trace as trace
 from attn_jax._attend import attend as attend
 from attn_jax.additive import AdditiveAttention as AdditiveAttention
+from attn_jax.alibi import AlibiAttention as AlibiAttention
 from attn_jax.dot_product import DotProductAttention as DotProductAttention
 from attn_jax.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_jax.gqa import GroupedQueryAttention as GroupedQueryAttention
@@ -19,6 +20,7 @@ from attn_jax.sinks import SinkAttention as SinkAttention
 
 __all__ = [
     "AdditiveAttention",
+    "AlibiAttention",
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedRecurrentUnit",
@@ -48,6 +50,23 @@ def build(
     dropout: float = 0.0,
     normalize_over: str = "keys",
 ) -> AdditiveAttention: ...
+@overload
+def build(
+    variant: Literal["alibi"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    window: tuple[int | None, int | None] | None = None,
+) -> AlibiAttention: ...
 @overload
 def build(
     variant: Literal["dot_product"],

@@ -8,6 +8,7 @@ from attn_np._api import trace as trace
 from attn_np._api import value_and_vjp as value_and_vjp
 from attn_np._attend import attend as attend
 from attn_np.additive import AdditiveAttention as AdditiveAttention
+from attn_np.alibi import AlibiAttention as AlibiAttention
 from attn_np.dot_product import DotProductAttention as DotProductAttention
 from attn_np.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_np.gqa import GroupedQueryAttention as GroupedQueryAttention
@@ -20,6 +21,7 @@ from attn_np.sinks import SinkAttention as SinkAttention
 
 __all__ = [
     "AdditiveAttention",
+    "AlibiAttention",
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedRecurrentUnit",
@@ -50,6 +52,23 @@ def build(
     dropout: float = 0.0,
     normalize_over: str = "keys",
 ) -> AdditiveAttention: ...
+@overload
+def build(
+    variant: Literal["alibi"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    window: tuple[int | None, int | None] | None = None,
+) -> AlibiAttention: ...
 @overload
 def build(
     variant: Literal["dot_product"],

@@ -9,6 +9,7 @@ from attn_torch._api import save as save
 from attn_torch._api import trace as trace
 from attn_torch._attend import attend as attend
 from attn_torch.additive import AdditiveAttention as AdditiveAttention
+from attn_torch.alibi import AlibiAttention as AlibiAttention
 from attn_torch.dot_product import DotProductAttention as DotProductAttention
 from attn_torch.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_torch.gqa import GroupedQueryAttention as GroupedQueryAttention
@@ -21,6 +22,7 @@ from attn_torch.sinks import SinkAttention as SinkAttention
 
 __all__ = [
     "AdditiveAttention",
+    "AlibiAttention",
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedRecurrentUnit",
@@ -51,6 +53,24 @@ def build(
     dropout: float = 0.0,
     normalize_over: str = "keys",
 ) -> AdditiveAttention: ...
+@overload
+def build(
+    variant: Literal["alibi"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    window: tuple[int | None, int | None] | None = None,
+) -> AlibiAttention: ...
 @overload
 def build(
     variant: Literal["dot_product"],

@@ -1,0 +1,84 @@
+"""Attention with linear biases (ALiBi): a score falls with the distance between query and key."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_heads.Config):
+    """Fields of attention with linear biases.
+
+    Attributes:
+        d_model: width of the input and of the output.
+        num_heads: how many heads attend, any number.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        scale: factor on the products of queries and keys; 1/sqrt(head_dim) by default.
+        causal: a position sees itself and what stands before it. Without it distances count on both sides alike.
+        dropout: share of the weights set to 0 in training.
+        use_bias: biases on the four projections.
+        window: (left, right), how many positions before and after itself one sees; None is no limit.
+    """
+
+    layer = "AlibiAttention"
+    family = "positions"
+    title = "Attention with linear biases (ALiBi)"
+    idea = (
+        "Nothing is added to the words to say where they stand. Instead every score is lowered in proportion to the "
+        "distance between query and key, with a slope of its own for each head: some heads look near, some far. A "
+        "model trained on short texts reads longer ones, because a larger distance only means more of the same."
+    )
+    formula = (
+        r"y = b_o + \sum_h \mathrm{softmax}_s\!\left(\tfrac{1}{\sqrt{K}}\, q_{h,t} \cdot k_{h,s} "
+        r"- m_h\, |t - s|\right) v_h\, w_{o,h}, \qquad m_h = 2^{-8h/H},\; h = 1 \ldots H"
+    )
+    notation = {
+        "m (slope of a head)": "slopes()[h]; H = num_heads a power of two gives 2^(-8 (h + 1) / H), h from 0",
+        "-(i-1), ..., -2, -1, 0": "minus the distances of query t to the keys s; times the slopes: alibi, b h t s",
+    }
+    cost = "time b t t h (k + v); memory b h t t on the textbook path; no parameters of its own"
+    paper = (
+        "Press, Smith, Lewis 2022, Train Short, Test Long: Attention with Linear Biases Enables Input Length "
+        "Extrapolation, arXiv:2108.12409, section 3; slopes for other numbers of heads as in the authors' code"
+    )
+    equals = ("mha with the biases -m_h |t - s| given as bias=",)
+    traps = (
+        "slopes 2^(-8 (h + 1) / H) for a number of heads that is no power of two: the authors take those of the next "
+        "lower power and then every second one of twice that power, so checkpoints have other slopes, in this order",
+        "a bias m_h s of the key's position alone, as some models have it, gives the same weights where every key "
+        "stands before the query, and rewards keys behind it without causality",
+        "slopes times sqrt(K), when the bias is added before the scores are scaled",
+        "positions counted from the padding on the left",
+        "distances in 16 bits: beyond 256 bfloat16 cannot tell neighbours apart",
+    )
+    positional = True
+    shifted = True
+    unlike_heads = True
+
+    window: tuple[int | None, int | None] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.interval("window")
+
+    def slopes(self) -> tuple[float, ...]:
+        """What a score loses for each step of distance, by head."""
+        return slopes(self.num_heads)
+
+
+def slopes(heads: int) -> tuple[float, ...]:
+    """A geometric sequence down to 2^-8 for a power of two.
+
+    Else that of the next lower power, and of the sequence for twice that power every second one from the first.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    found = tuple(2.0 ** (-8 * (h + 1) / power) for h in range(power))
+    return found if power == heads else found + slopes(2 * power)[::2][: heads - power]
+
+
+EXAMPLES = {
+    "causal": Config(d_model=7, num_heads=3, head_dim=5, value_head_dim=11, scale=0.5, causal=True, use_bias=False),
+    "both": Config(d_model=6, num_heads=2, dropout=0.25),
+    "ring": Config(d_model=5, num_heads=2, head_dim=3, causal=True, window=(2, None)),
+}
