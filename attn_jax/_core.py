@@ -19,6 +19,7 @@ __all__ = [
     "Layer",
     "Output",
     "Tape",
+    "amax",
     "arange",
     "argmax",
     "broadcast_to",
@@ -81,6 +82,11 @@ DTYPES = {
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
+
+
+def amax(x: Array, axis: int) -> Array:
+    """Largest entry of an axis, without a gradient: subtracted from every score before `exp`, it cancels."""
+    return jnp.max(jax.lax.stop_gradient(x), axis=axis)
 
 
 def arange(n: int, like: Array) -> Array:

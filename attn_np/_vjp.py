@@ -30,6 +30,8 @@ __all__ = [
     "layer_norm_vjp",
     "lerp_vjp",
     "linear_vjp",
+    "part_of_softmax",
+    "part_of_softmax_vjp",
     "repeat_heads_vjp",
     "rest_of",
     "rms_norm_vjp",
@@ -105,6 +107,24 @@ def softmax_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     and gets 0, and so does every hidden key.
     """
     return probs * (dprobs - np.sum(probs * dprobs, axis=axis, keepdims=True))
+
+
+@primitive
+def part_of_softmax(scores: Array, top: Array, total: Array, parts: int) -> Array:
+    """Weights of some of the keys, from the largest score and the sum of exponentials over all of them.
+
+    Args:
+        scores: of these keys, -inf where one is hidden.
+        top, total: over all keys.
+        parts: how many parts the keys were summed in.
+    """
+    return np.exp(scores - top) / total
+
+
+@primitive
+def part_of_softmax_vjp(probs: Array, dprobs: Array, share: Array, parts: int) -> Array:
+    """The rule of softmax for some of the keys: p_j (dp_j - share), where share = sum_i p_i dp_i over all of them."""
+    return (dprobs - share) * probs
 
 
 def repeat_heads_vjp(dx: Array, heads: int | None) -> Array:

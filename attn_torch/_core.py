@@ -15,6 +15,7 @@ __all__ = [
     "Layer",
     "Output",
     "Tape",
+    "amax",
     "arange",
     "argmax",
     "broadcast_to",
@@ -77,6 +78,11 @@ DTYPES = {
 
 def maximum(x: Array, y: Array | float) -> Array:
     return torch.clamp_min(x, y) if isinstance(y, int | float) else torch.maximum(x, y)
+
+
+def amax(x: Array, axis: int) -> Array:
+    """Largest entry of an axis, without a gradient: subtracted from every score before `exp`, it cancels."""
+    return torch.amax(x.detach(), dim=axis)
 
 
 def arange(n: int, like: Array) -> Array:

@@ -42,6 +42,9 @@ class Dual(NDArrayOperatorsMixin):
     def transpose(self, *axes: Any) -> "Dual":
         return Dual(self.v.transpose(*axes), self.d.transpose(*axes))
 
+    def sum(self, axis: int) -> "Dual":
+        return Dual(self.v.sum(axis), self.d.sum(axis))
+
     def astype(self, dtype: Any, **_: Any) -> "Dual":
         return Dual(self.v.astype(dtype), self.d.astype(dtype))
 
@@ -83,6 +86,26 @@ rule(UFUNCS, np.multiply)(lambda x, y: Dual(x.v * y.v, x.v * y.d + x.d * y.v))
 def divide(x: Dual, y: Dual) -> Dual:
     q = x.v / y.v
     return Dual(q, (x.d - q * y.d) / y.v)
+
+
+@rule(UFUNCS, np.exp)
+def exponential(x: Dual) -> Dual:
+    y = np.exp(x.v)
+    return Dual(y, y * x.d)
+
+
+@rule(UFUNCS, np.maximum)
+def maximum(x: Any, y: Any) -> Dual:
+    """The larger number, with its tangent."""
+    x, y = dual(x), dual(y)
+    first = x.v.v >= y.v.v
+    return Dual(np.maximum(x.v, y.v), np.where(first, x.d, y.d))
+
+
+@rule(FUNCTIONS, _core.amax)
+def amax(x: Dual, axis: int) -> Dual:
+    """Without a gradient, as it is defined."""
+    return dual(_core.amax(x.v, axis))
 
 
 @rule(UFUNCS, np.tanh)
@@ -180,6 +203,24 @@ def softmax_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
     d = _vjp.softmax_vjp(p, dprobs.d, axis) + (probs.d * (dp - mean) - moved)
     sums = [p * np.sum(abs(x), axis=axis, keepdims=True) for x in (p * dprobs.d, probs.d * dp)]
     return Dual(_vjp.softmax_vjp(p, dp, axis), in_any_form(d, *sums, p * dprobs.d, probs.d * dp, probs.d * mean))
+
+
+@rule(FUNCTIONS, _vjp.part_of_softmax)
+def part_of_softmax(scores: Dual, top: Any, total: Any, parts: int) -> Dual:
+    """p = e^{s - m} / l changes by p (s' - l' / l); m has no tangent."""
+    top, total = dual(top), dual(total)
+    p = _vjp.part_of_softmax(scores.v, top.v, total.v, parts)
+    gone = total.d / total.v
+    return Dual(p, in_any_form(p * (scores.d - gone), p * scores.d, p * gone))
+
+
+@rule(FUNCTIONS, _vjp.part_of_softmax_vjp)
+def part_of_softmax_vjp(probs: Dual, dprobs: Dual, share: Dual, parts: int) -> Dual:
+    """p (dp - D) changes by p (dp' - D') + p' (dp - D)."""
+    p, dp, mean = probs.v, dprobs.v, share.v
+    d = p * (dprobs.d - share.d) + probs.d * (dp - mean)
+    terms = p * dprobs.d, p * share.d, probs.d * dp, probs.d * mean
+    return Dual(_vjp.part_of_softmax_vjp(p, dp, mean, parts), in_any_form(d, *terms))
 
 
 @rule(FUNCTIONS, _core.lerp)

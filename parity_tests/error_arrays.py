@@ -145,6 +145,9 @@ class ErrArray(NDArrayOperatorsMixin):
     def swapaxes(self, i: int, j: int) -> "ErrArray":
         return ErrArray(self.v.swapaxes(i, j), self.b.swapaxes(i, j))
 
+    def sum(self, axis: int) -> "ErrArray":
+        return summed(self, axis)
+
     def astype(self, dtype: Any, **_: Any) -> "ErrArray":
         """Values stay in float64; a narrower type adds its one rounding."""
         name = np.dtype(dtype).name
@@ -206,9 +209,9 @@ def lift(x: Any) -> ErrArray:
     if x.dtype == bool or x.dtype.kind in "iu":
         return ErrArray(x.astype(np.float64), 0.0)
     x = x.astype(np.float64)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         kept = x.astype(_core.DTYPES[_current.get().work]).astype(np.float64)
-    return ErrArray(x, np.where(np.isfinite(kept), np.abs(x - kept), 0.0))
+        return ErrArray(x, np.where(np.isfinite(kept), np.abs(x - kept), 0.0))
 
 
 def rounded(v: np.ndarray, b: np.ndarray, roundings: float = 1.0) -> ErrArray:
@@ -386,6 +389,9 @@ def largest(x: ErrArray, axis: Any = None, keepdims: bool = False, **initial: An
         return ErrArray(v, np.where(np.isinf(v), 0.0, np.maximum(high - v, v - low)))
 
 
+FUNCTIONS[_core.amax] = lambda x, axis: largest(x, axis)
+
+
 def _moving(function: Callable[..., Any]) -> Callable[..., ErrArray]:
     return lambda x, *a, **k: ErrArray(function(x.v, *a, **k), function(x.b, *a, **k))
 
@@ -519,6 +525,22 @@ def softmax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
         gap, inner = np.abs(y.v - dot), y.b + error
         b = x.b * (gap + inner) + x.v * inner + 8 * p.u * (x.v + x.b) * (np.abs(y.v) + np.abs(dot) + inner)
     return rounded(x.v * (y.v - dot), b)
+
+
+@rule(FUNCTIONS, _vjp.part_of_softmax)
+def part_of_softmax(scores: Any, top: Any, total: Any, parts: int) -> ErrArray:
+    """A running softmax gets the same weight as a product: one factor more for each part that came after."""
+    out = plain(_vjp.part_of_softmax)(lift(scores), lift(top), lift(total), parts)
+    return ErrArray(out.v, out.b + parts * (FUNCTION + 2) * _current.get().u * magnitude(out))
+
+
+@rule(FUNCTIONS, _vjp.part_of_softmax_vjp)
+def part_of_softmax_vjp(probs: Any, dprobs: Any, share: Any, parts: int) -> ErrArray:
+    """Automatic differentiation divides dp and the share by the sum first, and multiplies each by the same factors."""
+    probs, dprobs, share = lift(probs), lift(dprobs), lift(share)
+    out = plain(_vjp.part_of_softmax_vjp)(probs, dprobs, share, parts)
+    size = magnitude(probs) * (magnitude(dprobs) + magnitude(share))
+    return ErrArray(out.v, out.b + (8 + 2 * parts) * _current.get().u * size)
 
 
 # Derivatives of the activations ---------------------------------------------------------------------------------------

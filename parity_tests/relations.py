@@ -247,9 +247,31 @@ def both(got: dict[str, Any], want: dict[str, Any]) -> Iterator[Pair]:
 def ratios(name: str, subject: Subject, call: Call) -> dict[str, float]:
     """Largest difference over the sum of both bounds, by array; arrays without bounds must be equal.
 
-    Nothing where the contract says why the relation does not hold.
+    Nothing where the contract says why the relation does not hold, or the layer lacks what it is about.
     """
-    return {} if name in call.config.exempt() else compared(name, subject, call)
+    lacking = NEEDS.get(name, set()) - offered(call.config)
+    return {} if lacking or name in call.config.exempt() else compared(name, subject, call)
+
+
+# What a relation is about, where not every layer has it: returned weights, an argument, a field.
+NEEDS = {
+    "weights_add_up_to_one": {"weights"},
+    "a_constant_on_all_scores_changes_nothing": {"bias"},
+    "a_large_bias_decides": {"bias", "weights"},
+    "every_key_twice_changes_nothing": {"weights"},
+    "twice_the_scores_square_the_weights": {"weights"},
+    "indifferent_scores_share_evenly": {"weights"},
+    "the_output_is_the_weights_times_the_values": {"weights"},
+    "weights_do_not_know_dropout": {"weights"},
+    "evaluation_drops_nothing": {"dropout"},
+    "keeping_everything_is_no_dropout": {"dropout"},
+}
+
+
+def offered(config: Config) -> set[str]:
+    """Arguments and fields, and "weights" where they are returned."""
+    weighs = not attends(config) or extras(config.variant, config.layer)
+    return {*config.arguments(), *config.fields(), *(["weights"] if weighs else [])}
 
 
 def compared(name: str, subject: Subject, call: Call) -> dict[str, float]:

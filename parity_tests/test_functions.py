@@ -59,6 +59,24 @@ def test_constants_are_rounded_once(dtype: str) -> None:
         assert compare(want.astype(np.float64), known)["ratio"] <= 1
 
 
+def test_the_largest_entry_has_no_gradient() -> None:
+    """The same in every tree; the judge knows what errors in the entries do to it."""
+    torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
+    x = np.array([[[1.0, -2.0], [3.0, -np.inf]], [[-np.inf, 0.5], [-np.inf, 0.25]]])
+    want = [[3.0, -2.0], [-np.inf, 0.5]]
+    leaf = torch.from_numpy(x).requires_grad_()
+    found = [import_module("attn_np._core").amax(x, 1), import_module("attn_torch._core").amax(leaf, 1)]
+    found.append(import_module("attn_jax._core").amax(jax.numpy.asarray(x), 1))
+    assert [np.asarray(y).tolist() for y in found] == [want] * 3
+    assert not found[1].requires_grad
+    grad = jax.grad(lambda x: import_module("attn_jax._core").amax(x, 1)[0].sum())(jax.numpy.asarray(x))
+    assert not np.any(grad)
+    with np.errstate(invalid="ignore"):
+        known: Any = import_module("attn_np._core").amax(ErrArray(x, np.where(np.isfinite(x), 0.125, 0.0)), 1)
+    assert known.v.tolist() == want
+    assert known.b.tolist() == [[0.125, 0.125], [0.0, 0.125]]
+
+
 def judged(name: str, x: np.ndarray, got: np.ndarray) -> dict[str, Any]:
     function = getattr(import_module("attn_np._core"), name)
     with precision(precision_of(x.dtype.name)):

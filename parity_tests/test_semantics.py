@@ -43,7 +43,7 @@ from parity_tests._inputs import (
     without,
 )
 from parity_tests._witness import bounded, cotangent, layer_of, weights_of
-from parity_tests.candidates import numpy_layer, run_torch
+from parity_tests.candidates import extras, numpy_layer, run_torch
 from parity_tests.cases import Case, Drawn
 from parity_tests.error_arrays import ErrArray, precision, precision_of, widened
 from parity_tests.judge import compare, reference
@@ -453,13 +453,10 @@ def test_a_scale_of_zero_and_a_negative_scale(tree: Tree) -> None:
     scales(tree)
 
 
-def scaled() -> list[str]:
-    """Variants whose scale is on all that their scores are made of."""
-    found = {variant: contract.get(variant).Config for variant in VARIANTS}
-    return [variant for variant, config in found.items() if "scale" in config.fields() and not config.shifted]
+SCALED = [v for v in VARIANTS if "scale" in contract.get(v).Config.fields() and extras(v, contract.get(v).Config.layer)]
 
 
-@pytest.mark.parametrize("variant", scaled())
+@pytest.mark.parametrize("variant", SCALED)
 def test_layers_take_a_scale_of_zero(tree: Tree, variant: str) -> None:
     config = config_of(variant, next(iter(contract.examples(variant))))
     inputs = random_inputs(config, "plain", t=4, s=4)
