@@ -8,6 +8,7 @@ from attn_jax._api import trace as trace
 from attn_jax._attend import attend as attend
 from attn_jax.additive import AdditiveAttention as AdditiveAttention
 from attn_jax.alibi import AlibiAttention as AlibiAttention
+from attn_jax.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_jax.dot_product import DotProductAttention as DotProductAttention
 from attn_jax.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_jax.gqa import GroupedQueryAttention as GroupedQueryAttention
@@ -21,6 +22,7 @@ from attn_jax.sinks import SinkAttention as SinkAttention
 __all__ = [
     "AdditiveAttention",
     "AlibiAttention",
+    "BlockwiseAttention",
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedRecurrentUnit",
@@ -67,6 +69,17 @@ def build(
     use_bias: bool = True,
     window: tuple[int | None, int | None] | None = None,
 ) -> AlibiAttention: ...
+@overload
+def build(
+    variant: Literal["blockwise"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    block_size: int,
+    scale: float | None = None,
+    causal: bool = False,
+) -> BlockwiseAttention: ...
 @overload
 def build(
     variant: Literal["dot_product"],

@@ -9,6 +9,7 @@ from attn_np._api import value_and_vjp as value_and_vjp
 from attn_np._attend import attend as attend
 from attn_np.additive import AdditiveAttention as AdditiveAttention
 from attn_np.alibi import AlibiAttention as AlibiAttention
+from attn_np.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_np.dot_product import DotProductAttention as DotProductAttention
 from attn_np.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_np.gqa import GroupedQueryAttention as GroupedQueryAttention
@@ -22,6 +23,7 @@ from attn_np.sinks import SinkAttention as SinkAttention
 __all__ = [
     "AdditiveAttention",
     "AlibiAttention",
+    "BlockwiseAttention",
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedRecurrentUnit",
@@ -69,6 +71,17 @@ def build(
     use_bias: bool = True,
     window: tuple[int | None, int | None] | None = None,
 ) -> AlibiAttention: ...
+@overload
+def build(
+    variant: Literal["blockwise"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    block_size: int,
+    scale: float | None = None,
+    causal: bool = False,
+) -> BlockwiseAttention: ...
 @overload
 def build(
     variant: Literal["dot_product"],

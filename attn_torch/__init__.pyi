@@ -10,6 +10,7 @@ from attn_torch._api import trace as trace
 from attn_torch._attend import attend as attend
 from attn_torch.additive import AdditiveAttention as AdditiveAttention
 from attn_torch.alibi import AlibiAttention as AlibiAttention
+from attn_torch.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_torch.dot_product import DotProductAttention as DotProductAttention
 from attn_torch.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_torch.gqa import GroupedQueryAttention as GroupedQueryAttention
@@ -23,6 +24,7 @@ from attn_torch.sinks import SinkAttention as SinkAttention
 __all__ = [
     "AdditiveAttention",
     "AlibiAttention",
+    "BlockwiseAttention",
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedRecurrentUnit",
@@ -71,6 +73,18 @@ def build(
     use_bias: bool = True,
     window: tuple[int | None, int | None] | None = None,
 ) -> AlibiAttention: ...
+@overload
+def build(
+    variant: Literal["blockwise"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    block_size: int,
+    scale: float | None = None,
+    causal: bool = False,
+) -> BlockwiseAttention: ...
 @overload
 def build(
     variant: Literal["dot_product"],

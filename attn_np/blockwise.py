@@ -1,0 +1,113 @@
+"""Blockwise attention: the softmax as a running sum over blocks of keys, so that no weight is ever kept."""
+
+from math import inf, sqrt
+
+from jaxtyping import Bool, Float
+
+from attn_np._cache import Past, remember
+from attn_np._core import (
+    Array,
+    Layer,
+    Tape,
+    amax,
+    arange,
+    broadcast_to,
+    concatenate,
+    dtype_name,
+    einsum,
+    exp,
+    hide,
+    inputs,
+    maximum,
+    narrow,
+    record,
+    scan,
+    seen,
+    visible,
+    where,
+    zeros,
+)
+from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, inputs_vjp, part_of_softmax, part_of_softmax_vjp
+from attn_np.contract.blockwise import Config
+
+
+def blocks(x: Array, size: int) -> Array:
+    """b s ... -> b n c ...: the last block is filled up with zeros, or with False."""
+    count = max(1, -(-x.shape[1] // size))
+    more = zeros((x.shape[0], count * size - x.shape[1], *x.shape[2:]), x)
+    return concatenate([x, more], 1).reshape(x.shape[0], count, size, *x.shape[2:])
+
+
+class BlockwiseAttention(Layer[Config]):
+    """The softmax as a running sum over blocks of keys, so that no weight is ever kept."""
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t k"],
+        key: Float[Array, "b s k"] | None = None,
+        value: Float[Array, "b s v"] | None = None,
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        past: Past | None = None,
+    ) -> Array:
+        self.check(query=query, key=key, value=value, mask=mask)
+        c, dtype = self.config, dtype_name(query)
+        q, k, v = inputs(tape, "bts", None, query, key, value, past=past)
+        k, v = remember(past, k=k, v=v)
+        (b, t, width), s = q.shape, k.shape[1]
+        factor = 1 / sqrt(width) if c.scale is None else c.scale
+        every = arange(s, q)[None, None, :] >= 0
+        near = visible(mask, t, s, like=q, causal=c.causal, past=past)
+        allowed = broadcast_to(every if near is None else near, (b, t, s))
+        q = hide("bts->btk", allowed, q)
+        k, v = hide("bts->bsk", allowed, k), hide("bts->bsv", allowed, v)
+        q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
+
+        def step(carry, xs):
+            some, top, total, sums = carry
+            k, v, near = xs
+            scores = where(near, einsum("btk,bck->bct", q, k) * factor, -inf)
+            some = some | seen("bct->bt", near)
+            higher = maximum(top, amax(scores, 1))
+            # A query that has seen no key yet has no largest score to subtract.
+            rest = exp(top - where(some, higher, 0.0))
+            e = exp(scores - where(some, higher, 0.0)[:, None])
+            total = total * rest + e.sum(1)
+            sums = sums * rest[..., None] + einsum("bct,bcv->btv", e, v)
+            return (some, higher, total, sums), (higher, total, sums)
+
+        none = zeros((b, t), q)
+        carry = none > 0, none - inf, none, zeros((b, t, v.shape[2]), q)
+        xs = blocks(k, c.block_size), blocks(v, c.block_size), blocks(allowed.swapaxes(1, 2), c.block_size)
+        names = ("running_top", "running_total", "running_sums")
+        (some, top, total, sums), _ = scan(step, carry, xs, names=names, tape=tape)
+        # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
+        top, total = record(tape, top=where(some, top, 0.0), total=where(some, total, 1.0))
+        y = record(tape, y=sums / total[..., None])
+        return narrow(y, dtype)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
+        """Walk over the blocks again: their weights are computed anew from the largest score and the sum."""
+        c, dtype = self.config, dtype_name(dy)
+        q, k, v, top, total = (tape[name] for name in ("q", "k", "v", "top", "total"))
+        factor = 1 / sqrt(q.shape[2]) if c.scale is None else c.scale
+        dy = cotangent(tape, dy)
+        # sum_s p_ts dp_ts over all keys is dy . y, because dp_ts = dy_t . v_s.
+        share = einsum("btv,btv->bt", dy, tape["y"])
+        xs = blocks(k, c.block_size), blocks(v, c.block_size), blocks(tape["allowed"].swapaxes(1, 2), c.block_size)
+
+        def step(dq, xs):
+            k, v, near = xs
+            scores = where(near, einsum("btk,bck->bct", q, k) * factor, -inf)
+            probs = part_of_softmax(scores, top[:, None], total[:, None], count)
+            dprobs, dv = einsum_vjp("bct,bcv->btv", probs, v, dy)
+            dscores = part_of_softmax_vjp(probs, dprobs, share[:, None], count)
+            more, dk = einsum_vjp("btk,bck->bct", q, k, dscores * factor)
+            return dq + more, (dk, dv)
+
+        count = xs[0].shape[1]
+        dq, (dk, dv) = scan(step, zeros(q.shape, q), xs, names=("dk", "dv"))
+        dk, dv = (x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])[:, : k.shape[1]] for x in (dk, dv))
+        dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
+        return grads(dtype, inputs_vjp(tape, "bts", dq, dk, dv), {})

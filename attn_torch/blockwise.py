@@ -1,0 +1,87 @@
+"""Blockwise attention: the softmax as a running sum over blocks of keys, so that no weight is ever kept."""
+
+from math import inf, sqrt
+
+from jaxtyping import Bool, Float
+
+from attn_np.contract.blockwise import Config
+from attn_torch._cache import Past, remember
+from attn_torch._core import (
+    Array,
+    Layer,
+    Tape,
+    amax,
+    arange,
+    broadcast_to,
+    concatenate,
+    dtype_name,
+    einsum,
+    exp,
+    hide,
+    inputs,
+    maximum,
+    narrow,
+    record,
+    scan,
+    seen,
+    visible,
+    where,
+    zeros,
+)
+
+
+def blocks(x: Array, size: int) -> Array:
+    """b s ... -> b n c ...: the last block is filled up with zeros, or with False."""
+    count = max(1, -(-x.shape[1] // size))
+    more = zeros((x.shape[0], count * size - x.shape[1], *x.shape[2:]), x)
+    return concatenate([x, more], 1).reshape(x.shape[0], count, size, *x.shape[2:])
+
+
+class BlockwiseAttention(Layer[Config]):
+    """The softmax as a running sum over blocks of keys, so that no weight is ever kept."""
+
+    def forward(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t k"],
+        key: Float[Array, "b s k"] | None = None,
+        value: Float[Array, "b s v"] | None = None,
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        past: Past | None = None,
+    ) -> Array:
+        self.check(query=query, key=key, value=value, mask=mask)
+        c, dtype = self.config, dtype_name(query)
+        q, k, v = inputs(tape, "bts", None, query, key, value, past=past)
+        k, v = remember(past, k=k, v=v)
+        (b, t, width), s = q.shape, k.shape[1]
+        factor = 1 / sqrt(width) if c.scale is None else c.scale
+        every = arange(s, q)[None, None, :] >= 0
+        near = visible(mask, t, s, like=q, causal=c.causal, past=past)
+        allowed = broadcast_to(every if near is None else near, (b, t, s))
+        q = hide("bts->btk", allowed, q)
+        k, v = hide("bts->bsk", allowed, k), hide("bts->bsv", allowed, v)
+        q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
+
+        def step(carry, xs):
+            some, top, total, sums = carry
+            k, v, near = xs
+            scores = where(near, einsum("btk,bck->bct", q, k) * factor, -inf)
+            some = some | seen("bct->bt", near)
+            higher = maximum(top, amax(scores, 1))
+            # A query that has seen no key yet has no largest score to subtract.
+            rest = exp(top - where(some, higher, 0.0))
+            e = exp(scores - where(some, higher, 0.0)[:, None])
+            total = total * rest + e.sum(1)
+            sums = sums * rest[..., None] + einsum("bct,bcv->btv", e, v)
+            return (some, higher, total, sums), (higher, total, sums)
+
+        none = zeros((b, t), q)
+        carry = none > 0, none - inf, none, zeros((b, t, v.shape[2]), q)
+        xs = blocks(k, c.block_size), blocks(v, c.block_size), blocks(allowed.swapaxes(1, 2), c.block_size)
+        names = ("running_top", "running_total", "running_sums")
+        (some, top, total, sums), _ = scan(step, carry, xs, names=names, tape=tape)
+        # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
+        top, total = record(tape, top=where(some, top, 0.0), total=where(some, total, 1.0))
+        y = record(tape, y=sums / total[..., None])
+        return narrow(y, dtype)
