@@ -155,6 +155,16 @@ def places(t: int, s: int, *, like: Array, past: Past | None = None) -> tuple[Ar
     return past.query_at, past.key_at
 
 
+def counted(mask: Array | None, past: Past | None = None) -> Array | None:
+    """Which new positions count, broadcastable to `b t`: those of a padding mask, in a step those that have room too.
+
+    None where all do.
+    """
+    if past is None:
+        return mask
+    return past.real if mask is None else past.real & mask
+
+
 def recall(past: Past | None, name: str, fresh: Array) -> Array:
     """The state that a cache holds, `fresh` where there is no past."""
     return fresh if past is None else narrow(past.cache.arrays[name], dtype_name(fresh))

@@ -125,7 +125,7 @@ def letters(config: Config) -> dict[str, list[str]]:
     if "state" in arguments:
         axes |= {"y": "b t o", "out1": "l b e", "out2": "b t s"}
     else:
-        axes |= {"y": "b t o", "out1": axes["mask"]}
+        axes |= {"y": "b t o"} | ({"out1": axes["mask"]} if weighs(config) else {})
     return {name: text.split() for name, text in axes.items()}
 
 
@@ -159,8 +159,14 @@ def field(config: Config, name: str, default: Any = None) -> Any:
     return getattr(config, name, default)
 
 
+def weighs(config: Config) -> bool:
+    """Queries meet keys under a mask, and the weights are returned; the mask of other layers is for padding."""
+    mask = config.arguments().get("mask")
+    return mask is not None and mask.axes.endswith(("t s", "t t"))
+
+
 def attends(config: Config) -> bool:
-    return "query" in config.arguments()
+    return "query" in config.arguments() and weighs(config)
 
 
 def keyed(config: Config) -> bool:
@@ -325,7 +331,7 @@ def queries_have_no_order(s: Subject, call: Call) -> Iterator[Pair]:
 @relation
 def batch_rows_stand_alone(s: Subject, call: Call) -> Iterator[Pair]:
     """A row by itself gives what it gives among others."""
-    first = "x" if "x" in call.inputs else "query" if attends(call.config) else "source"
+    first = next(name for name in ("x", "query", "source") if name in call.inputs)
     whole = s.bounded(call)
     for i in (0, len(call.inputs[first]) - 1):
         yield from both(s.bounded(moved(call, "b", [i])), along(call.config, whole, "b", [i]))
@@ -357,7 +363,8 @@ def heads_stand_alone(s: Subject, call: Call) -> Iterator[Pair]:
         own = {n: x.take([h], axes[n].index("h")) if "h" in axes[n] else x for n, x in call.params.items()}
         own |= {n: x.take([h // shared], axes[n].index("g")) for n, x in call.params.items() if "g" in axes[n]}
         found.append(s.bounded(Call(single, along(config, call.inputs, "h", [h]), own)))
-        yield f"weights of head {h}", found[-1]["out1"], whole["out1"][:, h : h + 1]
+        if weighs(config):
+            yield f"weights of head {h}", found[-1]["out1"], whole["out1"][:, h : h + 1]
     if "w_o" not in call.params:
         yield "y", np.concatenate([part["y"] for part in found], axis=-1), whole["y"]
         return
@@ -378,7 +385,7 @@ def weights_name(config: Config) -> str:
 def weights_add_up_to_one(s: Subject, call: Call) -> Iterator[Pair]:
     """Over what is allowed; what is hidden weighs exactly 0."""
     config = call.config
-    if "mask" not in letters(config):
+    if not weighs(config):
         return
     weights, seen = s.bounded(call)[weights_name(config)], allowed(call)
     axis = -1 if over_keys(config) else -2
@@ -454,7 +461,7 @@ def twice_the_scores_square_the_weights(s: Subject, call: Call) -> Iterator[Pair
 @relation
 def indifferent_scores_share_evenly(s: Subject, call: Call) -> Iterator[Pair]:
     """All scores 0: every allowed key weighs the same."""
-    if "mask" not in letters(call.config) or call.config.shifted:
+    if not weighs(call.config) or call.config.shifted:
         return
     seen, axis = allowed(call), -1 if over_keys(call.config) else -2
     count = np.maximum(seen.sum(axis, keepdims=True), 1).astype(np.float64)
@@ -465,7 +472,7 @@ def indifferent_scores_share_evenly(s: Subject, call: Call) -> Iterator[Pair]:
 @relation
 def loud_scores_stay_finite(s: Subject, call: Call) -> Iterator[Pair]:
     """Scores far beyond what exp can take."""
-    if "mask" in letters(call.config):
+    if weighs(call.config):
         for name, x in s.run(louder(call, 2.0**14)).items():
             yield name, np.isfinite(x), np.ones(x.shape)
 
@@ -539,11 +546,14 @@ def without_keeps(call: Call) -> Call:
 @relation
 def evaluation_drops_nothing(s: Subject, call: Call) -> Iterator[Pair]:
     call = without_keeps(call)
-    yield from both(s.run(call.with_fields(dropout=0.5)), s.run(call.with_fields(dropout=0.0)))
+    if "dropout" in call.config.fields():
+        yield from both(s.run(call.with_fields(dropout=0.5)), s.run(call.with_fields(dropout=0.0)))
 
 
 @relation
 def keeping_everything_is_no_dropout(s: Subject, call: Call) -> Iterator[Pair]:
+    if "dropout" not in call.config.fields():
+        return
     call = call.with_fields(dropout=0.0)
     whole = {name: np.ones(x.shape, bool) for name, x in call.inputs.items() if name.endswith("keep")}
     yield from both(s.run(call.given(**whole)), s.run(without_keeps(call)))
@@ -574,7 +584,7 @@ def hidden_pieces(call: Call) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def hidden_keys_may_as_well_not_be_there(s: Subject, call: Call) -> Iterator[Pair]:
     """Hiding keys from everybody and leaving them out is the same."""
     config, call = call.config, complete(call)
-    if "mask" not in letters(config):
+    if not weighs(config):
         return
     letter = "t" if attends(config) and not keyed(config) else "s"
     for hidden, rest in hidden_pieces(call):
@@ -588,7 +598,7 @@ def hidden_keys_may_as_well_not_be_there(s: Subject, call: Call) -> Iterator[Pai
 def what_is_hidden_has_no_influence(s: Subject, call: Call) -> Iterator[Pair]:
     """NaN in keys that nobody sees and in queries that see nothing: outputs and gradients stay, to the bit."""
     config, call = call.config, complete(call)
-    if "mask" not in letters(config):
+    if not weighs(config):
         return
     for hidden, _ in hidden_pieces(call):
         mask = np.broadcast_to(call.inputs.get("mask", True), score_shape(call)).copy()
@@ -616,7 +626,7 @@ def spoil(x: np.ndarray, places: np.ndarray) -> np.ndarray:
 def a_window_is_a_mask(s: Subject, call: Call) -> Iterator[Pair]:
     """Causality and window written out as a mask."""
     config = call.config
-    if ordered(config):
+    if ordered(config) and weighs(config):
         masked = call.given(mask=allowed(call)).with_fields(**unordered(config))
         yield from both(s.bounded(call), s.bounded(masked))
 
