@@ -259,7 +259,8 @@ def seen(spec: str, allowed: Array) -> Array:
     """Which keys any query sees, by the axes of the keys and broadcastable to them: `seen("bhts->bs", allowed)`."""
     source, target = spec.split("->")
     allowed = allowed.reshape((1,) * (len(source) - allowed.ndim) + tuple(allowed.shape))
-    some = torch.any(allowed, dim=tuple(i for i, letter in enumerate(source) if letter not in target))
+    gone = tuple(i for i, letter in enumerate(source) if letter not in target)
+    some = torch.any(allowed, dim=gone) if gone else allowed  # under vmap no axis means all of them
     letters = [letter for letter in source if letter in target]
     some = some.permute([letters.index(letter) for letter in target if letter in letters])
     return some[tuple(slice(None) if letter in letters else None for letter in target)]

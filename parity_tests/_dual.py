@@ -88,24 +88,22 @@ def divide(x: Dual, y: Dual) -> Dual:
     return Dual(q, (x.d - q * y.d) / y.v)
 
 
+@rule(UFUNCS, np.greater)
+def greater(x: Dual, y: Dual) -> np.ndarray:
+    """Where random numbers are far from equal, as they are, a comparison has no tangent."""
+    return x.v.v > y.v.v
+
+
 @rule(UFUNCS, np.exp)
 def exponential(x: Dual) -> Dual:
     y = np.exp(x.v)
     return Dual(y, y * x.d)
 
 
-@rule(UFUNCS, np.maximum)
-def maximum(x: Any, y: Any) -> Dual:
-    """The larger number, with its tangent."""
-    x, y = dual(x), dual(y)
-    first = x.v.v >= y.v.v
-    return Dual(np.maximum(x.v, y.v), np.where(first, x.d, y.d))
-
-
-@rule(FUNCTIONS, _core.amax)
-def amax(x: Dual, axis: int) -> Dual:
-    """Without a gradient, as it is defined."""
-    return dual(_core.amax(x.v, axis))
+@rule(UFUNCS, np.sqrt)
+def square_root(x: Dual) -> Dual:
+    y = np.sqrt(x.v)
+    return Dual(y, x.d / (y + y))
 
 
 @rule(UFUNCS, np.tanh)
