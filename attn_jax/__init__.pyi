@@ -13,6 +13,7 @@ from attn_jax.dot_product import DotProductAttention as DotProductAttention
 from attn_jax.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_jax.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_jax.gru import GatedRecurrentUnit as GatedRecurrentUnit
+from attn_jax.linear import LinearAttention as LinearAttention
 from attn_jax.luong import LuongAttention as LuongAttention
 from attn_jax.mha import MultiHeadAttention as MultiHeadAttention
 from attn_jax.self_attention import SelfAttention as SelfAttention
@@ -27,6 +28,7 @@ __all__ = [
     "FusedQKVAttention",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
+    "LinearAttention",
     "LuongAttention",
     "MultiHeadAttention",
     "SelfAttention",
@@ -146,6 +148,24 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> GatedRecurrentUnit: ...
+@overload
+def build(
+    variant: Literal["linear"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    causal: bool = False,
+    form: str = "parallel",
+    chunk_size: int = 64,
+    normalize: bool = True,
+    eps: float = 1e-06,
+    use_bias: bool = True,
+) -> LinearAttention: ...
 @overload
 def build(
     variant: Literal["luong"],

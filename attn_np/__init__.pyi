@@ -14,6 +14,7 @@ from attn_np.dot_product import DotProductAttention as DotProductAttention
 from attn_np.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_np.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_np.gru import GatedRecurrentUnit as GatedRecurrentUnit
+from attn_np.linear import LinearAttention as LinearAttention
 from attn_np.luong import LuongAttention as LuongAttention
 from attn_np.mha import MultiHeadAttention as MultiHeadAttention
 from attn_np.self_attention import SelfAttention as SelfAttention
@@ -28,6 +29,7 @@ __all__ = [
     "FusedQKVAttention",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
+    "LinearAttention",
     "LuongAttention",
     "MultiHeadAttention",
     "SelfAttention",
@@ -148,6 +150,24 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> GatedRecurrentUnit: ...
+@overload
+def build(
+    variant: Literal["linear"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    causal: bool = False,
+    form: str = "parallel",
+    chunk_size: int = 64,
+    normalize: bool = True,
+    eps: float = 1e-06,
+    use_bias: bool = True,
+) -> LinearAttention: ...
 @overload
 def build(
     variant: Literal["luong"],

@@ -15,6 +15,7 @@ from attn_torch.dot_product import DotProductAttention as DotProductAttention
 from attn_torch.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_torch.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_torch.gru import GatedRecurrentUnit as GatedRecurrentUnit
+from attn_torch.linear import LinearAttention as LinearAttention
 from attn_torch.luong import LuongAttention as LuongAttention
 from attn_torch.mha import MultiHeadAttention as MultiHeadAttention
 from attn_torch.self_attention import SelfAttention as SelfAttention
@@ -29,6 +30,7 @@ __all__ = [
     "FusedQKVAttention",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
+    "LinearAttention",
     "LuongAttention",
     "MultiHeadAttention",
     "SelfAttention",
@@ -155,6 +157,25 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> GatedRecurrentUnit: ...
+@overload
+def build(
+    variant: Literal["linear"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    causal: bool = False,
+    form: str = "parallel",
+    chunk_size: int = 64,
+    normalize: bool = True,
+    eps: float = 1e-06,
+    use_bias: bool = True,
+) -> LinearAttention: ...
 @overload
 def build(
     variant: Literal["luong"],

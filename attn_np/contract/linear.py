@@ -1,0 +1,127 @@
+"""Linear attention: a feature map in the place of the softmax, so that a state of fixed size sums up the keys."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _base
+from attn_np.contract._base import Arg, Param
+
+FORMS = ("parallel", "recurrent", "chunked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_base.Config):
+    """Fields of linear attention.
+
+    Attributes:
+        d_model: width of queries and outputs.
+        num_heads: how many heads attend.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        causal: query i sees the keys up to its own position.
+        form: how a causal layer is computed, with the same result: "parallel" scores all pairs, "recurrent" walks along
+            the sequence with a state, "chunked" does the one within chunks and the other between them. Where keys have
+            no order they are summed up once.
+        chunk_size: positions of a chunk.
+        normalize: what a query reads is divided by the sum of its weights.
+        eps: added to that sum.
+        use_bias: biases on the four projections.
+    """
+
+    layer = "LinearAttention"
+    family = "linear"
+    title = "Linear attention"
+    idea = (
+        "Softmax weighs a key by exp(q k), which has to be computed for every pair. With phi(q) phi(k) in its place "
+        "the sums over the keys come first: phi(k) v summed up is a matrix of fixed size that any query can read. "
+        "Causal, that matrix is the state of a recurrent network."
+    )
+    formula = (
+        r"s_t = s_{t-1} + \phi(k_t)\, v_t^\top,\quad z_t = z_{t-1} + \phi(k_t),\quad "
+        r"c_t = \frac{\phi(q_t)^\top s_t}{\phi(q_t)^\top z_t + \epsilon},\quad \phi(x) = \mathrm{elu}(x) + 1"
+    )
+    notation = {
+        "D, M (widths of queries and values)": "K = head_dim, V = value_head_dim",
+        "phi(Q), phi(K)": "q_features, k_features on the tape",
+        "S_i (attention memory), Z_i (normalizer memory)": "the cache's state and total; on the tape Z is the last "
+        "column of the states, beside the values",
+        "numerator and denominator of equation 12": "the columns of read on the tape, the denominator last",
+    }
+    cost = "time b t h k v, plus b t c h (k + v) within chunks of c (parallel: c = t); the state is b h k v"
+    paper = (
+        "Katharopoulos et al. 2020, Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention, "
+        "arXiv:2006.16236, equations 5 to 7 and 16 to 20"
+    )
+    equals = (
+        "the three forms: each other",
+        "causal, use_bias=False and weights of phi(q) phi(k) in its place: self_attention",
+    )
+    traps = (
+        "elu(x) + 1 written as where(x > 0, x + 1, exp(x)) has NaN for a gradient where exp(x) overflows: guard it",
+        "phi(0) is 1, not 0: a padded key is hidden after the feature map",
+        "a normaliser that misses the query's own key, or counts padding, shows in the first positions only",
+        "a chunk that reads the state after itself sees its own keys twice",
+    )
+
+    d_model: int
+    num_heads: int
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    causal: bool = False
+    form: str = "parallel"
+    chunk_size: int = 64
+    normalize: bool = True
+    eps: float = 0.000001
+    use_bias: bool = True
+
+    def __post_init__(self) -> None:
+        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
+        self.number("eps")
+        self.one_of("form", FORMS)
+        self.flag("causal", "normalize", "use_bias")
+        _base.require(self.eps >= 0, self.variant, "eps of at least 0", repr(self.eps), "a sum of weights gets it")
+        if self.head_dim is None:
+            _base.require(
+                self.d_model % self.num_heads == 0,
+                self.variant,
+                "d_model divisible by num_heads",
+                f"d_model={self.d_model}, num_heads={self.num_heads}",
+                "change one of them or set head_dim=",
+            )
+
+    def sizes(self) -> dict[str, int]:
+        k = self.head_dim or self.d_model // self.num_heads
+        return {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
+
+    def own_params(self) -> dict[str, Param]:
+        weights = {
+            "w_q": Param("d h k", "d"),
+            "w_k": Param("d h k", "d"),
+            "w_v": Param("d h v", "d"),
+            "w_o": Param("h v d", "h v"),
+        }
+        biases = {
+            "b_q": Param("h k", "d"),
+            "b_k": Param("h k", "d"),
+            "b_v": Param("h v", "d"),
+            "b_o": Param("d", "h v"),
+        }
+        return weights | biases if self.use_bias else weights
+
+    def arguments(self) -> dict[str, Arg]:
+        return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}
+
+    def cached(self) -> dict[str, str]:
+        if not self.causal:
+            return {}
+        return {"state": "b h k v"} | ({"total": "b h k"} if self.normalize else {})
+
+    def reach(self) -> int | None:
+        return 1
+
+
+EXAMPLES = {
+    "whole": Config(d_model=6, num_heads=2),
+    "recurrent": Config(d_model=7, num_heads=3, head_dim=5, causal=True, form="recurrent", normalize=False),
+    "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, causal=True, form="chunked", chunk_size=2,
+                      eps=0.25, use_bias=False),
+}  # fmt: skip

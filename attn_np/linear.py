@@ -1,0 +1,245 @@
+"""Linear attention: a feature map in the place of the softmax, so that a state of fixed size sums up the keys."""
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from attn_np._cache import Past, counted, recall, retain
+from attn_np._core import (
+    Array,
+    Layer,
+    Tape,
+    arange,
+    concatenate,
+    dtype_name,
+    einsum,
+    exp,
+    hide,
+    linear,
+    narrow,
+    record,
+    scan,
+    seen,
+    where,
+    widen,
+    zeros,
+)
+from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, linear_vjp, total
+from attn_np.contract.linear import Config
+
+
+def features(x: Array) -> Array:
+    """elu(x) + 1: positive, x + 1 above 0 and e^x below, where the exponential cannot overflow."""
+    return where(x > 0, x + 1.0, exp(where(x > 0, 0.0, x)))
+
+
+def features_vjp(x: Array, dy: Array) -> Array:
+    """The slope is 1 above 0 and e^x below."""
+    return dy * where(x > 0, 1.0, exp(where(x > 0, 0.0, x)))
+
+
+def folded(x: Array, size: int) -> Array:
+    """Chunks as batch rows, the last one filled up with 0."""
+    b, t, *rest = x.shape
+    n = -(-t // size)
+    # b (n c) ... -> (b n) c ...
+    return concatenate([x, zeros((b, n * size - t, *rest), x)], 1).reshape(b * n, size, *rest)
+
+
+def unfolded(x: Array, b: int, t: int) -> Array:
+    """The way back: chunks in a row, without what filled up the last one."""
+    rows, size, *rest = x.shape
+    # (b n) c ... -> b (n c) ...
+    return x.reshape(b, rows // max(b, 1) * size, *rest)[:, :t]
+
+
+def earlier(t: int, like: Array) -> Array:
+    """Which keys a query sees, itself among them: `t s`."""
+    return arange(t, like)[:, None] >= arange(t, like)[None, :]
+
+
+def running(added: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+    """The states after each step, from what the steps add, and the last of them."""
+
+    def step(state, xs):
+        state = state + xs[0]
+        return state, (state,)
+
+    end, (states,) = scan(step, start, (added,), names=("states",), tape=tape)
+    return states, end
+
+
+def parallel(q: Array, k: Array, v: Array, start: Array, tape: Tape) -> Array:
+    """Scores of all pairs times the values, and what stands in the state before: `b t h v`."""
+    near = earlier(q.shape[1], q)
+    scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
+    kept = record(tape, kept=where(near, scores, 0.0))
+    return einsum("bhts,bshv->bthv", kept, v) + einsum("bthk,bhkv->bthv", q, start)
+
+
+def chunked(q: Array, k: Array, v: Array, start: Array, size: int, tape: Tape) -> tuple[Array, Array]:
+    """States walk from chunk to chunk; within each, all pairs begin from the state before it."""
+    b, t = q.shape[0], q.shape[1]
+    q, k, v = folded(q, size), folded(k, size), folded(v, size)
+    added = einsum("bshk,bshv->bhkv", k, v)
+    added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
+    states, end = running(added, start, tape)
+    before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
+    return unfolded(parallel(q, k, v, record(tape, before=before), tape), b, t), end
+
+
+def recurrent(q: Array, k: Array, v: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+    """Every position adds its key times its value to the state, and its query reads what is there then."""
+    added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
+    states, end = running(added, start, tape)
+    return einsum("bthk,bthkv->bthv", q, states), end
+
+
+def running_vjp(dstates: Array, tape: Tape) -> Array:
+    """What a step adds is in all states from there on: their gradients add up from the end."""
+
+    def step(dstate, xs):
+        dstate = dstate + xs[0]
+        return dstate, (dstate,)
+
+    start = zeros((dstates.shape[0], *dstates.shape[2:]), dstates)
+    return scan(step, start, (dstates,), names=("dadded",), tape=tape, reverse=True)[1][0]
+
+
+def parallel_vjp(tape: Tape, q: Array, k: Array, v: Array, start: Array, dread: Array) -> tuple[Array, ...]:
+    """Read `parallel` upwards: gradients of q, k, v and the state before."""
+    near = earlier(q.shape[1], q)
+    dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dread)
+    dscores = where(near, record(tape, dkept=dkept), 0.0)
+    dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
+    dearlier, dstart = einsum_vjp("bthk,bhkv->bthv", q, start, dread)
+    return total(dq, dearlier), dk, dv, dstart
+
+
+def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, size: int, dread: Array) -> tuple[Array, Array, Array]:
+    """Read `chunked` upwards. A state was read by the chunk after it; nobody reads the last one."""
+    b, t = q.shape[0], q.shape[1]
+    q, k, v, dread = folded(q, size), folded(k, size), folded(v, size), folded(dread, size)
+    dq, dk, dv, dbefore = parallel_vjp(tape, q, k, v, tape["before"], dread)
+    dbefore = record(tape, dbefore=dbefore).reshape(b, -(-t // size), *dbefore.shape[1:])
+    dstates = concatenate([dbefore, zeros((b, 1, *dbefore.shape[2:]), dbefore)], 1)[:, 1:]
+    dadded = running_vjp(record(tape, dstates=dstates), tape)
+    dk_added, dv_added = einsum_vjp("bshk,bshv->bhkv", k, v, dadded.reshape(q.shape[0], *dadded.shape[2:]))
+    return unfolded(dq, b, t), unfolded(total(dk, dk_added), b, t), unfolded(total(dv, dv_added), b, t)
+
+
+def recurrent_vjp(tape: Tape, q: Array, k: Array, v: Array, dread: Array) -> tuple[Array, Array, Array]:
+    """Read `recurrent` upwards."""
+    dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, tape["states"], dread)
+    dadded = running_vjp(record(tape, dstates=dstates), tape)
+    return dq, *einsum_vjp("bthk,bthv->bthkv", k, v, dadded)
+
+
+class LinearAttention(Layer[Config]):
+    """A feature map in the place of the softmax, so that a state of fixed size sums up the keys."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v d"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def read(self, q: Array, k: Array, v: Array, past: Past | None, tape: Tape) -> Array:
+        """What the queries read of the values, in the form asked for; where normalised, v has a column of ones."""
+        c = self.config
+        fresh = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
+        if not c.causal:
+            return einsum("bthk,bhkv->bthv", q, record(tape, state=einsum("bshk,bshv->bhkv", k, v)))
+        if c.normalize:
+            # b h k v, b h k -> b h k (v 1)
+            state, sums = recall(past, "state", fresh[..., :-1]), recall(past, "total", fresh[..., -1])
+            start = concatenate([state, sums[..., None]], -1)
+        else:
+            start = recall(past, "state", fresh)
+        if c.form == "parallel":
+            read, end = parallel(q, k, v, start, tape), start + einsum("bshk,bshv->bhkv", k, v)
+        elif c.form == "chunked":
+            read, end = chunked(q, k, v, start, c.chunk_size, tape)
+        else:
+            read, end = recurrent(q, k, v, start, tape)
+        if c.normalize:
+            retain(past, state=end[..., :-1], total=end[..., -1])
+        else:
+            retain(past, state=end)
+        return read
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        past: Past | None = None,
+    ) -> Array:
+        """Where the padding mask is False a position is not there: it changes no state, and its context is 0."""
+        self.check(query=query, mask=mask)
+        c, dtype = self.config, dtype_name(query)
+        x, real = record(tape, x=widen(query), real=counted(mask, past))
+        x = record(tape, seen_query=hide("bt->btd", real, x))
+        q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
+        k = linear("btd,dhk->bthk", x, self.w_k, self.b_k)
+        v = linear("btd,dhv->bthv", x, self.w_v, self.b_v)
+        q, k, v = record(tape, q=q, k=k, v=v)
+        # A feature of 0 is 1, so that what is not there is selected away behind the feature map.
+        q_features, k_features = hide("bt->bthk", real, features(q)), hide("bt->bthk", real, features(k))
+        q_features, k_features = record(tape, q_features=q_features, k_features=k_features)
+        if c.normalize:
+            v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
+        context = record(tape, read=self.read(q_features, k_features, v, past, tape))
+        if c.normalize:
+            weight = context[..., -1:] + c.eps
+            weight = weight if real is None else where(seen("bt->bthv", real), weight, 1.0)
+            context = context[..., :-1] / weight
+        context = record(tape, context=context)
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return narrow(y, dtype)
+
+    def read_vjp(self, tape: Tape, q: Array, k: Array, v: Array, dread: Array) -> tuple[Array, ...]:
+        """Read `read` upwards, for a call without a past."""
+        c = self.config
+        if not c.causal:
+            dq, dstate = einsum_vjp("bthk,bhkv->bthv", q, tape["state"], dread)
+            return dq, *einsum_vjp("bshk,bshv->bhkv", k, v, record(tape, dstate=dstate))
+        if c.form == "parallel":
+            start = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
+            return parallel_vjp(tape, q, k, v, start, dread)[:3]
+        return (
+            chunked_vjp(tape, q, k, v, c.chunk_size, dread)
+            if c.form == "chunked"
+            else recurrent_vjp(tape, q, k, v, dread)
+        )
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+        """Read the forward upwards; a sum of weights is one column of what was read."""
+        c, w = self.config, {}
+        x, q, k, v, read, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "read", "real"))
+        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        context = tape["context"]
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", context, self.w_o, self.b_o, dy)
+        dread = dcontext = record(tape, dcontext=dcontext)
+        if c.normalize:
+            v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
+            weight = read[..., -1:] + c.eps
+            weight = weight if real is None else where(seen("bt->bthv", real), weight, 1.0)
+            # context = values / weight
+            dvalues = dcontext / weight
+            dweight = hide("bt->bthv", real, -np.sum(dcontext * context / weight, axis=-1, keepdims=True))
+            dread = concatenate([dvalues, dweight], -1)
+        dread = record(tape, dread=dread)
+        q_features, k_features = tape["q_features"], tape["k_features"]
+        dq_features, dk_features, dv = self.read_vjp(tape, q_features, k_features, v, dread)
+        dq_features, dk_features = record(tape, dq_features=dq_features, dk_features=dk_features)
+        dq = features_vjp(q, hide("bt->bthk", real, dq_features))
+        dk = features_vjp(k, hide("bt->bthk", real, dk_features))
+        dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv[..., :-1] if c.normalize else dv)
+        dx_v, w["w_v"], w["b_v"] = linear_vjp("btd,dhv->bthv", x, self.w_v, self.b_v, dv)
+        dx_k, w["w_k"], w["b_k"] = linear_vjp("btd,dhk->bthk", x, self.w_k, self.b_k, dk)
+        dx_q, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
+        return grads(dtype, {"query": hide("bt->btd", real, total(dx_q, dx_k, dx_v))}, w)
