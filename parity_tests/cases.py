@@ -78,6 +78,11 @@ def call_sizes(config: Config) -> dict[str, int]:
     return sizes
 
 
+def tokens_below(config: Config, argument: str) -> int:
+    """What the numbers of an argument that holds tokens stay under."""
+    return config.arguments()[argument].below or call_sizes(config).get("u", 2)
+
+
 def given(config: Config, call: str) -> tuple[str, ...]:
     """Names of the arguments that a call gives."""
     arguments, sizes = config.arguments(), config.sizes()
@@ -124,7 +129,7 @@ def draw(case: Case, only: Collection[str] | None = None, also: Collection[str] 
         if arg.kind in ("array", "bias"):
             inputs[name] = rng.normal(size=shape).astype(kind)
         elif arg.kind == "tokens":
-            inputs[name] = rng.integers(0, arg.below or sizes.get("u", 2), size=shape)
+            inputs[name] = rng.integers(0, tokens_below(config, name), size=shape)
         elif arg.kind == "keep":
             inputs[name] = rng.random(shape) >= getattr(config, "dropout", 0.0)
         else:

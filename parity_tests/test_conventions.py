@@ -30,7 +30,7 @@ from parity_tests._inputs import (
     without,
 )
 from parity_tests.candidates import extras
-from parity_tests.cases import Case, Drawn, call_sizes, draw, given
+from parity_tests.cases import Case, Drawn, draw, given, tokens_below
 from parity_tests.error_arrays import precision_of
 from parity_tests.judge import compare, reference
 
@@ -190,7 +190,7 @@ def poisoned(config: Config, inputs: Arrays, row: int, place: int, value: float,
         where = axis(config, name, "s")
         where = axis(config, name, "t") if where is None else where
         index = at(x, {axis(config, name, "b"): row, where: place})
-        x[index] = value if x.dtype.kind == "f" else (x[index] + 1) % call_sizes(config)["u"]
+        x[index] = value if x.dtype.kind == "f" else (x[index] + 1) % tokens_below(config, name)
     return out
 
 
@@ -370,7 +370,7 @@ def test_the_future_does_not_reach_back(tree: Tree, variant: str, example: str) 
             x = later[name] = inputs[name].copy()
             where = axis(config, name, "s")
             index = at(x, {axis(config, name, "t") if where is None else where: slice(place, None)})
-            x[index] = -3 * x[index] if x.dtype.kind == "f" else (x[index] + 1) % call_sizes(config)["u"]
+            x[index] = -3 * x[index] if x.dtype.kind == "f" else (x[index] + 1) % tokens_below(config, name)
         got = tree(layer, later)[0]
         assert same(got[:, :place], want[:, :place]), place
         assert not same(got[:, place], want[:, place]), place

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from attn_np import contract
 from attn_np.contract import Config
 from parity_tests._inputs import shapes_for, without
+from parity_tests.cases import tokens_below
 from parity_tests.mutants import MUTANTS, call_of, reference_with
 from parity_tests.relations import RELATIONS, Call, Subject, broken, compared, ratios
 
@@ -47,7 +48,7 @@ def made(config: Config, sizes: dict[str, int], names: set[str], seed: int) -> C
         if kind in ("array", "bias"):
             inputs[name] = rng.normal(size=shape)
         elif kind == "tokens":
-            inputs[name] = rng.integers(0, config.sizes()["u"], size=shape)
+            inputs[name] = rng.integers(0, tokens_below(config, name), size=shape)
         else:
             inputs[name] = rng.random(shape) < 0.75
     fans = config.fans()

@@ -46,7 +46,7 @@ from parity_tests.ast_mutants.calls import (
     sized,
 )
 from parity_tests.candidates import extras, leaves, numpy_layer, run_numpy, takes_last
-from parity_tests.cases import call_sizes, given
+from parity_tests.cases import given, tokens_below
 from parity_tests.error_arrays import ErrArray, precision, precision_of
 from parity_tests.judge import compare, judge_ends, judge_tape
 
@@ -163,7 +163,7 @@ def poisoned(config: Config, inputs: Arrays, place: int, value: float, names: tu
         where = axis(config, name, "t") if where is None else where
         index: list[Any] = [slice(None)] * x.ndim
         index[axis(config, name, "b") or 0], index[where or 0] = 1, place
-        x[tuple(index)] = value if x.dtype.kind == "f" else (x[tuple(index)] + 1) % call_sizes(config)["u"]
+        x[tuple(index)] = value if x.dtype.kind == "f" else (x[tuple(index)] + 1) % tokens_below(config, name)
     return out
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config
 from parity_tests.candidates import leaves, numpy_layer
-from parity_tests.cases import CALLS, Case, Drawn, call_sizes, draw, given
+from parity_tests.cases import CALLS, Case, Drawn, call_sizes, draw, given, tokens_below
 from parity_tests.error_arrays import precision_of
 from parity_tests.judge import reference
 
@@ -123,7 +123,8 @@ def sized(config: Config, names: Collection[str], **sizes: int) -> Arrays:
         if kind in ("array", "bias"):
             found[name] = rng.normal(size=shape)
         else:
-            found[name] = rng.integers(0, known["u"], size=shape) if kind == "tokens" else rng.random(shape) < 0.75
+            below = tokens_below(config, name)
+            found[name] = rng.integers(0, below, size=shape) if kind == "tokens" else rng.random(shape) < 0.75
     return found
 
 
