@@ -1,6 +1,7 @@
 """JAX's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
@@ -26,6 +27,7 @@ __all__ = [
     "clip",
     "concatenate",
     "concrete",
+    "constant",
     "constants",
     "cumsum",
     "dropout",
@@ -124,6 +126,12 @@ def clip(x: Array, low: int, high: int) -> Array:
 def concrete(x: Array) -> bool:
     """Whether the numbers are known now; under jit and compile they are not."""
     return not isinstance(x, Tracer)
+
+
+def constant(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
+    """A function of plain values that makes an array by NumPy: kept, and a constant under jit and compile."""
+    kept = lru_cache(maxsize=8)(make)
+    return lambda *args, like: jnp.asarray(kept(*args))
 
 
 def cumsum(x: Array, axis: int) -> Array:

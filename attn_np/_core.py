@@ -1,7 +1,7 @@
 """NumPy's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from functools import lru_cache, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
@@ -22,6 +22,7 @@ __all__ = [
     "clip",
     "concatenate",
     "concrete",
+    "constant",
     "constants",
     "cumsum",
     "dropout",
@@ -132,6 +133,12 @@ def clip(x: Array, low: int, high: int) -> Array:
 def concrete(x: Array) -> bool:
     """Whether the numbers are known now; under jit and compile they are not."""
     return True
+
+
+def constant(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
+    """A function of plain values that makes an array by NumPy: kept, and a constant under jit and compile."""
+    kept = lru_cache(maxsize=8)(make)
+    return lambda *args, like: kept(*args)
 
 
 def cumsum(x: Array, axis: int) -> Array:

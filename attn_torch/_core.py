@@ -1,10 +1,12 @@
 """PyTorch's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from importlib import import_module
 from math import prod
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, broadcast_to, concatenate, exp, sigmoid, sqrt, stack, tanh, where
 
@@ -22,6 +24,7 @@ __all__ = [
     "clip",
     "concatenate",
     "concrete",
+    "constant",
     "constants",
     "cumsum",
     "dropout",
@@ -119,6 +122,17 @@ def clip(x: Array, low: int, high: int) -> Array:
 def concrete(x: Array) -> bool:
     """Whether the numbers are known now; under jit and compile they are not."""
     return not torch.compiler.is_compiling() and not x.is_meta
+
+
+def constant(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
+    """A function of plain values that makes an array by NumPy: kept, and a constant under jit and compile."""
+    kept = lru_cache(maxsize=8)(make)
+
+    @torch.compiler.assume_constant_result
+    def made(*args: Any) -> Array:
+        return torch.from_numpy(kept(*args))
+
+    return lambda *args, like: made(*args).to(like.device)
 
 
 def cumsum(x: Array, axis: int) -> Array:

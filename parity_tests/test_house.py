@@ -222,13 +222,18 @@ def test_cores_take_the_same_arguments() -> None:
     assert not different
 
 
-def test_caches_are_the_same() -> None:
-    """The bookkeeping of decoding is written in the operations of `_core`: its code is the same to the letter."""
+# Written in the operations of `_core`: their code is the same to the letter.
+SHARED = {"_cache": {"Cache", "Past", "opened", "closed", "remember"}, "_rotary": {"tables", "rotation", "rotate"}}
+
+
+@pytest.mark.parametrize("module", SHARED)
+def test_shared_pieces_are_the_same(module: str) -> None:
+    """The bookkeeping of decoding, and rotary positions."""
     found = {}
     for package in PACKAGES:
-        body = ast.parse(path_of(package, "_cache").read_text()).body
+        body = ast.parse(path_of(package, module).read_text()).body
         found[package] = {n.name: ast.dump(n) for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
-        assert {"Cache", "Past", "opened", "closed", "remember"} <= set(found[package])
+        assert SHARED[module] <= set(found[package])
     assert found["attn_jax"] == found["attn_np"]
     assert found["attn_torch"] == found["attn_np"]
 
@@ -313,7 +318,7 @@ def test_variants_take_every_operation_from_their_core(package: str, variant: st
         allowed = module in ("jaxtyping", "math", "typing", "collections.abc") or under(module, "attn_np.contract")
         allowed = (
             allowed
-            or module in (f"{package}._attend", f"{package}._cache")
+            or module in {f"{package}.{shared}" for shared in ("_attend", *SHARED)}
             or module in {f"{package}.{v}" for v in VARIANTS}
         )
         allowed = allowed or (module == f"{package}._core" and name in core)
