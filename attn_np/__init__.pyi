@@ -17,6 +17,7 @@ from attn_np.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_np.linear import LinearAttention as LinearAttention
 from attn_np.luong import LuongAttention as LuongAttention
 from attn_np.mha import MultiHeadAttention as MultiHeadAttention
+from attn_np.rotary import RotaryAttention as RotaryAttention
 from attn_np.self_attention import SelfAttention as SelfAttention
 from attn_np.seq2seq import Seq2Seq as Seq2Seq
 from attn_np.sinks import SinkAttention as SinkAttention
@@ -32,6 +33,7 @@ __all__ = [
     "LinearAttention",
     "LuongAttention",
     "MultiHeadAttention",
+    "RotaryAttention",
     "SelfAttention",
     "Seq2Seq",
     "SinkAttention",
@@ -201,6 +203,39 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> MultiHeadAttention: ...
+@overload
+def build(
+    variant: Literal["rotary"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    rope_base: float = 10000.0,
+    rotary_dim: int | None = None,
+    layout: str = "half",
+    max_positions: int | None = None,
+    scaling: str | None = None,
+    scaling_factor: float | None = None,
+    original_max_positions: int | None = None,
+    low_freq_factor: float | None = None,
+    high_freq_factor: float | None = None,
+    beta_fast: float | None = None,
+    beta_slow: float | None = None,
+    truncate: bool = True,
+    attention_factor: float | None = None,
+    short_factor: tuple[float, ...] | None = None,
+    long_factor: tuple[float, ...] | None = None,
+) -> RotaryAttention: ...
 @overload
 def build(
     variant: Literal["self_attention"],

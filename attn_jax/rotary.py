@@ -1,0 +1,54 @@
+"""Attention with rotary positions: queries and keys turn by their positions, scores see the difference."""
+
+from jaxtyping import Bool, Float, Int
+
+from attn_jax._attend import attend
+from attn_jax._cache import Past, remember
+from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
+from attn_jax._rotary import rotate, rotation
+from attn_np.contract.rotary import Config
+
+
+class RotaryAttention(Layer[Config]):
+    """Queries and keys turn by their positions, scores see the difference."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v d"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        positions: Int[Array, "b t"] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
+        c, dtype = self.config, dtype_name(query)
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        positions = record(tape, positions=positions)
+        cos, sin = rotation(c, positions, n["t"], like=query, past=past)
+        q = rotate(linear("btd,dhk->bthk", query, self.w_q, self.b_q), cos, sin, c.layout)
+        k = rotate(linear("bsd,dhk->bshk", key, self.w_k, self.b_k), cos, sin, c.layout)
+        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        q, k = record(tape, q_rot=q, k_rot=k)
+        k, v = remember(past, k_rot=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
+            keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+        )  # fmt: skip
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, weights, return_weights)

@@ -1,0 +1,208 @@
+"""Attention with rotary positions: queries and keys turn by their positions, scores see the difference."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _base
+from attn_np.contract._base import Arg, Param, Spec
+from attn_np.contract._rotary import Rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Rotary, _base.Config):
+    """Fields of attention with rotary positions.
+
+    Attributes:
+        d_model: width of the input and the output.
+        num_heads: how many heads attend.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
+        causal: a position sees itself and what stands before it.
+        window: (left, right), how many positions before and after itself one sees; None is no limit.
+        softcap: scores become softcap * tanh(scores / softcap).
+        dropout: share of the weights set to 0 in training.
+        use_bias: biases on the four projections.
+        rope_base: pair i turns by rope_base^(-2i / rotary_dim) from one position to the next.
+        rotary_dim: how many numbers of a head turn, the first ones; head_dim by default.
+        layout: "half", a pair is a number of the first half and one of the second (Llama, GPT-NeoX), or
+            "interleaved", two neighbours (the paper, GPT-J).
+        max_positions: what positions stay under where a call gives them; without it a call can't.
+        scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
+            or "longrope". "dynamic" and "longrope" look at the length: that of a full pass, `max_length` of a cache
+            when decoding, so that all keys in it agree, and max_positions where a call gives positions.
+        scaling_factor: how many times longer; of every kind, optional for "longrope".
+        original_max_positions: the length in training; of every kind but "linear".
+        low_freq_factor: "llama3": pairs that turn less often than this in the original length are slowed down fully.
+        high_freq_factor: "llama3": pairs that turn more often than this stay as they are.
+        beta_fast: "yarn": pairs that turn more often than this in the original length stay; 32 by default.
+        beta_slow: "yarn": pairs that turn less often than this are slowed down fully; 1 by default.
+        truncate: "yarn": the ramp between the two begins and ends at whole pairs.
+        attention_factor: "yarn", "longrope": factor on cosines and sines; from scaling_factor by default.
+        short_factor: "longrope": divides each pair's angle, up to the original length.
+        long_factor: "longrope": divides each pair's angle beyond the original length.
+    """
+
+    layer = "RotaryAttention"
+    family = "positions"
+    positional = True
+    title = "Rotary position embedding"
+    idea = (
+        "Each pair of numbers in a query or key is a point in a plane. Turn it by an angle that grows with the "
+        "position, and the product of a query and a key sees only how far apart they stand."
+    )
+    formula = (
+        r"R_m = \mathrm{diag}\left(e^{\mathrm{i} m \theta_0}, e^{\mathrm{i} m \theta_1}, \ldots\right), \quad "
+        r"\theta_i = \mathrm{base}^{-2i/r}, \qquad (R_m q_m)^\top (R_n k_n) = q_m^\top R_{n-m}\, k_n"
+    )
+    notation = {
+        "d": "r = rotary_dim: each head turns by itself",
+        "theta_i, i = 1 .. d/2": "frequencies, i = 0 .. r/2 - 1",
+        "R_Theta,m q, R_Theta,n k": "q_rot, k_rot",
+        "W_q, W_k": "w_q, w_k",
+    }
+    cost = "time b t t h (k + v), and b t h k for the turning; memory b h t t on the textbook path"
+    paper = "Su et al. 2021, RoFormer, arXiv:2104.09864, section 3.2.2, equations 14, 15 and 34"
+    equals = (
+        "all positions the same: mha",
+        "either layout with columns of w_q and w_k in the other's order: attn_np.weights.rotary_layout moves them",
+    )
+    traps = (
+        "weights for layout 'half' run with 'interleaved', or the other way round: shapes fit, the model babbles; "
+        "attn_np.weights.rotary_layout moves the columns",
+        "angles in float32 or bfloat16 are wrong at large positions: by 1e-3 at 100 000; tables are made in float64",
+        "a cache of keys not yet turned, turned later by their place in it; keys are turned before they are kept",
+        "partial rotary: exponents divide by rotary_dim (GPT-J, GPT-NeoX, Phi), not by the head's width",
+        "with left padding positions start at the first real token, not at the first column",
+        "'dynamic' and 'longrope' change all angles with the length: keys kept under one length do not fit another",
+        "the values do not turn",
+    )
+
+    d_model: int
+    num_heads: int
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    scale: float | None = None
+    causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+    use_bias: bool = True
+    rope_base: float = 10000.0
+    rotary_dim: int | None = None
+    layout: str = "half"
+    max_positions: int | None = None
+    scaling: str | None = None
+    scaling_factor: float | None = None
+    original_max_positions: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    truncate: bool = True
+    attention_factor: float | None = None
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self.positive("d_model", "num_heads", "head_dim", "value_head_dim")
+        self.number("scale")
+        self.number("softcap", above=0.0)
+        self.interval("window")
+        self.rate("dropout")
+        self.flag("causal", "use_bias")
+        if self.head_dim is None:
+            _base.require(
+                self.d_model % self.num_heads == 0,
+                self.variant,
+                "d_model divisible by num_heads",
+                f"d_model={self.d_model}, num_heads={self.num_heads}",
+                "change one of them or set head_dim=",
+            )
+        self.check_rotary()
+
+    def sizes(self) -> dict[str, int]:
+        k = self.head_dim or self.d_model // self.num_heads
+        return {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
+
+    def own_params(self) -> dict[str, Param]:
+        weights = {
+            "w_q": Param("d h k", "d"),
+            "w_k": Param("d h k", "d"),
+            "w_v": Param("d h v", "d"),
+            "w_o": Param("h v d", "h v"),
+        }
+        biases = {
+            "b_q": Param("h k", "d"),
+            "b_k": Param("h k", "d"),
+            "b_v": Param("h v", "d"),
+            "b_o": Param("d", "h v"),
+        }
+        return weights | biases if self.use_bias else weights
+
+    def arguments(self) -> dict[str, Arg]:
+        found = {
+            "query": Arg("b t d"),
+            "mask": Arg("b h t t", "mask", optional=True),
+            "bias": Arg("b h t t", "bias", optional=True),
+            "keep": Arg("b h t t", "keep", optional=True),
+        }
+        if self.max_positions is not None:
+            found["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
+        return found
+
+    def check(self, dtype: str | None, **given: Spec | None) -> dict[str, int]:
+        self.check_positions(given.get("positions"))
+        return super().check(dtype, **given)
+
+    def cached(self) -> dict[str, str]:
+        return {"k_rot": "b s h k", "v": "b s h v"} if self.causal else {}
+
+
+EXAMPLES = {
+    "yarn": Config(
+        d_model=7,
+        num_heads=2,
+        head_dim=6,
+        value_head_dim=3,
+        causal=True,
+        use_bias=False,
+        scaling="yarn",
+        scaling_factor=4.0,
+        original_max_positions=29,
+        beta_fast=2.5,
+        beta_slow=0.25,
+        truncate=False,
+    ),
+    "interleaved": Config(
+        d_model=5,
+        num_heads=3,
+        head_dim=7,
+        value_head_dim=11,
+        scale=0.5,
+        window=(3, 1),
+        softcap=2.5,
+        dropout=0.25,
+        rope_base=50.0,
+        rotary_dim=6,
+        layout="interleaved",
+        scaling="llama3",
+        scaling_factor=3.0,
+        original_max_positions=23,
+        low_freq_factor=0.5,
+        high_freq_factor=2.0,
+    ),
+    "longrope": Config(
+        d_model=7,
+        num_heads=3,
+        head_dim=5,
+        causal=True,
+        window=(3, None),
+        rotary_dim=4,
+        max_positions=13,
+        scaling="longrope",
+        original_max_positions=1,
+        attention_factor=1.25,
+        short_factor=(1.0, 1.5),
+        long_factor=(1.25, 3.0),
+    ),
+}

@@ -1,0 +1,71 @@
+"""Attention with rotary positions: queries and keys turn by their positions, scores see the difference."""
+
+from jaxtyping import Bool, Float, Int
+
+from attn_np._attend import attend, attend_vjp
+from attn_np._cache import Past, remember
+from attn_np._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
+from attn_np._rotary import rotate, rotation
+from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp
+from attn_np.contract.rotary import Config
+
+
+class RotaryAttention(Layer[Config]):
+    """Queries and keys turn by their positions, scores see the difference."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v d"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        positions: Int[Array, "b t"] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
+        c, dtype = self.config, dtype_name(query)
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        positions = record(tape, positions=positions)
+        cos, sin = rotation(c, positions, n["t"], like=query, past=past)
+        q = rotate(linear("btd,dhk->bthk", query, self.w_q, self.b_q), cos, sin, c.layout)
+        k = rotate(linear("bsd,dhk->bshk", key, self.w_k, self.b_k), cos, sin, c.layout)
+        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        q, k = record(tape, q_rot=q, k_rot=k)
+        k, v = remember(past, k_rot=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
+            keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+        )  # fmt: skip
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, weights, return_weights)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+        """Read the forward upwards: one line here for each line there, with the same string. What turned turns back."""
+        c, w = self.config, {}
+        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
+        dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
+        dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
+        cos, sin = rotation(c, tape.get("positions"), dy.shape[1], like=dy)
+        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
+        dk = rotate(dk, cos, sin, c.layout, back=True)
+        dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
+        dq = rotate(dq, cos, sin, c.layout, back=True)
+        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
+        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
