@@ -152,6 +152,7 @@ def sigmoid_vjp(y: Array, dy: Array) -> Array:
     return dy * y * (1.0 - y)
 
 
+@primitive
 def softplus_vjp(x: Array, dy: Array) -> Array:
     """d log(1 + e^x)/dx = e^x / (1 + e^x) = sigmoid(x)."""
     return dy * sigmoid(x)
@@ -192,8 +193,8 @@ def layer_norm_vjp(
     """The rule of `rms_norm` for the deviation from the mean; a gradient's mean goes back through the mean."""
     deviation = x - np.sum(x, axis=-1, keepdims=True) / x.shape[-1]
     dx, dweight = rms_norm_vjp(deviation, weight, eps, dy)
-    dx = total(dx, -(np.sum(dx, axis=-1, keepdims=True) / x.shape[-1]))
-    return dx, dweight, sum_to(dy, bias.shape) if bias is not None else None
+    dx = dx - np.sum(dx, axis=-1, keepdims=True) / x.shape[-1]
+    return dx, dweight, None if bias is None else sum_to(dy, bias.shape)
 
 
 def lerp_vjp(a: Array, b: Array, z: Array, dy: Array) -> tuple[Array, Array, Array]:

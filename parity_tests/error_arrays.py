@@ -554,6 +554,15 @@ def tanh_vjp(y: Any, dy: Any) -> ErrArray:
     return ErrArray(out.v, out.b + 2 * _current.get().u * (magnitude(out) + magnitude(dy)))
 
 
+@rule(FUNCTIONS, _vjp.softplus_vjp)
+def softplus_vjp(x: Any, dy: Any) -> ErrArray:
+    """dy sigmoid(x), or dy exp(x - softplus(x)), whose exponent errs by what its two terms do."""
+    x, dy, u = lift(x), lift(dy), _current.get().u
+    out, soft = plain(_vjp.softplus_vjp)(x, dy), plain(_core.softplus)(magnitude(x))
+    relative = np.expm1(u * (magnitude(x) + (1 + 2 * FUNCTION) * soft))
+    return ErrArray(out.v, out.b + relative * magnitude(out))
+
+
 @rule(FUNCTIONS, _vjp.silu_vjp)
 def silu_vjp(x: Any, dy: Any) -> ErrArray:
     """dy s + dy x s (1 - s), or dy s (1 + x (1 - s)), which cancels: its parts err relative to their size."""
