@@ -331,3 +331,43 @@ def build(
     use_bias: bool = True,
     sink: str = 'zero',
 ) -> SinkAttention: ...
+@overload
+def build(
+    variant: Literal["sliding_window"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = True,
+    window: tuple[int | None, int | None] | None = (4095, 0),
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+) -> MultiHeadAttention: ...
+@overload
+def build(
+    variant: Literal["softcap"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = 50.0,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+) -> MultiHeadAttention: ...

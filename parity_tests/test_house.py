@@ -602,7 +602,7 @@ def test_stubs_name_what_the_package_offers(package: str) -> None:
     bound |= {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
     assert bound == set(import_module(package).__all__)
     built = [ast.unparse(n.returns) for n in tree.body if isinstance(n, ast.FunctionDef) and n.returns]
-    assert built == [contract.get(variant).Config.layer for variant in VARIANTS]
+    assert built == [contract.get(name).Config.layer for name in (*VARIANTS, *contract.presets())]
 
 
 # Written in pieces, so that this file does not match itself.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param
+from attn_np.contract._base import Arg, Param, Preset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +118,27 @@ class Config(_base.Config):
     def cached(self) -> dict[str, str]:
         return {"k": "b s h k", "v": "b s h v"} if self.causal else {}
 
+
+PRESETS = {
+    "sliding_window": Preset(
+        title="Sliding-window attention",
+        idea=(
+            "A query sees itself and a fixed number of keys before it; what lies further back reaches it through the "
+            "layers below, so that cost and cache stop growing with the text."
+        ),
+        paper=(
+            "Jiang et al. 2023, Mistral 7B, arXiv:2310.06825, section 2, with W = 4096; "
+            "Beltagy et al. 2020, Longformer, arXiv:2004.05150, section 3.1"
+        ),
+        fields={"causal": True, "window": (4095, 0)},
+    ),
+    "softcap": Preset(
+        title="Attention with capped scores",
+        idea="A tanh keeps every score between -50 and 50, so that no single key can grow without limit in training.",
+        paper="Gemma Team 2024, Gemma 2, arXiv:2408.00118, section 2",
+        fields={"softcap": 50.0},
+    ),
+}
 
 EXAMPLES = {
     "split": Config(d_model=6, num_heads=2),

@@ -65,6 +65,9 @@ def read(
     """
     if variant is not None:
         contract.get(variant)
+    if variant in contract.presets():
+        variant, preset = contract.presets()[variant]
+        fields = {**preset.fields, **fields}
     if config is not None and variant not in (None, config.variant):
         raise ValueError(f"expected variant {config.variant!r} for this layer, got {variant!r}; leave it out")
     foreign = layout if layout not in (None, *contract.variants()) else None

@@ -325,6 +325,15 @@ def page(variant: str, drawn: tuple[str, str] | None) -> str:
         out += ["## Cost", "", prose(config.cost), ""]
     if get("equals"):
         out += ["## Equals", "", *(f"- {prose(line, every=True)}" for line in config.equals), ""]
+    named = [(name, preset) for name, (behind, preset) in contract.presets().items() if behind == variant]
+    if named:
+        out += ["## Presets", "", "Names of their own for some of its fields set; what a call gives goes before.", ""]
+        rows = [
+            (code(name), preset.title, code(", ".join(f"{f}={v!r}" for f, v in preset.fields.items())),
+             f"{prose(preset.idea)} {prose(preset.paper)}.")
+            for name, preset in named
+        ]  # fmt: skip
+        out += table(("Name", "Title", "Fields", "Idea"), rows)
     if get("traps"):
         out += ["## Traps", "", *(f"- {prose(line)}" for line in config.traps), ""]
     if get("paper"):
