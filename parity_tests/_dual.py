@@ -42,8 +42,8 @@ class Dual(NDArrayOperatorsMixin):
     def transpose(self, *axes: Any) -> "Dual":
         return Dual(self.v.transpose(*axes), self.d.transpose(*axes))
 
-    def sum(self, axis: int) -> "Dual":
-        return Dual(self.v.sum(axis), self.d.sum(axis))
+    def swapaxes(self, i: int, j: int) -> "Dual":
+        return Dual(self.v.swapaxes(i, j), self.d.swapaxes(i, j))
 
     def astype(self, dtype: Any, **_: Any) -> "Dual":
         return Dual(self.v.astype(dtype), self.d.astype(dtype))

@@ -176,7 +176,7 @@ def keyed(config: Config) -> bool:
 
 def ordered(config: Config) -> bool:
     """Positions matter."""
-    return bool(field(config, "causal")) or field(config, "window") is not None or config.positional
+    return bool(field(config, "causal")) or field(config, "window") is not None
 
 
 def over_keys(config: Config) -> bool:
@@ -353,7 +353,7 @@ def the_last_queries_stand_alone(s: Subject, call: Call) -> Iterator[Pair]:
 def heads_stand_alone(s: Subject, call: Call) -> Iterator[Pair]:
     """Each head by itself: the output is the sum of theirs, or has them side by side."""
     config, sizes = call.config, call.config.sizes()
-    if field(config, "num_heads", 1) == 1 or config.unlike_heads:
+    if field(config, "num_heads", 1) == 1:
         return
     fields = {"num_heads": 1, "head_dim": sizes["k"]} | ({"num_kv_heads": 1} if "g" in sizes else {})
     single = replace(config, **fields | ({"value_head_dim": sizes["v"]} if "v" in sizes else {}))
@@ -447,7 +447,7 @@ def every_key_twice_changes_nothing(s: Subject, call: Call) -> Iterator[Pair]:
 def twice_the_scores_square_the_weights(s: Subject, call: Call) -> Iterator[Pair]:
     """Without a bias, and with twice the softcap where there is one: p_j^2 / sum p_i^2."""
     config = call.config
-    if attends(config) and over_keys(config) and not config.shifted:
+    if attends(config) and over_keys(config):
         plain = call.given(bias=None)
         cap = {} if field(config, "softcap") is None else {"softcap": 2 * field(config, "softcap")}
         p = s.bounded(plain)["out1"]
@@ -461,7 +461,7 @@ def twice_the_scores_square_the_weights(s: Subject, call: Call) -> Iterator[Pair
 @relation
 def indifferent_scores_share_evenly(s: Subject, call: Call) -> Iterator[Pair]:
     """All scores 0: every allowed key weighs the same."""
-    if not weighs(call.config) or call.config.shifted:
+    if "mask" not in letters(call.config):
         return
     seen, axis = allowed(call), -1 if over_keys(call.config) else -2
     count = np.maximum(seen.sum(axis, keepdims=True), 1).astype(np.float64)

@@ -86,11 +86,6 @@ class Config:
     notation: ClassVar[Mapping[str, str]] = {}
     cost: ClassVar[str]
     paper: ClassVar[str]
-    # What two calls can be expected to share: scores that depend on where queries and keys stand, scores with a part
-    # that the queries do not scale, heads that differ by more than their parameters.
-    positional: ClassVar[bool] = False
-    shifted: ClassVar[bool] = False
-    unlike_heads: ClassVar[bool] = False
     equals: ClassVar[tuple[str, ...]] = ()
     traps: ClassVar[tuple[str, ...]] = ()
 

@@ -52,15 +52,22 @@ class Config(_heads.Config):
         "positions counted from the padding on the left",
         "distances in 16 bits: beyond 256 bfloat16 cannot tell neighbours apart",
     )
-    positional = True
-    shifted = True
-    unlike_heads = True
 
     window: tuple[int | None, int | None] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.interval("window")
+
+    def exempt(self) -> dict[str, str]:
+        order = "scores depend on the distance of queries and keys"
+        added = "a part of the scores is not made of the queries"
+        return {
+            "keys_have_no_order": order,
+            "twice_the_scores_square_the_weights": added,
+            "indifferent_scores_share_evenly": added,
+            "heads_stand_alone": "the slope of a head depends on how many there are",
+        }
 
     def slopes(self) -> tuple[float, ...]:
         """What a score loses for each step of distance, by head."""
