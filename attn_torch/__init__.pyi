@@ -22,6 +22,7 @@ from attn_torch.rotary import RotaryAttention as RotaryAttention
 from attn_torch.self_attention import SelfAttention as SelfAttention
 from attn_torch.seq2seq import Seq2Seq as Seq2Seq
 from attn_torch.sinks import SinkAttention as SinkAttention
+from attn_torch.t5_bias import T5Attention as T5Attention
 
 __all__ = [
     "AdditiveAttention",
@@ -38,6 +39,7 @@ __all__ = [
     "SelfAttention",
     "Seq2Seq",
     "SinkAttention",
+    "T5Attention",
     "attend",
     "build",
     "load",
@@ -303,6 +305,26 @@ def build(
     use_bias: bool = True,
     sink: str = "learned",
 ) -> SinkAttention: ...
+@overload
+def build(
+    variant: Literal["t5_bias"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = 1.0,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    num_buckets: int = 32,
+    max_distance: int = 128,
+    bidirectional: bool | None = None,
+) -> T5Attention: ...
 @overload
 def build(
     variant: Literal["mqa"],

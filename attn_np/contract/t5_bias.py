@@ -1,0 +1,133 @@
+"""T5's relative position biases: a learned number for each head and each bucket of distances is added to the scores."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _base, _heads
+from attn_np.contract._base import Param
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_heads.Config):
+    """Fields of attention with T5's relative position biases.
+
+    Attributes:
+        d_model: width of the input and of the output.
+        num_heads: how many heads attend.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        scale: factor on the products of queries and keys; 1.0 by default: T5 has none.
+        causal: a position sees itself and what stands before it.
+        dropout: share of the weights set to 0 in training.
+        use_bias: biases on the four projections; T5 has none.
+        num_buckets: rows of the table; bidirectional buckets are half for keys before and half for keys behind.
+        max_distance: distances from here on share the last bucket of their side.
+        bidirectional: buckets for both sides; without causality by default.
+    """
+
+    layer = "T5Attention"
+    family = "positions"
+    title = "T5's relative position biases"
+    idea = (
+        "How far apart two words are is told by a number that is learned and added to their score. Small distances "
+        "have a number each; larger ones share it in buckets that grow with the distance, so that a short table "
+        "covers any length."
+    )
+    formula = (
+        r"y = b_o + \sum_h \mathrm{softmax}_s\!\left(q_{h,t} \cdot k_{h,s} + w_{bias}[\mathrm{bucket}(s - t), h]\right)"
+        r" v_h\, w_{o,h}, \qquad \mathrm{bucket}(n) = n \text{ for } n < e, \text{ else } "
+        r"e + \left\lfloor (B - e)\, \tfrac{\log(n / e)}{\log(D / e)} \right\rfloor, \; e = B / 2"
+    )
+    notation = {
+        "relative attention bias": "w_bias, x h; the row of a bucket: position_bias, b h t s",
+        "B (buckets of one side)": "num_buckets, half of it where bidirectional; axis x",
+        "D": "max_distance",
+        "n": "the distance t - s of a key before the query; of one behind it s - t, with B added to the bucket",
+    }
+    cost = "time b t t h (k + v); memory b h t t on the textbook path; num_buckets h parameters"
+    paper = (
+        "Raffel et al. 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, "
+        "arXiv:1910.10683, section 2.1; the buckets as in the authors' code (mesh-tensorflow)"
+    )
+    equals = ("mha with scale=1.0 and the table's numbers given as bias=",)
+    traps = (
+        "dividing by sqrt(head_dim): T5's scores are unscaled, its initial weights make up for it",
+        "the sign: the offset is key minus query, and keys behind the query take the upper half of the buckets",
+        "a decoder has buckets for one side only: all of them for keys before the query",
+        "a bucket computed with a logarithm in float32 can fall one short where the exact value is an integer",
+        "one table serves all layers of a T5 stack: a table in each layer, all with the same numbers",
+        "the distance clipped to max_distance before the logarithm gives a bucket more than there is: clip the bucket",
+    )
+
+    scale: float | None = 1.0
+    num_buckets: int = 32
+    max_distance: int = 128
+    bidirectional: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.positive("num_buckets", "max_distance")
+        if self.bidirectional is None:
+            object.__setattr__(self, "bidirectional", not self.causal)
+        self.flag("bidirectional")
+        sides = 2 if self.bidirectional else 1
+        _base.require(
+            self.num_buckets % (2 * sides) == 0,
+            self.variant,
+            f"num_buckets to be a multiple of {2 * sides}, for {'both sides' if sides == 2 else 'one side'}",
+            self.num_buckets,
+            "half of a side's buckets hold one distance each",
+        )
+        _base.require(
+            self.max_distance > self.num_buckets // (2 * sides),
+            self.variant,
+            f"max_distance above {self.num_buckets // (2 * sides)}, the distances with a bucket of their own",
+            self.max_distance,
+            "set max_distance=",
+        )
+
+    def sizes(self) -> dict[str, int]:
+        return super().sizes() | {"x": self.num_buckets}
+
+    def own_params(self) -> dict[str, Param]:
+        return super().own_params() | {"w_bias": Param("x h", "x")}
+
+    def exempt(self) -> dict[str, str]:
+        order = "scores depend on the distance of queries and keys"
+        added = "a part of the scores is not made of the queries"
+        return {
+            "keys_have_no_order": order,
+            "twice_the_scores_square_the_weights": added,
+            "indifferent_scores_share_evenly": added,
+        }
+
+    def buckets(self) -> tuple[int, ...]:
+        """The bucket of every offset, key minus query, from -max_distance to max_distance."""
+        side = self.num_buckets // 2 if self.bidirectional else self.num_buckets
+        before = one_side(side, self.max_distance)
+        behind = tuple(side + x for x in before[1:]) if self.bidirectional else (0,) * self.max_distance
+        return before[::-1] + behind
+
+
+def one_side(buckets: int, most: int) -> tuple[int, ...]:
+    """The bucket of every distance from 0 to `most`.
+
+    Bucket e + n, e = buckets / 2, begins where (d / e)^(buckets - e) >= (most / e)^n: the paper's formula without
+    logarithms, in integers.
+    """
+    exact, found = buckets // 2, list(range(buckets // 2))
+    wide = buckets - exact
+    for distance in range(exact, most + 1):
+        n = found[-1] - exact if found[-1] >= exact else 0
+        while n + 1 < wide and distance**wide * exact ** (n + 1) >= most ** (n + 1) * exact**wide:
+            n += 1
+        found.append(exact + n)
+    return tuple(found)
+
+
+EXAMPLES = {
+    "encoder": Config(d_model=6, num_heads=3, num_buckets=12, max_distance=5, dropout=0.25),
+    "decoder": Config(
+        d_model=5, num_heads=2, head_dim=3, value_head_dim=7, scale=0.5, causal=True, use_bias=False, num_buckets=6,
+        max_distance=4,
+    ),
+}  # fmt: skip

@@ -1,0 +1,71 @@
+"""T5's relative position biases: a learned number for each head and each bucket of distances is added to the scores."""
+
+from jaxtyping import Bool, Float
+
+from attn_np.contract.t5_bias import Config
+from attn_torch._attend import attend
+from attn_torch._cache import Past, places, remember
+from attn_torch._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    clip,
+    constants,
+    dtype_name,
+    inputs,
+    linear,
+    output,
+    record,
+    take,
+    visible,
+    widen,
+)
+
+
+class T5Attention(Layer[Config]):
+    """A learned number for each head and each bucket of distances is added to the scores."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v d"]
+    w_bias: Float[Array, "x h"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def forward(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        query_at, key_at = places(n["t"], n["t"], like=query, past=past)
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        k, v = remember(past, k=k, v=v)
+        bias = record(tape, given_bias=widen(bias))
+        # b s t, so that the rows come out as b s t h, one exchange of axes away from b h t s.
+        offset = clip(key_at[:, :, None] - query_at[:, None, :], -c.max_distance, c.max_distance)
+        bucket = record(tape, bucket=constants(c.buckets(), offset)[offset + c.max_distance])
+        position_bias = record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=position_bias if bias is None else position_bias + bias, causal=c.causal,
+            scale=c.scale, keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+        )  # fmt: skip
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, weights, return_weights)
