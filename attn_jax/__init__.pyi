@@ -19,6 +19,7 @@ from attn_jax.mha import MultiHeadAttention as MultiHeadAttention
 from attn_jax.rotary import RotaryAttention as RotaryAttention
 from attn_jax.self_attention import SelfAttention as SelfAttention
 from attn_jax.seq2seq import Seq2Seq as Seq2Seq
+from attn_jax.shaw import ShawAttention as ShawAttention
 from attn_jax.sinks import SinkAttention as SinkAttention
 from attn_jax.t5_bias import T5Attention as T5Attention
 
@@ -36,6 +37,7 @@ __all__ = [
     "RotaryAttention",
     "SelfAttention",
     "Seq2Seq",
+    "ShawAttention",
     "SinkAttention",
     "T5Attention",
     "attend",
@@ -268,6 +270,24 @@ def build(
     dropout: float = 0.0,
     vocab_size: int | None = None,
 ) -> Seq2Seq: ...
+@overload
+def build(
+    variant: Literal["shaw"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    max_distance: int = 16,
+    use_values: bool = True,
+) -> ShawAttention: ...
 @overload
 def build(
     variant: Literal["sinks"],

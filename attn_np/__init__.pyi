@@ -20,6 +20,7 @@ from attn_np.mha import MultiHeadAttention as MultiHeadAttention
 from attn_np.rotary import RotaryAttention as RotaryAttention
 from attn_np.self_attention import SelfAttention as SelfAttention
 from attn_np.seq2seq import Seq2Seq as Seq2Seq
+from attn_np.shaw import ShawAttention as ShawAttention
 from attn_np.sinks import SinkAttention as SinkAttention
 from attn_np.t5_bias import T5Attention as T5Attention
 
@@ -37,6 +38,7 @@ __all__ = [
     "RotaryAttention",
     "SelfAttention",
     "Seq2Seq",
+    "ShawAttention",
     "SinkAttention",
     "T5Attention",
     "attend",
@@ -270,6 +272,24 @@ def build(
     dropout: float = 0.0,
     vocab_size: int | None = None,
 ) -> Seq2Seq: ...
+@overload
+def build(
+    variant: Literal["shaw"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    max_distance: int = 16,
+    use_values: bool = True,
+) -> ShawAttention: ...
 @overload
 def build(
     variant: Literal["sinks"],

@@ -21,6 +21,7 @@ from attn_torch.mha import MultiHeadAttention as MultiHeadAttention
 from attn_torch.rotary import RotaryAttention as RotaryAttention
 from attn_torch.self_attention import SelfAttention as SelfAttention
 from attn_torch.seq2seq import Seq2Seq as Seq2Seq
+from attn_torch.shaw import ShawAttention as ShawAttention
 from attn_torch.sinks import SinkAttention as SinkAttention
 from attn_torch.t5_bias import T5Attention as T5Attention
 
@@ -38,6 +39,7 @@ __all__ = [
     "RotaryAttention",
     "SelfAttention",
     "Seq2Seq",
+    "ShawAttention",
     "SinkAttention",
     "T5Attention",
     "attend",
@@ -283,6 +285,25 @@ def build(
     dropout: float = 0.0,
     vocab_size: int | None = None,
 ) -> Seq2Seq: ...
+@overload
+def build(
+    variant: Literal["shaw"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    max_distance: int = 16,
+    use_values: bool = True,
+) -> ShawAttention: ...
 @overload
 def build(
     variant: Literal["sinks"],

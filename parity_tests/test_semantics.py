@@ -43,7 +43,7 @@ from parity_tests._inputs import (
     without,
 )
 from parity_tests._witness import bounded, cotangent, layer_of, weights_of
-from parity_tests.candidates import extras, numpy_layer, run_torch
+from parity_tests.candidates import numpy_layer, run_torch
 from parity_tests.cases import Case, Drawn
 from parity_tests.error_arrays import ErrArray, precision, precision_of, widened
 from parity_tests.judge import compare, reference

@@ -1,0 +1,135 @@
+"""Relative position representations (Shaw): keys and values are moved by a learned vector for their distance."""
+
+from math import sqrt
+
+from jaxtyping import Bool, Float
+
+from attn_np._cache import Past, places, remember
+from attn_np._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    broadcast_to,
+    clip,
+    dropout,
+    dtype_name,
+    einsum,
+    hide,
+    inputs,
+    linear,
+    output,
+    record,
+    shown,
+    softmax,
+    take,
+    visible,
+    widen,
+)
+from attn_np._vjp import (
+    Grads,
+    cotangent,
+    dropout_vjp,
+    einsum_vjp,
+    grads,
+    inputs_vjp,
+    linear_vjp,
+    softmax_vjp,
+    sum_to,
+    take_vjp,
+    total,
+)
+from attn_np.contract.shaw import Config
+
+
+class ShawAttention(Layer[Config]):
+    """Keys and values are moved by a learned vector for their distance."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v d"]
+    w_rel_k: Float[Array, "x k"]
+    w_rel_v: Float[Array, "x v"] | None
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        query_at, key_at = places(n["t"], n["t"], like=query, past=past)
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        k, v = remember(past, k=k, v=v)
+        q = hide("bhts->bthk", allowed, q)
+        k, v = hide("bhts->bshk", allowed, k), hide("bhts->bshv", allowed, v)
+        q, k, v = record(tape, q=q, k=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        # Equation 4 of the paper: how far the key stands behind the query, within the limit on either side.
+        offset = clip(key_at[:, None, :] - query_at[:, :, None], -c.max_distance, c.max_distance)
+        row = record(tape, row=broadcast_to(offset + c.max_distance, (n["b"], n["t"], k.shape[1])))
+        rel_k = record(tape, rel_k=take(self.w_rel_k, row))
+        content = einsum("bthk,bshk->bhts", q, k)
+        position = einsum("bthk,btsk->bhts", q, rel_k)
+        content, position = record(tape, content_scores=content, position_scores=position)
+        scores = record(tape, scores=(content + position) * (1 / sqrt(n["k"]) if c.scale is None else c.scale))
+        if bias is not None:
+            scores = record(tape, biased=scores + bias)
+        probs = record(tape, probs=softmax(scores, shown(allowed, bias)))
+        kept = record(tape, kept=dropout(probs, keep, c.dropout))
+        context = einsum("bhts,bshv->bthv", kept, v)
+        if self.w_rel_v is not None:
+            rel_v = record(tape, rel_v=take(self.w_rel_v, row))
+            context = context + einsum("bhts,btsv->bthv", kept, rel_v)
+        context = record(tape, context=context)
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, probs, return_weights)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+        """Read the forward upwards: one line here for each line there, with the same string."""
+        c, w, dbias, allowed = self.config, {}, None, tape.get("allowed")
+        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        q, k, v, rel_k, probs, kept = (tape[name] for name in ("q", "k", "v", "rel_k", "probs", "kept"))
+        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
+        dcontext = record(tape, dcontext=dcontext)
+        dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
+        if self.w_rel_v is not None:
+            more, drel_v = einsum_vjp("bhts,btsv->bthv", kept, tape["rel_v"], dcontext)
+            drel_v = record(tape, drel_v=drel_v)
+            dkept, w["w_rel_v"] = total(dkept, more), take_vjp(self.w_rel_v, tape["row"], drel_v)
+        dkept = record(tape, dkept=dkept)
+        dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
+        dscores = softmax_vjp(probs, dprobs)
+        if "bias" in tape:
+            dscores = record(tape, dbiased=dscores)
+            dbias = sum_to(dscores, tape["bias"].shape)
+        dscores = record(tape, dscores=dscores) * (1 / sqrt(q.shape[-1]) if c.scale is None else c.scale)
+        dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
+        more, drel_k = einsum_vjp("bthk,btsk->bhts", q, rel_k, dposition)
+        dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent)
+        drel_k = record(tape, drel_k=drel_k)
+        w["w_rel_k"] = take_vjp(self.w_rel_k, tape["row"], drel_k)
+        dq, dk, dv = record(tape, dq=total(dq, more), dk=dk, dv=dv)
+        dq = hide("bhts->bthk", allowed, dq)
+        dk, dv = hide("bhts->bshk", allowed, dk), hide("bhts->bshv", allowed, dv)
+        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
+        dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
+        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
+        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
