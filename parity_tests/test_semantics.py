@@ -453,12 +453,13 @@ def test_a_scale_of_zero_and_a_negative_scale(tree: Tree) -> None:
     scales(tree)
 
 
-def shares_evenly(variant: str) -> bool:
-    config = next(iter(contract.examples(variant).values()))
-    return "scale" in config.fields() and "indifferent_scores_share_evenly" not in config.exempt()
+def scaled() -> list[str]:
+    """Variants that return weights and whose scale is on all that their scores are made of."""
+    found = {variant: contract.get(variant).Config for variant in VARIANTS}
+    return [v for v, c in found.items() if "scale" in c.fields() and not c.shifted and extras(v, c.layer)]
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if shares_evenly(v)])
+@pytest.mark.parametrize("variant", scaled())
 def test_layers_take_a_scale_of_zero(tree: Tree, variant: str) -> None:
     config = config_of(variant, next(iter(contract.examples(variant))))
     inputs = random_inputs(config, "plain", t=4, s=4)
