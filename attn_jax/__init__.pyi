@@ -16,6 +16,7 @@ from attn_jax.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_jax.linear import LinearAttention as LinearAttention
 from attn_jax.luong import LuongAttention as LuongAttention
 from attn_jax.mha import MultiHeadAttention as MultiHeadAttention
+from attn_jax.ring import RingAttention as RingAttention
 from attn_jax.rotary import RotaryAttention as RotaryAttention
 from attn_jax.self_attention import SelfAttention as SelfAttention
 from attn_jax.seq2seq import Seq2Seq as Seq2Seq
@@ -34,6 +35,7 @@ __all__ = [
     "LinearAttention",
     "LuongAttention",
     "MultiHeadAttention",
+    "RingAttention",
     "RotaryAttention",
     "SelfAttention",
     "Seq2Seq",
@@ -205,6 +207,17 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> MultiHeadAttention: ...
+@overload
+def build(
+    variant: Literal["ring"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    shards: int,
+    scale: float | None = None,
+    causal: bool = False,
+) -> RingAttention: ...
 @overload
 def build(
     variant: Literal["rotary"],

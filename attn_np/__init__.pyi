@@ -17,6 +17,7 @@ from attn_np.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_np.linear import LinearAttention as LinearAttention
 from attn_np.luong import LuongAttention as LuongAttention
 from attn_np.mha import MultiHeadAttention as MultiHeadAttention
+from attn_np.ring import RingAttention as RingAttention
 from attn_np.rotary import RotaryAttention as RotaryAttention
 from attn_np.self_attention import SelfAttention as SelfAttention
 from attn_np.seq2seq import Seq2Seq as Seq2Seq
@@ -35,6 +36,7 @@ __all__ = [
     "LinearAttention",
     "LuongAttention",
     "MultiHeadAttention",
+    "RingAttention",
     "RotaryAttention",
     "SelfAttention",
     "Seq2Seq",
@@ -207,6 +209,17 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> MultiHeadAttention: ...
+@overload
+def build(
+    variant: Literal["ring"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    shards: int,
+    scale: float | None = None,
+    causal: bool = False,
+) -> RingAttention: ...
 @overload
 def build(
     variant: Literal["rotary"],

@@ -18,6 +18,7 @@ from attn_torch.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_torch.linear import LinearAttention as LinearAttention
 from attn_torch.luong import LuongAttention as LuongAttention
 from attn_torch.mha import MultiHeadAttention as MultiHeadAttention
+from attn_torch.ring import RingAttention as RingAttention
 from attn_torch.rotary import RotaryAttention as RotaryAttention
 from attn_torch.self_attention import SelfAttention as SelfAttention
 from attn_torch.seq2seq import Seq2Seq as Seq2Seq
@@ -36,6 +37,7 @@ __all__ = [
     "LinearAttention",
     "LuongAttention",
     "MultiHeadAttention",
+    "RingAttention",
     "RotaryAttention",
     "SelfAttention",
     "Seq2Seq",
@@ -217,6 +219,18 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> MultiHeadAttention: ...
+@overload
+def build(
+    variant: Literal["ring"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    shards: int,
+    scale: float | None = None,
+    causal: bool = False,
+) -> RingAttention: ...
 @overload
 def build(
     variant: Literal["rotary"],

@@ -1,0 +1,85 @@
+"""Ring attention: shards of keys travel around a ring of shards of queries until each has met each."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _base
+from attn_np.contract._base import Arg, Param
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_base.Config):
+    """Fields of ring attention, which has nothing to learn; its widths come with the call.
+
+    Attributes:
+        shards: into how many shards queries and keys are split, one for each place on the ring.
+        scale: factor on the scores; 1/sqrt(width of the queries) by default, 1.0 for unscaled.
+        causal: query i sees the keys up to its own position, aligned at the last key.
+    """
+
+    layer = "RingAttention"
+    family = "dense"
+    title = "Ring attention"
+    idea = (
+        "A sequence too long for one device is split over several, which stand in a ring. Each keeps its queries and "
+        "attends to the keys and values it holds, then hands these to its neighbour and gets those of the other. After "
+        "one round every query has met every key, and a running softmax, as in blockwise, has put the parts together. "
+        "In the backward the gradients of keys and values travel with them and arrive at home. Here the devices are an "
+        "axis of the arrays and the handing on is a rotation of it."
+    )
+    formula = (
+        r"\text{step } i:\ \text{place } r \text{ holds } k, v \text{ of shard } (r - i)\; \mathrm{mod}\; n, \qquad "
+        r"y_t = \frac{\sum_i e^{m_i - m} a_i}{\sum_i e^{m_i - m} \ell_i}"
+    )
+    notation = {
+        "N_h (number of hosts)": "shards, axis n",
+        "block of a host": "position in a shard, axis c",
+        "m": "running_top, after the last step top",
+        "l": "running_total, after the last step total",
+    }
+    cost = "time b t s (k + v) / shards at each place; memory there b t (k + v) / shards; each step sends one shard"
+    paper = (
+        "Liu et al. 2023, Ring Attention with Blockwise Transformers for Near-Infinite Context, arXiv:2310.01889, "
+        "section 3 and algorithm 1"
+    )
+    equals = ("every number of shards: dot_product", "one shard: blockwise with one block")
+    traps = (
+        "the mask belongs to the pair of a query shard and the key shard it holds at that step: a causal mask taken "
+        "from the place alone hides the wrong keys from the second step on",
+        "with a causal mask and shards in order most places wait: the work is not spread evenly (striped attention "
+        "deals the positions out in turn)",
+        "keys and values rotate together; rotating one of them raises no error",
+        "the gradients of a shard must make the whole round to come home: n rotations, one more than there are "
+        "meetings after the first",
+    )
+
+    shards: int
+    scale: float | None = None
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        self.positive("shards")
+        self.number("scale")
+        self.flag("causal")
+
+    def sizes(self) -> dict[str, int]:
+        return {}
+
+    def own_params(self) -> dict[str, Param]:
+        return {}
+
+    def arguments(self) -> dict[str, Arg]:
+        return {
+            "query": Arg("b t k"),
+            "key": Arg("b s k", default="query"),
+            "value": Arg("b s v", default="key"),
+            "mask": Arg("b t s", "mask", optional=True),
+        }
+
+    def cached(self) -> dict[str, str]:
+        return {"k": "b s k", "v": "b s v"} if self.causal else {}
+
+
+EXAMPLES = {
+    "plain": Config(shards=3),
+    "causal": Config(shards=2, scale=0.375, causal=True),
+}
