@@ -43,6 +43,7 @@ __all__ = [
     "maximum",
     "narrow",
     "output",
+    "pick",
     "record",
     "repeat_heads",
     "rms_norm",
@@ -116,6 +117,13 @@ def take(table: Array, tokens: Array) -> Array:
         check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
     tokens = where(tokens < 0, table.shape[0], tokens)
     return jnp.take(widen(table), tokens, axis=0, mode="fill", fill_value=jnp.nan)
+
+
+def pick(x: Array, index: Array) -> Array:
+    """Entries of the last axis, the same for every head: `b h t x`, `b t s` -> `b h t s`; a batch of 1 serves all."""
+    b, h, t, _ = x.shape
+    index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
+    return jnp.take_along_axis(x, index, axis=-1)
 
 
 def clip(x: Array, low: int, high: int) -> Array:

@@ -38,6 +38,7 @@ __all__ = [
     "maximum",
     "narrow",
     "output",
+    "pick",
     "record",
     "repeat_heads",
     "rms_norm",
@@ -123,6 +124,13 @@ def take(table: Array, tokens: Array) -> Array:
     if tokens.size:
         check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
     return widen(table)[tokens]
+
+
+def pick(x: Array, index: Array) -> Array:
+    """Entries of the last axis, the same for every head: `b h t x`, `b t s` -> `b h t s`; a batch of 1 serves all."""
+    b, h, t, _ = x.shape
+    index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
+    return np.take_along_axis(x, index, axis=-1)
 
 
 def clip(x: Array, low: int, high: int) -> Array:

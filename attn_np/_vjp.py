@@ -32,6 +32,7 @@ __all__ = [
     "linear_vjp",
     "part_of_softmax",
     "part_of_softmax_vjp",
+    "pick_vjp",
     "repeat_heads_vjp",
     "rest_of",
     "rms_norm_vjp",
@@ -213,6 +214,13 @@ def take_vjp(table: Array, tokens: Array, dy: Array) -> Array:
     tokens, dy = tokens.reshape(-1), dy.reshape(-1, dy.shape[-1])
     one_hot = (tokens[:, None] == np.arange(table.shape[0])).astype(dy.dtype)
     return einsum("tu,td->ud", one_hot, dy)
+
+
+def pick_vjp(x: Array, index: Array, dy: Array) -> Array:
+    """Entry x was copied to every place whose index is x: sum their gradients, `b h t s` -> `b h t x`."""
+    b, _, t, s = dy.shape
+    one_hot = (np.broadcast_to(index, (b, t, s))[..., None] == np.arange(x.shape[-1])).astype(dy.dtype)
+    return einsum("bhts,btsx->bhtx", dy, one_hot)
 
 
 @primitive

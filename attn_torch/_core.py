@@ -40,6 +40,7 @@ __all__ = [
     "maximum",
     "narrow",
     "output",
+    "pick",
     "record",
     "repeat_heads",
     "rms_norm",
@@ -112,6 +113,13 @@ def take(table: Array, tokens: Array) -> Array:
     if tokens.numel() and concrete(tokens):
         check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
     return widen(table)[tokens.long()]
+
+
+def pick(x: Array, index: Array) -> Array:
+    """Entries of the last axis, the same for every head: `b h t x`, `b t s` -> `b h t s`; a batch of 1 serves all."""
+    b, h, t, _ = x.shape
+    index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
+    return torch.gather(x, -1, index)
 
 
 def clip(x: Array, low: int, high: int) -> Array:

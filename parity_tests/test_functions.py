@@ -77,6 +77,41 @@ def test_the_largest_entry_has_no_gradient() -> None:
     assert known.b.tolist() == [[0.125, 0.125], [0.0, 0.125]]
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_encodings_of_distances(dtype: str) -> None:
+    """The same bits in every tree: sin and cos of distance / base^(2 i / width), whatever the sign."""
+    torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
+    likes = {"np": np.zeros(1), "torch": torch.zeros(1), "jax": jnp.zeros(1)}
+    found = [
+        np.asarray(import_module(f"attn_{tree}._relative").sinusoids(-2, 4, 6, 100.0, dtype, like=like))
+        for tree, like in likes.items()
+    ]
+    angles = [[distance / 100.0 ** (2 * i / 6) for i in range(3)] for distance in range(-2, 4)]
+    want = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    # The power, the quotient, the function and the rounding, each to an ulp of the largest angle or of 1.
+    assert np.max(np.abs(found[0] - want)) <= 16 * np.finfo(dtype).eps
+    for other in found:
+        assert other.dtype == dtype
+        assert np.array_equal(other, found[0])
+
+
+def test_picked_entries_and_their_gradient() -> None:
+    """The same entries in every tree; the gradient by hand is that of PyTorch."""
+    torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
+    core, rng = {tree: import_module(f"attn_{tree}._core") for tree in ("np", "torch", "jax")}, np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 3, 5, 7)), rng.integers(-4, 5, (2, 3, 5, 11)).astype(np.float64)
+    for b in (1, 2):
+        index = rng.integers(0, 7, (b, 5, 11))
+        want = np.array([[[x[n, h, t][index[n % b, t]] for t in range(5)] for h in range(3)] for n in range(2)])
+        leaf = torch.from_numpy(x.copy()).requires_grad_()
+        y = core["torch"].pick(leaf, torch.from_numpy(index))
+        found = (core["np"].pick(x, index), core["jax"].pick(jnp.asarray(x), jnp.asarray(index)), y.detach().numpy())
+        assert all(np.array_equal(np.asarray(one), want) for one in found)
+        (grad,) = torch.autograd.grad(y, leaf, torch.from_numpy(dy))
+        # Sums of small integers are exact.
+        assert np.array_equal(import_module("attn_np._vjp").pick_vjp(x, index, dy), grad.numpy())
+
+
 def judged(name: str, x: np.ndarray, got: np.ndarray) -> dict[str, Any]:
     function = getattr(import_module("attn_np._core"), name)
     with precision(precision_of(x.dtype.name)):

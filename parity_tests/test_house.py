@@ -223,12 +223,16 @@ def test_cores_take_the_same_arguments() -> None:
 
 
 # Written in the operations of `_core`: their code is the same to the letter.
-SHARED = {"_cache": {"Cache", "Past", "opened", "closed", "remember"}, "_rotary": {"tables", "rotation", "rotate"}}
+SHARED = {
+    "_cache": {"Cache", "Past", "opened", "closed", "remember"},
+    "_relative": {"sinusoids"},
+    "_rotary": {"tables", "rotation", "rotate"},
+}
 
 
 @pytest.mark.parametrize("module", SHARED)
 def test_shared_pieces_are_the_same(module: str) -> None:
-    """The bookkeeping of decoding, and rotary positions."""
+    """The bookkeeping of decoding, distances, and rotary positions."""
     found = {}
     for package in PACKAGES:
         body = ast.parse(path_of(package, module).read_text()).body
