@@ -11,6 +11,7 @@ from attn_jax.alibi import AlibiAttention as AlibiAttention
 from attn_jax.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_jax.dot_product import DotProductAttention as DotProductAttention
 from attn_jax.fused_qkv import FusedQKVAttention as FusedQKVAttention
+from attn_jax.gated import GatedAttention as GatedAttention
 from attn_jax.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_jax.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_jax.linear import LinearAttention as LinearAttention
@@ -30,6 +31,7 @@ __all__ = [
     "BlockwiseAttention",
     "DotProductAttention",
     "FusedQKVAttention",
+    "GatedAttention",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "LinearAttention",
@@ -122,6 +124,27 @@ def build(
     use_bias: bool = True,
     use_output: bool = False,
 ) -> FusedQKVAttention: ...
+@overload
+def build(
+    variant: Literal["gated"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    gate: str = "element",
+) -> GatedAttention: ...
 @overload
 def build(
     variant: Literal["gqa"],

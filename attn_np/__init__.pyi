@@ -12,6 +12,7 @@ from attn_np.alibi import AlibiAttention as AlibiAttention
 from attn_np.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_np.dot_product import DotProductAttention as DotProductAttention
 from attn_np.fused_qkv import FusedQKVAttention as FusedQKVAttention
+from attn_np.gated import GatedAttention as GatedAttention
 from attn_np.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_np.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_np.linear import LinearAttention as LinearAttention
@@ -31,6 +32,7 @@ __all__ = [
     "BlockwiseAttention",
     "DotProductAttention",
     "FusedQKVAttention",
+    "GatedAttention",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "LinearAttention",
@@ -124,6 +126,27 @@ def build(
     use_bias: bool = True,
     use_output: bool = False,
 ) -> FusedQKVAttention: ...
+@overload
+def build(
+    variant: Literal["gated"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    gate: str = "element",
+) -> GatedAttention: ...
 @overload
 def build(
     variant: Literal["gqa"],

@@ -13,6 +13,7 @@ from attn_torch.alibi import AlibiAttention as AlibiAttention
 from attn_torch.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_torch.dot_product import DotProductAttention as DotProductAttention
 from attn_torch.fused_qkv import FusedQKVAttention as FusedQKVAttention
+from attn_torch.gated import GatedAttention as GatedAttention
 from attn_torch.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_torch.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_torch.linear import LinearAttention as LinearAttention
@@ -32,6 +33,7 @@ __all__ = [
     "BlockwiseAttention",
     "DotProductAttention",
     "FusedQKVAttention",
+    "GatedAttention",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "LinearAttention",
@@ -129,6 +131,28 @@ def build(
     use_bias: bool = True,
     use_output: bool = False,
 ) -> FusedQKVAttention: ...
+@overload
+def build(
+    variant: Literal["gated"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    gate: str = "element",
+) -> GatedAttention: ...
 @overload
 def build(
     variant: Literal["gqa"],
