@@ -118,6 +118,44 @@ def sigmoid(x: Dual) -> Dual:
     return Dual(y, _vjp.sigmoid_vjp(y, x.d))
 
 
+@rule(FUNCTIONS, _core.softplus)
+def softplus(x: Dual) -> Dual:
+    return Dual(_core.softplus(x.v), _vjp.softplus_vjp(x.v, x.d))
+
+
+@rule(FUNCTIONS, _vjp.softplus_vjp)
+def softplus_vjp(x: Dual, dy: Dual) -> Dual:
+    """dy s for s = sigmoid(x), which has the slope s (1 - s)."""
+    one, two = _vjp.softplus_vjp(x.v, dy.d), _vjp.sigmoid_vjp(_core.sigmoid(x.v), dy.v * x.d)
+    return Dual(_vjp.softplus_vjp(x.v, dy.v), in_any_form(one + two, one, _core.sigmoid(x.v) * dy.v * x.d))
+
+
+@rule(FUNCTIONS, _vjp.silu_vjp)
+def silu_vjp(x: Dual, dy: Dual) -> Dual:
+    """dy (s + x s (1 - s)), whose slope is s (1 - s) (2 + x (1 - 2 s))."""
+    s = _core.sigmoid(x.v)
+    one, slope = _vjp.silu_vjp(x.v, dy.d), s * (1.0 - s)
+    two, three = slope * dy.v * x.d, slope * (1.0 - 2.0 * s) * x.v * dy.v * x.d
+    terms = (s * dy.d, x.v * s * dy.d, s * dy.v * x.d, x.v * s * dy.v * x.d)
+    return Dual(_vjp.silu_vjp(x.v, dy.v), in_any_form(one + two + two + three, *terms))
+
+
+@rule(FUNCTIONS, _vjp.unit_vjp)
+def unit_vjp(x: Dual, size: Dual, dy: Dual, share: float) -> Dual:
+    """dy / size - x S share / size^3 with S = sum dy x changes by what each of its factors does."""
+    cube = size.v * size.v * size.v
+    along = np.sum(dy.v * x.v, axis=-1, keepdims=True) * share / cube
+    moved = np.sum(dy.d * x.v + dy.v * x.d, axis=-1, keepdims=True) * share / cube
+    terms = (
+        dy.d / size.v,
+        -(dy.v / size.v * size.d / size.v),
+        -(x.d * along),
+        -(x.v * moved),
+        3.0 * (x.v * along * size.d / size.v),
+    )
+    return Dual(_vjp.unit_vjp(x.v, size.v, dy.v, share), in_any_form(_vjp.total(*terms), *terms))
+
+
 @rule(FUNCTIONS, _vjp.tanh_vjp)
 def tanh_vjp(y: Dual, dy: Dual) -> Dual:
     """dy (1 - y^2)."""

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from attn_np import _core, _vjp
+from parity_tests._dual import Dual
 from parity_tests._inputs import TREES, Tree, same
 from parity_tests._witness import ratio
 from parity_tests.error_arrays import ErrArray, adopt, disown, precision, precision_of
@@ -202,6 +203,27 @@ def test_scalar_loops(name: str) -> None:
     want, (x, *more) = held(name, arrays, dy)["y"], arrays.values()
     rows = [FUNCTIONS[name].loop(row.tolist(), *(a.tolist() for a in more)) for row in x.reshape(-1, x.shape[-1])]
     assert ratio(np.array(rows).reshape(x.shape), want) <= 1
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_rules_are_differentiated_as_jax_does(name: str) -> None:
+    """How the gradients change along a direction: forward mode over the rule, and over JAX's reverse mode."""
+    core, function = import_module("attn_jax._core"), FUNCTIONS[name]
+
+    def pulled(*arrays: Any) -> Any:
+        return jax.vjp(lambda *x: function.call(core, *x), *arrays)[1](dy)
+
+    for kind in ("usual", "along", "small"):
+        arrays, dy = given(name, kind)
+        ways = [np.cos(np.arange(x.size)).reshape(x.shape) * np.abs(x).max() for x in arrays.values()]
+        with precision(precision_of("float64")):
+            duals = [Dual(ErrArray(x, 0.0), ErrArray(u, 0.0)) for x, u in zip(arrays.values(), ways, strict=True)]
+            want = function.pull(_vjp, *duals, Dual(ErrArray(dy, 0.0), ErrArray(0 * dy, 0.0)))
+        _, got = jax.jit(lambda x, u: jax.jvp(pulled, x, u))(tuple(arrays.values()), tuple(ways))
+        for what, g, h in zip(arrays, got, want, strict=True):
+            assert ratio(g, h.d) <= 1, (kind, what)
+            if np.any(h.d.v):
+                assert np.median(h.d.b) < np.abs(h.d.v).max(), (kind, what)
 
 
 # Known numbers --------------------------------------------------------------------------------------------------------
