@@ -17,6 +17,7 @@ from attn_jax.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_jax.linear import LinearAttention as LinearAttention
 from attn_jax.luong import LuongAttention as LuongAttention
 from attn_jax.mha import MultiHeadAttention as MultiHeadAttention
+from attn_jax.qk_norm import QKNormAttention as QKNormAttention
 from attn_jax.ring import RingAttention as RingAttention
 from attn_jax.rotary import RotaryAttention as RotaryAttention
 from attn_jax.self_attention import SelfAttention as SelfAttention
@@ -37,6 +38,7 @@ __all__ = [
     "LinearAttention",
     "LuongAttention",
     "MultiHeadAttention",
+    "QKNormAttention",
     "RingAttention",
     "RotaryAttention",
     "SelfAttention",
@@ -230,6 +232,29 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> MultiHeadAttention: ...
+@overload
+def build(
+    variant: Literal["qk_norm"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    norm: str = "rms",
+    over: str = "head",
+    eps: float = 1e-06,
+) -> QKNormAttention: ...
 @overload
 def build(
     variant: Literal["ring"],

@@ -18,6 +18,7 @@ from attn_np.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_np.linear import LinearAttention as LinearAttention
 from attn_np.luong import LuongAttention as LuongAttention
 from attn_np.mha import MultiHeadAttention as MultiHeadAttention
+from attn_np.qk_norm import QKNormAttention as QKNormAttention
 from attn_np.ring import RingAttention as RingAttention
 from attn_np.rotary import RotaryAttention as RotaryAttention
 from attn_np.self_attention import SelfAttention as SelfAttention
@@ -38,6 +39,7 @@ __all__ = [
     "LinearAttention",
     "LuongAttention",
     "MultiHeadAttention",
+    "QKNormAttention",
     "RingAttention",
     "RotaryAttention",
     "SelfAttention",
@@ -232,6 +234,29 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> MultiHeadAttention: ...
+@overload
+def build(
+    variant: Literal["qk_norm"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    norm: str = "rms",
+    over: str = "head",
+    eps: float = 1e-06,
+) -> QKNormAttention: ...
 @overload
 def build(
     variant: Literal["ring"],

@@ -19,6 +19,7 @@ from attn_torch.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_torch.linear import LinearAttention as LinearAttention
 from attn_torch.luong import LuongAttention as LuongAttention
 from attn_torch.mha import MultiHeadAttention as MultiHeadAttention
+from attn_torch.qk_norm import QKNormAttention as QKNormAttention
 from attn_torch.ring import RingAttention as RingAttention
 from attn_torch.rotary import RotaryAttention as RotaryAttention
 from attn_torch.self_attention import SelfAttention as SelfAttention
@@ -39,6 +40,7 @@ __all__ = [
     "LinearAttention",
     "LuongAttention",
     "MultiHeadAttention",
+    "QKNormAttention",
     "RingAttention",
     "RotaryAttention",
     "SelfAttention",
@@ -243,6 +245,30 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> MultiHeadAttention: ...
+@overload
+def build(
+    variant: Literal["qk_norm"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    norm: str = "rms",
+    over: str = "head",
+    eps: float = 1e-06,
+) -> QKNormAttention: ...
 @overload
 def build(
     variant: Literal["ring"],

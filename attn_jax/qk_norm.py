@@ -1,0 +1,92 @@
+"""Query-key normalisation: queries and keys are brought to one length before they are compared."""
+
+from jaxtyping import Bool, Float
+
+from attn_jax._attend import attend
+from attn_jax._cache import Past, remember
+from attn_jax._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    dtype_name,
+    inputs,
+    l2_norm,
+    layer_norm,
+    linear,
+    output,
+    record,
+    rms_norm,
+    visible,
+    widen,
+)
+from attn_np.contract.qk_norm import Config
+
+
+def normalised(c: Config, x: Array, weight: Array | None) -> Array:
+    """Each head by itself, or all heads of a word together."""
+    together = c.over == "all"
+    width = x.shape[2] * x.shape[3]
+    flat = x.reshape(*x.shape[:2], width) if together else x
+    weight = widen(weight).reshape(width) if together and weight is not None else weight
+    if c.norm == "l2":
+        unit = l2_norm(flat, c.eps)
+    elif c.norm == "rms":
+        unit = rms_norm(flat, weight, c.eps)
+    else:
+        unit = layer_norm(flat, weight, None, c.eps)
+    return unit.reshape(x.shape)
+
+
+class QKNormAttention(Layer[Config]):
+    """Several heads attend in parallel with normalised queries and keys."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "i h k"]
+    w_v: Float[Array, "j h v"]
+    w_o: Float[Array, "h v d"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+    w_q_norm: Float[Array, "k"] | None
+    w_k_norm: Float[Array, "k"] | None
+    w_q_all: Float[Array, "h k"] | None
+    w_k_all: Float[Array, "h k"] | None
+    w_scale: Float[Array, "h"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        key: Float[Array, "b s i"] | None = None,
+        value: Float[Array, "b s j"] | None = None,
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
+        q, k = record(tape, q_proj=q, k_proj=k)
+        q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.over == "head" else self.w_q_all))
+        k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.over == "head" else self.w_k_all))
+        scale = 1.0 if c.scale is None and c.norm == "l2" else c.scale
+        if self.w_scale is not None:
+            q = q * widen(self.w_scale)[:, None]
+        k, v = remember(past, k=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=scale, softcap=c.softcap,
+            keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+        )  # fmt: skip
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, weights, return_weights)

@@ -1,0 +1,102 @@
+"""Query-key normalisation: queries and keys are brought to one length before they are compared."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import mha
+from attn_np.contract._base import Param, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(mha.Config):
+    """Fields of multi-head attention with normalised queries and keys.
+
+    Attributes:
+        d_model: width of queries and outputs.
+        num_heads: how many heads attend.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        key_dim: width of the key input; d_model by default.
+        value_dim: width of the value input; key_dim by default.
+        scale: factor on the scores; 1/sqrt(head_dim) by default, for norm="l2" 1.0, where w_scale is the scale.
+        causal: query i sees the keys up to its own position, aligned at the last key.
+        window: (left, right), how many keys before and after its own position a query sees; None is no limit.
+        softcap: scores become softcap * tanh(scores / softcap).
+        dropout: share of the weights set to 0 in training.
+        use_bias: biases on the four projections.
+        norm: "rms": divided by the root of the mean square; "layer": after the mean is subtracted; "l2": by the length.
+        over: "head": each head by itself, with one weight for all heads; "all": all heads of a word together.
+        eps: added under the root.
+    """
+
+    layer = "QKNormAttention"
+    family = "scores"
+    title = "Query-key normalisation"
+    idea = (
+        "Scores are products of two vectors that training may let grow without limit; the softmax then saturates and "
+        "gradients vanish or explode. Normalised, queries and keys can only differ in direction: no score is larger "
+        "than the learned weights allow, and large models train stably."
+    )
+    formula = (
+        r"y = b_o + \sum_h \mathrm{softmax}\!\left(\tfrac{1}{\sqrt{K}}\, \hat q_h \hat k_h^\top\right) v_h\, w_{o,h},"
+        r"\qquad \hat q = \frac{q}{\sqrt{\mathrm{mean}(q^2) + \epsilon}} \odot w"
+    )
+    notation = {
+        "LN(X W^Q), LN(X W^K)": 'q_norm, k_norm with norm="layer"; before: q_proj, k_proj',
+        "gamma of q_norm and k_norm (Qwen3), over=head": "w_q_norm, w_k_norm, axis k",
+        "gamma of q_norm and k_norm (OLMo 2), over=all": "w_q_all, w_k_all, axes h k",
+        "g (learned scale of L2 normalisation)": "w_scale, one for each head h",
+    }
+    cost = "time b t s h (k + v); memory b h t s on the textbook path; the norms take time (b t + b s) h k"
+    paper = (
+        "Henry et al. 2020, Query-Key Normalization for Transformers, arXiv:2010.04245, equation 4 (length 1 and a "
+        "learned scale); Dehghani et al. 2023, Scaling Vision Transformers to 22 Billion Parameters, arXiv:2302.05442, "
+        "section 2, equation 1 (layer norm, here without its bias); OLMo Team 2024, 2 OLMo 2 Furious, "
+        "arXiv:2501.00656 (rms over all heads together)"
+    )
+    equals = ('over="all" with num_heads=1: over="head"',)
+    traps = (
+        "over each head or over all heads together: Qwen3 has the one, OLMo 2 the other, and with equal weights the "
+        "shapes of the results are the same",
+        "the norm comes before rotation by position and before the key is cached: a cache of unnormalised keys decodes "
+        "something else",
+        "queries of length 1 and the scale 1/sqrt(K) make all scores tiny: the learned scale stands in its place",
+        "1 + w and w are both in use as weights of rms norms",
+    )
+
+    norm: str = "rms"
+    over: str = "head"
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.one_of("norm", ("rms", "layer", "l2"))
+        self.one_of("over", ("head", "all"))
+        self.number("eps", above=0.0)
+        require(self.eps is not None, self.variant, "eps to be a number above 0", "None", "set eps=")
+
+    def own_params(self) -> dict[str, Param]:
+        if self.norm == "l2":
+            return super().own_params() | {"w_scale": Param("h", "k")}
+        axes, end = ("k", "norm") if self.over == "head" else ("h k", "all")
+        return super().own_params() | {f"w_q_{end}": Param(axes, "k"), f"w_k_{end}": Param(axes, "k")}
+
+    def exempt(self) -> dict[str, str]:
+        found = {
+            "twice_the_scores_square_the_weights": "larger queries are brought to the same length",
+            "the_scale_belongs_to_the_queries": "larger queries are brought to the same length",
+        }
+        if self.over == "all":
+            found["heads_stand_alone"] = "a head is divided by what the others have too"
+        if self.norm == "l2":
+            found["the_default_scale_is_that_of_the_head"] = "w_scale is the scale"
+        return found
+
+
+EXAMPLES = {
+    "head": Config(d_model=5, num_heads=3, head_dim=7, causal=True, window=(2, None), scale=0.375, use_bias=False),
+    "all": Config(
+        d_model=7, num_heads=2, head_dim=3, value_head_dim=11, key_dim=13, value_dim=5, softcap=1.5, dropout=0.25,
+        norm="layer", over="all", eps=1e-3,
+    ),
+    "l2": Config(d_model=11, num_heads=2, head_dim=5, value_head_dim=3, norm="l2", causal=True),
+}  # fmt: skip
