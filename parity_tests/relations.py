@@ -461,7 +461,7 @@ def twice_the_scores_square_the_weights(s: Subject, call: Call) -> Iterator[Pair
 @relation
 def indifferent_scores_share_evenly(s: Subject, call: Call) -> Iterator[Pair]:
     """All scores 0: every allowed key weighs the same."""
-    if "mask" not in letters(call.config):
+    if not weighs(call.config):
         return
     seen, axis = allowed(call), -1 if over_keys(call.config) else -2
     count = np.maximum(seen.sum(axis, keepdims=True), 1).astype(np.float64)
