@@ -18,6 +18,7 @@ from attn_jax.linear import LinearAttention as LinearAttention
 from attn_jax.luong import LuongAttention as LuongAttention
 from attn_jax.mha import MultiHeadAttention as MultiHeadAttention
 from attn_jax.qk_norm import QKNormAttention as QKNormAttention
+from attn_jax.retention import Retention as Retention
 from attn_jax.ring import RingAttention as RingAttention
 from attn_jax.rotary import RotaryAttention as RotaryAttention
 from attn_jax.self_attention import SelfAttention as SelfAttention
@@ -39,6 +40,7 @@ __all__ = [
     "LuongAttention",
     "MultiHeadAttention",
     "QKNormAttention",
+    "Retention",
     "RingAttention",
     "RotaryAttention",
     "SelfAttention",
@@ -255,6 +257,24 @@ def build(
     over: str = "head",
     eps: float = 1e-06,
 ) -> QKNormAttention: ...
+@overload
+def build(
+    variant: Literal["retention"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    exponent: float = 5.0,
+    form: str = "parallel",
+    chunk_size: int = 64,
+    norm: str = "layer",
+    eps: float = 1e-05,
+    use_bias: bool = False,
+) -> Retention: ...
 @overload
 def build(
     variant: Literal["ring"],

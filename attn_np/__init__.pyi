@@ -19,6 +19,7 @@ from attn_np.linear import LinearAttention as LinearAttention
 from attn_np.luong import LuongAttention as LuongAttention
 from attn_np.mha import MultiHeadAttention as MultiHeadAttention
 from attn_np.qk_norm import QKNormAttention as QKNormAttention
+from attn_np.retention import Retention as Retention
 from attn_np.ring import RingAttention as RingAttention
 from attn_np.rotary import RotaryAttention as RotaryAttention
 from attn_np.self_attention import SelfAttention as SelfAttention
@@ -40,6 +41,7 @@ __all__ = [
     "LuongAttention",
     "MultiHeadAttention",
     "QKNormAttention",
+    "Retention",
     "RingAttention",
     "RotaryAttention",
     "SelfAttention",
@@ -257,6 +259,24 @@ def build(
     over: str = "head",
     eps: float = 1e-06,
 ) -> QKNormAttention: ...
+@overload
+def build(
+    variant: Literal["retention"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    exponent: float = 5.0,
+    form: str = "parallel",
+    chunk_size: int = 64,
+    norm: str = "layer",
+    eps: float = 1e-05,
+    use_bias: bool = False,
+) -> Retention: ...
 @overload
 def build(
     variant: Literal["ring"],

@@ -20,6 +20,7 @@ from attn_torch.linear import LinearAttention as LinearAttention
 from attn_torch.luong import LuongAttention as LuongAttention
 from attn_torch.mha import MultiHeadAttention as MultiHeadAttention
 from attn_torch.qk_norm import QKNormAttention as QKNormAttention
+from attn_torch.retention import Retention as Retention
 from attn_torch.ring import RingAttention as RingAttention
 from attn_torch.rotary import RotaryAttention as RotaryAttention
 from attn_torch.self_attention import SelfAttention as SelfAttention
@@ -41,6 +42,7 @@ __all__ = [
     "LuongAttention",
     "MultiHeadAttention",
     "QKNormAttention",
+    "Retention",
     "RingAttention",
     "RotaryAttention",
     "SelfAttention",
@@ -269,6 +271,25 @@ def build(
     over: str = "head",
     eps: float = 1e-06,
 ) -> QKNormAttention: ...
+@overload
+def build(
+    variant: Literal["retention"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    exponent: float = 5.0,
+    form: str = "parallel",
+    chunk_size: int = 64,
+    norm: str = "layer",
+    eps: float = 1e-05,
+    use_bias: bool = False,
+) -> Retention: ...
 @overload
 def build(
     variant: Literal["ring"],
