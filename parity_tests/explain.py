@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 import attn_np
-from parity_tests.candidates import Outcome
+from parity_tests.candidates import Outcome, extras, leaves, numpy_layer, pulled
 from parity_tests.cases import Case, Drawn
-from parity_tests.error_arrays import UNIT, ErrArray, Precision, adopt, disown, precision_of
+from parity_tests.error_arrays import UNIT, ErrArray, Precision, adopt, disown, precision_of, widened
 from parity_tests.findings import Cause, Finding
 from parity_tests.judge import Anchor, Departure, Row, judge_ends, reference, tape_rows
 from parity_tests.patterns import axes_of, patterns
@@ -96,7 +96,7 @@ def explain(run: Judged, causes: bool = True) -> Finding | None:
         loose = {(row.stage, row.name): row.vacuous for row in rows}
         finding.causes = [
             *evident(run, finding),
-            *causes_of(run, first.stage not in FORWARD, loose, at_random(finding)),
+            *causes_of(run, first, anchor.wanted, loose, at_random(finding)),
         ]
     return finding
 
@@ -133,7 +133,53 @@ def at_random(finding: Finding) -> bool:
 ROUNDED = "it differs no more than this rounding could make it, and at random as roundings do"
 
 
-def causes_of(run: Judged, backward: bool, loose: dict[tuple[str, str], int], random: bool = True) -> list[Cause]:
+def plain(run: Judged, backward: bool, tree: str = "attn_np") -> dict[str, Any]:
+    """Every array of the reference by name, or of a copy of it, in float64 without bounds."""
+    case, drawn, tape = run.case, run.drawn, {}
+    layer = numpy_layer(case.at("float64"), {name: widened(x) for name, x in drawn.params.items()}, tree)
+    given = {name: widened(x) for name, x in drawn.inputs.items()}
+    with np.errstate(all="ignore"):
+        found = leaves(layer(**given, **extras(case.config.variant, case.config.layer), tape=tape))
+        if not backward:
+            return tape | found
+        dys = pulled(case, drawn, {name: x.shape for name, x in found.items()})
+        grads = layer.vjp(tape, *(widened(dy) for dy in dys.values()))
+    return tape | found | {f"d{name}": x for name, x in (grads.inputs | grads.params).items()}
+
+
+FAR = 1024
+
+
+@dataclass(frozen=True)
+class Search:
+    """What tells a mistake that was not made without arrays that carry bounds, which take twenty times as long.
+
+    Attributes:
+        first: the first array that differs.
+        whole: every array of the reference without bounds, in dataflow order.
+        bounds: what was expected of each, with its bound.
+    """
+
+    first: str
+    whole: dict[str, Any]
+    bounds: dict[str, Any]
+
+    def possible(self, arrays: dict[str, Any]) -> bool:
+        """Whether a mistake moves the first array that differs, and none before it far beyond its bound."""
+        for name, a in self.whole.items():
+            b, want = arrays.get(name), self.bounds.get(name)
+            if b is None or np.shape(a) != np.shape(b):
+                return True
+            if name == self.first:
+                return a.tobytes() != b.tobytes()
+            if isinstance(want, ErrArray) and want.shape == a.shape and np.any(np.abs(a - b) > FAR * want.b):
+                return False
+        return True
+
+
+def causes_of(
+    run: Judged, first: Row, bounds: dict[str, Any], loose: dict[tuple[str, str], int], random: bool = True
+) -> list[Cause]:
     """The mistakes of the catalogue that give this run's numbers, best first.
 
     The best is the one whose bounds are tightest: of two that hold the candidate it says more.
@@ -141,11 +187,12 @@ def causes_of(run: Judged, backward: bool, loose: dict[tuple[str, str], int], ra
     `loose` counts the numbers whose bound says little in the reference as it is: a mistake that makes it many more
     explains nothing.
     """
-    found = []
+    found, backward = [], first.stage not in FORWARD
+    search = Search(first.name, plain(run, backward), bounds)
     for mistake in catalogue(run.case.variant):
         if (mistake.backward and not backward) or (mistake.rounding and not random):
             continue
-        rows = reproduced(run, mistake, backward)
+        rows = reproduced(run, mistake, backward, search)
         if not rows or any(2 * (row.vacuous - loose.get((row.stage, row.name), 0)) > row.elements for row in rows):
             continue
         found.append((tightness(rows), mistake.rank, rows, mistake))
@@ -165,14 +212,20 @@ def tightness(rows: list[Row]) -> int:
     return round(float(np.log2(width)) / 2) if 0 < width < np.inf else -9999 if width == 0 else 9999
 
 
-def reproduced(run: Judged, mistake: "Mistake", backward: bool) -> list[Row]:
-    """The verdicts on a run where the reference makes a mistake; none unless all pass."""
+def reproduced(run: Judged, mistake: "Mistake", backward: bool, search: Search) -> list[Row]:
+    """The verdicts on a run where the reference makes a mistake; none unless all pass.
+
+    A mistake that cannot be the one is passed over; what is rounded too early may not show in float64.
+    """
     with mistake.made(run.case, run.drawn) as made:
         if made is None:
             return []
         case, drawn, tree, *other = made
         changed = replace(run, case=case, drawn=drawn, precision=other[0] if other else run.precision)
         try:
+            with np.errstate(invalid="ignore"):
+                if not (mistake.rounding or other or search.possible(plain(changed, backward, tree))):
+                    return []
             rows, _ = verdicts(changed, tree, backward, strict=True)
         except Departure:
             return []
