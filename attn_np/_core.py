@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, wraps
 from importlib import import_module
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 import ml_dtypes
@@ -184,7 +185,7 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     size = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
 
     def flat(letters: list[str]) -> int:
-        return int(np.prod([size[x] for x in letters], dtype=np.int64))
+        return prod([size[x] for x in letters])
 
     a = widen(a).transpose([left.index(x) for x in batch + rows + summed])
     b = widen(b).transpose([right.index(x) for x in batch + summed + columns])

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import ml_dtypes
@@ -427,7 +428,7 @@ def einsum(spec: str, x: Any, y: Any) -> ErrArray:
     x, y, p = lift(x), lift(y), _current.get()
     left, right, out = spec.replace("->", ",").split(",")
     size = dict(zip(left, x.shape, strict=True)) | dict(zip(right, y.shape, strict=True))
-    n = int(np.prod([size[letter] for letter in set(left + right) - set(out)], dtype=np.int64))
+    n = prod([size[letter] for letter in set(left + right) - set(out)])
     g = p.gamma(n + 2)
     with np.errstate(invalid="ignore"):
         v, xm, ym = dot(spec, x.v, y.v), np.abs(x.v), magnitude(y)

@@ -96,7 +96,7 @@ def explain(run: Judged, causes: bool = True) -> Finding | None:
         loose = {(row.stage, row.name): row.vacuous for row in rows}
         finding.causes = [
             *evident(run, finding),
-            *causes_of(run, first, anchor.wanted, loose, at_random(finding)),
+            *causes_of(run, first, once(anchor), loose, at_random(finding)),
         ]
     return finding
 
@@ -150,6 +150,11 @@ def plain(run: Judged, backward: bool, tree: str = "attn_np") -> dict[str, Any]:
 FAR = 1024
 
 
+def once(anchor: Anchor) -> dict[str, Any]:
+    """What was expected of the arrays that no scan writes."""
+    return {name: want for name, want in anchor.wanted.items() if name not in anchor.steps}
+
+
 @dataclass(frozen=True)
 class Search:
     """What tells a mistake that was not made without arrays that carry bounds, which take twenty times as long.
@@ -157,7 +162,8 @@ class Search:
     Attributes:
         first: the first array that differs.
         whole: every array of the reference without bounds, in dataflow order.
-        bounds: what was expected of each, with its bound.
+        bounds: what was expected of each that no scan writes, with its bound. In a scan a mistake comes back in the
+            next step, also in arrays before it.
     """
 
     first: str

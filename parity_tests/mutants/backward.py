@@ -63,8 +63,8 @@ MUTANTS = (
     rules(
         "bias gradient averaged over the batch",
         "sum the gradient of a bias; divide in the loss, where the mean is taken",
-        "None if bias is None else sum_to(dy, bias.shape)",
-        "None if bias is None else sum_to(dy, bias.shape) / dy.shape[0]",
+        "dw, None if bias is None else sum_to(dy, bias.shape)",
+        "dw, None if bias is None else sum_to(dy, bias.shape) / dy.shape[0]",
         example="split",
     ),
     rules(
