@@ -9,6 +9,8 @@ from attn_jax._attend import attend as attend
 from attn_jax.additive import AdditiveAttention as AdditiveAttention
 from attn_jax.alibi import AlibiAttention as AlibiAttention
 from attn_jax.blockwise import BlockwiseAttention as BlockwiseAttention
+from attn_jax.chunked import ChunkedAttention as ChunkedAttention
+from attn_jax.dilated import DilatedAttention as DilatedAttention
 from attn_jax.dot_product import DotProductAttention as DotProductAttention
 from attn_jax.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_jax.gated import GatedAttention as GatedAttention
@@ -31,6 +33,8 @@ __all__ = [
     "AdditiveAttention",
     "AlibiAttention",
     "BlockwiseAttention",
+    "ChunkedAttention",
+    "DilatedAttention",
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedAttention",
@@ -96,6 +100,41 @@ def build(
     scale: float | None = None,
     causal: bool = False,
 ) -> BlockwiseAttention: ...
+@overload
+def build(
+    variant: Literal["chunked"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    chunk_size: int,
+) -> ChunkedAttention: ...
+@overload
+def build(
+    variant: Literal["dilated"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    dilation: int,
+    steps: tuple[int | None, int | None] | None = None,
+) -> DilatedAttention: ...
 @overload
 def build(
     variant: Literal["dot_product"],

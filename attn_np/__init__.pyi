@@ -10,6 +10,8 @@ from attn_np._attend import attend as attend
 from attn_np.additive import AdditiveAttention as AdditiveAttention
 from attn_np.alibi import AlibiAttention as AlibiAttention
 from attn_np.blockwise import BlockwiseAttention as BlockwiseAttention
+from attn_np.chunked import ChunkedAttention as ChunkedAttention
+from attn_np.dilated import DilatedAttention as DilatedAttention
 from attn_np.dot_product import DotProductAttention as DotProductAttention
 from attn_np.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_np.gated import GatedAttention as GatedAttention
@@ -32,6 +34,8 @@ __all__ = [
     "AdditiveAttention",
     "AlibiAttention",
     "BlockwiseAttention",
+    "ChunkedAttention",
+    "DilatedAttention",
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedAttention",
@@ -98,6 +102,41 @@ def build(
     scale: float | None = None,
     causal: bool = False,
 ) -> BlockwiseAttention: ...
+@overload
+def build(
+    variant: Literal["chunked"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    chunk_size: int,
+) -> ChunkedAttention: ...
+@overload
+def build(
+    variant: Literal["dilated"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    dilation: int,
+    steps: tuple[int | None, int | None] | None = None,
+) -> DilatedAttention: ...
 @overload
 def build(
     variant: Literal["dot_product"],

@@ -11,6 +11,8 @@ from attn_torch._attend import attend as attend
 from attn_torch.additive import AdditiveAttention as AdditiveAttention
 from attn_torch.alibi import AlibiAttention as AlibiAttention
 from attn_torch.blockwise import BlockwiseAttention as BlockwiseAttention
+from attn_torch.chunked import ChunkedAttention as ChunkedAttention
+from attn_torch.dilated import DilatedAttention as DilatedAttention
 from attn_torch.dot_product import DotProductAttention as DotProductAttention
 from attn_torch.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_torch.gated import GatedAttention as GatedAttention
@@ -33,6 +35,8 @@ __all__ = [
     "AdditiveAttention",
     "AlibiAttention",
     "BlockwiseAttention",
+    "ChunkedAttention",
+    "DilatedAttention",
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedAttention",
@@ -101,6 +105,43 @@ def build(
     scale: float | None = None,
     causal: bool = False,
 ) -> BlockwiseAttention: ...
+@overload
+def build(
+    variant: Literal["chunked"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    chunk_size: int,
+) -> ChunkedAttention: ...
+@overload
+def build(
+    variant: Literal["dilated"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    dilation: int,
+    steps: tuple[int | None, int | None] | None = None,
+) -> DilatedAttention: ...
 @overload
 def build(
     variant: Literal["dot_product"],

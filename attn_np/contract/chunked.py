@@ -1,0 +1,83 @@
+"""Chunked attention: a query sees the keys of its own chunk of the sequence."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_heads.Config):
+    """Fields of chunked attention.
+
+    Attributes:
+        d_model: width of queries and outputs.
+        num_heads: how many heads attend.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
+        causal: query i sees the keys up to its own position.
+        dropout: share of the weights set to 0 in training.
+        use_bias: biases on the four projections.
+        chunk_size: how many positions a chunk has; the last one may have fewer.
+    """
+
+    layer = "ChunkedAttention"
+    family = "sparse"
+    title = "Chunked attention"
+    idea = (
+        "Cut the sequence into chunks of the same length and let every position attend within its own. The cost grows "
+        "with the length, not with its square, and a cache holds one chunk. Nothing crosses a border: layers without "
+        "chunks in between, as in Llama 4, must carry what is to be known of the past."
+    )
+    formula = (
+        r"p_{ts} > 0 \quad \mathrm{only\ where} \quad \lfloor t / c \rfloor = \lfloor s / c \rfloor, "
+        r"\qquad y_t = b_o + \sum_h \sum_s p_{hts}\, v_{hs}\, w_{o,h}"
+    )
+    notation = {
+        "attention_chunk_size": "chunk_size",
+        "block of a blocked local attention": "chunk",
+    }
+    cost = "time b t chunk_size h (k + v) if hidden chunks are skipped; here b t t h (k + v); memory b h t t"
+    paper = (
+        "Llama 4 (Meta 2025), attention_chunk_size of its layers with rotary positions; as the first part of the fixed "
+        "pattern of Child et al. 2019, Sparse Transformers, arXiv:1904.10509, section 4.3"
+    )
+    equals = (
+        "mha with a block-diagonal mask",
+        "a chunk as long as the sequence: mha",
+        "segments numbered by chunk",
+    )
+    traps = (
+        "a chunk is not a sliding window: the first position of a chunk sees nothing before itself",
+        "chunks are counted from the sequence's own first position: counted from the padding on the left, or from the "
+        "new position of a step, the borders lie elsewhere",
+        "a cache of chunk_size positions is enough, but what it holds of the chunk before must be hidden",
+        "without causality a position sees the rest of its chunk, later positions too",
+    )
+
+    chunk_size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.positive("chunk_size")
+
+    def reach(self) -> int | None:
+        return self.chunk_size
+
+    def exempt(self) -> dict[str, str]:
+        pattern = "keys of other chunks are hidden, too"
+        return {
+            "keys_have_no_order": "who sees whom depends on their positions",
+            "weights_add_up_to_one": pattern,
+            "a_large_bias_decides": pattern,
+            "indifferent_scores_share_evenly": pattern,
+            "hidden_keys_may_as_well_not_be_there": "where keys are left out, others change their chunk",
+        }
+
+
+EXAMPLES = {
+    "both": Config(d_model=6, num_heads=2, dropout=0.25, chunk_size=3),
+    "causal": Config(
+        d_model=5, num_heads=3, head_dim=2, value_head_dim=7, scale=0.75, causal=True, use_bias=False, chunk_size=2
+    ),
+}
