@@ -195,7 +195,7 @@ def layer_norm_vjp(
     deviation = x - np.sum(x, axis=-1, keepdims=True) / x.shape[-1]
     dx, dweight = rms_norm_vjp(deviation, weight, eps, dy)
     dx = dx - np.sum(dx, axis=-1, keepdims=True) / x.shape[-1]
-    return dx, dweight, None if bias is None else sum_to(dy, bias.shape)
+    return dx, dweight, sum_to(dy, bias.shape) if bias is not None else None
 
 
 def lerp_vjp(a: Array, b: Array, z: Array, dy: Array) -> tuple[Array, Array, Array]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from attn_np import _core, _vjp
-from parity_tests.error_arrays import ErrArray, lift, magnitude, plain, rounded, rule
+from parity_tests.error_arrays import ErrArray, lift, magnitude, rounded, rule
 
 # Roundings that another algebraic form of a tangent may have beside those here, each of the size of its terms:
 # automatic differentiation knows a softmax as e / t, whose gradient has two quotients; each is differentiated into up
@@ -168,41 +168,6 @@ def sigmoid_vjp(y: Dual, dy: Dual) -> Dual:
     """dy y (1 - y)."""
     one, two = _vjp.sigmoid_vjp(y.v, dy.d), dy.v * y.d * (1.0 - 2.0 * y.v)
     return Dual(_vjp.sigmoid_vjp(y.v, dy.v), in_any_form(one + two, one, dy.v * y.d))
-
-
-@rule(FUNCTIONS, _vjp.silu_vjp)
-def silu_vjp(x: Any, dy: Any) -> Dual:
-    """By its body: sums of dy' and of dy x' with factors that are at most 1, or at most x."""
-    x, dy = dual(x), dual(dy)
-    out, moved = plain(_vjp.silu_vjp)(x, dy), dy.v * x.d
-    return Dual(_vjp.silu_vjp(x.v, dy.v), in_any_form(out.d, dy.d, dy.d * x.v, moved, moved * x.v))
-
-
-@rule(FUNCTIONS, _core.softplus)
-def softplus(x: Dual) -> Dual:
-    return Dual(_core.softplus(x.v), _core.sigmoid(x.v) * x.d)
-
-
-@rule(FUNCTIONS, _vjp.softplus_vjp)
-def softplus_vjp(x: Any, dy: Any) -> Dual:
-    x, dy = dual(x), dual(dy)
-    one, two = _vjp.softplus_vjp(x.v, dy.d), _vjp.sigmoid_vjp(_core.sigmoid(x.v), dy.v * x.d)
-    return Dual(_vjp.softplus_vjp(x.v, dy.v), in_any_form(one + two, one, dy.v * x.d))
-
-
-@rule(FUNCTIONS, _vjp.unit_vjp)
-def unit_vjp(x: Any, size: Any, dy: Any, share: float) -> Dual:
-    """By its body: dy / size - x sum dy x share / size^3, each factor differentiated by itself."""
-    x, size, dy = dual(x), dual(size), dual(dy)
-    out, cube = plain(_vjp.unit_vjp)(x, size, dy, share), size.v * size.v * size.v
-
-    def along(a: ErrArray, b: ErrArray) -> ErrArray:
-        return np.sum(abs(a) * abs(b), axis=-1, keepdims=True) * share / cube
-
-    both = along(dy.v, x.v)
-    terms = dy.d / size.v, dy.v * size.d / (size.v * size.v), x.d * both, x.v * both * size.d / size.v
-    rest = x.v * along(dy.d, x.v), x.v * along(dy.v, x.d)
-    return Dual(_vjp.unit_vjp(x.v, size.v, dy.v, share), in_any_form(out.d, *terms, *rest))
 
 
 # Moving and joining ---------------------------------------------------------------------------------------------------
