@@ -9,7 +9,7 @@ import pytest
 
 from parity_tests.ast_mutants import equivalent, runner, show, sources
 from parity_tests.ast_mutants.operators import OPERATORS, replacements
-from parity_tests.ast_mutants.sources import ALIAS, Key, copied, files, mutants
+from parity_tests.ast_mutants.sources import ALIAS, VARIANTS, Key, copied, files, mutants
 
 pytestmark = pytest.mark.xdist_group("ast_mutants")  # what the checks reach is found once
 
@@ -123,7 +123,7 @@ def test_the_original_passes_every_check_and_a_sample_of_mutants_dies() -> None:
 
 def test_every_line_is_reached() -> None:
     """A line that no check runs hides its mutants."""
-    reached = runner.reach()
+    reached = runner.reach(VARIANTS)
     unseen = {
         (mutant.key.file, mutant.line)
         for file in files()
@@ -159,7 +159,7 @@ def test_a_survivor_without_a_reason_and_a_refuted_reason_fail() -> None:
 def test_a_mutant_that_no_check_may_see_survives() -> None:
     """The other half of a kill: with the checks that reach its line taken away, a mutant lives."""
     mutant = next(m for m in mutants("gru.py") if m.key.before == "r * h_gates[:, 2]")
-    reached = runner.reach()
+    reached = runner.reach(VARIANTS)
     assert runner.killer(mutant, reached) is not None
     assert runner.killer(mutant, [frozenset() for _ in reached]) is None
 

@@ -6,11 +6,12 @@ reviewed, with the reason why nothing that is promised changes, or a hole in the
 
 * `operators`: what may happen to a line.
 * `sources`: the mutants of every file, the copy, and which lines a check runs.
-* `calls`, `battery`: what a copy must do.
+* `calls`, `checks_*`, `battery`: what a copy must do.
 * `equivalent`: survivors that were reviewed.
 * `runner`: `run`, which brings them together; `show`: its results as a table.
 """
 
 from parity_tests.ast_mutants.runner import Result, run
+from parity_tests.ast_mutants.sources import every
 
-__all__ = ["Result", "run"]
+__all__ = ["Result", "every", "run"]

@@ -1,4 +1,7 @@
-"""python -m parity_tests.ast_mutants: run the mutants of attn_np."""
+"""python -m parity_tests.ast_mutants [FILE ...]: run the generic mutants of attn_np.
+
+Without files those of the shared arithmetic and of some variants; the file of any other variant may be named.
+"""
 
 import argparse
 import sys
@@ -10,14 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from parity_tests.ast_mutants.runner import run
 from parity_tests.ast_mutants.show import show, well, write_json
-from parity_tests.ast_mutants.sources import files
+from parity_tests.ast_mutants.sources import every, files
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m parity_tests.ast_mutants", description=__doc__)
     parser.add_argument("--short", action="store_true", help="every eightieth mutant only")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--only", nargs="*", choices=files(), default=[], help="files; all by default")
+    parser.add_argument("files", nargs="*", help=f"some of {', '.join(every())}; by default {', '.join(files())}")
     parser.add_argument("--json", type=Path, help="write every result to this file")
     given = parser.parse_args()
     console, start = Console(highlight=False, width=None if sys.stdout.isatty() else 160), time.perf_counter()
@@ -25,7 +28,7 @@ def main() -> int:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("mutants", total=None)
         results = run(
-            given.short, given.jobs, lambda done, of: bar.update(task, completed=done, total=of), only=given.only
+            given.short, given.jobs, lambda done, of: bar.update(task, completed=done, total=of), only=given.files
         )
     show(console, results)
     console.print(f"{len(results)} mutants in {time.perf_counter() - start:.0f} s")

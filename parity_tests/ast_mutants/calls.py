@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -56,9 +57,9 @@ def refuses(call: Callable[[], Any], error: type[Exception], words: str) -> None
 
 
 @cache
-def layers() -> tuple[Labelled, ...]:
-    """Every example of every variant, and of the layers inside that are no variant two of each class."""
-    found = {f"{v}/{e}": c for v in contract.variants() for e, c in contract.examples(v).items()}
+def layers(variants: tuple[str, ...]) -> tuple[Labelled, ...]:
+    """Every example of some variants, and of the layers inside that are no variant two of each class."""
+    found = {f"{v}/{e}": c for v in variants for e, c in contract.examples(v).items()}
     inner: dict[str, Labelled] = {}
     for name, config in found.items():
         for part, child in config.children().items():
@@ -68,9 +69,9 @@ def layers() -> tuple[Labelled, ...]:
 
 
 @cache
-def chief() -> tuple[Labelled, ...]:
+def chief(variants: tuple[str, ...]) -> tuple[Labelled, ...]:
     """The last layer of each class: examples grow in what they ask for."""
-    return tuple({config.layer: (name, config) for name, config in layers()}.values())
+    return tuple({config.layer: (name, config) for name, config in layers(variants)}.values())
 
 
 def case_of(layer: Labelled, call: str, dtype: str = "float64") -> Case:
@@ -87,6 +88,12 @@ def made(alias: str, layer: Labelled, call: str = "full", dtype: str = "float64"
 @cache
 def drawn_for(layer: Labelled, call: str, dtype: str = "float64") -> Drawn:
     return draw(case_of(layer, call, dtype))
+
+
+def built(alias: str, layer: Labelled, **options: Any) -> Any:
+    """A layer by its constructor, as users call it."""
+    config = layer[1]
+    return getattr(import_module(f"{alias}.{config.variant}"), config.layer)(config, **options)
 
 
 def results(layer: Any, inputs: Arrays, **options: Any) -> Arrays:
@@ -180,7 +187,7 @@ class Scene:
 
 
 @cache
-def scenes() -> tuple[Scene, ...]:
+def scenes(variants: tuple[str, ...]) -> tuple[Scene, ...]:
     """Every call of every layer in float64; arguments left out one by one, broadcast, few positions; 16-bit types."""
     found: dict[tuple[Any, ...], Scene] = {}
 
@@ -190,14 +197,14 @@ def scenes() -> tuple[Scene, ...]:
         name, basic = f"{layer[0]}, {call}{what}, {dtype}", what in ("", PADDED) and dtype in ("float64", "bfloat16")
         found.setdefault(key, Scene(name, case_of(layer, call, dtype), replace(drawn, inputs=inputs), basic))
 
-    for layer in layers():
+    for layer in layers(variants):
         for call in CALLS:
             add(layer, call, "", dict(drawn_for(layer, call).inputs))
         add(layer, "full", "", dict(drawn_for(layer, "full", "bfloat16").inputs), "bfloat16")
         if alone_in_itself(layer[1]):
             plain = dict(drawn_for(layer, "plain").inputs)
             add(layer, "plain", PADDED, plain | {"mask": alone(layer[1], plain["query"].shape[1])})
-    for layer in chief():
+    for layer in chief(variants):
         for dtype in ("float32", "float16"):
             add(layer, "full", "", dict(drawn_for(layer, "full", dtype).inputs), dtype)
         config = layer[1]

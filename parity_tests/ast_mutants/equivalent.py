@@ -9,6 +9,222 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         (
             Key("_core.py", "take", "int(tokens.min())", "tokens.min()"),
             Key("_core.py", "take", "int(tokens.max())", "tokens.max()"),
+            Key("_cache.py", "opened", "int(length.max())", "length.max()"),
+            Key("_rotary.py", "rotation", "int(positions.min())", "positions.min()"),
+            Key("_rotary.py", "rotation", "int(positions.max())", "positions.max()"),
+        ),
+    ),
+    (
+        "0 times a number is added, or taken away.",
+        (
+            Key(
+                "_cache.py",
+                "empty_cache",
+                "none[:, None] - 1 + 0 * arange(slots(config, max_length) + SPARE, like)",
+                "none[:, None] - 1 - 0 * arange(slots(config, max_length) + SPARE, like)",
+            ),
+        ),
+    ),
+    (
+        "No sequence has any positions yet: all numbers are 0.",
+        (
+            Key(
+                "_cache.py",
+                "empty_cache",
+                "Cache(arrays, positions, none, none > 0, max_length)",
+                "Cache(arrays, positions, none, none > 1, max_length)",
+            ),
+        ),
+    ),
+    (
+        "All positions count, in every sequence: one row of True goes as far as one for each.",
+        (
+            Key(
+                "_cache.py",
+                "opened",
+                "broadcast_to(arange(t, query)[None, :] >= 0, (b, t))",
+                "arange(t, query)[None, :] >= 0",
+            ),
+            Key("_cache.py", "opened", "arange(t, query)[None, :] >= 0", "arange(t, query)[None, :] >= -1"),
+        ),
+    ),
+    (
+        "Of two equal numbers either may be taken.",
+        (Key("_cache.py", "opened", "length < most", "length <= most"),),
+    ),
+    (
+        "NumPy writes one slot's entries in their order, so that the last stays; the other trees do not promise it.",
+        (Key("_cache.py", "opened", "real & (query_at >= length[:, None] - room)", "real"),),
+    ),
+    (
+        "The letters of axes are single letters.",
+        (Key("_cache.py", "opened", "mask.axes.split()", "mask.axes"),),
+    ),
+    (
+        "NumPy selects between 16-bit numbers and NaN without rounding.",
+        (
+            Key(
+                "_cache.py",
+                "closed",
+                "where(past.lost[:, :, None], float('nan'), widen(y))",
+                "where(past.lost[:, :, None], float('nan'), y)",
+            ),
+        ),
+    ),
+    (
+        "Of one the first is the last.",
+        (
+            Key(
+                "_cache.py",
+                "remember",
+                "found[0] if len(found) == 1 else found",
+                "found[-1] if len(found) == 1 else found",
+            ),
+            Key(
+                "_cache.py",
+                "remember",
+                "found[0] if len(found) == 1 else found",
+                "found[-1] if len(found) == 1 else found",
+                1,
+            ),
+        ),
+    ),
+    (
+        "NumPy takes any negative size for the one that is left open.",
+        (
+            Key("_vjp.py", "take_vjp", "tokens.reshape(-1)", "tokens.reshape(-2)"),
+            Key("_vjp.py", "take_vjp", "dy.reshape(-1, dy.shape[-1])", "dy.reshape(-2, dy.shape[-1])"),
+        ),
+    ),
+    (
+        "The larger of two numbers is so in either order, and the sum of their exponentials too.",
+        (
+            Key("_core.py", "clip", "np.clip(x, low, high)", "np.clip(low, x, high)"),
+            Key(
+                "_rotary.py",
+                "rotation",
+                "clip(places(t, t, like=like, past=past)[0], 0, length - 1)",
+                "clip(0, places(t, t, like=like, past=past)[0], length - 1)",
+            ),
+            Key("_core.py", "softplus", "np.logaddexp(x, 0.0)", "np.logaddexp(0.0, x)"),
+        ),
+    ),
+    (
+        "How many tables are kept is not promised.",
+        (
+            Key("_core.py", "constant", "lru_cache(maxsize=8)", "lru_cache(maxsize=9)"),
+            Key("_core.py", "constant", "lru_cache(maxsize=8)", "lru_cache(maxsize=7)"),
+        ),
+    ),
+    (
+        "Neither 0 nor None asks for a dtype.",
+        (
+            Key(
+                "_core.py",
+                "Layer.init_cache",
+                "self, batch_size, max_length, *, dtype=None, **sizes",
+                "self, batch_size, max_length, *, dtype=0, **sizes",
+            ),
+        ),
+    ),
+    (
+        "What is real in a step is known without the mask, and `attend` asks by itself who sees whom.",
+        (
+            Key(
+                "mha.py",
+                "MultiHeadAttention.__call__",
+                "visible(mask, n['t'], n['s'], like=query, causal=c.causal, window=c.window, past=past)",
+                "visible(mask, n['t'], n['s'], like=query, causal=c.causal, window=c.window)",
+            ),
+            Key(
+                "self_attention.py",
+                "SelfAttention.__call__",
+                "visible(mask, n['t'], n['t'], like=query, causal=c.causal, window=c.window, past=past)",
+                "visible(mask, n['t'], n['t'], like=query, causal=c.causal, window=c.window)",
+            ),
+            Key(
+                "fused_qkv.py",
+                "FusedQKVAttention.__call__",
+                "visible(mask, n['t'], n['t'], like=query, causal=c.causal, window=c.window, past=past)",
+                "visible(mask, n['t'], n['t'], like=query, causal=c.causal, window=c.window)",
+            ),
+            Key(
+                "rotary.py",
+                "RotaryAttention.__call__",
+                "visible(mask, n['t'], n['t'], like=query, causal=c.causal, window=c.window, past=past)",
+                "visible(mask, n['t'], n['t'], like=query, causal=c.causal, window=c.window)",
+            ),
+        ),
+    ),
+    (
+        "A product with float64 numbers is one of float64 numbers.",
+        (
+            Key("_rotary.py", "tables", "np.arange(length, dtype=np.float64)", "np.arange(length)"),
+            Key("_rotary.py", "tables", "np.array(config.frequencies(length))", "config.frequencies(length)"),
+        ),
+    ),
+    (
+        "Nothing turns where there is no position, nor at the first.",
+        (
+            Key(
+                "_rotary.py",
+                "rotation",
+                "max(t, 1) if past is None else past.cache.max_length",
+                "t if past is None else past.cache.max_length",
+            ),
+            Key(
+                "_rotary.py",
+                "rotation",
+                "max(t, 1) if past is None else past.cache.max_length",
+                "max(1, t) if past is None else past.cache.max_length",
+            ),
+            Key(
+                "_rotary.py",
+                "rotation",
+                "max(t, 1) if past is None else past.cache.max_length",
+                "max(t, 2) if past is None else past.cache.max_length",
+            ),
+            Key(
+                "_rotary.py",
+                "rotation",
+                "max(t, 1) if past is None else past.cache.max_length",
+                "max(t, 0) if past is None else past.cache.max_length",
+            ),
+        ),
+    ),
+    (
+        "NumPy's numbers are always known.",
+        (
+            Key(
+                "_rotary.py", "rotation", "concrete(positions) and 0 not in positions.shape", "0 not in positions.shape"
+            ),
+        ),
+    ),
+    (
+        "Cosines and sines come together or not at all.",
+        (
+            Key("_rotary.py", "rotate", "cos is None or sin is None", "cos is None and sin is None"),
+            Key("_rotary.py", "rotate", "cos is None or sin is None", "sin is None"),
+            Key("_rotary.py", "rotate", "cos is None or sin is None", "cos is None"),
+        ),
+    ),
+    (
+        "The number beyond the last is the first of a pair, which the step leaves out.",
+        (Key("_rotary.py", "rotate", "(..., 1:2 * n:2)", "(..., 1:2 * n + 1:2)"),),
+    ),
+    (
+        "Where all numbers turn nothing is put behind them.",
+        (
+            Key(
+                "_rotary.py",
+                "rotate",
+                "turned if x.shape[-1] == 2 * n else concatenate([turned, x[..., 2 * n:]], -1)",
+                "turned if False else concatenate([turned, x[..., 2 * n:]], -1)",
+            ),
+            Key("_rotary.py", "rotate", "x.shape[-1] == 2 * n", "x.shape[-1] == 2 / n"),
+            Key("_rotary.py", "rotate", "x.shape[-1] == 2 * n", "x.shape[-1] == 2"),
+            Key("_rotary.py", "rotate", "x.shape[-1] == 2 * n", "x.shape[-1] == n"),
+            Key("_rotary.py", "rotate", "x.shape[-1] == 2 * n", "x.shape[-1] == 1 * n"),
         ),
     ),
     (
@@ -53,15 +269,15 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         (Key("_core.py", "einsum.flat", "[size[x] for x in letters]", "[size[x] for x in reversed(list(letters))]"),),
     ),
     (
-        "NumPy multiplies a 16-bit matrix with a float32 one in float32, exactly as after widening it.",
+        "NumPy computes a 16-bit array with a float32 one in float32, exactly as after widening it.",
         (
             Key("_core.py", "einsum", "widen(a).transpose", "a.transpose"),
             Key("_core.py", "einsum", "widen(b).transpose", "b.transpose"),
+            Key("_core.py", "rms_norm", "widen(weight)", "weight"),
+            Key("_core.py", "layer_norm", "unit + widen(bias)", "unit + bias"),
+            Key("_vjp.py", "rms_norm_vjp", "widen(weight)", "weight"),
+            Key("_core.py", "linear", "y + widen(bias)", "y + bias"),
         ),
-    ),
-    (
-        "NumPy adds and multiplies a 16-bit array to a float32 one in float32, exactly as after widening it.",
-        (Key("_core.py", "linear", "y + widen(bias)", "y + bias"),),
     ),
     (
         "At 0 both sides give 1 / 2: exp(-0) is 1.",
@@ -182,7 +398,10 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ),
     (
         "The shape of NumPy's arrays is a tuple.",
-        (Key("_core.py", "spec_of", "tuple(x.shape)", "x.shape"),),
+        (
+            Key("_core.py", "spec_of", "tuple(x.shape)", "x.shape"),
+            Key("_core.py", "Layer.step", "tuple(x.shape)", "x.shape"),
+        ),
     ),
     (
         "To sum over an axis of size 1 changes no number, and the shape is set afterwards.",
@@ -191,6 +410,7 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     (
         "The order of the axes that are summed over does not matter.",
         (
+            Key("_attend.py", "attend_vjp", "np.sum(dcolumn, axis=(0, 2))", "np.sum(dcolumn, axis=(2, 0))"),
             Key(
                 "_vjp.py",
                 "sum_to",
@@ -209,8 +429,8 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key(
                 "_vjp.py",
                 "take_vjp",
-                "(tokens[..., None] == np.arange(table.shape[0])).astype(dy.dtype)",
-                "tokens[..., None] == np.arange(table.shape[0])",
+                "(tokens[:, None] == np.arange(table.shape[0])).astype(dy.dtype)",
+                "tokens[:, None] == np.arange(table.shape[0])",
             ),
         ),
     ),
@@ -245,8 +465,8 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key(
                 "dot_product.py",
                 "DotProductAttention.__call__",
-                "inputs(tape, 'bts', None, query, key, value)",
-                "inputs(tape, 'bts_', None, query, key, value)",
+                "inputs(tape, 'bts', None, query, key, value, past=past)",
+                "inputs(tape, 'bts_', None, query, key, value, past=past)",
             ),
         ),
     ),
@@ -343,6 +563,20 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     (
         "Key and value are one array here, hidden alike, and their gradients are added up.",
         (
+            Key("rotary.py", "RotaryAttention.__call__", "(query, key, value)", "(query, value, key)"),
+            Key("rotary.py", "RotaryAttention.vjp", "(query, key, value)", "(query, value, key)"),
+            Key(
+                "rotary.py",
+                "RotaryAttention.vjp",
+                "(tape['seen_query'], tape['seen_key'], tape['seen_value'])",
+                "(tape['seen_query'], tape['seen_value'], tape['seen_key'])",
+            ),
+            Key(
+                "rotary.py",
+                "RotaryAttention.vjp",
+                "inputs_vjp(tape, 'bhts', dquery, dkey, dvalue)",
+                "inputs_vjp(tape, 'bhts', dquery, dvalue, dkey)",
+            ),
             Key("self_attention.py", "SelfAttention.__call__", "(query, key, value)", "(query, value, key)"),
             Key("self_attention.py", "SelfAttention.vjp", "(query, key, value)", "(query, value, key)"),
             Key(

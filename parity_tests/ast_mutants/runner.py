@@ -14,7 +14,20 @@ from typing import Any
 from parity_tests.ast_mutants.battery import Check, battery
 from parity_tests.ast_mutants.calls import Caught
 from parity_tests.ast_mutants.equivalent import EQUIVALENT
-from parity_tests.ast_mutants.sources import RAN, Key, Lines, Mutant, copied, files, marked, mutants
+from parity_tests.ast_mutants.sources import (
+    RAN,
+    VARIANTS,
+    Key,
+    Lines,
+    Mutant,
+    copied,
+    every,
+    files,
+    marked,
+    mutants,
+    needed,
+    shared,
+)
 
 SECONDS = 300.0  # of processor time; the whole battery takes a few: a mutant that loops is stopped
 SHORT_SHARE = 80  # of so many mutants, a short run takes one
@@ -82,15 +95,15 @@ def broken(check: Check, alias: str) -> str | None:
 
 
 @cache
-def reach() -> tuple[Lines, ...]:
-    """For every check, the lines of the copy that it runs.
+def reach(variants: tuple[str, ...]) -> tuple[Lines, ...]:
+    """For every check of some variants, the lines of the copy that it runs.
 
     Raises:
         ValueError: a check fails on a copy without a mutant.
     """
     found = []
-    with copied({file: marked(file) for file in files()}) as alias:
-        for check in battery():
+    with copied({file: marked(file) for file in (*shared(), *(f"{v}.py" for v in variants))}) as alias:
+        for check in battery(variants):
             RAN.clear()
             said = broken(check, alias)
             if said is not None:
@@ -99,12 +112,12 @@ def reach() -> tuple[Lines, ...]:
     return tuple(found)
 
 
-def killer(mutant: Mutant, reached: Sequence[Lines]) -> str | None:
+def killer(mutant: Mutant, reached: Sequence[Lines], variants: tuple[str, ...] = VARIANTS) -> str | None:
     """What the first check that sees the mutant says; None where none does.
 
     A check that does not run the edited statement in the original does the same in the copy, so it is left out.
     """
-    chosen = [check for check, lines in zip(battery(), reached, strict=True) if mutant.touched(lines)]
+    chosen = [check for check, lines in zip(battery(variants), reached, strict=True) if mutant.touched(lines)]
     with copied({mutant.key.file: mutant.code()}) as alias:
         try:
             with limited(SECONDS):
@@ -117,31 +130,31 @@ def killer(mutant: Mutant, reached: Sequence[Lines]) -> str | None:
     return None
 
 
-def examine(places: Sequence[tuple[str, int]], reached: Sequence[Lines]) -> list[Result]:
-    """The results of some mutants, given by file and number."""
+def examine(places: Sequence[tuple[str, int]], reached: Sequence[Lines], variants: tuple[str, ...]) -> list[Result]:
+    """The results of some mutants, given by file and number, by the checks of some variants."""
     found = []
     for file, number in places:
         mutant = mutants(file)[number]
-        said = killer(mutant, reached)
+        said = killer(mutant, reached, variants)
         found.append(Result(mutant.key, mutant.line, mutant.operator, said, EQUIVALENT.get(mutant.key)))
     return found
 
 
-_reached: Sequence[Lines] = ()
+_given: tuple[Sequence[Lines], tuple[str, ...]] = (), ()
 
 
-def _start(reached: Sequence[Lines]) -> None:
-    global _reached
-    _reached = reached
+def _start(reached: Sequence[Lines], variants: tuple[str, ...]) -> None:
+    global _given
+    _given = reached, variants
 
 
 def _examine(places: Sequence[tuple[str, int]]) -> list[Result]:
-    return examine(places, _reached)
+    return examine(places, *_given)
 
 
 def stale() -> list[Key]:
     """Reviewed mutants that no longer exist."""
-    known = {mutant.key for file in files() for mutant in mutants(file)}
+    known = {mutant.key for file in {key.file for key in EQUIVALENT} & {*every()} for mutant in mutants(file)}
     return [key for key in EQUIVALENT if key not in known]
 
 
@@ -151,7 +164,7 @@ def chosen(short: bool, only: Sequence[str] = ()) -> list[tuple[str, int]]:
     for file in only or files():
         numbers = [i for i, mutant in enumerate(mutants(file)) if not short or mutant.key not in EQUIVALENT]
         step = SHORT_SHARE if short else 1
-        found += [(file, i) for i in numbers[step // 2 :: step]]
+        found += [(file, i) for i in numbers[min(step, len(numbers)) // 2 :: step]]
     return found
 
 
@@ -162,11 +175,14 @@ def run(short: bool = False, jobs: int = 2, progress: Progress | None = None, on
         short: only every eightieth, without those that were reviewed.
         jobs: processes.
         progress: called with how many are done, and of how many.
-        only: files, such as "gru.py"; all by default.
+        only: files, such as "gru.py"; by default the shared ones and those of `VARIANTS`.
 
     Raises:
-        ValueError: a check fails on the original, or a reviewed mutant no longer exists.
+        ValueError: a check fails on the original, a reviewed mutant no longer exists, or a file that is none.
     """
+    unknown = [file for file in only if file not in every()]
+    if unknown:
+        raise ValueError(f"ast_mutants: expected files of attn_np, got {unknown[0]}; name some of {', '.join(every())}")
     old = stale()
     if old:
         raise ValueError(
@@ -174,16 +190,17 @@ def run(short: bool = False, jobs: int = 2, progress: Progress | None = None, on
         )
     places, tell = chosen(short, only), progress or (lambda done, of: None)
     tell(0, len(places))
-    reached = reach()
+    variants = needed(only or files())
+    reached = reach(variants)
     if jobs == 1:
         found = []
         for place in places:
-            found += examine([place], reached)
+            found += examine([place], reached, variants)
             tell(len(found), len(places))
         return found
     pieces = [places[i : i + CHUNK] for i in range(0, len(places), CHUNK)]
     results: dict[int, list[Result]] = {}
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _start, (reached,)) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _start, (reached, variants)) as pool:
         futures = {pool.submit(_examine, piece): i for i, piece in enumerate(pieces)}
         for future in as_completed(futures):
             results[futures[future]] = future.result()

@@ -20,13 +20,31 @@ from attn_np import contract
 from parity_tests.ast_mutants.operators import replacements
 
 ALIAS = "attn_np_copy_of_trees"
-SHARED = ("_core.py", "_vjp.py", "_attend.py", "_api.py")
+# Beside the shared files a run examines these; the mistakes that are planted in the others are their own.
+VARIANTS = ("additive", "dot_product", "fused_qkv", "gru", "luong", "mha", "rotary", "self_attention", "seq2seq")
 Lines = frozenset[tuple[str, int]]
 
 
+def shared() -> tuple[str, ...]:
+    """The arithmetic that variants share and the package's functions."""
+    return tuple(sorted(path.name for path in root().glob("_[a-z]*.py")))
+
+
 def files() -> tuple[str, ...]:
-    """What is mutated: the shared arithmetic, the package's functions and every variant that there is."""
-    return (*SHARED, *(f"{variant}.py" for variant in contract.variants()))
+    """What a run examines that names no files."""
+    return (*shared(), *(f"{variant}.py" for variant in VARIANTS))
+
+
+def every() -> tuple[str, ...]:
+    """What may be named: the shared files and every variant that there is."""
+    return (*shared(), *(f"{variant}.py" for variant in contract.variants()))
+
+
+def needed(names: Iterable[str]) -> tuple[str, ...]:
+    """The variants whose checks see mutants of these files: the file's own, and for those of every run all of a run."""
+    found = tuple(name.removesuffix(".py") for name in names)
+    others = tuple(name for name in found if f"{name}.py" not in files())
+    return others if len(others) == len(found) else (*VARIANTS, *others)
 
 
 def root() -> Path:
@@ -261,7 +279,7 @@ class _Walk:
         bodies = [x for x in ("body", "orelse", "finalbody") if getattr(node, x, None)]
         last = (node.end_lineno or node.lineno) + 1
         header = range(node.lineno, max(node.body[0].lineno, node.lineno + 1) if bodies else last)  # type: ignore[attr-defined]
-        inside = replace(place, statement=header if place.function else None, around=())
+        inside = replace(place, statement=header if place.body else None, around=())
         self.edits(node, parent, field, index, inside)
         if not isinstance(node, ast.Raise):  # texts of errors
             fields = tuple(name for name in node._fields if name not in ("body", "orelse", "finalbody", "handlers"))

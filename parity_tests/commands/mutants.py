@@ -10,6 +10,7 @@ def main(
     trees: Annotated[str | None, typer.Option(help="numpy,torch,jax or some of them; all by default.")] = None,
     common: Annotated[bool, typer.Option(help="Also every bug in all three trees at once.")] = True,
     generic: Annotated[bool, typer.Option(help="Also careless edits that know nothing of attention.")] = True,
+    files: Annotated[str | None, typer.Option(help="Only careless edits of these files of attn_np: mha.py,...")] = None,
     short: Annotated[bool, typer.Option("--short", help="A sample that takes about a minute.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
     json: Annotated[Path | None, typer.Option(help="Write what became of every bug to this file.")] = None,
@@ -18,6 +19,9 @@ def main(
 
     In one tree, with the reference whole: the judge must see all. In all three at once, the reference included:
     witnesses and relations, which know no reference, must see 95 %. Needs a checkout: the witnesses stand in its tests.
+
+    Careless edits are those of the shared files and of nine variants that use them in every way. The file of any other
+    variant is examined with --files; without it such a variant has the mistakes planted for it.
     """
     from importlib.util import find_spec
 
@@ -35,21 +39,27 @@ def main(
             soft_wrap=True,
         )
         raise typer.Exit(2)
+    from parity_tests import ast_mutants
+
+    only = listed(files, ast_mutants.every(), "a file of attn_np") if files else ()
     chosen = listed(trees, ("numpy", "torch", "jax"), "a framework")
     modes = [mode for mode, name in planting.MODES.items() if name in chosen or (common and mode == planting.COMMON)]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     careless: list[Any] = []
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("planting known mistakes", total=None)
-        verdicts = planting.run(modes, short, jobs, lambda done, of: bar.update(task, completed=done, total=of))
-        if generic:
-            from parity_tests import ast_mutants
-
+        task = bar.add_task("planting known mistakes", total=None, visible=not only)
+        verdicts = (
+            []
+            if only
+            else planting.run(modes, short, jobs, lambda done, of: bar.update(task, completed=done, total=of))
+        )
+        if generic or only:
             more = bar.add_task("planting careless edits", total=None)
-            careless = ast_mutants.run(short, jobs, lambda done, of: bar.update(more, completed=done, total=of))
-    report.show(console, verdicts)
+            careless = ast_mutants.run(short, jobs, lambda done, of: bar.update(more, completed=done, total=of), only)
+    if not only:
+        report.show(console, verdicts)
     wrong = bool(planting.missed(verdicts))
-    if generic:
+    if generic or only:
         from parity_tests.ast_mutants.show import show, well
 
         show(console, careless)

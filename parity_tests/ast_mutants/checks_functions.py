@@ -1,0 +1,389 @@
+"""What `attend` and the functions of the dialect must do, and the rules of their derivatives."""
+
+from collections.abc import Mapping
+from functools import cache, partial
+from importlib import import_module
+from inspect import signature
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from attn_np import contract
+from attn_np._core import DTYPES
+from parity_tests.ast_mutants.calls import Arrays, claim, claim_same, refuses, same
+from parity_tests.error_arrays import ErrArray, precision, precision_of
+from parity_tests.judge import compare
+
+# attend ---------------------------------------------------------------------------------------------------------------
+
+ATTENDS: dict[str, tuple[dict[str, Any], str]] = {
+    "plain": ({}, ""),
+    "scaled": ({"scale": 0.375}, "mask"),
+    "near": ({"causal": True, "window": (3, None)}, "mask"),
+    "causal window": ({"causal": True, "window": (2, 3)}, ""),
+    "all": ({"window": (None, 1), "softcap": 1.5, "rate": 0.25}, "mask bias keep"),
+    "kept": ({}, "keep"),
+    "sinks": ({"causal": True, "scale": 0.375}, "sinks"),
+    "all, sinks": ({"window": (None, 1), "softcap": 1.5, "rate": 0.25}, "mask bias keep sinks"),
+    "queries": ({"normalize_over": "queries", "softcap": 0.75, "implementation": "textbook"}, "mask bias"),
+}
+
+
+@cache
+def attended(groups: int, names: str, dtype: str = "float64", queries: int = 6) -> Arrays:
+    """Arrays for `attend`; one query sees nothing, one key is seen by nobody, one by half of the heads only."""
+    rng, b, t, s, h = np.random.default_rng(groups), 2, 5, 7, queries
+    shapes = {"q": (b, t, h, 3), "k": (b, s, groups, 3), "v": (b, s, groups, 11)}
+    found: Arrays = {name: rng.normal(size=shape).astype(DTYPES[dtype]) for name, shape in shapes.items()}
+    mask = rng.random((b, h, t, s)) < 0.6
+    mask[0, -1, 2] = mask[1, ..., 4] = mask[0, : h // 2, :, 3] = False
+    others = {
+        "mask": mask,
+        "bias": rng.normal(size=mask.shape).astype(DTYPES[dtype]),
+        "keep": rng.random(mask.shape) > 0.25,
+        "sinks": rng.normal(size=h).astype(DTYPES[dtype]),
+    }
+    return found | {name: others[name] for name in names.split()}
+
+
+def run_attend(package: str, inputs: Mapping[str, Any], dy: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Context, weights and the gradients of q, k, v, the bias and the sinks."""
+    module, tape = import_module(f"{package}._attend"), {}
+    context, weights = module.attend(**inputs, **options, tape=tape)
+    backward = {name: x for name, x in options.items() if name in ("scale", "softcap", "rate", "normalize_over")}
+    heads = inputs["k"].shape[2] if len(inputs["k"].shape) == 4 else None
+    found = module.attend_vjp(tape, dy, **backward, kv_heads=heads)
+    claim(len(found) == 4, "four gradients")
+    claim(
+        "sinks" not in tape or tape["sinks"].dtype == tape["q"].dtype, "sinks are computed in the dtype of the queries"
+    )
+    names = ("context", "weights", "dq", "dk", "dv", "dbias", "dsinks")
+    values = (context, weights, *found, tape.get("dsinks"))
+    return {name: x for name, x in zip(names, values, strict=True) if x is not None}
+
+
+def flattened(inputs: Arrays) -> Arrays:
+    """The inputs of one head without its axis."""
+    return {name: x[:, :, 0] if name in "qkv" else x[:, 0] for name, x in inputs.items()}
+
+
+@cache
+def attend_expected(groups: int, call: str, dtype: str, heads: int) -> tuple[Arrays, np.ndarray, dict[str, Any]]:
+    """Inputs, a cotangent in the dtype it is computed in, and what the whole reference gives for them."""
+    options, names = ATTENDS[call]
+    inputs = attended(groups, names, dtype, heads) if heads else flattened(attended(1, names, dtype, 1))
+    dy = np.random.default_rng(5).normal(size=(*inputs["q"].shape[:-1], 11))
+    dy = dy.astype("float64" if dtype == "float64" else "float32")
+    carried = {n: ErrArray(x.astype(np.float64), 0.0) if x.dtype != bool else x for n, x in inputs.items()}
+    with precision(precision_of(dtype)), np.errstate(invalid="ignore", over="ignore"):
+        return inputs, dy, run_attend("attn_np", carried, ErrArray(dy.astype(np.float64), 0.0), options)
+
+
+def attending(groups: int, call: str, dtype: str, heads: int, alias: str) -> None:
+    """`attend` and its backward pass are within their bounds; what is returned has the dtype of the queries."""
+    inputs, dy, want = attend_expected(groups, call, dtype, heads)
+    found = run_attend(alias, inputs, dy, ATTENDS[call][0])
+    claim(list(found) == list(want), f"{list(found)}, not {list(want)}")
+    for name, x in found.items():
+        out = dtype if name in ("context", "weights") else dy.dtype.name
+        claim(x.dtype.name == out, f"{name} is {x.dtype.name}")
+        verdict = compare(x.astype(np.float64), want[name], out)
+        claim(verdict["ratio"] <= 1, f"{name}: error/bound {verdict['ratio']:.3g}")
+
+
+def sinks_that_are_none(alias: str) -> None:
+    """A sink of -inf is none, beside hidden keys too; one beyond all scores leaves nothing for the keys."""
+    for call in ("plain", "all"):
+        options, names = ATTENDS[call]
+        inputs, dy, want = attend_expected(2, call, "float64", 6)
+        found = run_attend(alias, inputs | {"sinks": np.full(6, -np.inf)}, dy, options)
+        claim(not found.pop("dsinks").any() and list(found) == list(want), "the gradient of a sink that is none")
+        for name, x in found.items():
+            claim(compare(x, want[name])["ratio"] <= 1, f"{name} with sinks of -inf")
+        found = run_attend(alias, inputs | {"sinks": np.full(6, 1e4)}, dy, options)
+        claim(not any(x.any() for x in found.values()), "sinks beyond all scores")
+
+
+def head_by_head(call: str, value: float, alias: str) -> None:
+    """A key that the query heads of one key/value head may not see stays out, though other heads see theirs."""
+    options, names = ATTENDS[call]
+    clean = attended(2, names)
+    dirty = clean | {name: clean[name].copy() for name in "kv"}
+    for name in "kv":
+        dirty[name][0, 3, 0] = value
+    dy = np.cos(np.arange(2 * 5 * 6 * 11)).reshape(2, 5, 6, 11)
+    got, want = (run_attend(alias, x, dy, options) for x in (dirty, clean))
+    claim_same(got, want, "poisoned")
+    claim(not got["dk"][0, 3, 0].any() and not got["dv"][0, 3, 0].any() and got["dv"][0, 3, 1].all(), "its gradients")
+
+
+def hidden_from_attend(alias: str) -> None:
+    """Gradients of a query without keys and of a hidden key are 0, though a key beside holds NaN; no tape is needed."""
+    inputs = {name: x.copy() for name, x in attended(6, "mask").items()}
+    plain = import_module(f"{alias}._attend").attend(**inputs)
+    dy = np.cos(np.arange(plain[0].size)).reshape(plain[0].shape)
+    found = run_attend(alias, inputs, dy, {})
+    claim(same(plain[0], found["context"]) and same(plain[1], found["weights"]), "without a tape")
+    inputs["mask"][..., 0, 0] = True
+    inputs["k"][:, 0] = inputs["v"][:, 0] = np.nan
+    found = run_attend(alias, inputs, dy, {})
+    claim(not found["dq"][0, 2, -1].any(), "gradient of a query without keys")
+    claim(not (found["dk"][1, 4].any() or found["dv"][1, 4].any()), "gradient of a hidden key")
+
+
+def wrong_attends(alias: str) -> None:
+    """Unknown words, numbers and arrays that do not fit are refused."""
+    attend, inputs = import_module(alias).attend, attended(2, "mask bias keep sinks")
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"implementation": "fast"}, ValueError, "implementation to be one of"),
+        ({"normalize_over": "values"}, ValueError, "normalize_over to be one of"),
+        ({"normalize_over": "queries"}, ValueError, "expected one sink for each head of q, and normalize_over='keys'"),
+        ({"causal": 1}, ValueError, "expected causal"),
+        ({"window": (-1, 0)}, ValueError, "expected window"),
+        ({"scale": "x"}, ValueError, "expected scale"),
+        ({"softcap": 0.0}, ValueError, "expected softcap"),
+        ({"rate": 1.0}, ValueError, "expected rate"),
+        *(({name: inputs[name].tolist()}, TypeError, f"expected {name} as a NumPy array") for name in inputs),
+        *(({name: inputs[name][None]}, ValueError, f"expected {name} ") for name in inputs if name != "q"),
+    ]
+    for options, error, words in wrong:
+        refuses(
+            lambda options=options: attend(**inputs | options),
+            error,
+            f"attend: expected {words.partition('expected ')[2] or words}",
+        )
+
+
+# Functions of the dialect ---------------------------------------------------------------------------------------------
+
+
+class _Foreign:
+    """An array type with rules of its own: it names the functions that hand themselves over to it."""
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return function, types, args, kwargs
+
+
+class _Other(_Foreign):
+    """Another one."""
+
+
+@cache
+def primitives() -> tuple[tuple[str, str, int], ...]:
+    """Functions that an array type may take over: module, name and how many arguments have a place."""
+    found = []
+    for module in ("_core", "_vjp"):
+        for name, function in vars(import_module(f"attn_np.{module}")).items():
+            if hasattr(function, "__wrapped__") and function.__module__ == f"attn_np.{module}":
+                places = signature(function.__wrapped__).parameters.values()
+                found.append((module, name, 3 if any(p.kind == p.VAR_POSITIONAL for p in places) else len(places)))
+    return tuple(found)
+
+
+def handed_over(alias: str) -> None:
+    """An array type with an error rule for a function takes the function over, in whichever place it stands."""
+    for module, name, count in primitives():
+        function, foreign = getattr(import_module(f"{alias}.{module}"), name), _Foreign()
+        for place in range(count):
+            args = tuple(foreign if i == place else np.ones(1) for i in range(count))
+            found = function(*args, key=1)
+            claim(found == (function, (_Foreign,), args, {"key": 1}), f"{name} handed over as {found}")
+        both = function(*[_Foreign(), *[_Other()] * (count - 1)], key=1)
+        claim(both[1] == (_Foreign,), f"{name} asks the first of two types")
+        claim(function.__name__ == name and function.__wrapped__ is not function, f"the name of {name}")
+
+
+JUDGED: dict[str, tuple[str, ...]] = {
+    "_core.l2_norm": ("x eps",),
+    "_core.rms_norm": ("x weight eps", "x none eps"),
+    "_core.layer_norm": ("x weight bias eps", "x weight none eps", "x none bias eps", "x none none eps"),
+    "_core.silu": ("x",),
+    "_core.softplus": ("x",),
+    "_core.amax": ("x last", "x first"),
+    "_vjp.part_of_softmax": ("x top all parts",),
+    "_vjp.part_of_softmax_vjp": ("weight dy share parts", "x dy share parts"),
+    "_vjp.l2_norm_vjp": ("x eps dy",),
+    "_vjp.rms_norm_vjp": ("x weight eps dy", "x none eps dy"),
+    "_vjp.layer_norm_vjp": ("x weight bias eps dy", "x weight none eps dy", "x none bias eps dy", "x none none eps dy"),
+    "_vjp.silu_vjp": ("x dy",),
+    "_vjp.softplus_vjp": ("x dy",),
+}
+"""What functions of the dialect and rules are called with, each call in words for `arguments_of`."""
+
+
+@cache
+def arguments_of(words: str, dtype: str) -> tuple[Any, ...]:
+    """Random arrays by these names; eps is as large as the squares that it is added to."""
+    rng = np.random.default_rng(8)
+    shapes = {"x": (2, 3, 5), "dy": (2, 3, 5), "weight": (5,), "bias": (5,)}
+    known: dict[str, Any] = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+    x = known["x"]
+    known |= {"top": x.max(-1, keepdims=True), "all": np.exp(x).sum(-1, keepdims=True), "share": known["dy"][..., :1]}
+    numbers = {"eps": 0.25, "none": None, "first": 0, "last": -1, "parts": 3}
+    return tuple((known | numbers)[word] for word in words.split())
+
+
+@cache
+def expected_of(name: str, words: str, dtype: str) -> tuple[Any, ...]:
+    """What the whole reference gives, each number with its bound."""
+    module, _, function = name.partition(".")
+    given = arguments_of(words, dtype)
+    carried = [ErrArray(x.astype(np.float64), 0.0) if isinstance(x, np.ndarray) else x for x in given]
+    with precision(precision_of(dtype)):
+        found = getattr(import_module(f"attn_np.{module}"), function)(*carried)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def judged_functions(dtype: str, alias: str) -> None:
+    """Norms, gates and the rules of their derivatives are within their bounds, with and without weights."""
+    for name, calls in JUDGED.items():
+        module, _, function = name.partition(".")
+        for words in calls:
+            found = getattr(import_module(f"{alias}.{module}"), function)(*arguments_of(words, dtype))
+            want = expected_of(name, words, dtype)
+            found = found if isinstance(found, tuple) else (found,)
+            claim([x is None for x in found] == [x is None for x in want], f"{name} of {words}: what it gives")
+            for x, y in zip(found, want, strict=True):
+                if x is not None:
+                    claim(x.dtype == dtype and x.shape == y.shape, f"{name} of {words}: {x.dtype} {x.shape}")
+                    verdict = compare(x.astype(np.float64), y, dtype)
+                    claim(verdict["ratio"] <= 1, f"{name} of {words}: error/bound {verdict['ratio']:.3g}")
+
+
+def functions(alias: str) -> None:
+    """Elementary functions at the ends of their range, and places that hold no number."""
+    core, vjp = import_module(f"{alias}._core"), import_module(f"{alias}._vjp")
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        claim(core.sigmoid(np.array([-800.0, 0.0, 800.0])).tolist() == [0.0, 0.5, 1.0], "sigmoid")
+        ends = np.array([0.0, 1.0])
+        claim(np.array_equal(core.lerp(np.array([3e300, 3.0]), np.array([3e300, 5.0]), ends), [3e300, 5.0]), "lerp")
+        scores, allowed = np.array([[1e300, -1e300], [3.0, 4.0]]), np.array([[True, True], [False, False]])
+        claim(core.softmax(scores, allowed).tolist() == [[1.0, 0.0], [0.0, 0.0]], "softmax")
+        lost = core.softmax(np.array([[-np.inf, -np.inf], [-np.inf, 3.0]]))
+        claim(np.isnan(lost[0]).all() and lost[1].tolist() == [0.0, 1.0], "scores that overflowed")
+        lost = core.softmax(np.array([[-np.inf, 3.0], [4.0, 3.0]]), np.array([True, False]))
+        claim(np.isnan(lost[0]).all() and lost[1].tolist() == [1.0, 0.0], "allowed scores that overflowed")
+        sums = core.softmax(np.zeros((2, 3)), np.array([True, False, True]), 0)
+        claim(np.array_equal(sums, [[0.5, 0, 0.5]] * 2), "a mask of lower rank than the axis that adds up to 1")
+        claim(core.softmax(np.zeros((2, 0))).shape == (2, 0), "softmax over nothing")
+        claim(core.softplus(np.array([-800.0, 800.0])).tolist() == [0.0, 800.0], "softplus")
+        claim(core.silu(np.array([-800.0, 0.0, 800.0])).tolist() == [0.0, 0.0, 800.0], "silu")
+    claim(np.array_equal(core.softmax(np.zeros((2, 4)), axis=0), np.full((2, 4), 0.5)), "softmax over another axis")
+    table = np.arange(6.0).reshape(3, 2)
+    for tokens in ([-1], [3], [0, 3]):
+        refuses(
+            lambda tokens=tokens: core.take(table, np.array(tokens)), ValueError, "tokens: expected numbers from 0 to 2"
+        )
+    claim(same(core.take(table, np.array([[2, 0]])), table[[2, 0]][None]), "rows of a table")
+    for dtype in ("bfloat16", "float16"):
+        x = np.ones((2, 2), DTYPES[dtype])
+        claim(core.rms_norm(x.astype("float32"), x[0], 1.0).dtype == np.float32, f"a weight of {dtype}")
+        claim(same(core.einsum("ab,bc->ac", x, x), np.full((2, 2), np.float32(2))), f"a product of {dtype}")
+        claim(same(core.linear("ab,bc->ac", x, x, x[0]), np.full((2, 2), np.float32(3))), f"a projection in {dtype}")
+    claim(core.take(table.astype("float16"), np.array([1])).dtype == np.float32, "rows of a table in 16 bits")
+    claim(core.narrow(None, "float16") is None and core.widen(None) is None, "None stays None")
+    claim(core.narrow(table, "float64") is table and core.widen(table) is table, "what fits stays as it is")
+    claim(same(core.arange(3, table), np.arange(3)) and same(core.zeros((2,), table), np.zeros(2)), "new arrays")
+    claim(core.zeros((2,), table.astype("float32")).dtype == np.float32, "dtype of zeros")
+    claim(core.dtype_name(table) == "float64" and core.Layer.__name__ == "Layer", "names")
+    mask = np.ones((1, 3), bool)
+    claim(core.shown(None, None) is None and core.shown(mask, None) is mask, "no bias")
+    claim(core.visible(None, 2, 3, like=table) is None and core.visible(mask, 2, 3, like=table) is mask, "no limits")
+    names = {"exp", "tanh", "sqrt", "where", "maximum", "broadcast_to", "concatenate", "stack", "argmax"}
+    claim(all(getattr(core, name) is getattr(np, name) for name in names), "NumPy's own functions")
+    claim(same(vjp.sum_to(np.ones((2, 3, 4)), (3, 1)), np.full((3, 1), 8.0)), "sum over copies")
+    claim(same(vjp.sum_to(np.ones((1, 3, 4)), (1, 4)), np.full((1, 4), 3.0)), "sum over copies in one batch row")
+    claim(same(vjp.sum_to(np.ones((3, 1, 4)), (1, 1, 1)), np.full((1, 1, 1), 12.0)), "sum over copies, one apart")
+    claim(vjp.sum_to(table, (3, 2)) is table, "nothing was copied")
+
+
+def turned(alias: str) -> None:
+    """Tables are rounded once and made for known positions only; without a head axis the same; no base, no turning."""
+    config: Any = contract.examples("rotary")["longrope"]
+    module = import_module(f"{alias}._rotary")
+    x = np.random.default_rng(4).normal(size=(2, 3, 1, 7))
+    claim(module.rotation(SimpleNamespace(rope_base=None), None, 3, like=x) == (None, None), "without a base")
+    claim(module.rotate(x, None, None, "half") is x, "without a base")
+    for wrong, words in (([[0, 13]], "0 to 13"), ([[-1, 2]], "-1 to 2")):
+        call = partial(module.rotation, config, np.array(wrong), 2, like=x)
+        refuses(call, ValueError, f"rotary: expected positions from 0 to 12, got {words}")
+    for like, length in ((x, 13), (x.astype("float32"), 13)):
+        angles = np.arange(length)[:, None] * np.array(config.frequencies(length))
+        want = [(f(angles) * config.amplitude()).astype(like.dtype) for f in (np.cos, np.sin)]
+        for positions in (np.array([[0, 12, 5]]), np.zeros((2, 0), int)):
+            found = module.rotation(config, positions, positions.shape[1], like=like)
+            claim(all(same(a, b[positions]) for a, b in zip(found, want, strict=True)), "tables")
+        for layout in ("half", "interleaved"):
+            cos, sin = (table[np.array([[3, 1, 4]])] for table in want)
+            for back in (False, True):
+                whole = module.rotate(like, cos, sin, layout, back=back)
+                claim(same(whole[:, :, 0], module.rotate(like[:, :, 0], cos, sin, layout, back=back)), "without heads")
+                claim(same(whole[..., 4:], like[..., 4:]), "numbers that do not turn")
+    for n, shape in ((1, (2, 3, 1, 3)), (4, (8, 3, 8, 9)), (4, (2, 3, 1, 8))):
+        x, cos, sin = (np.cos(np.arange(np.prod(s)) + 1).reshape(s) for s in (shape, (1, 3, n), (2, 3, n)[-2:]))
+        for layout, pairs in (
+            ("half", [(i, n + i) for i in range(n)]),
+            ("interleaved", [(2 * i, 2 * i + 1) for i in range(n)]),
+        ):
+            found, want = module.rotate(x, cos, sin[None], layout), x.copy()
+            for i, (one, two) in enumerate(pairs):
+                c, s = cos[:, :, None, i], sin[None][:, :, None, i]
+                want[..., one] = x[..., one] * c - x[..., two] * s
+                want[..., two] = x[..., two] * c + x[..., one] * s
+            claim(same(found, want), f"pairs in {layout}")
+
+
+def encoded(alias: str) -> None:
+    """Encodings of distances: sines before cosines, each slower than the one before, made and rounded once."""
+    module = import_module(f"{alias}._relative")
+    angles = np.arange(-3, 2)[:, None] * np.power(50.0, -np.arange(0, 6, 2) / 6)
+    want = np.hstack([np.sin(angles), np.cos(angles)])
+    for dtype in ("float64", "float32"):
+        found = module.sinusoids(-3, 2, 6, 50.0, dtype, like=want)
+        claim(same(found, want.astype(dtype)), f"sines and cosines in {dtype}")
+        claim(module.sinusoids(-3, 2, 6, 50.0, dtype, like=want) is found, "made once")
+
+
+def picked(alias: str) -> None:
+    """Entries by their index, for each head alike and for one batch row or all; copies send their gradients back."""
+    core, vjp, rng = import_module(f"{alias}._core"), import_module(f"{alias}._vjp"), np.random.default_rng(6)
+    x, dy = rng.normal(size=(2, 3, 4, 5)), rng.integers(-9, 9, size=(2, 3, 4, 7)).astype(np.float64)
+    for rows in (1, 2):
+        index = rng.integers(0, 5, size=(rows, 4, 7))
+        found, back, want = core.pick(x, index), vjp.pick_vjp(x, index, dy), np.zeros(x.shape)
+        claim(found.shape == dy.shape and back.shape == x.shape, "shapes")
+        for b, h, t, s in np.ndindex(*dy.shape):
+            at = index[b % rows, t, s]
+            claim(found[b, h, t, s] == x[b, h, t, at], "an entry")
+            want[b, h, t, at] += dy[b, h, t, s]
+        claim(same(back, want), "sums of whole numbers")
+        narrow = vjp.pick_vjp(x.astype("float32"), index, dy.astype("float32"))
+        claim(same(narrow, want.astype("float32")), "gradients in float32")
+
+
+class _Halving(dict[str, Any]):
+    """A judge's tape: every step of a scan goes on from half of what it carried, and its first result is replaced."""
+
+    def step(self, names: list[str], i: int, carry: Any, ys: tuple[Any, ...]) -> Any:
+        self.setdefault("asked", []).append((names, i))
+        return carry / 2, (ys[0] + 100, *ys[1:])
+
+
+def watched_scan(alias: str) -> None:
+    """A tape with `step` sees every step of a scan, in the order in which they run, and may replace what it gives."""
+    core, x = import_module(f"{alias}._core"), np.arange(6.0).reshape(2, 3)
+    for reverse in (False, True):
+        tape, carried, given = _Halving(), np.zeros(2), []
+        times = (2, 1, 0) if reverse else (0, 1, 2)
+        last, ys = core.scan(
+            lambda carry, xs: (carry + xs[0], (carry, xs[0])), carried, (x, None), names=("a", "b"), tape=tape,
+            reverse=reverse,
+        )  # fmt: skip
+        for i in times:
+            given.append(carried + 100)
+            carried = (carried + x[:, i]) / 2
+        claim(tape["asked"] == [(["a", "b"], i) for i in times], f"asked {tape['asked']}")
+        claim(same(last, carried), "the carry")
+        claim(same(ys[0], np.stack(given[::-1] if reverse else given, axis=1)) and same(ys[1], x), "the results")
+        claim(same(tape["a"], ys[0]) and same(tape["b"], x), "the tape")

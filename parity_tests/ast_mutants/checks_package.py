@@ -1,0 +1,201 @@
+"""What the functions of a copied package must do, and what its layers must refuse."""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attn_np.contract import Config
+from parity_tests.ast_mutants.calls import (
+    Labelled,
+    built,
+    claim,
+    claim_same,
+    kinds,
+    made,
+    refuses,
+    results,
+    same,
+)
+from parity_tests.candidates import leaves, takes_last
+
+# The package's functions ----------------------------------------------------------------------------------------------
+
+
+def api(alias: str) -> Any:
+    return import_module(alias)
+
+
+def fields_of(config: Config) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in config.fields()}
+
+
+def building(layer: Labelled, alias: str) -> None:
+    """The same bits as everywhere, in evaluation mode; what cannot be right is refused."""
+    whole, config = import_module("attn_np"), layer[1]
+    for seed, dtype in ((0, "float32"), (5, "bfloat16")):
+        module = api(alias).build(config.variant, seed=seed, dtype=dtype, **fields_of(config))
+        want = whole.build(config.variant, seed=seed, dtype=dtype, **fields_of(config))
+        claim(not module.training and module.config == config and module.dtype == dtype, "what is built")
+        claim_same(module.params(), want.params(), "weights")
+        claim(same(module.rng.random(3), want.rng.random(3)), "generator")
+    module = api(alias).build(config.variant, **fields_of(config))
+    claim(module.dtype == "float32", "float32 by default")
+    claim_same(module.params(), api(alias).build(config.variant, seed=0, **fields_of(config)).params(), "seed 0")
+    name = f"{config.variant}: expected dtype"
+    refuses(lambda: api(alias).build(config.variant, dtype="int8", **fields_of(config)), ValueError, name)
+
+
+def files(layer: Labelled, alias: str) -> None:
+    """A weight file gives back config, dtype and bits, to a new layer or into one."""
+    config, package = layer[1], api(alias)
+    for dtype in ("float64", "bfloat16"):
+        module = package.build(config.variant, seed=3, dtype=dtype, **fields_of(config))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "weights.safetensors"
+            claim(package.save(module, path) is None and path.is_file(), "a file is written")
+            found = package.load(path)
+            claim(found.config == config and not found.training, "what is loaded")
+            claim_same(found.params(), module.params(), "loaded")
+            other = package.build(config.variant, seed=4, dtype=dtype, **fields_of(config)).train()
+            claim(package.load(path, into=other) is other and not other.training, "loaded in place")
+            claim_same(other.params(), module.params(), "loaded in place")
+
+
+def foreign_files(alias: str) -> None:
+    """Layout, number of the layer, prefix and fields of the config are those that are asked for."""
+    package, fields = api(alias), {"d_model": 6, "num_heads": 2}
+    module = package.build("mha", seed=3, dtype="float64", **fields)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.safetensors"
+        package.save(module, path, layout="bert", layer=1, prefix="model.")
+        asked = {"layout": "bert", "layer": 1, "prefix": "model.", "num_heads": 2}
+        found = package.load(path, **asked)
+        claim(found.config == module.config, "the config")
+        claim_same(found.params(), module.params(), "loaded")
+        for wrong in ({"layer": 0}, {"prefix": ""}, {"num_heads": 5}, {"variant": "gru"}, {"layout": "torch_linear"}):
+            refuses(partial(package.load, path, **asked | wrong), ValueError, "expected ")
+        refuses(partial(package.load, path), ValueError, "expected ")
+        package.save(module, path, layout="torch_linear")
+        found = package.load(path, layout="torch_linear", variant="mha", num_heads=2)
+        claim_same(found.params(), module.params(), "loaded by another layout")
+
+
+def doubtful_files(alias: str) -> None:
+    """Another dtype only with `cast`, no number that is not finite without leave, no other config than the layer's."""
+    package, fields = api(alias), {"d_model": 6, "num_heads": 2}
+    module = package.build("mha", seed=3, dtype="float64", **fields)
+    small = package.build("mha", seed=4, dtype="float32", **fields)
+    before = small.params()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.safetensors"
+        package.save(module, path)
+        refuses(partial(package.load, path, dtype="float32"), ValueError, "expected ")
+        refuses(partial(package.load, path, into=small), ValueError, "expected ")
+        refuses(partial(package.load, path, into=module, dtype="float32"), ValueError, "mha: expected dtype 'float64'")
+        other = package.build("mha", dtype="float64", **fields, softcap=2.0)
+        refuses(partial(package.load, path, into=other), ValueError, "softcap")
+        claim_same(small.params(), before, "a layer after a refusal")
+        rounded = {name: x.astype(np.float32) for name, x in module.params().items()}
+        claim_same(package.load(path, dtype="float32", cast=True).params(), rounded, "cast")
+        claim_same(package.load(path, into=small, cast=True).params(), rounded, "cast in place")
+        draws = [package.load(path).rng.random(3) for _ in range(2)]
+        claim(same(*draws), "two loaded layers draw the same")
+        module.set_params({name: x + np.nan for name, x in module.params().items()})
+        refuses(partial(package.save, module, path), ValueError, "finite")
+        package.save(module, path, finite=False)
+        refuses(partial(package.load, path), ValueError, "finite")
+        claim(all(np.isnan(x).all() for x in package.load(path, finite=False).params().values()), "NaN by leave")
+        package.save(package.build("dot_product"), path)
+        claim(package.load(path, dtype="float64").dtype == "float64", "a layer without parameters in another dtype")
+        claim(package.load(path).dtype == "float32", "a layer without parameters")
+
+
+def pulled_back(layer: Labelled, alias: str) -> None:
+    """`value_and_vjp` gives what the layer and its vjp give, in training with the same dropout, at the same weights."""
+    package, config = api(alias), layer[1]
+    (module, inputs) = made(alias, layer)
+    names = kinds(config, "keep")
+    plain = {name: x for name, x in inputs.items() if name not in names}
+    module.train()
+    before = module.rng.bit_generator.state
+    first, *rest = plain
+    found, pull = package.value_and_vjp(module, plain[first], **{name: plain[name] for name in rest})
+    module.rng.random(5)
+    after = module.rng.bit_generator.state
+    y = leaves(found)
+    dys = [np.cos(np.arange(x.size)).reshape(x.shape) for x in y.values()]
+    dys = dys[: 2 if takes_last(config.variant, config.layer) else 1]
+    now, old = {name: x + 1 for name, x in module.params().items()}, module.params()
+    module.set_params(now)
+    grads = [pull(*dys), pull(*dys)]
+    claim_same(module.params(), now, "parameters that were replaced meanwhile")
+    claim(module.rng.bit_generator.state == after, "the generator moved")
+    module.set_params(old)
+    module.rng.bit_generator.state = before
+    out, tape = package.trace(module, **plain)
+    claim_same(leaves(out), y, "value and trace")
+    want = module.vjp(tape, *dys)
+    floats = {name for name, x in plain.items() if x.dtype.kind == "f"}
+    claim(set(want.inputs) == floats and set(want.params) == set(old), "names of gradients")
+    for got in grads:
+        claim_same(got.inputs, want.inputs, "pulled back")
+        claim_same(got.params, want.params, "pulled back")
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def longer(x: np.ndarray, where: int) -> np.ndarray:
+    return np.concatenate([x, np.take(x, [0], axis=where)], axis=where)
+
+
+def wrong_arguments(layer: Labelled, alias: str) -> None:
+    """Wrong shapes, dtypes and objects are refused in the contract's words, each argument by its name."""
+    (module, inputs), config = made(alias, layer), layer[1]
+    who = config.variant
+    if not config.params():  # nothing to agree with: any one float type will do
+        claim_same(results(built(alias, layer).eval(), inputs), results(module, inputs), "inputs of another dtype")
+    for name, arg in config.arguments().items():
+        x = inputs[name]
+        words = "expected a boolean " if arg.kind in ("mask", "keep") else "expected "
+
+        def call(value: Any, name: str = name) -> Callable[[], Any]:
+            return lambda: module(**inputs | {name: value})
+
+        refuses(call(x.tolist()), TypeError, f"{who}: expected {name} as a NumPy array, got list; convert it")
+        refuses(call(x[None]), ValueError, f"{who}: expected {name} ")
+        other = x.astype(np.int64) if arg.kind in ("mask", "keep") else x > 0
+        refuses(call(other), TypeError, f"{who}: {words}{name} ")
+        if arg.kind in ("array", "bias") and config.params():
+            refuses(call(x.astype(np.float32)), TypeError, f"{who}: expected {name} of dtype float64")
+        last = arg.axes.split()[-1]
+        if last in config.sizes() or arg.kind not in ("array", "tokens"):
+            refuses(call(longer(x, x.ndim - 1)), ValueError, f"{who}: expected {name} ")
+        if not arg.optional and arg.default is None:
+            refuses(call(None), TypeError, f"{who}: expected {name} ")
+
+
+def wrong_cotangents(layer: Labelled, alias: str) -> None:
+    """The gradient of the output must fit the output, in shape and, 16-bit types widened, in dtype."""
+    for dtype, other in (("float64", "float32"), ("bfloat16", "float64"), ("float32", "float64")):
+        module, inputs = made(alias, layer, "full", dtype)
+        tape: dict[str, Any] = {}
+        y = leaves(module(**inputs, tape=tape))["y"]
+        pull, words = partial(module.vjp, tape), f"vjp: expected dy of shape {y.shape}"
+        refuses(partial(pull, y[:, :-1]), ValueError, words)
+        refuses(partial(pull, y[..., :1]), ValueError, words)
+        refuses(partial(pull, y.astype(other)), TypeError, "vjp: expected dy of the output's dtype")
+
+
+def wrong_configs(layer: Labelled, alias: str) -> None:
+    """A layer takes its own Config and one of the four float types."""
+    config = layer[1]
+    cls = getattr(import_module(f"{alias}.{config.variant}"), config.layer)
+    claim(cls.Config is type(config), "the layer's Config")
+    refuses(lambda: cls(fields_of(config)), TypeError, f"{config.variant}: expected config to be a {config.layer}")
+    refuses(lambda: cls(config, dtype="int8"), ValueError, f"{config.variant}: expected dtype to be one of")
