@@ -40,9 +40,9 @@ def folded(x: Array, size: int) -> Array:
 
 def unfolded(x: Array, b: int, t: int) -> Array:
     """The way back: chunks in a row, without what filled up the last one."""
-    rows, size, *rest = x.shape
+    _, size, *rest = x.shape
     # (b n) c ... -> b (n c) ...
-    return x.reshape(b, rows // max(b, 1) * size, *rest)[:, :t]
+    return x.reshape(b, -(-t // size) * size, *rest)[:, :t]
 
 
 def earlier(t: int, like: Array) -> Array:
