@@ -10,6 +10,7 @@ from attn_jax.additive import AdditiveAttention as AdditiveAttention
 from attn_jax.alibi import AlibiAttention as AlibiAttention
 from attn_jax.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_jax.chunked import ChunkedAttention as ChunkedAttention
+from attn_jax.delta import DeltaRule as DeltaRule
 from attn_jax.dilated import DilatedAttention as DilatedAttention
 from attn_jax.dot_product import DotProductAttention as DotProductAttention
 from attn_jax.fused_qkv import FusedQKVAttention as FusedQKVAttention
@@ -34,6 +35,7 @@ __all__ = [
     "AlibiAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
+    "DeltaRule",
     "DilatedAttention",
     "DotProductAttention",
     "FusedQKVAttention",
@@ -117,6 +119,22 @@ def build(
     use_bias: bool = True,
     chunk_size: int,
 ) -> ChunkedAttention: ...
+@overload
+def build(
+    variant: Literal["delta"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    form: str = "chunked",
+    chunk_size: int = 64,
+    use_norm: bool = True,
+    eps: float = 1e-06,
+) -> DeltaRule: ...
 @overload
 def build(
     variant: Literal["dilated"],

@@ -11,6 +11,7 @@ from attn_np.additive import AdditiveAttention as AdditiveAttention
 from attn_np.alibi import AlibiAttention as AlibiAttention
 from attn_np.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_np.chunked import ChunkedAttention as ChunkedAttention
+from attn_np.delta import DeltaRule as DeltaRule
 from attn_np.dilated import DilatedAttention as DilatedAttention
 from attn_np.dot_product import DotProductAttention as DotProductAttention
 from attn_np.fused_qkv import FusedQKVAttention as FusedQKVAttention
@@ -35,6 +36,7 @@ __all__ = [
     "AlibiAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
+    "DeltaRule",
     "DilatedAttention",
     "DotProductAttention",
     "FusedQKVAttention",
@@ -119,6 +121,22 @@ def build(
     use_bias: bool = True,
     chunk_size: int,
 ) -> ChunkedAttention: ...
+@overload
+def build(
+    variant: Literal["delta"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    form: str = "chunked",
+    chunk_size: int = 64,
+    use_norm: bool = True,
+    eps: float = 1e-06,
+) -> DeltaRule: ...
 @overload
 def build(
     variant: Literal["dilated"],

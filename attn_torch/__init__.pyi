@@ -12,6 +12,7 @@ from attn_torch.additive import AdditiveAttention as AdditiveAttention
 from attn_torch.alibi import AlibiAttention as AlibiAttention
 from attn_torch.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_torch.chunked import ChunkedAttention as ChunkedAttention
+from attn_torch.delta import DeltaRule as DeltaRule
 from attn_torch.dilated import DilatedAttention as DilatedAttention
 from attn_torch.dot_product import DotProductAttention as DotProductAttention
 from attn_torch.fused_qkv import FusedQKVAttention as FusedQKVAttention
@@ -36,6 +37,7 @@ __all__ = [
     "AlibiAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
+    "DeltaRule",
     "DilatedAttention",
     "DotProductAttention",
     "FusedQKVAttention",
@@ -123,6 +125,23 @@ def build(
     use_bias: bool = True,
     chunk_size: int,
 ) -> ChunkedAttention: ...
+@overload
+def build(
+    variant: Literal["delta"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    form: str = "chunked",
+    chunk_size: int = 64,
+    use_norm: bool = True,
+    eps: float = 1e-06,
+) -> DeltaRule: ...
 @overload
 def build(
     variant: Literal["dilated"],

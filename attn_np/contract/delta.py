@@ -1,0 +1,111 @@
+"""Delta rule: a key's old value is taken out of the state before the new one is written."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _base
+from attn_np.contract._base import Arg, Param
+
+FORMS = ("parallel", "recurrent", "chunked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_base.Config):
+    """Fields of the delta rule.
+
+    Attributes:
+        d_model: width of queries and outputs.
+        num_heads: how many heads, each with a state.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        form: how it is computed, with the same result: "recurrent" walks along the sequence with a state, "chunked"
+            from chunk to chunk, "parallel" takes the sequence as one chunk.
+        chunk_size: positions of a chunk.
+        use_norm: each head's context is divided by its root mean square and scaled by learned weights.
+        eps: added under the roots of that norm and of the norms of queries and keys.
+    """
+
+    layer = "DeltaRule"
+    family = "linear"
+    title = "Delta rule"
+    idea = (
+        "A state that only adds up keys times values fills up, and old values stay in the way. Here what the state "
+        "holds for a key is looked up first, and only a share of the difference to the new value is written: the state "
+        "learns, by one step of gradient descent for each position, to give the value for the key."
+    )
+    formula = (
+        r"s_t = s_{t-1} + \beta_t\, k_t \left(v_t - s_{t-1}^\top k_t\right)^\top,\quad c_t = s_t^\top q_t,\quad "
+        r"\beta_t = \sigma(x_t w_\beta),\quad q, k = \mathrm{unit}(\mathrm{silu}(x\, w_{q, k}))"
+    )
+    notation = {
+        "S_t": "states on the tape, state in the cache: transposed, keys by values",
+        "beta_t (writing strength)": "beta",
+        "v_t^new, u_t (pseudo-values)": "corrected: what is written for a key",
+        "T = (I + tril(diag(beta) K K^T, -1))^-1": "pairs is the part below the diagonal, inverse its T without beta",
+        "W, U": "erasing, writing: what a chunk takes out of the state before it, and what it would write without one",
+    }
+    cost = "time b t h k v, plus b t c h (k + v + c) within chunks of c; the state is b h k v"
+    paper = (
+        "Schlag et al. 2021, Linear Transformers Are Secretly Fast Weight Programmers, arXiv:2102.11174, equation 24; "
+        "Yang et al. 2024, Parallelizing Linear Transformers with the Delta Rule over Sequence Length, "
+        "arXiv:2406.06484, section 3, for the chunks"
+    )
+    equals = ("the three forms: each other", "no decay, no gate: gated_delta")
+    traps = (
+        "keys that are not of length 1 make I - beta k k^T grow, and the state with it",
+        "what is looked up is the state before this position faded or wrote anything, by its own key",
+        "the triangular system is solved row by row: a row needs the corrected rows before it, not the given ones",
+        "silu comes before the norm of queries and keys",
+    )
+
+    d_model: int
+    num_heads: int
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    form: str = "chunked"
+    chunk_size: int = 64
+    use_norm: bool = True
+    eps: float = 0.000001
+
+    def __post_init__(self) -> None:
+        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
+        self.number("eps", above=0.0)
+        self.one_of("form", FORMS)
+        self.flag("use_norm")
+        if self.head_dim is None:
+            _base.require(
+                self.d_model % self.num_heads == 0,
+                self.variant,
+                "d_model divisible by num_heads",
+                f"d_model={self.d_model}, num_heads={self.num_heads}",
+                "change one of them or set head_dim=",
+            )
+
+    def sizes(self) -> dict[str, int]:
+        k = self.head_dim or self.d_model // self.num_heads
+        return {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
+
+    def own_params(self) -> dict[str, Param]:
+        found = {
+            "w_q": Param("d h k", "d"),
+            "w_k": Param("d h k", "d"),
+            "w_v": Param("d h v", "d"),
+            "w_beta": Param("d h", "d"),
+            "w_o": Param("h v d", "h v"),
+        }
+        return found | ({"w_norm": Param("v", "")} if self.use_norm else {})
+
+    def arguments(self) -> dict[str, Arg]:
+        return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}
+
+    def cached(self) -> dict[str, str]:
+        return {"state": "b h k v"}
+
+    def reach(self) -> int | None:
+        return 1
+
+
+EXAMPLES = {
+    "whole": Config(d_model=6, num_heads=2, form="parallel"),
+    "recurrent": Config(d_model=7, num_heads=3, head_dim=5, form="recurrent", use_norm=False, eps=0.25),
+    "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, chunk_size=2),
+}

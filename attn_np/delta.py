@@ -1,0 +1,250 @@
+"""Delta rule: a key's old value is taken out of the state before the new one is written."""
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from attn_np._cache import Past, counted, recall, retain
+from attn_np._core import (
+    Array,
+    Layer,
+    Tape,
+    arange,
+    concatenate,
+    dtype_name,
+    einsum,
+    hide,
+    l2_norm,
+    linear,
+    narrow,
+    record,
+    rms_norm,
+    scan,
+    sigmoid,
+    silu,
+    where,
+    widen,
+    zeros,
+)
+from attn_np._vjp import (
+    Grads,
+    cotangent,
+    einsum_vjp,
+    grads,
+    l2_norm_vjp,
+    linear_vjp,
+    rms_norm_vjp,
+    sigmoid_vjp,
+    silu_vjp,
+    total,
+)
+from attn_np.contract.delta import Config
+from attn_np.linear import earlier, folded, unfolded
+
+
+def units(b: int, t: int, like: Array) -> Array:
+    """Rows of the identity: `b t s`."""
+    same = arange(t, like)[:, None] == arange(t, like)[None, :]
+    return where(same, 1.0 + zeros((b, t, t), like), 0.0)
+
+
+def inverse(pairs: Array, tape: Tape) -> Array:
+    """(I + A)^-1 of what stands below the diagonal, row by row: a row is its unit less A times the rows before it."""
+    b, t, h, _ = pairs.shape
+
+    def step(rows, xs):
+        pair, unit = xs
+        row = unit[:, None] - einsum("bhs,bhsj->bhj", pair, rows)
+        return rows + unit[:, None, :, None] * row[:, :, None], (row,)
+
+    xs = pairs, units(b, t, pairs)
+    _, (found,) = scan(step, zeros((b, h, t, t), pairs), xs, names=("inverse",), tape=tape)
+    return found
+
+
+def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, tape: Tape) -> tuple[Array, Array]:
+    """States walk from chunk to chunk; within one, what each key writes follows from a triangular system.
+
+    Its solution is linear in the state before the chunk: corrected = writing - erasing state.
+    """
+    b, t = q.shape[0], q.shape[1]
+    q, k, v, beta = folded(q, size), folded(k, size), folded(v, size), folded(beta, size)[..., None]
+    lower = arange(size, q)[:, None] > arange(size, q)[None, :]
+    # t 1 s: below the diagonal, for all heads
+    pairs = where(lower[:, None], einsum("bthk,bshk->bths", k * beta, k), 0.0)
+    solved = inverse(record(tape, pairs=pairs), tape)
+    erasing, writing = einsum("bths,bshk->bthk", solved, k * beta), einsum("bths,bshv->bthv", solved, v * beta)
+    erasing, writing = record(tape, erasing=erasing, writing=writing)
+
+    def step(state, xs):
+        k, erasing, writing = xs
+        corrected = writing - einsum("bchk,bhkv->bchv", erasing, state)
+        state = state + einsum("bchk,bchv->bhkv", k, corrected)
+        return state, (corrected, state)
+
+    # (b n) c ... -> b n c ...
+    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (k, erasing, writing))
+    end, (corrected, states) = scan(step, start, xs, names=("corrected", "states"), tape=tape)
+    before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
+    before = record(tape, before=before)
+    scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
+    kept = record(tape, kept=where(earlier(size, q), scores, 0.0))
+    read = einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, before)
+    return unfolded(read, b, t), end
+
+
+def recurrent(q: Array, k: Array, v: Array, beta: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+    """At every position the key's value is looked up, and a share of the difference to the new one is written."""
+
+    def step(state, xs):
+        k, v, beta = xs
+        corrected = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))
+        state = state + einsum("bhk,bhv->bhkv", k, corrected)
+        return state, (corrected, state)
+
+    end, (_, states) = scan(step, start, (k, v, beta), names=("corrected", "states"), tape=tape)
+    return einsum("bthk,bthkv->bthv", q, states), end
+
+
+def inverse_vjp(pairs: Array, solved: Array, dsolved: Array) -> Array:
+    """Rows from the last: a row's gradient goes on, by A, to the rows it was made of."""
+    b, t, h, _ = pairs.shape
+
+    def step(drows, xs):
+        drow, pair, unit = xs
+        drow = drow + einsum("bs,bhsj->bhj", unit, drows)
+        return drows - einsum("bhs,bhj->bhsj", pair, drow), (drow,)
+
+    xs = dsolved, pairs, units(b, t, pairs)
+    _, (drows,) = scan(step, zeros((b, h, t, t), pairs), xs, names=("drows",), reverse=True)
+    return -einsum("bthj,bshj->bths", drows, solved)
+
+
+def chunked_vjp(
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array, size: int, dread: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Read `chunked` upwards: gradients of q, k, v and beta."""
+    b, t = q.shape[0], q.shape[1]
+    q, k, v, beta, dread = (folded(x, size) for x in (q, k, v, beta[..., None], dread))
+    before, solved = tape["before"], tape["inverse"]
+    erasing, corrected = tape["erasing"], tape["corrected"].reshape(v.shape)
+    dkept, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["kept"], corrected, dread)
+    dq_before, dbefore = einsum_vjp("bthk,bhkv->bthv", q, before, dread)
+    dscores = where(earlier(size, q), record(tape, dkept=dkept), 0.0)
+    dq, dk_read = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
+
+    def step(dstate, xs):
+        dcorrected, dbefore, k, erasing, corrected = xs
+        dcorrected = dcorrected + einsum("bchk,bhkv->bchv", k, dstate)
+        dk = einsum("bchv,bhkv->bchk", corrected, dstate)
+        dstate = dstate + dbefore - einsum("bchk,bchv->bhkv", erasing, dcorrected)
+        return dstate, (dcorrected, dk)
+
+    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (dcorrected, dbefore, k, erasing, corrected))
+    none = zeros((b, *before.shape[1:]), q)
+    _, (dwriting, dk_added) = scan(step, none, xs, names=("dwriting", "dk_added"), reverse=True)
+    dwriting, dk_added = dwriting.reshape(v.shape), dk_added.reshape(k.shape)
+    derasing = -einsum("bthv,bhkv->bthk", dwriting, before)
+    derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
+    dsolved_k, dscaled_k = einsum_vjp("bths,bshk->bthk", solved, k * beta, derasing)
+    dsolved_v, dscaled_v = einsum_vjp("bths,bshv->bthv", solved, v * beta, dwriting)
+    lower = arange(size, q)[:, None] > arange(size, q)[None, :]
+    dpairs = where(lower[:, None], inverse_vjp(tape["pairs"], solved, total(dsolved_k, dsolved_v)), 0.0)
+    dscaled_pairs, dk_pairs = einsum_vjp("bthk,bshk->bths", k * beta, k, record(tape, dpairs=dpairs))
+    dscaled_k = total(dscaled_k, dscaled_pairs)
+    dk = total(dk_read, dk_added, dk_pairs, dscaled_k * beta)
+    dbeta = np.sum(dscaled_k * k, axis=-1) + np.sum(dscaled_v * v, axis=-1)
+    dq, dk, dv, dbeta = (unfolded(x, b, t) for x in (total(dq, dq_before), dk, dscaled_v * beta, dbeta))
+    return dq, dk, dv, dbeta
+
+
+def recurrent_vjp(
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array, dread: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Read `recurrent` upwards: gradients of q, k, v and beta."""
+    states, corrected = tape["states"], tape["corrected"]
+    before = concatenate([zeros((q.shape[0], 1, *states.shape[2:]), q), states], 1)[:, :-1]
+    dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, states, dread)
+
+    def step(dstate, xs):
+        dread, k, beta, corrected = xs
+        dstate = dstate + dread
+        dcorrected = einsum("bhk,bhkv->bhv", k, dstate)
+        dk = einsum("bhkv,bhv->bhk", dstate, corrected)
+        return dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dcorrected), (dcorrected, dk)
+
+    xs = record(tape, dstates=dstates), k, beta, corrected
+    none = zeros((q.shape[0], *states.shape[2:]), q)
+    _, (dcorrected, dk) = scan(step, none, xs, names=("dcorrected", "dk_added"), reverse=True)
+    dv = beta[..., None] * dcorrected
+    dbeta = np.sum(dcorrected * (v - einsum("bthk,bthkv->bthv", k, before)), axis=-1)
+    return dq, total(dk, -einsum("bthkv,bthv->bthk", before, dv)), dv, dbeta
+
+
+class DeltaRule(Layer[Config]):
+    """A key's old value is taken out of the state before the new one is written."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_beta: Float[Array, "d h"]
+    w_o: Float[Array, "h v d"]
+    w_norm: Float[Array, "v"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        past: Past | None = None,
+    ) -> Array:
+        """Where the padding mask is False a position is not there: it changes no state, and its context is 0."""
+        n = self.check(query=query, mask=mask)
+        c, dtype = self.config, dtype_name(query)
+        x, real = record(tape, x=widen(query), real=counted(mask, past))
+        x = record(tape, seen_query=hide("bt->btd", real, x))
+        q = linear("btd,dhk->bthk", x, self.w_q, None)
+        k = linear("btd,dhk->bthk", x, self.w_k, None)
+        v = linear("btd,dhv->bthv", x, self.w_v, None)
+        q, k, v = record(tape, q=q, k=k, v=v)
+        beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
+        q_unit = hide("bt->bthk", real, l2_norm(silu(q), c.eps))
+        k_unit = hide("bt->bthk", real, l2_norm(silu(k), c.eps))
+        q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
+        start = recall(past, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
+        if c.form == "recurrent":
+            context, end = recurrent(q_unit, k_unit, v, beta, start, tape)
+        else:
+            size = c.chunk_size if c.form == "chunked" else max(n["t"], 1)
+            context, end = chunked(q_unit, k_unit, v, beta, start, size, tape)
+        retain(past, state=end)
+        context = record(tape, context=context)
+        normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps) if c.use_norm else context)
+        y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, None))
+        return narrow(y, dtype)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+        """Read the forward upwards: one line here for each line there."""
+        c, w = self.config, {}
+        x, q, k, v, beta, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "beta", "real"))
+        q_unit, k_unit = tape["q_unit"], tape["k_unit"]
+        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dnormed, w["w_o"], _ = linear_vjp("bthv,hvd->btd", tape["normed"], self.w_o, None, dy)
+        dcontext = dnormed = record(tape, dnormed=dnormed)
+        if c.use_norm:
+            dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.eps, dnormed)
+        dcontext = record(tape, dcontext=dcontext)
+        if c.form == "recurrent":
+            dq_unit, dk_unit, dv, dbeta = recurrent_vjp(tape, q_unit, k_unit, v, beta, dcontext)
+        else:
+            size = c.chunk_size if c.form == "chunked" else max(q.shape[1], 1)
+            dq_unit, dk_unit, dv, dbeta = chunked_vjp(tape, q_unit, k_unit, v, beta, size, dcontext)
+        dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)
+        dq = silu_vjp(q, l2_norm_vjp(silu(q), c.eps, hide("bt->bthk", real, dq_unit)))
+        dk = silu_vjp(k, l2_norm_vjp(silu(k), c.eps, hide("bt->bthk", real, dk_unit)))
+        dq, dk, dv, dbeta = record(tape, dq=dq, dk=dk, dv=dv, dbeta=dbeta)
+        dx_beta, w["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
+        dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
+        dx_k, w["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
+        dx_q, w["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
+        return grads(dtype, {"query": hide("bt->btd", real, total(dx_q, dx_k, dx_v, dx_beta))}, w)
