@@ -122,7 +122,7 @@ def test_the_original_passes_every_check_and_a_sample_of_mutants_dies() -> None:
 
 
 def test_every_line_is_reached() -> None:
-    """A line that no check runs hides its mutants."""
+    """A line that no check runs hides its mutants: a new function of a shared file needs a check in `ast_mutants`."""
     reached = runner.reach(VARIANTS)
     unseen = {
         (mutant.key.file, mutant.line)
@@ -162,6 +162,28 @@ def test_a_mutant_that_no_check_may_see_survives() -> None:
     reached = runner.reach(VARIANTS)
     assert runner.killer(mutant, reached) is not None
     assert runner.killer(mutant, [frozenset() for _ in reached]) is None
+
+
+def test_the_file_of_any_variant_can_be_named() -> None:
+    """Its checks are its own; what its original does not keep is left out and told."""
+    assert sources.needed(["gqa.py"]) == ("gqa",)
+    assert sources.needed(["mha.py", "gqa.py"]) == (*VARIANTS, "gqa")
+    assert sources.needed(["_core.py"]) == sources.needed(files()) == VARIANTS
+    results = runner.run(short=True, jobs=1, only=["gqa.py"])
+    assert {result.file for result in results} == {"gqa.py"}
+    assert show.well(results)
+    assert runner.left_out(["gqa.py"]) == ()
+    with pytest.raises(ValueError, match=r"expected files of attn_np, got nix\.py"):
+        runner.run(only=["nix.py"])
+
+
+def test_checks_that_a_named_original_fails_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = runner.survey(("gqa",))[0], ("a check: it is not kept",)
+    monkeypatch.setattr(runner, "survey", lambda variants: said)
+    assert runner.reach(("gqa",)) == said[0]
+    assert runner.left_out(["gqa.py"]) == said[1]
+    with pytest.raises(ValueError, match="to pass every check, got a check: it is not kept"):
+        runner.reach(VARIANTS)
 
 
 @pytest.mark.skipif(not hasattr(runner.signal, "SIGPROF"), reason="this system has no alarms for processor time")
