@@ -355,8 +355,8 @@ def heads_stand_alone(s: Subject, call: Call) -> Iterator[Pair]:
     config, sizes = call.config, call.config.sizes()
     if field(config, "num_heads", 1) == 1:
         return
-    fields = {"num_heads": 1, "head_dim": sizes["k"]} | ({"num_kv_heads": 1} if "g" in sizes else {})
-    single = replace(config, **fields | ({"value_head_dim": sizes["v"]} if "v" in sizes else {}))
+    fields = {"num_heads": 1, "head_dim": sizes["k"], "num_kv_heads": 1, "value_head_dim": sizes.get("v")}
+    single = replace(config, **{name: n for name, n in fields.items() if name in config.fields()})
     shared = sizes["h"] // sizes.get("g", sizes["h"])
     axes, whole, found = {n: p.axes.split() for n, p in config.params().items()}, s.bounded(call), []
     for h in range(sizes["h"]):
@@ -515,6 +515,8 @@ def the_output_is_the_weights_times_the_values(s: Subject, call: Call) -> Iterat
     weights = np.where(keep, found["out1"] / (1.0 - rate), 0.0)
     values: Any = ErrArray(call.inputs["value" if keyed(call.config) else "query"], 0.0)
     w_v, b_v = (w["w_qkv"][:, 2], w.get("b_qkv", [None] * 3)[2]) if "w_qkv" in w else (w.get("w_v"), w.get("b_v"))
+    if heads and w_v is None:  # the values of a head are made otherwise
+        return
     if w_v is not None:
         values = np.sum(values.reshape(*values.shape, *(1,) * (w_v.ndim - 1)) * w_v, axis=2)
         values = values if b_v is None else values + b_v

@@ -25,4 +25,6 @@ LETTERS = {
     "o": "width of the outputs",
     "u": "vocabulary",
     "x": "relative position or bucket",
+    "y": "width of what turns by its position, where it is made apart",
+    "q": "width of queries and keys beside what turns",
 }

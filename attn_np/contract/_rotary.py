@@ -26,7 +26,7 @@ class Rotary:
     """What a Config with rotary positions has besides its fields: their checks and the angles that follow from them."""
 
     variant: ClassVar[str]
-    rope_base: Any
+    rope_base: Any  # a number; None where a contract has layers without positions
     rotary_dim: int | None
     layout: str
     max_positions: int | None
@@ -55,7 +55,8 @@ class Rotary:
         """
         config: Any = self
         v, width, most = self.variant, self.rotary_width(), config.sizes()["k"]
-        config.positive("rotary_dim", "max_positions", "original_max_positions")
+        whole = ("rotary_dim", "max_positions", "original_max_positions")
+        config.positive(*(name for name in whole if name in config.fields()))
         config.number("rope_base", above=1.0)
         for name in ("scaling_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
             config.number(name, above=0.0)

@@ -44,7 +44,6 @@ class Config(Rotary, _base.Config):
 
     layer = "RotaryAttention"
     family = "positions"
-    positional = True
     title = "Rotary position embedding"
     idea = (
         "Each pair of numbers in a query or key is a point in a plane. Turn it by an angle that grows with the "
@@ -154,6 +153,9 @@ class Config(Rotary, _base.Config):
         self.check_positions(given.get("positions"))
         return super().check(dtype, **given)
 
+    def exempt(self) -> dict[str, str]:
+        return {"keys_have_no_order": "scores depend on the distance of queries and keys"}
+
     def cached(self) -> dict[str, str]:
         return {"k_rot": "b s h k", "v": "b s h v"} if self.causal else {}
 
@@ -179,7 +181,6 @@ EXAMPLES = {
         head_dim=7,
         value_head_dim=11,
         scale=0.5,
-        window=(3, 1),
         softcap=2.5,
         dropout=0.25,
         rope_base=50.0,
@@ -196,7 +197,7 @@ EXAMPLES = {
         num_heads=3,
         head_dim=5,
         causal=True,
-        window=(3, None),
+        window=(3, 1),
         rotary_dim=4,
         max_positions=13,
         scaling="longrope",
