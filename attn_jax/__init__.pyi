@@ -20,6 +20,7 @@ from attn_jax.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_jax.linear import LinearAttention as LinearAttention
 from attn_jax.luong import LuongAttention as LuongAttention
 from attn_jax.mha import MultiHeadAttention as MultiHeadAttention
+from attn_jax.mla import MultiHeadLatentAttention as MultiHeadLatentAttention
 from attn_jax.qk_norm import QKNormAttention as QKNormAttention
 from attn_jax.retention import Retention as Retention
 from attn_jax.ring import RingAttention as RingAttention
@@ -45,6 +46,7 @@ __all__ = [
     "LinearAttention",
     "LuongAttention",
     "MultiHeadAttention",
+    "MultiHeadLatentAttention",
     "QKNormAttention",
     "Retention",
     "RingAttention",
@@ -291,6 +293,40 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> MultiHeadAttention: ...
+@overload
+def build(
+    variant: Literal["mla"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    kv_rank: int,
+    nope_dim: int,
+    rope_dim: int,
+    value_head_dim: int,
+    q_rank: int | None = None,
+    absorbed: bool = False,
+    norm_eps: float = 1e-06,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    rope_base: float = 10000.0,
+    layout: str = "interleaved",
+    max_positions: int | None = None,
+    scaling: str | None = None,
+    scaling_factor: float | None = None,
+    original_max_positions: int | None = None,
+    low_freq_factor: float | None = None,
+    high_freq_factor: float | None = None,
+    beta_fast: float | None = None,
+    beta_slow: float | None = None,
+    truncate: bool = True,
+    attention_factor: float | None = None,
+    short_factor: tuple[float, ...] | None = None,
+    long_factor: tuple[float, ...] | None = None,
+) -> MultiHeadLatentAttention: ...
 @overload
 def build(
     variant: Literal["qk_norm"],

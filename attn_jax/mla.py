@@ -1,0 +1,84 @@
+"""Multi-head latent attention: all heads' keys and values are made from one small latent per position."""
+
+from jaxtyping import Bool, Float, Int
+
+from attn_jax._attend import attend
+from attn_jax._cache import Past, remember
+from attn_jax._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    broadcast_to,
+    concatenate,
+    dtype_name,
+    einsum,
+    inputs,
+    output,
+    record,
+    rms_norm,
+    visible,
+)
+from attn_jax._rotary import rotate, rotation
+from attn_np.contract.mla import Config
+
+
+class MultiHeadLatentAttention(Layer[Config]):
+    """All heads' keys and values are made from one small latent per position."""
+
+    w_dq: Float[Array, "d e"] | None
+    w_q_norm: Float[Array, "e"] | None
+    w_q: Float[Array, "e h k"]
+    w_dkv: Float[Array, "d z"]
+    w_kv_norm: Float[Array, "z"]
+    w_k_rot: Float[Array, "d y"]
+    w_uk: Float[Array, "z h q"]
+    w_uv: Float[Array, "z h v"]
+    w_o: Float[Array, "h v d"]
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        positions: Int[Array, "b t"] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
+        c, dtype = self.config, dtype_name(query)
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        positions = record(tape, positions=positions)
+        cos, sin = rotation(c, positions, n["t"], like=query, past=past)
+        if self.w_dq is not None:
+            query = record(tape, q_down=einsum("btd,de->bte", query, self.w_dq))
+            query = record(tape, q_latent=rms_norm(query, self.w_q_norm, c.norm_eps))
+        q = einsum("bte,ehk->bthk", query, self.w_q)
+        q_nope, q_rot = q[..., : n["q"]], rotate(q[..., n["q"] :], cos, sin, c.layout)
+        q_nope, q_rot = record(tape, q_nope=q_nope, q_rot=q_rot)
+        latent = record(tape, kv_down=einsum("bsd,dz->bsz", value, self.w_dkv))
+        latent = record(tape, latent=rms_norm(latent, self.w_kv_norm, c.norm_eps))
+        k_rot = record(tape, k_rot=rotate(einsum("bsd,dy->bsy", key, self.w_k_rot), cos, sin, c.layout))
+        latent, k_rot = remember(past, latent=latent, k_rot=k_rot)
+        if c.absorbed:
+            q_nope = record(tape, q_absorbed=einsum("bthq,zhq->bthz", q_nope, self.w_uk))
+            k, v = concatenate([latent, k_rot], -1)[:, :, None], latent[:, :, None]
+        else:
+            k = einsum("bsz,zhq->bshq", latent, self.w_uk)
+            k = concatenate([k, broadcast_to(k_rot[:, :, None], (*k.shape[:3], n["y"]))], -1)
+            v = einsum("bsz,zhv->bshv", latent, self.w_uv)
+        q = concatenate([q_nope, q_rot], -1)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.factor(), keep=keep, rate=c.dropout,
+            past=past, tape=tape, implementation=implementation,
+        )  # fmt: skip
+        if c.absorbed:
+            context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))
+        y = record(tape, y=einsum("bthv,hvd->btd", context, self.w_o))
+        return output(dtype, y, weights, return_weights)

@@ -1,0 +1,227 @@
+"""Multi-head latent attention: all heads' keys and values are made from one small latent per position."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _base
+from attn_np.contract._base import Arg, Param, Spec
+from attn_np.contract._rotary import Rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Rotary, _base.Config):
+    """Fields of multi-head latent attention.
+
+    Attributes:
+        d_model: width of the input and the output.
+        num_heads: how many heads attend.
+        kv_rank: width of the latent that keys and values are made from.
+        nope_dim: width of a head's queries and keys that does not turn.
+        rope_dim: width of a head's queries, and of the key that all heads share, that turns by position.
+        value_head_dim: width of a head's values.
+        q_rank: width of the latent that queries are made from; None makes them from the input.
+        absorbed: False makes every head's keys and values; True multiplies w_uk into the queries and w_uv into the
+            output instead and attends to the latents themselves. The numbers are the same, and so are the weights.
+        norm_eps: added to the mean of squares in the norms of the latents.
+        scale: factor on the scores; 1/sqrt(nope_dim + rope_dim) by default.
+        causal: a position sees itself and what stands before it.
+        dropout: share of the weights set to 0 in training.
+        rope_base: pair i turns by rope_base^(-2i / rope_dim) from one position to the next.
+        layout: "interleaved", a pair is two neighbours (DeepSeek), or "half", one number of each half.
+        max_positions: what positions stay under where a call gives them; without it a call can't.
+        scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
+            or "longrope". "dynamic" and "longrope" look at the length: that of a full pass, `max_length` of a cache
+            when decoding, and max_positions where a call gives positions.
+        scaling_factor: how many times longer; of every kind, optional for "longrope".
+        original_max_positions: the length in training; of every kind but "linear".
+        low_freq_factor: "llama3": pairs that turn less often than this in the original length are slowed down fully.
+        high_freq_factor: "llama3": pairs that turn more often than this stay as they are.
+        beta_fast: "yarn": pairs that turn more often than this in the original length stay; 32 by default.
+        beta_slow: "yarn": pairs that turn less often than this are slowed down fully; 1 by default.
+        truncate: "yarn": the ramp between the two begins and ends at whole pairs.
+        attention_factor: "yarn", "longrope": factor on cosines and sines; from scaling_factor by default.
+        short_factor: "longrope": divides each pair's angle, up to the original length.
+        long_factor: "longrope": divides each pair's angle beyond the original length.
+    """
+
+    layer = "MultiHeadLatentAttention"
+    family = "heads"
+    title = "Multi-head latent attention"
+    idea = (
+        "Keys and values of all heads are made from one latent, much smaller than they are together, and only that is "
+        "kept between steps. Positions go by a small part of their own, which turns and which all heads share, so "
+        "that what makes keys of latents can be multiplied into the queries once and for all."
+    )
+    formula = (
+        r"c = \mathrm{norm}(x\, w_{dkv}),\quad k_h = [c\, w_{uk,h};\ R\, x\, w_{kr}],\quad v_h = c\, w_{uv,h},\quad "
+        r"q_h = [q^C_h;\ R\, q^R_h],\quad "
+        r"y = \sum_h \mathrm{softmax}\!\left(\tfrac{1}{\sqrt{K}}\, q_h k_h^\top\right) v_h\, w_{o,h}"
+    )
+    notation = {
+        "W^DQ, c^Q": "w_dq, q_latent",
+        "W^UQ and W^QR": "w_q[..., :nope_dim] and w_q[..., nope_dim:]",
+        "W^DKV, c^KV": "w_dkv, latent",
+        "W^UK, W^UV": "w_uk, w_uv",
+        "W^KR, k^R": "w_k_rot, k_rot",
+        "W^O": "w_o",
+        "d_c, d'_c": "Z = kv_rank, axis z; E = q_rank, axis e",
+        "d_h, d_h^R": "nope_dim and value_head_dim, axes q and v; rope_dim, axis y",
+    }
+    cost = (
+        "time b t t h (k + v), absorbed b t t h (2 z + y); the cache holds z + y numbers for each position, where mha "
+        "holds h (k + v)"
+    )
+    paper = "DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, section 2.1 and equations 37 to 47"
+    equals = (
+        "absorbed=True: absorbed=False",
+        "its keys and values written out: rotary with rotary_dim=rope_dim, the turned part first",
+    )
+    traps = (
+        "the scale is 1/sqrt(nope_dim + rope_dim), also where queries are compared with latents of width kv_rank",
+        "the shared key turns and is kept turned; neither the latent nor the keys made of it turn",
+        "checkpoints keep w_dkv and w_k_rot in one array, the latent first, and w_uk and w_uv in one per head",
+        "DeepSeek pairs neighbours; its code moves them to halves first, which moves weights as little as scores",
+        "DeepSeek's yarn multiplies the scale by mscale^2 and leaves cosines alone: attention_factor=1.0 and scale=",
+        "the norm is of the latent alone, not of the shared key, and w_uk can't be multiplied in before it",
+    )
+
+    d_model: int
+    num_heads: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_head_dim: int
+    q_rank: int | None = None
+    absorbed: bool = False
+    norm_eps: float = 0.000001
+    scale: float | None = None
+    causal: bool = False
+    dropout: float = 0.0
+    rope_base: float = 10000.0
+    layout: str = "interleaved"
+    max_positions: int | None = None
+    scaling: str | None = None
+    scaling_factor: float | None = None
+    original_max_positions: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    truncate: bool = True
+    attention_factor: float | None = None
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self.positive("d_model", "num_heads", "kv_rank", "nope_dim", "rope_dim", "value_head_dim", "q_rank")
+        self.number("norm_eps", above=0.0)
+        self.number("scale")
+        self.rate("dropout")
+        self.flag("absorbed", "causal")
+        self.check_rotary()
+
+    def rotary_width(self) -> int:
+        return self.rope_dim
+
+    def factor(self) -> float:
+        """The factor on the scores, in either form."""
+        return (self.nope_dim + self.rope_dim) ** -0.5 if self.scale is None else self.scale
+
+    def sizes(self) -> dict[str, int]:
+        return {
+            "d": self.d_model,
+            "h": self.num_heads,
+            "e": self.q_rank or self.d_model,
+            "z": self.kv_rank,
+            "q": self.nope_dim,
+            "y": self.rope_dim,
+            "k": self.nope_dim + self.rope_dim,
+            "v": self.value_head_dim,
+        }
+
+    def own_params(self) -> dict[str, Param]:
+        queries = {"w_dq": Param("d e", "d"), "w_q_norm": Param("e", "e")} if self.q_rank is not None else {}
+        return queries | {
+            "w_q": Param("e h k", "e"),
+            "w_dkv": Param("d z", "d"),
+            "w_kv_norm": Param("z", "z"),
+            "w_k_rot": Param("d y", "d"),
+            "w_uk": Param("z h q", "z"),
+            "w_uv": Param("z h v", "z"),
+            "w_o": Param("h v d", "h v"),
+        }
+
+    def arguments(self) -> dict[str, Arg]:
+        found = {
+            "query": Arg("b t d"),
+            "mask": Arg("b h t t", "mask", optional=True),
+            "bias": Arg("b h t t", "bias", optional=True),
+            "keep": Arg("b h t t", "keep", optional=True),
+        }
+        if self.max_positions is not None:
+            found["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
+        return found
+
+    def check(self, dtype: str | None, **given: Spec | None) -> dict[str, int]:
+        self.check_positions(given.get("positions"))
+        return super().check(dtype, **given)
+
+    def exempt(self) -> dict[str, str]:
+        return {"keys_have_no_order": "scores depend on the distance of queries and keys"}
+
+    def cached(self) -> dict[str, str]:
+        return {"latent": "b s z", "k_rot": "b s y"} if self.causal else {}
+
+
+EXAMPLES = {
+    "expanded": Config(
+        d_model=7,
+        num_heads=2,
+        kv_rank=13,
+        nope_dim=5,
+        rope_dim=6,
+        value_head_dim=3,
+        causal=True,
+        scaling="yarn",
+        scaling_factor=4.0,
+        original_max_positions=29,
+        beta_fast=2.5,
+        beta_slow=0.25,
+        truncate=False,
+    ),
+    "absorbed": Config(
+        d_model=5,
+        num_heads=3,
+        kv_rank=11,
+        nope_dim=3,
+        rope_dim=2,
+        value_head_dim=2,
+        q_rank=7,
+        absorbed=True,
+        norm_eps=0.0625,
+        causal=True,
+        rope_base=50.0,
+        layout="half",
+        max_positions=13,
+        scaling="llama3",
+        scaling_factor=3.0,
+        original_max_positions=7,
+        low_freq_factor=0.5,
+        high_freq_factor=2.0,
+    ),
+    "both-ways": Config(
+        d_model=5,
+        num_heads=2,
+        kv_rank=3,
+        nope_dim=7,
+        rope_dim=6,
+        value_head_dim=11,
+        q_rank=2,
+        scale=0.25,
+        dropout=0.25,
+        scaling="longrope",
+        original_max_positions=1,
+        attention_factor=1.25,
+        short_factor=(1.0, 1.5, 2.0),
+        long_factor=(1.25, 3.0, 4.5),
+    ),
+}

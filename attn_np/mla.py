@@ -1,0 +1,123 @@
+"""Multi-head latent attention: all heads' keys and values are made from one small latent per position."""
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from attn_np._attend import attend, attend_vjp
+from attn_np._cache import Past, remember
+from attn_np._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    broadcast_to,
+    concatenate,
+    dtype_name,
+    einsum,
+    inputs,
+    output,
+    record,
+    rms_norm,
+    visible,
+)
+from attn_np._rotary import rotate, rotation
+from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, inputs_vjp, rms_norm_vjp, total
+from attn_np.contract.mla import Config
+
+
+class MultiHeadLatentAttention(Layer[Config]):
+    """All heads' keys and values are made from one small latent per position."""
+
+    w_dq: Float[Array, "d e"] | None
+    w_q_norm: Float[Array, "e"] | None
+    w_q: Float[Array, "e h k"]
+    w_dkv: Float[Array, "d z"]
+    w_kv_norm: Float[Array, "z"]
+    w_k_rot: Float[Array, "d y"]
+    w_uk: Float[Array, "z h q"]
+    w_uv: Float[Array, "z h v"]
+    w_o: Float[Array, "h v d"]
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        positions: Int[Array, "b t"] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
+        c, dtype = self.config, dtype_name(query)
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        positions = record(tape, positions=positions)
+        cos, sin = rotation(c, positions, n["t"], like=query, past=past)
+        if self.w_dq is not None:
+            query = record(tape, q_down=einsum("btd,de->bte", query, self.w_dq))
+            query = record(tape, q_latent=rms_norm(query, self.w_q_norm, c.norm_eps))
+        q = einsum("bte,ehk->bthk", query, self.w_q)
+        q_nope, q_rot = q[..., : n["q"]], rotate(q[..., n["q"] :], cos, sin, c.layout)
+        q_nope, q_rot = record(tape, q_nope=q_nope, q_rot=q_rot)
+        latent = record(tape, kv_down=einsum("bsd,dz->bsz", value, self.w_dkv))
+        latent = record(tape, latent=rms_norm(latent, self.w_kv_norm, c.norm_eps))
+        k_rot = record(tape, k_rot=rotate(einsum("bsd,dy->bsy", key, self.w_k_rot), cos, sin, c.layout))
+        latent, k_rot = remember(past, latent=latent, k_rot=k_rot)
+        if c.absorbed:
+            q_nope = record(tape, q_absorbed=einsum("bthq,zhq->bthz", q_nope, self.w_uk))
+            k, v = concatenate([latent, k_rot], -1)[:, :, None], latent[:, :, None]
+        else:
+            k = einsum("bsz,zhq->bshq", latent, self.w_uk)
+            k = concatenate([k, broadcast_to(k_rot[:, :, None], (*k.shape[:3], n["y"]))], -1)
+            v = einsum("bsz,zhv->bshv", latent, self.w_uv)
+        q = concatenate([q_nope, q_rot], -1)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.factor(), keep=keep, rate=c.dropout,
+            past=past, tape=tape, implementation=implementation,
+        )  # fmt: skip
+        if c.absorbed:
+            context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))
+        y = record(tape, y=einsum("bthv,hvd->btd", context, self.w_o))
+        return output(dtype, y, weights, return_weights)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+        """Read the forward upwards: one line here for each line there, with the same string."""
+        c, w, sizes = self.config, {}, self.config.sizes()
+        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        latent, dtype, dy = tape["latent"], dtype_name(dy), cotangent(tape, dy)
+        cos, sin = rotation(c, tape.get("positions"), dy.shape[1], like=dy)
+        if c.absorbed:
+            dexpanded, w["w_o"] = einsum_vjp("bthv,hvd->btd", tape["expanded"], self.w_o, dy)
+            dexpanded = record(tape, dexpanded=dexpanded)
+            dcontext, w["w_uv"] = einsum_vjp("bthz,zhv->bthv", tape["context"], self.w_uv, dexpanded)
+            dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.factor(), rate=c.dropout, kv_heads=1)
+            dlatent, dk_rot = total(dk[:, :, 0, : sizes["z"]], dv[:, :, 0]), dk[:, :, 0, sizes["z"] :]
+            dq_nope, dq_rot = dq[..., : sizes["z"]], dq[..., sizes["z"] :]
+            dq_nope = record(tape, dq_absorbed=dq_nope)
+            dq_nope, w["w_uk"] = einsum_vjp("bthq,zhq->bthz", tape["q_nope"], self.w_uk, dq_nope)
+        else:
+            dcontext, w["w_o"] = einsum_vjp("bthv,hvd->btd", tape["context"], self.w_o, dy)
+            dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.factor(), rate=c.dropout)
+            dq_nope, dq_rot = dq[..., : sizes["q"]], dq[..., sizes["q"] :]
+            dvalues, w["w_uv"] = einsum_vjp("bsz,zhv->bshv", latent, self.w_uv, dv)
+            dkeys, w["w_uk"] = einsum_vjp("bsz,zhq->bshq", latent, self.w_uk, dk[..., : sizes["q"]])
+            dlatent, dk_rot = total(dkeys, dvalues), np.sum(dk[..., sizes["q"] :], axis=2)
+        dlatent, dk_rot, dq_nope, dq_rot = record(tape, dlatent=dlatent, dk_rot=dk_rot, dq_nope=dq_nope, dq_rot=dq_rot)
+        dk_rot = rotate(dk_rot, cos, sin, c.layout, back=True)
+        dkey, w["w_k_rot"] = einsum_vjp("bsd,dy->bsy", key, self.w_k_rot, dk_rot)
+        dlatent, w["w_kv_norm"] = rms_norm_vjp(tape["kv_down"], self.w_kv_norm, c.norm_eps, dlatent)
+        dvalue, w["w_dkv"] = einsum_vjp("bsd,dz->bsz", value, self.w_dkv, record(tape, dkv_down=dlatent))
+        dq = concatenate([dq_nope, rotate(dq_rot, cos, sin, c.layout, back=True)], -1)
+        if self.w_dq is None:
+            dquery, w["w_q"] = einsum_vjp("bte,ehk->bthk", query, self.w_q, dq)
+        else:
+            dquery, w["w_q"] = einsum_vjp("bte,ehk->bthk", tape["q_latent"], self.w_q, dq)
+            dquery = record(tape, dq_latent=dquery)
+            dquery, w["w_q_norm"] = rms_norm_vjp(tape["q_down"], self.w_q_norm, c.norm_eps, dquery)
+            dquery, w["w_dq"] = einsum_vjp("btd,de->bte", query, self.w_dq, record(tape, dq_down=dquery))
+        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
