@@ -1,6 +1,7 @@
 """Softmax dot-product attention, the heart that most variants call."""
 
 from math import sqrt
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,8 @@ def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
     """
     column = broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
     if allowed is not None:
-        allowed = concatenate([broadcast_to(allowed, scores.shape), shown(None, column)], -1)
+        finite: Any = shown(None, column)
+        allowed = concatenate([broadcast_to(allowed, scores.shape), finite], -1)
     return softmax(concatenate([scores, column], -1), allowed)
 
 

@@ -59,7 +59,7 @@ def failures(variant: str, example: str, framework: str, device: str, everything
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(("variant", "example"), EXAMPLES)
 def test_agrees_with_the_reference(variant: str, example: str, framework: str, pytestconfig: pytest.Config) -> None:
-    wrong = failures(variant, example, framework, "cpu", pytestconfig.getoption("--everything"))
+    wrong = failures(variant, example, framework, "cpu", bool(pytestconfig.getoption("--everything")))
     assert not wrong, "\n".join(wrong[:10])
 
 
@@ -68,7 +68,7 @@ def test_agrees_with_the_reference(variant: str, example: str, framework: str, p
 def test_agrees_on_accelerators(variant: str, example: str, framework: str, pytestconfig: pytest.Config) -> None:
     if not accelerators(framework):
         pytest.skip(f"{framework} finds no accelerator on this machine")
-    wrong = failures(variant, example, framework, "accelerator", pytestconfig.getoption("--everything"))
+    wrong = failures(variant, example, framework, "accelerator", bool(pytestconfig.getoption("--everything")))
     assert not wrong, "\n".join(wrong[:10])
 
 
