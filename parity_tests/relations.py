@@ -355,13 +355,16 @@ def heads_stand_alone(s: Subject, call: Call) -> Iterator[Pair]:
     config, sizes = call.config, call.config.sizes()
     if field(config, "num_heads", 1) == 1:
         return
-    fields = {"num_heads": 1, "head_dim": sizes["k"], "num_kv_heads": 1, "value_head_dim": sizes.get("v")}
-    single = replace(config, **{name: n for name, n in fields.items() if name in config.fields()})
+    if sizes["h"] != field(config, "num_heads"):  # heads of the softmax that are no heads of the projections
+        return
+    fields = {"num_heads": 1, "head_dim": sizes["k"]}
+    fields |= {"num_kv_heads": 1} if "num_kv_heads" in config.fields() else {}
+    single = replace(config, **fields | ({"value_head_dim": sizes["v"]} if "v" in sizes else {}))
     shared = sizes["h"] // sizes.get("g", sizes["h"])
     axes, whole, found = {n: p.axes.split() for n, p in config.params().items()}, s.bounded(call), []
     for h in range(sizes["h"]):
         own = {n: x.take([h], axes[n].index("h")) if "h" in axes[n] else x for n, x in call.params.items()}
-        own |= {n: x.take([h // shared], axes[n].index("g")) for n, x in call.params.items() if "g" in axes[n]}
+        own |= {n: x.take([h // shared], axes[n].index("g")) for n, x in own.items() if "g" in axes[n]}
         found.append(s.bounded(Call(single, along(config, call.inputs, "h", [h]), own)))
         if weighs(config):
             yield f"weights of head {h}", found[-1]["out1"], whole["out1"][:, h : h + 1]
@@ -509,7 +512,10 @@ def the_output_is_the_weights_times_the_values(s: Subject, call: Call) -> Iterat
     call, w = complete(call), call.params
     if not attends(call.config):
         return
-    found, heads = s.bounded(call), "h" in call.config.sizes()
+    sizes = call.config.sizes()
+    found, heads = s.bounded(call), "h" in sizes
+    if "g" in sizes and sizes["h"] % sizes["g"] != 0:  # the heads of values are not those of the weights
+        return
     keep = np.broadcast_to(call.inputs.get("keep", True), score_shape(call))
     rate = field(call.config, "dropout", 0.0) if call.has("keep") else 0.0
     weights = np.where(keep, found["out1"] / (1.0 - rate), 0.0)
@@ -520,8 +526,8 @@ def the_output_is_the_weights_times_the_values(s: Subject, call: Call) -> Iterat
     if w_v is not None:
         values = np.sum(values.reshape(*values.shape, *(1,) * (w_v.ndim - 1)) * w_v, axis=2)
         values = values if b_v is None else values + b_v
-    if heads and w_v is not None and values.shape[2] != call.config.sizes()["h"]:  # heads of values are shared
-        values = np.repeat(values, call.config.sizes()["h"] // values.shape[2], axis=2)
+    if heads and w_v is not None and values.shape[2] != sizes["h"]:  # heads of values are shared
+        values = np.repeat(values, sizes["h"] // values.shape[2], axis=2)
     if heads:
         values = np.moveaxis(values, 2, 1)
     context = np.sum(weights.reshape(*weights.shape, 1) * np.expand_dims(values, -3), axis=-2)
