@@ -32,6 +32,7 @@ from attn_torch.seq2seq import Seq2Seq as Seq2Seq
 from attn_torch.shaw import ShawAttention as ShawAttention
 from attn_torch.sinks import SinkAttention as SinkAttention
 from attn_torch.t5_bias import T5Attention as T5Attention
+from attn_torch.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
 
 __all__ = [
     "AdditiveAttention",
@@ -58,6 +59,7 @@ __all__ = [
     "ShawAttention",
     "SinkAttention",
     "T5Attention",
+    "TalkingHeadsAttention",
     "attend",
     "build",
     "load",
@@ -528,6 +530,30 @@ def build(
     max_distance: int = 128,
     bidirectional: bool | None = None,
 ) -> T5Attention: ...
+@overload
+def build(
+    variant: Literal["talking_heads"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    softmax_heads: int | None = None,
+    mix_scores: bool = True,
+    mix_weights: bool = True,
+) -> TalkingHeadsAttention: ...
 @overload
 def build(
     variant: Literal["mqa"],

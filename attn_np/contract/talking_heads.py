@@ -1,0 +1,114 @@
+"""Talking-heads attention: learned maps across the heads, before and behind the softmax."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import mha
+from attn_np.contract._base import Param, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(mha.Config):
+    """Fields of talking-heads attention: those of multi-head attention, and what is mixed.
+
+    Attributes:
+        d_model: width of queries and outputs.
+        num_heads: how many heads of queries, keys and values there are.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        key_dim: width of the key input; d_model by default.
+        value_dim: width of the value input; key_dim by default.
+        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
+        causal: query i sees the keys up to its own position, aligned at the last key.
+        window: (left, right), how many keys before and after its own position a query sees; None is no limit.
+        softcap: mixed scores become softcap * tanh(scores / softcap).
+        dropout: share of the weights set to 0 in training, before they are mixed.
+        use_bias: biases on the four projections.
+        softmax_heads: how many softmaxes there are; num_heads by default. Masks, biases and weights have so many heads.
+        mix_scores: map the scores of the heads to those of the softmaxes.
+        mix_weights: map the weights of the softmaxes to those of the heads.
+    """
+
+    layer = "TalkingHeadsAttention"
+    family = "heads"
+    title = "Talking-heads attention"
+    idea = (
+        "Heads look for themselves and do not know what the others saw. Here each softmax gets a mixture of the scores "
+        "of all heads, and each head of values a mixture of all the weights."
+    )
+    formula = (
+        r"y = b_o + \sum_g \left(\sum_h a_h\, w^{W}_{h g}\right) v_g\, w_{o,g}, \quad "
+        r"a_h = \mathrm{softmax}\!\left(\tfrac{1}{\sqrt{K}} \sum_g q_g k_g^\top\, w^{S}_{g h}\right)"
+    )
+    notation = {
+        "h_k, h_v (heads of keys and of values)": "G = num_heads, index g, for both",
+        "h (heads of the softmax)": "H = softmax_heads, index h",
+        "P_l [h_k, h]": "w_mix_scores",
+        "P_w [h, h_v]": "w_mix_weights",
+        "J, L, W, U": "scores, mixed, probs, blended",
+        "d_k, d_v": "K = head_dim, axis k; V = value_head_dim, axis v",
+    }
+    cost = "time b t s (g (k + v) + 2 g h); memory b t s (g + h), and no kernel that never holds the scores"
+    paper = "Shazeer et al. 2020, Talking-Heads Attention, arXiv:2003.02436, sections 3 and 4"
+    equals = (
+        "mix_scores=False, mix_weights=False: mha",
+        "identity matrices for both maps: mha",
+    )
+    traps = (
+        "mask after the scores are mixed: a hidden score of -inf would spread over all heads",
+        "the mask, the bias and the returned weights are those of the softmaxes, not of the projected heads",
+        "dropout is on the weights of the softmaxes, before they are mixed",
+        "the two maps have their axes the other way round: from heads to softmaxes, and back",
+    )
+
+    softmax_heads: int | None = None
+    mix_scores: bool = True
+    mix_weights: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.positive("softmax_heads")
+        self.flag("mix_scores", "mix_weights")
+        require(
+            self.softmax_heads in (None, self.num_heads) or (self.mix_scores and self.mix_weights),
+            self.variant,
+            "as many softmax_heads as num_heads where scores or weights are not mixed",
+            f"softmax_heads={self.softmax_heads}, num_heads={self.num_heads}",
+            "leave softmax_heads out or mix both",
+        )
+
+    def sizes(self) -> dict[str, int]:
+        return super().sizes() | {"g": self.num_heads, "h": self.softmax_heads or self.num_heads}
+
+    def own_params(self) -> dict[str, Param]:
+        weights = {
+            name: Param(param.axes.replace("h", "g"), param.inputs.replace("h", "g"))
+            for name, param in super().own_params().items()
+        }
+        weights |= {"w_mix_scores": Param("g h", "g")} if self.mix_scores else {}
+        return weights | ({"w_mix_weights": Param("h g", "h")} if self.mix_weights else {})
+
+    def cached(self) -> dict[str, str]:
+        return {"k": "b s g k", "v": "b s g v"} if self.causal else {}
+
+    def exempt(self) -> dict[str, str]:
+        return {
+            "heads_stand_alone": "the heads are mixed",
+            "the_output_is_the_weights_times_the_values": "the returned weights are those before they are mixed",
+        }
+
+
+EXAMPLES = {
+    "cross": Config(
+        d_model=7,
+        num_heads=2,
+        head_dim=5,
+        value_head_dim=3,
+        key_dim=11,
+        value_dim=13,
+        causal=True,
+        softcap=1.5,
+        softmax_heads=3,
+    ),
+    "scores": Config(d_model=6, num_heads=3, scale=1.0, window=(3, 1), use_bias=False, mix_weights=False),
+    "weights": Config(d_model=5, num_heads=2, head_dim=3, causal=True, dropout=0.25, mix_scores=False),
+}

@@ -1,0 +1,129 @@
+"""Talking-heads attention: learned maps across the heads, before and behind the softmax."""
+
+from jaxtyping import Bool, Float
+
+from attn_np._cache import Past, remember
+from attn_np._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    dropout,
+    dtype_name,
+    einsum,
+    hide,
+    inputs,
+    linear,
+    output,
+    record,
+    shown,
+    softmax,
+    tanh,
+    visible,
+    widen,
+)
+from attn_np._vjp import (
+    Grads,
+    cotangent,
+    dropout_vjp,
+    einsum_vjp,
+    grads,
+    inputs_vjp,
+    linear_vjp,
+    softmax_vjp,
+    sum_to,
+    tanh_vjp,
+)
+from attn_np.contract.talking_heads import Config
+
+
+class TalkingHeadsAttention(Layer[Config]):
+    """Learned maps across the heads, before and behind the softmax."""
+
+    w_q: Float[Array, "d g k"]
+    w_k: Float[Array, "i g k"]
+    w_v: Float[Array, "j g v"]
+    w_o: Float[Array, "g v d"]
+    b_q: Float[Array, "g k"] | None
+    b_k: Float[Array, "g k"] | None
+    b_v: Float[Array, "g v"] | None
+    b_o: Float[Array, "d"] | None
+    w_mix_scores: Float[Array, "g h"] | None
+    w_mix_weights: Float[Array, "h g"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        key: Float[Array, "b s i"] | None = None,
+        value: Float[Array, "b s j"] | None = None,
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        q = linear("btd,dgk->btgk", query, self.w_q, self.b_q)
+        k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
+        v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
+        k, v = remember(past, k=k, v=v)
+        q, k, v = hide("bhts->btgk", allowed, q), hide("bhts->bsgk", allowed, k), hide("bhts->bsgv", allowed, v)
+        q, k, v = record(tape, q=q, k=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        factor = n["k"] ** -0.5 if c.scale is None else c.scale
+        scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
+        if self.w_mix_scores is not None:
+            scores = record(tape, mixed=einsum("bgts,gh->bhts", scores, self.w_mix_scores))
+        if c.softcap is not None:
+            scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
+        if bias is not None:
+            scores = record(tape, biased=scores + bias)
+        probs = record(tape, probs=softmax(scores, shown(allowed, bias)))
+        kept = record(tape, kept=dropout(probs, keep, c.dropout))
+        if self.w_mix_weights is not None:
+            kept = record(tape, blended=einsum("bhts,hg->bgts", kept, self.w_mix_weights))
+        context = record(tape, context=einsum("bgts,bsgv->btgv", kept, v))
+        y = record(tape, y=linear("btgv,gvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, probs, return_weights)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+        """Read the forward upwards: one line here for each line there, with the same string."""
+        c, w, dbias = self.config, {}, None
+        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        q, k, v, scores, probs, kept = (tape[name] for name in ("q", "k", "v", "scores", "probs", "kept"))
+        allowed, bias = tape.get("allowed"), tape.get("bias")
+        factor = q.shape[-1] ** -0.5 if c.scale is None else c.scale
+        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("btgv,gvd->btd", tape["context"], self.w_o, self.b_o, dy)
+        dcontext = record(tape, dcontext=dcontext)
+        blended = kept if self.w_mix_weights is None else tape["blended"]
+        dkept, dv = einsum_vjp("bgts,bsgv->btgv", blended, v, dcontext)
+        if self.w_mix_weights is not None:
+            dblended = record(tape, dblended=dkept)
+            dkept, w["w_mix_weights"] = einsum_vjp("bhts,hg->bgts", kept, self.w_mix_weights, dblended)
+        dkept = record(tape, dkept=dkept)
+        dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
+        dscores = softmax_vjp(probs, dprobs)
+        if bias is not None:
+            dscores = record(tape, dbiased=dscores)
+            dbias = sum_to(dscores, bias.shape)
+        if c.softcap is not None:
+            dscores = record(tape, dcapped=dscores)
+            dscores = tanh_vjp(tape["capped"] / c.softcap, dscores)
+        if self.w_mix_scores is not None:
+            dmixed = record(tape, dmixed=dscores)
+            dscores, w["w_mix_scores"] = einsum_vjp("bgts,gh->bhts", scores, self.w_mix_scores, dmixed)
+        dscores = record(tape, dscores=dscores)
+        dq, dk = einsum_vjp("btgk,bsgk->bgts", q, k, dscores * factor)
+        dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
+        dq, dk, dv = hide("bhts->btgk", allowed, dq), hide("bhts->bsgk", allowed, dk), hide("bhts->bsgv", allowed, dv)
+        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
+        dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
+        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dgk->btgk", query, self.w_q, self.b_q, dq)
+        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

@@ -1,0 +1,81 @@
+"""Talking-heads attention: learned maps across the heads, before and behind the softmax."""
+
+from jaxtyping import Bool, Float
+
+from attn_np.contract.talking_heads import Config
+from attn_torch._cache import Past, remember
+from attn_torch._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    dropout,
+    dtype_name,
+    einsum,
+    hide,
+    inputs,
+    linear,
+    output,
+    record,
+    shown,
+    softmax,
+    tanh,
+    visible,
+    widen,
+)
+
+
+class TalkingHeadsAttention(Layer[Config]):
+    """Learned maps across the heads, before and behind the softmax."""
+
+    w_q: Float[Array, "d g k"]
+    w_k: Float[Array, "i g k"]
+    w_v: Float[Array, "j g v"]
+    w_o: Float[Array, "g v d"]
+    b_q: Float[Array, "g k"] | None
+    b_k: Float[Array, "g k"] | None
+    b_v: Float[Array, "g v"] | None
+    b_o: Float[Array, "d"] | None
+    w_mix_scores: Float[Array, "g h"] | None
+    w_mix_weights: Float[Array, "h g"] | None
+
+    def forward(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        key: Float[Array, "b s i"] | None = None,
+        value: Float[Array, "b s j"] | None = None,
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        q = linear("btd,dgk->btgk", query, self.w_q, self.b_q)
+        k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
+        v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
+        k, v = remember(past, k=k, v=v)
+        q, k, v = hide("bhts->btgk", allowed, q), hide("bhts->bsgk", allowed, k), hide("bhts->bsgv", allowed, v)
+        q, k, v = record(tape, q=q, k=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        factor = n["k"] ** -0.5 if c.scale is None else c.scale
+        scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
+        if self.w_mix_scores is not None:
+            scores = record(tape, mixed=einsum("bgts,gh->bhts", scores, self.w_mix_scores))
+        if c.softcap is not None:
+            scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
+        if bias is not None:
+            scores = record(tape, biased=scores + bias)
+        probs = record(tape, probs=softmax(scores, shown(allowed, bias)))
+        kept = record(tape, kept=dropout(probs, keep, c.dropout))
+        if self.w_mix_weights is not None:
+            kept = record(tape, blended=einsum("bhts,hg->bgts", kept, self.w_mix_weights))
+        context = record(tape, context=einsum("bgts,bsgv->btgv", kept, v))
+        y = record(tape, y=linear("btgv,gvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, probs, return_weights)
