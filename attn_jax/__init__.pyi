@@ -31,6 +31,7 @@ from attn_jax.shaw import ShawAttention as ShawAttention
 from attn_jax.sinks import SinkAttention as SinkAttention
 from attn_jax.t5_bias import T5Attention as T5Attention
 from attn_jax.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
+from attn_jax.transformer_xl import TransformerXLAttention as TransformerXLAttention
 
 __all__ = [
     "AdditiveAttention",
@@ -58,6 +59,7 @@ __all__ = [
     "SinkAttention",
     "T5Attention",
     "TalkingHeadsAttention",
+    "TransformerXLAttention",
     "attend",
     "build",
     "load",
@@ -527,6 +529,23 @@ def build(
     mix_scores: bool = True,
     mix_weights: bool = True,
 ) -> TalkingHeadsAttention: ...
+@overload
+def build(
+    variant: Literal["transformer_xl"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = False,
+    base: float = 10000.0,
+) -> TransformerXLAttention: ...
 @overload
 def build(
     variant: Literal["mqa"],

@@ -32,6 +32,7 @@ from attn_np.shaw import ShawAttention as ShawAttention
 from attn_np.sinks import SinkAttention as SinkAttention
 from attn_np.t5_bias import T5Attention as T5Attention
 from attn_np.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
+from attn_np.transformer_xl import TransformerXLAttention as TransformerXLAttention
 
 __all__ = [
     "AdditiveAttention",
@@ -59,6 +60,7 @@ __all__ = [
     "SinkAttention",
     "T5Attention",
     "TalkingHeadsAttention",
+    "TransformerXLAttention",
     "attend",
     "build",
     "load",
@@ -529,6 +531,23 @@ def build(
     mix_scores: bool = True,
     mix_weights: bool = True,
 ) -> TalkingHeadsAttention: ...
+@overload
+def build(
+    variant: Literal["transformer_xl"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = False,
+    base: float = 10000.0,
+) -> TransformerXLAttention: ...
 @overload
 def build(
     variant: Literal["mqa"],

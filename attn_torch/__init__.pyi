@@ -33,6 +33,7 @@ from attn_torch.shaw import ShawAttention as ShawAttention
 from attn_torch.sinks import SinkAttention as SinkAttention
 from attn_torch.t5_bias import T5Attention as T5Attention
 from attn_torch.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
+from attn_torch.transformer_xl import TransformerXLAttention as TransformerXLAttention
 
 __all__ = [
     "AdditiveAttention",
@@ -60,6 +61,7 @@ __all__ = [
     "SinkAttention",
     "T5Attention",
     "TalkingHeadsAttention",
+    "TransformerXLAttention",
     "attend",
     "build",
     "load",
@@ -554,6 +556,24 @@ def build(
     mix_scores: bool = True,
     mix_weights: bool = True,
 ) -> TalkingHeadsAttention: ...
+@overload
+def build(
+    variant: Literal["transformer_xl"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = False,
+    base: float = 10000.0,
+) -> TransformerXLAttention: ...
 @overload
 def build(
     variant: Literal["mqa"],

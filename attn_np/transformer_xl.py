@@ -1,0 +1,141 @@
+"""Transformer-XL's relative positions: contents and distances are scored apart, each with a bias of its own."""
+
+from math import sqrt
+
+from jaxtyping import Bool, Float
+
+from attn_np._cache import Past, places, remember
+from attn_np._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    clip,
+    dropout,
+    dtype_name,
+    einsum,
+    hide,
+    inputs,
+    linear,
+    output,
+    pick,
+    record,
+    shown,
+    softmax,
+    visible,
+    widen,
+)
+from attn_np._relative import sinusoids
+from attn_np._vjp import (
+    Grads,
+    cotangent,
+    dropout_vjp,
+    einsum_vjp,
+    grads,
+    inputs_vjp,
+    linear_vjp,
+    pick_vjp,
+    softmax_vjp,
+    sum_to,
+    total,
+)
+from attn_np.contract.transformer_xl import Config
+
+
+class TransformerXLAttention(Layer[Config]):
+    """Contents and distances are scored apart, each with a bias of its own."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v d"]
+    w_r: Float[Array, "d h k"]
+    b_content: Float[Array, "h k"]
+    b_position: Float[Array, "h k"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        query_at, key_at = places(n["t"], n["t"], like=query, past=past)
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        k, v = remember(past, k=k, v=v)
+        q = hide("bhts->bthk", allowed, q)
+        k, v = hide("bhts->bshk", allowed, k), hide("bhts->bshv", allowed, v)
+        q, k, v = record(tape, q=q, k=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        far, near = k.shape[1], 0 if c.causal else 1 - k.shape[1]
+        distance = clip(query_at[:, :, None] - key_at[:, None, :], near, far - 1)
+        row = record(tape, row=distance - near)
+        table = sinusoids(near, far, n["d"], c.base, dtype_name(q), like=q)
+        rel = record(tape, rel=einsum("xd,dhk->xhk", table, self.w_r))
+        q_content, q_position = q + widen(self.b_content), q + widen(self.b_position)
+        q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
+        # Terms (a) and (c) of the paper, then (b) and (d): of every distance, of which a pair picks its own.
+        content = einsum("bthk,bshk->bhts", q_content, k)
+        distances = record(tape, distance_scores=einsum("bthk,xhk->bhtx", q_position, rel))
+        position = pick(distances, row)
+        content, position = record(tape, content_scores=content, position_scores=position)
+        scores = record(tape, scores=(content + position) * (1 / sqrt(n["k"]) if c.scale is None else c.scale))
+        if bias is not None:
+            scores = record(tape, biased=scores + bias)
+        probs = record(tape, probs=softmax(scores, shown(allowed, bias)))
+        kept = record(tape, kept=dropout(probs, keep, c.dropout))
+        context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, probs, return_weights)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+        """Read the forward upwards: one line here for each line there, with the same string."""
+        c, w, dbias, allowed = self.config, {}, None, tape.get("allowed")
+        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        q_content, q_position, rel = tape["q_content"], tape["q_position"], tape["rel"]
+        k, v, probs, kept = (tape[name] for name in ("k", "v", "probs", "kept"))
+        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
+        dcontext = record(tape, dcontext=dcontext)
+        dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
+        dkept = record(tape, dkept=dkept)
+        dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
+        dscores = softmax_vjp(probs, dprobs)
+        if "bias" in tape:
+            dscores = record(tape, dbiased=dscores)
+            dbias = sum_to(dscores, tape["bias"].shape)
+        dscores = record(tape, dscores=dscores) * (1 / sqrt(k.shape[-1]) if c.scale is None else c.scale)
+        dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
+        ddistances = pick_vjp(tape["distance_scores"], tape["row"], dposition)
+        ddistances = record(tape, ddistance_scores=ddistances)
+        dq_position, drel = einsum_vjp("bthk,xhk->bhtx", q_position, rel, ddistances)
+        dq_content, dk = einsum_vjp("bthk,bshk->bhts", q_content, k, dcontent)
+        dq_content, dq_position = record(tape, dq_content=dq_content, dq_position=dq_position)
+        w["b_content"] = sum_to(dq_content, q_content.shape[2:])
+        w["b_position"] = sum_to(dq_position, q_position.shape[2:])
+        drel = record(tape, drel=drel)
+        far, near = k.shape[1], 0 if c.causal else 1 - k.shape[1]
+        table = sinusoids(near, far, c.d_model, c.base, dtype_name(k), like=k)
+        _, w["w_r"] = einsum_vjp("xd,dhk->xhk", table, self.w_r, drel)
+        dq, dk, dv = record(tape, dq=total(dq_content, dq_position), dk=dk, dv=dv)
+        dq = hide("bhts->bthk", allowed, dq)
+        dk, dv = hide("bhts->bshk", allowed, dk), hide("bhts->bshv", allowed, dv)
+        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
+        dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
+        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
+        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
