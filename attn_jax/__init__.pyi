@@ -15,6 +15,7 @@ from attn_jax.dilated import DilatedAttention as DilatedAttention
 from attn_jax.dot_product import DotProductAttention as DotProductAttention
 from attn_jax.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_jax.gated import GatedAttention as GatedAttention
+from attn_jax.gated_delta import GatedDeltaRule as GatedDeltaRule
 from attn_jax.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_jax.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_jax.linear import LinearAttention as LinearAttention
@@ -43,6 +44,7 @@ __all__ = [
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedAttention",
+    "GatedDeltaRule",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "LinearAttention",
@@ -212,6 +214,21 @@ def build(
     use_bias: bool = True,
     gate: str = "element",
 ) -> GatedAttention: ...
+@overload
+def build(
+    variant: Literal["gated_delta"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    form: str = "chunked",
+    chunk_size: int = 64,
+    eps: float = 1e-06,
+) -> GatedDeltaRule: ...
 @overload
 def build(
     variant: Literal["gqa"],

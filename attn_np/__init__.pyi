@@ -16,6 +16,7 @@ from attn_np.dilated import DilatedAttention as DilatedAttention
 from attn_np.dot_product import DotProductAttention as DotProductAttention
 from attn_np.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_np.gated import GatedAttention as GatedAttention
+from attn_np.gated_delta import GatedDeltaRule as GatedDeltaRule
 from attn_np.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_np.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_np.linear import LinearAttention as LinearAttention
@@ -44,6 +45,7 @@ __all__ = [
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedAttention",
+    "GatedDeltaRule",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "LinearAttention",
@@ -214,6 +216,21 @@ def build(
     use_bias: bool = True,
     gate: str = "element",
 ) -> GatedAttention: ...
+@overload
+def build(
+    variant: Literal["gated_delta"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    form: str = "chunked",
+    chunk_size: int = 64,
+    eps: float = 1e-06,
+) -> GatedDeltaRule: ...
 @overload
 def build(
     variant: Literal["gqa"],

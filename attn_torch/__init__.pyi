@@ -17,6 +17,7 @@ from attn_torch.dilated import DilatedAttention as DilatedAttention
 from attn_torch.dot_product import DotProductAttention as DotProductAttention
 from attn_torch.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_torch.gated import GatedAttention as GatedAttention
+from attn_torch.gated_delta import GatedDeltaRule as GatedDeltaRule
 from attn_torch.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_torch.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_torch.linear import LinearAttention as LinearAttention
@@ -45,6 +46,7 @@ __all__ = [
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedAttention",
+    "GatedDeltaRule",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "LinearAttention",
@@ -223,6 +225,22 @@ def build(
     use_bias: bool = True,
     gate: str = "element",
 ) -> GatedAttention: ...
+@overload
+def build(
+    variant: Literal["gated_delta"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    form: str = "chunked",
+    chunk_size: int = 64,
+    eps: float = 1e-06,
+) -> GatedDeltaRule: ...
 @overload
 def build(
     variant: Literal["gqa"],

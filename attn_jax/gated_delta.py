@@ -1,0 +1,151 @@
+"""Gated delta rule: the state fades by a factor that each position chooses, and the delta rule writes into it."""
+
+from math import sqrt
+
+from jaxtyping import Bool, Float
+
+from attn_jax._cache import Past, counted, recall, retain
+from attn_jax._core import (
+    Array,
+    Layer,
+    Tape,
+    arange,
+    concatenate,
+    cumsum,
+    dtype_name,
+    einsum,
+    exp,
+    hide,
+    l2_norm,
+    linear,
+    narrow,
+    record,
+    rms_norm,
+    scan,
+    sigmoid,
+    silu,
+    softplus,
+    where,
+    widen,
+    zeros,
+)
+from attn_jax.delta import inverse
+from attn_jax.linear import earlier, folded, unfolded
+from attn_jax.retention import Fading
+from attn_np.contract.gated_delta import Config
+
+
+def fading(fade: Array) -> Fading:
+    """How much is left over the positions of a chunk, from the logarithms by position and head.
+
+    Sums of logarithms are subtracted by pairs before the exponential, which then is at most 1.
+    """
+    sums = cumsum(fade, 1)
+    last, by_head = sums[:, -1:], sums.swapaxes(1, 2)
+    near = earlier(fade.shape[1], fade)
+    apart = where(near, by_head[..., :, None] - by_head[..., None, :], 0.0)
+    return Fading(where(near, exp(apart), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
+
+
+def chunked(
+    q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Array, size: int, tape: Tape
+) -> tuple[Array, Array]:
+    """States walk from chunk to chunk; within one, what each key writes follows from a triangular system.
+
+    Its solution is linear in the state before the chunk: corrected = writing - erasing state.
+    """
+    b, t = q.shape[0], q.shape[1]
+    q, k, v, beta, left = folded(q, size), folded(k, size), folded(v, size), folded(beta, size), folded(fade, size)
+    beta, left = beta[..., None], fading(left)
+    lower = arange(size, q)[:, None] > arange(size, q)[None, :]
+    # t 1 s: below the diagonal, for all heads
+    faded = einsum("bthk,bshk->bths", k * beta, k) * left.pairs.swapaxes(1, 2)
+    pairs = record(tape, pairs=where(lower[:, None], faded, 0.0))
+    solved = inverse(pairs, tape)
+    erasing = einsum("bths,bshk->bthk", solved, k * beta * left.since[..., None])
+    writing = einsum("bths,bshv->bthv", solved, v * beta)
+    erasing, writing = record(tape, erasing=erasing, writing=writing)
+
+    def step(state, xs):
+        k, erasing, writing, whole = xs
+        corrected = writing - einsum("bchk,bhkv->bchv", erasing, state)
+        state = whole[:, :, None, None] * state + einsum("bchk,bchv->bhkv", k, corrected)
+        return state, (corrected, state)
+
+    # (b n) c ... -> b n c ...
+    xs = k * left.until[..., None], erasing, writing, left.whole
+    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
+    end, (corrected, states) = scan(step, start, xs, names=("corrected", "states"), tape=tape)
+    before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
+    before = record(tape, before=before)
+    scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
+    kept = record(tape, kept=scores * left.pairs)
+    rest = einsum("bthk,bhkv->bthv", q * left.since[..., None], before)
+    return unfolded(einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + rest, b, t), end
+
+
+def recurrent(q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+    """At every position the state fades, the key's value is looked up, and a share of the difference is written."""
+
+    def step(state, xs):
+        k, v, beta, alpha = xs
+        state = alpha[:, :, None, None] * state
+        corrected = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))
+        state = state + einsum("bhk,bhv->bhkv", k, corrected)
+        return state, (corrected, state)
+
+    end, (_, states) = scan(step, start, (k, v, beta, exp(fade)), names=("corrected", "states"), tape=tape)
+    return einsum("bthk,bthkv->bthv", q, states), end
+
+
+class GatedDeltaRule(Layer[Config]):
+    """The state fades by a factor that each position chooses, and the delta rule writes into it."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_g: Float[Array, "d h v"]
+    w_beta: Float[Array, "d h"]
+    w_a: Float[Array, "d h"]
+    a_log: Float[Array, "h"]
+    dt_bias: Float[Array, "h"]
+    w_norm: Float[Array, "v"]
+    w_o: Float[Array, "h v d"]
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        past: Past | None = None,
+    ) -> Array:
+        """Where the padding mask is False a position is not there: no state fades, and its context is 0."""
+        n = self.check(query=query, mask=mask)
+        c, dtype = self.config, dtype_name(query)
+        x, real = record(tape, x=widen(query), real=counted(mask, past))
+        x = record(tape, seen_query=hide("bt->btd", real, x))
+        q = linear("btd,dhk->bthk", x, self.w_q, None)
+        k = linear("btd,dhk->bthk", x, self.w_k, None)
+        v = linear("btd,dhv->bthv", x, self.w_v, None)
+        q, k, v = record(tape, q=q, k=k, v=v)
+        beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
+        a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
+        fade = record(tape, fade=hide("bt->bth", real, -(exp(widen(self.a_log)) * softplus(a))))
+        q_unit = hide("bt->bthk", real, l2_norm(silu(q), c.eps))
+        k_unit = hide("bt->bthk", real, l2_norm(silu(k), c.eps))
+        q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
+        start = recall(past, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
+        q_scaled = q_unit * (1 / sqrt(n["k"]))
+        if c.form == "recurrent":
+            context, end = recurrent(q_scaled, k_unit, v, beta, fade, start, tape)
+        else:
+            size = c.chunk_size if c.form == "chunked" else max(n["t"], 1)
+            context, end = chunked(q_scaled, k_unit, v, beta, fade, start, size, tape)
+        retain(past, state=end)
+        context = record(tape, context=context)
+        normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps))
+        g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, None))
+        gated = record(tape, gated=silu(g) * normed)
+        y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
+        return narrow(y, dtype)

@@ -1,0 +1,114 @@
+"""Gated delta rule: the state fades by a factor that each position chooses, and the delta rule writes into it."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _base
+from attn_np.contract._base import Arg, Param
+
+FORMS = ("parallel", "recurrent", "chunked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_base.Config):
+    """Fields of the gated delta rule.
+
+    Attributes:
+        d_model: width of queries and outputs.
+        num_heads: how many heads, each with a state.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        form: how it is computed, with the same result: "recurrent" walks along the sequence with a state, "chunked"
+            from chunk to chunk, "parallel" takes the sequence as one chunk.
+        chunk_size: positions of a chunk.
+        eps: added under the roots of the norms of queries, keys and contexts.
+    """
+
+    layer = "GatedDeltaRule"
+    family = "linear"
+    title = "Gated delta rule"
+    idea = (
+        "The delta rule replaces one value at a time and cannot clear its state; a fading state forgets everything at "
+        "once. Here each position does both: it says how much of the whole state stays, and what is written for its "
+        "own key."
+    )
+    formula = (
+        r"s_t = \alpha_t s_{t-1} + \beta_t\, k_t \left(v_t - \alpha_t s_{t-1}^\top k_t\right)^\top,\quad "
+        r"c_t = \tfrac{1}{\sqrt{K}}\, s_t^\top q_t,\quad "
+        r"\alpha_t = e^{-e^{a}\, \mathrm{softplus}(x_t w_a + b_{dt})},\quad \beta_t = \sigma(x_t w_\beta),\quad "
+        r"y = (\mathrm{rms}(c) \odot \mathrm{silu}(x w_g))\, w_o"
+    )
+    notation = {
+        "S_t": "states on the tape, state in the cache: transposed, keys by values",
+        "alpha_t": "exp of fade on the tape, fade = -exp(a_log) softplus(a) with a = x w_a + dt_bias",
+        "gamma_t (product of alphas in a chunk)": "exp of the running sum of fade",
+        "beta_t, and u_t (pseudo-values)": "beta, and corrected: what is written for a key",
+        "W, U": "erasing, writing: what a chunk takes out of the state before it, and what it would write without one",
+        "A_log, dt_bias, in_proj_qkvz, in_proj_ba of Qwen3-Next": "a_log, dt_bias; w_q w_k w_v w_g, w_beta w_a",
+    }
+    cost = "time b t h k v, plus b t c h (k + v + c) within chunks of c; the state is b h k v"
+    paper = (
+        "Yang et al. 2024, Gated Delta Networks: Improving Mamba2 with Delta Rule, arXiv:2412.06464, equations 10 and "
+        "following; the layer's gates and norms as in Qwen3-Next"
+    )
+    equals = ("the three forms: each other", "alpha_t = 1, without the gate: delta")
+    traps = (
+        "the state fades before the key's old value is looked up, not after",
+        "products of alphas are kept as sums of logarithms and compared by pairs: their quotients overflow",
+        "padding must neither fade the state nor write",
+        "the full layer has a short convolution on q, k and v, which is left out here: its weights need one before",
+    )
+
+    d_model: int
+    num_heads: int
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    form: str = "chunked"
+    chunk_size: int = 64
+    eps: float = 0.000001
+
+    def __post_init__(self) -> None:
+        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
+        self.number("eps", above=0.0)
+        self.one_of("form", FORMS)
+        if self.head_dim is None:
+            _base.require(
+                self.d_model % self.num_heads == 0,
+                self.variant,
+                "d_model divisible by num_heads",
+                f"d_model={self.d_model}, num_heads={self.num_heads}",
+                "change one of them or set head_dim=",
+            )
+
+    def sizes(self) -> dict[str, int]:
+        k = self.head_dim or self.d_model // self.num_heads
+        return {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
+
+    def own_params(self) -> dict[str, Param]:
+        return {
+            "w_q": Param("d h k", "d"),
+            "w_k": Param("d h k", "d"),
+            "w_v": Param("d h v", "d"),
+            "w_g": Param("d h v", "d"),
+            "w_beta": Param("d h", "d"),
+            "w_a": Param("d h", "d"),
+            "a_log": Param("h", ""),
+            "dt_bias": Param("h", ""),
+            "w_norm": Param("v", ""),
+            "w_o": Param("h v d", "h v"),
+        }
+
+    def arguments(self) -> dict[str, Arg]:
+        return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}
+
+    def cached(self) -> dict[str, str]:
+        return {"state": "b h k v"}
+
+    def reach(self) -> int | None:
+        return 1
+
+
+EXAMPLES = {
+    "whole": Config(d_model=6, num_heads=2, form="parallel"),
+    "recurrent": Config(d_model=7, num_heads=3, head_dim=5, form="recurrent", eps=0.25),
+    "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, chunk_size=2),
+}

@@ -1,0 +1,282 @@
+"""Gated delta rule: the state fades by a factor that each position chooses, and the delta rule writes into it."""
+
+from math import sqrt
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from attn_np._cache import Past, counted, recall, retain
+from attn_np._core import (
+    Array,
+    Layer,
+    Tape,
+    arange,
+    concatenate,
+    cumsum,
+    dtype_name,
+    einsum,
+    exp,
+    hide,
+    l2_norm,
+    linear,
+    narrow,
+    record,
+    rms_norm,
+    scan,
+    sigmoid,
+    silu,
+    softplus,
+    where,
+    widen,
+    zeros,
+)
+from attn_np._vjp import (
+    Grads,
+    cotangent,
+    einsum_vjp,
+    grads,
+    l2_norm_vjp,
+    linear_vjp,
+    rms_norm_vjp,
+    sigmoid_vjp,
+    silu_vjp,
+    softplus_vjp,
+    sum_to,
+    total,
+)
+from attn_np.contract.gated_delta import Config
+from attn_np.delta import inverse, inverse_vjp
+from attn_np.linear import earlier, folded, unfolded
+from attn_np.retention import Fading
+
+
+def fading(fade: Array) -> Fading:
+    """How much is left over the positions of a chunk, from the logarithms by position and head.
+
+    Sums of logarithms are subtracted by pairs before the exponential, which then is at most 1.
+    """
+    sums = cumsum(fade, 1)
+    last, by_head = sums[:, -1:], sums.swapaxes(1, 2)
+    near = earlier(fade.shape[1], fade)
+    apart = where(near, by_head[..., :, None] - by_head[..., None, :], 0.0)
+    return Fading(where(near, exp(apart), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
+
+
+def chunked(
+    q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Array, size: int, tape: Tape
+) -> tuple[Array, Array]:
+    """States walk from chunk to chunk; within one, what each key writes follows from a triangular system.
+
+    Its solution is linear in the state before the chunk: corrected = writing - erasing state.
+    """
+    b, t = q.shape[0], q.shape[1]
+    q, k, v, beta, left = folded(q, size), folded(k, size), folded(v, size), folded(beta, size), folded(fade, size)
+    beta, left = beta[..., None], fading(left)
+    lower = arange(size, q)[:, None] > arange(size, q)[None, :]
+    # t 1 s: below the diagonal, for all heads
+    faded = einsum("bthk,bshk->bths", k * beta, k) * left.pairs.swapaxes(1, 2)
+    pairs = record(tape, pairs=where(lower[:, None], faded, 0.0))
+    solved = inverse(pairs, tape)
+    erasing = einsum("bths,bshk->bthk", solved, k * beta * left.since[..., None])
+    writing = einsum("bths,bshv->bthv", solved, v * beta)
+    erasing, writing = record(tape, erasing=erasing, writing=writing)
+
+    def step(state, xs):
+        k, erasing, writing, whole = xs
+        corrected = writing - einsum("bchk,bhkv->bchv", erasing, state)
+        state = whole[:, :, None, None] * state + einsum("bchk,bchv->bhkv", k, corrected)
+        return state, (corrected, state)
+
+    # (b n) c ... -> b n c ...
+    xs = k * left.until[..., None], erasing, writing, left.whole
+    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
+    end, (corrected, states) = scan(step, start, xs, names=("corrected", "states"), tape=tape)
+    before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
+    before = record(tape, before=before)
+    scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
+    kept = record(tape, kept=scores * left.pairs)
+    rest = einsum("bthk,bhkv->bthv", q * left.since[..., None], before)
+    return unfolded(einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + rest, b, t), end
+
+
+def recurrent(q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+    """At every position the state fades, the key's value is looked up, and a share of the difference is written."""
+
+    def step(state, xs):
+        k, v, beta, alpha = xs
+        state = alpha[:, :, None, None] * state
+        corrected = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))
+        state = state + einsum("bhk,bhv->bhkv", k, corrected)
+        return state, (corrected, state)
+
+    end, (_, states) = scan(step, start, (k, v, beta, exp(fade)), names=("corrected", "states"), tape=tape)
+    return einsum("bthk,bthkv->bthv", q, states), end
+
+
+def fading_vjp(left: Fading, dpairs: Array, dsince: Array, duntil: Array, dwhole: Array) -> Array:
+    """Each exponential gives its gradient times itself to the sums it was made of; a position is in all sums after."""
+    dapart = dpairs * left.pairs
+    dsums = (np.sum(dapart, axis=-1) - np.sum(dapart, axis=-2)).swapaxes(1, 2)
+    dlater = duntil * left.until
+    dsums = dsums + dsince * left.since - dlater
+    dlast = np.sum(dlater, axis=1) + dwhole * left.whole
+    return cumsum(dsums[:, ::-1], 1)[:, ::-1] + dlast[:, None]
+
+
+def chunked_vjp(
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array, fade: Array, size: int, dread: Array
+) -> tuple[Array, ...]:
+    """Read `chunked` upwards: gradients of q, k, v, beta and the logarithms."""
+    b, t = q.shape[0], q.shape[1]
+    q, k, v, beta, dread = (folded(x, size) for x in (q, k, v, beta[..., None], dread))
+    left, scaled = fading(folded(fade, size)), k * beta
+    since, until = left.since[..., None], left.until[..., None]
+    before, solved, erasing = tape["before"], tape["inverse"], tape["erasing"]
+    corrected = tape["corrected"].reshape(v.shape)
+    dkept, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["kept"], corrected, dread)
+    dq_faded, dbefore = einsum_vjp("bthk,bhkv->bthv", q * since, before, dread)
+    dscores = record(tape, dkept=dkept) * left.pairs
+    dq, dk_read = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
+
+    def step(dstate, xs):
+        dcorrected, dbefore, k, erasing, corrected, whole, before = xs
+        dcorrected = dcorrected + einsum("bchk,bhkv->bchv", k, dstate)
+        dk, dwhole = einsum("bchv,bhkv->bchk", corrected, dstate), np.sum(dstate * before, axis=(-2, -1))
+        dstate = whole[:, :, None, None] * dstate + dbefore - einsum("bchk,bchv->bhkv", erasing, dcorrected)
+        return dstate, (dcorrected, dk, dwhole)
+
+    xs = dcorrected, dbefore, k * until, erasing, corrected, left.whole, before
+    xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
+    names = ("dwriting", "dk_added", "dwhole")
+    _, (dwriting, dk_added, dwhole) = scan(step, zeros((b, *before.shape[1:]), q), xs, names=names, reverse=True)
+    dwriting, dk_added = dwriting.reshape(v.shape), dk_added.reshape(k.shape)
+    derasing = -einsum("bthv,bhkv->bthk", dwriting, before)
+    derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
+    dsolved_k, dscaled_faded = einsum_vjp("bths,bshk->bthk", solved, scaled * since, derasing)
+    dsolved_v, dv_scaled = einsum_vjp("bths,bshv->bthv", solved, v * beta, dwriting)
+    lower = arange(size, q)[:, None] > arange(size, q)[None, :]
+    dpairs = where(lower[:, None], inverse_vjp(tape["pairs"], solved, total(dsolved_k, dsolved_v)), 0.0)
+    dpairs = record(tape, dpairs=dpairs)
+    products = einsum("bthk,bshk->bths", scaled, k)
+    dscaled, dk_pairs = einsum_vjp("bthk,bshk->bths", scaled, k, dpairs * left.pairs.swapaxes(1, 2))
+    dscaled = total(dscaled, dscaled_faded * since)
+    dbeta = np.sum(dscaled * k, axis=-1) + np.sum(dv_scaled * v, axis=-1)
+    dk = total(dk_read, dk_pairs, dk_added * until, dscaled * beta)
+    dleft = total((dpairs * products).swapaxes(1, 2), dkept * tape["scores"])
+    dsince = np.sum(dq_faded * q, axis=-1) + np.sum(dscaled_faded * scaled, axis=-1)
+    dfade = fading_vjp(left, dleft, dsince, np.sum(dk_added * k, axis=-1), dwhole.reshape(left.whole.shape))
+    found = total(dq, dq_faded * since), dk, dv_scaled * beta, dbeta, dfade
+    return tuple(unfolded(x, b, t) for x in found)
+
+
+def recurrent_vjp(
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array, fade: Array, dread: Array
+) -> tuple[Array, ...]:
+    """Read `recurrent` upwards: gradients of q, k, v, beta and the logarithms."""
+    states, corrected, alpha = tape["states"], tape["corrected"], exp(fade)
+    before = concatenate([zeros((q.shape[0], 1, *states.shape[2:]), q), states], 1)[:, :-1]
+    dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, states, dread)
+
+    def step(dstate, xs):
+        dread, k, beta, corrected, alpha, before = xs
+        dstate = dstate + dread
+        dcorrected = einsum("bhk,bhkv->bhv", k, dstate)
+        dk = einsum("bhkv,bhv->bhk", dstate, corrected)
+        dstate = dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dcorrected)
+        dalpha = np.sum(dstate * before, axis=(-2, -1))
+        return alpha[:, :, None, None] * dstate, (dcorrected, dk, dalpha)
+
+    xs = record(tape, dstates=dstates), k, beta, corrected, alpha, before
+    names = ("dcorrected", "dk_added", "dalpha")
+    none = zeros((q.shape[0], *states.shape[2:]), q)
+    _, (dcorrected, dk, dalpha) = scan(step, none, xs, names=names, reverse=True)
+    dv, faded = beta[..., None] * dcorrected, alpha[..., None, None] * before
+    dbeta = np.sum(dcorrected * (v - einsum("bthk,bthkv->bthv", k, faded)), axis=-1)
+    return dq, total(dk, -einsum("bthkv,bthv->bthk", faded, dv)), dv, dbeta, dalpha * alpha
+
+
+class GatedDeltaRule(Layer[Config]):
+    """The state fades by a factor that each position chooses, and the delta rule writes into it."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_g: Float[Array, "d h v"]
+    w_beta: Float[Array, "d h"]
+    w_a: Float[Array, "d h"]
+    a_log: Float[Array, "h"]
+    dt_bias: Float[Array, "h"]
+    w_norm: Float[Array, "v"]
+    w_o: Float[Array, "h v d"]
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        past: Past | None = None,
+    ) -> Array:
+        """Where the padding mask is False a position is not there: no state fades, and its context is 0."""
+        n = self.check(query=query, mask=mask)
+        c, dtype = self.config, dtype_name(query)
+        x, real = record(tape, x=widen(query), real=counted(mask, past))
+        x = record(tape, seen_query=hide("bt->btd", real, x))
+        q = linear("btd,dhk->bthk", x, self.w_q, None)
+        k = linear("btd,dhk->bthk", x, self.w_k, None)
+        v = linear("btd,dhv->bthv", x, self.w_v, None)
+        q, k, v = record(tape, q=q, k=k, v=v)
+        beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
+        a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
+        fade = record(tape, fade=hide("bt->bth", real, -(exp(widen(self.a_log)) * softplus(a))))
+        q_unit = hide("bt->bthk", real, l2_norm(silu(q), c.eps))
+        k_unit = hide("bt->bthk", real, l2_norm(silu(k), c.eps))
+        q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
+        start = recall(past, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
+        q_scaled = q_unit * (1 / sqrt(n["k"]))
+        if c.form == "recurrent":
+            context, end = recurrent(q_scaled, k_unit, v, beta, fade, start, tape)
+        else:
+            size = c.chunk_size if c.form == "chunked" else max(n["t"], 1)
+            context, end = chunked(q_scaled, k_unit, v, beta, fade, start, size, tape)
+        retain(past, state=end)
+        context = record(tape, context=context)
+        normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps))
+        g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, None))
+        gated = record(tape, gated=silu(g) * normed)
+        y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
+        return narrow(y, dtype)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+        """Read the forward upwards: one line here for each line there."""
+        c, w = self.config, {}
+        x, q, k, v, g, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "g", "real"))
+        q_unit, k_unit, beta, a, fade = (tape[name] for name in ("q_unit", "k_unit", "beta", "a", "fade"))
+        dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
+        dgated, w["w_o"], _ = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, None, dy)
+        dgated = record(tape, dgated=dgated)
+        dnormed, dg = record(tape, dnormed=dgated * silu(g), dg=silu_vjp(g, dgated * tape["normed"]))
+        dx_g, w["w_g"], _ = linear_vjp("btd,dhv->bthv", x, self.w_g, None, dg)
+        dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.eps, dnormed)
+        dcontext = record(tape, dcontext=dcontext)
+        if c.form == "recurrent":
+            found = recurrent_vjp(tape, q_unit * scale, k_unit, v, beta, fade, dcontext)
+        else:
+            size = c.chunk_size if c.form == "chunked" else max(q.shape[1], 1)
+            found = chunked_vjp(tape, q_unit * scale, k_unit, v, beta, fade, size, dcontext)
+        dq_scaled, dk_unit, dv, dbeta, dfade = found
+        dq_unit, dk_unit, dfade = record(tape, dq_unit=dq_scaled * scale, dk_unit=dk_unit, dfade=dfade)
+        dq = silu_vjp(q, l2_norm_vjp(silu(q), c.eps, hide("bt->bthk", real, dq_unit)))
+        dk = silu_vjp(k, l2_norm_vjp(silu(k), c.eps, hide("bt->bthk", real, dk_unit)))
+        # fade = -rate softplus(a) with rate = exp(a_log)
+        dfade, rate = hide("bt->bth", real, dfade), exp(widen(self.a_log))
+        w["a_log"] = -sum_to(dfade * softplus(a), self.a_log.shape) * rate
+        da = softplus_vjp(a, -(dfade * rate))
+        dq, dk, dv, dbeta, da = record(tape, dq=dq, dk=dk, dv=dv, dbeta=dbeta, da=da)
+        dx_a, w["w_a"], w["dt_bias"] = linear_vjp("btd,dh->bth", x, self.w_a, self.dt_bias, da)
+        dx_beta, w["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
+        dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
+        dx_k, w["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
+        dx_q, w["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
+        dx = total(dx_q, dx_k, dx_v, dx_g, dx_beta, dx_a)
+        return grads(dtype, {"query": hide("bt->btd", real, dx)}, w)

@@ -1,0 +1,218 @@
+"""The gated delta rule against scalar loops, its forms against each other, and the rules that it contains."""
+
+from dataclasses import replace
+from math import exp, log, sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attn_np.contract import delta
+from attn_np.contract.gated_delta import EXAMPLES, Config
+from parity_tests._forms import forms_apart, padding_seen, scalar_rows, steps_apart
+from parity_tests._inputs import TREES, Arrays, Tree
+from parity_tests._witness import bounded, disagreement, layer_of, ratio, torch_gradients, weights_of
+from parity_tests.cases import CALLS, Case
+from parity_tests.mutants import Mutant
+
+
+@pytest.fixture(params=list(TREES))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+FORMS = Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, chunk_size=3)
+
+
+# Scalar loops: S_t = S_{t-1} alpha (I - beta k k^T) + beta v k^T, one entry at a time ---------------------------------
+
+
+def projected(x: list[float], w: Any, h: int) -> list[float]:
+    return [sum(a * w[d][h][e] for d, a in enumerate(x)) for e in range(len(w[0][h]))]
+
+
+def gate(x: list[float], w: Any, h: int) -> float:
+    return sum(a * w[d][h] for d, a in enumerate(x))
+
+
+def swish(x: float) -> float:
+    return x / (1 + exp(-x))
+
+
+def unit(config: Config, x: list[float]) -> list[float]:
+    x = [swish(a) for a in x]
+    size = sqrt(sum(a * a for a in x) + config.eps)
+    return [a / size for a in x]
+
+
+def stepped(state: Any, k: list[float], v: list[float], alpha: float, beta: float) -> list[list[float]]:
+    """The state as the paper has it, values by keys: times alpha (I - beta k k^T), plus beta v k^T."""
+    width = range(len(k))
+    keeps = [[alpha * ((i == j) - beta * k[i] * k[j]) for j in width] for i in width]
+    return [
+        [sum(row[i] * keeps[i][j] for i in width) + beta * v[r] * k[j] for j in width] for r, row in enumerate(state)
+    ]
+
+
+def loops(config: Config, w: Any, x: Any) -> Any:
+    """Outputs of one sequence."""
+    y = [[0.0] * config.d_model for _ in x]
+    for h in range(config.num_heads):
+        state = [[0.0] * len(w["w_k"][0][h]) for _ in w["w_v"][0][h]]
+        for t, row in enumerate(x):
+            q, k = (unit(config, projected(row, w[name], h)) for name in ("w_q", "w_k"))
+            v, g = (projected(row, w[name], h) for name in ("w_v", "w_g"))
+            beta = 1 / (1 + exp(-gate(row, w["w_beta"], h)))
+            alpha = exp(-exp(w["a_log"][h]) * log(1 + exp(gate(row, w["w_a"], h) + w["dt_bias"][h])))
+            state = stepped(state, k, v, alpha, beta)
+            o = [sum(a * b for a, b in zip(line, q, strict=True)) / sqrt(len(q)) for line in state]
+            size = sqrt(sum(a * a for a in o) / len(o) + config.eps)
+            for c, a in enumerate(o):
+                for d in range(config.d_model):
+                    y[t][d] += a / size * w["w_norm"][c] * swish(g[c]) * w["w_o"][h][c][d]
+    return y
+
+
+def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
+    """Outputs."""
+    return {"y": scalar_rows(config, loops, inputs, params)}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_scalar_loops(example: str, call: str) -> None:
+    assert not disagreement(witness, Case("gated_delta", example, call, "float64"))
+
+
+# One result in three forms --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("form", "size"), [("parallel", 1), ("chunked", 1), ("chunked", 3), ("chunked", 9)])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_forms_agree(name: str, form: str, size: int) -> None:
+    """Chunks of one position, chunks that do not divide the length, one chunk longer than it."""
+    assert not forms_apart(TREES[name], replace(FORMS, form="recurrent"), form=form, chunk_size=size)
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_padding_is_not_there(name: str, form: str) -> None:
+    assert not padding_seen(TREES[name], replace(FORMS, form=form))
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_steps_are_the_full_pass(name: str, form: str) -> None:
+    assert not steps_apart(TREES[name], replace(FORMS, form=form))
+
+
+# The rules that it contains -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunked"])
+def test_without_fading_it_is_the_delta_rule(tree: Tree, form: str) -> None:
+    """alpha = 1 to the bit where exp(a_log) is 0: the context is that of delta, over sqrt(K)."""
+    config = replace(FORMS, form=form)
+    weights, x = weights_of(config), np.random.default_rng(1).normal(size=(2, 7, 5))
+    layer = layer_of(tree, config, weights | {"a_log": np.full(2, -1000.0)})
+    names = [name for name in weights if name in ("w_q", "w_k", "w_v", "w_beta")]
+    eye = np.eye(14).reshape(2, 7, 14)[..., :5]
+    plain = delta.Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, form=form, use_norm=False, chunk_size=3)
+    want = bounded(plain, {"query": x}, {name: weights[name] for name in names} | {"w_o": eye})["y"]
+    context = tree.trace(layer, {"query": x})[1]["context"]
+    assert ratio(context.reshape(2, 7, 14)[..., :5] * sqrt(3), 2.0 * want * 0.5) <= 1
+
+
+def test_a_state_that_fades_at_once_knows_its_own_key_only(tree: Tree) -> None:
+    """alpha = 0 to the bit: every position stands alone."""
+    config = replace(FORMS, form="chunked")
+    weights = weights_of(config) | {"a_log": np.full(2, 10.0), "dt_bias": np.full(2, 50.0)}
+    layer, x = layer_of(tree, config, weights), np.random.default_rng(1).normal(size=(1, 7, 5))
+    (y,) = tree(layer, {"query": x})
+    alone = bounded(config, {"query": x.reshape(7, 1, 5)}, weights)["y"]
+    assert ratio(y.reshape(7, 1, 5), alone) <= 1
+    assert all(np.isfinite(g).all() for g in tree.gradients(layer, {"query": x}, np.ones(y.shape)).values())
+
+
+# PyTorch's own functions ----------------------------------------------------------------------------------------------
+
+
+def test_torch_autograd_of_the_recurrence() -> None:
+    """The paper's recurrence as a loop over matrices; gradients by PyTorch's autograd."""
+    weights, x = weights_of(FORMS), np.random.default_rng(1).normal(size=(2, 7, 5))
+    leaves = {"query": torch.from_numpy(x).requires_grad_()}
+    leaves |= {name: torch.from_numpy(p).requires_grad_() for name, p in weights.items()}
+    q, k, v, g = (torch.einsum("btd,dhk->bthk", leaves["query"], leaves[f"w_{p}"]) for p in "qkvg")
+    q, k = (torch.nn.functional.silu(z) for z in (q, k))
+    q, k = (z / torch.sqrt((z * z).sum(-1, keepdim=True) + FORMS.eps) for z in (q, k))
+    beta, a = (torch.einsum("btd,dh->bth", leaves["query"], leaves[name]) for name in ("w_beta", "w_a"))
+    beta = torch.sigmoid(beta)[..., None, None]
+    alpha = torch.exp(-torch.exp(leaves["a_log"]) * torch.nn.functional.softplus(a + leaves["dt_bias"]))[
+        ..., None, None
+    ]
+    state, found = torch.zeros(2, 2, 7, 3, dtype=torch.float64), []
+    for t in range(7):
+        key, value = k[:, t, :, None], v[:, t, ..., None]
+        state = alpha[:, t] * (state - beta[:, t] * (state @ key.mT) @ key) + beta[:, t] * value @ key
+        found.append((state @ q[:, t, ..., None])[..., 0] / sqrt(3))
+    context = torch.nn.functional.rms_norm(torch.stack(found, 1), (7,), leaves["w_norm"], FORMS.eps)
+    y = torch.einsum("bthv,hvd->btd", context * torch.nn.functional.silu(g), leaves["w_o"])
+    want = bounded(FORMS, {"query": x}, weights)
+    assert ratio(y.detach(), want["y"]) <= 1
+    for name, grad in torch_gradients(y, **leaves).items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+# Planted bugs ---------------------------------------------------------------------------------------------------------
+
+
+def planted(name: str, fix: str, old: str, new: str, example: str, **own: Any) -> Mutant:
+    return Mutant(name, "gated_delta.py", old, new, "gated_delta", example, fix=fix, **own)
+
+
+MUTANTS = (
+    planted(
+        "old value looked up before the state fades",
+        "let the state fade first, then look the key's value up in it",
+        'v - einsum("bhk,bhkv->bhv", k, state)',
+        'v - einsum("bhk,bhkv->bhv", k, state) / alpha[..., None]',
+        "recurrent",
+    ),
+    planted(
+        "padding lets the state fade by its gate",
+        "where there is no position the state must not fade: the logarithm is 0",
+        'hide("bt->bth", real, -(exp(widen(self.a_log)) * softplus(a)))',
+        "-(exp(widen(self.a_log)) * softplus(a))",
+        "recurrent",
+    ),
+    planted(
+        "pairs of a chunk do not fade in the system",
+        "the system's pairs fade by what lies between both positions",
+        " * left.pairs.swapaxes(1, 2)\n    pairs",
+        "\n    pairs",
+        "chunked",
+    ),
+    planted(
+        "state before a chunk erased without fading",
+        "what a chunk erases of the state before it has faded by the place in the chunk",
+        "solved, k * beta * left.since[..., None])",
+        "solved, k * beta)",
+        "chunked",
+    ),
+    planted(
+        "gate of the output before the norm",
+        "norm the heads first, gate then",
+        "gated=silu(g) * normed",
+        "gated=silu(g) * context",
+        "whole",
+    ),
+    planted(
+        "gradient of the rate without its exponential",
+        "a_log is a logarithm: its gradient is the rate's times the rate",
+        "-sum_to(dfade * softplus(a), self.a_log.shape) * rate",
+        "-sum_to(dfade * softplus(a), self.a_log.shape)",
+        "recurrent",
+        trees=("attn_np",),
+    ),
+)
