@@ -172,7 +172,7 @@ def widen(x: Any) -> Any:
 
 def narrow(x: Any, dtype: str) -> Any:
     """Round a result once to the layer's dtype."""
-    return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES[dtype])
+    return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES.get(dtype, dtype))
 
 
 @primitive

@@ -83,9 +83,10 @@ class Past:
 
 
 def empty_cache(config: Any, batch_size: int, max_length: int, sizes: dict[str, int], like: Array) -> Cache:
-    """A cache that holds nothing yet, of the dtype and on the device of an array."""
+    """A cache that holds nothing yet, of the dtype and on the device of an array; tokens are kept as integers."""
     shapes = cache_shapes(config, batch_size, max_length, sizes)
-    arrays = {name: zeros(shape, like) for name, shape in shapes.items()}
+    counts = {name for name, arg in config.arguments().items() if arg.kind == "tokens"}
+    arrays = {name: zeros(shape, arange(1, like) if name in counts else like) for name, shape in shapes.items()}
     none = 0 * arange(batch_size, like)
     positions = none[:, None] - 1 + 0 * arange(slots(config, max_length) + SPARE, like)
     return Cache(arrays, positions, none, none > 0, max_length)

@@ -166,7 +166,7 @@ def widen(x: Any) -> Any:
 
 def narrow(x: Any, dtype: str) -> Any:
     """Round a result once to the layer's dtype."""
-    return x if x is None or dtype_name(x) == dtype else x.to(DTYPES[dtype])
+    return x if x is None or dtype_name(x) == dtype else x.to(DTYPES.get(dtype) or getattr(torch, dtype))
 
 
 def einsum(spec: str, a: Array, b: Array) -> Array:

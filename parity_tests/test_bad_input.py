@@ -235,7 +235,7 @@ def bad_arrays(name: str, arg: Arg, x: np.ndarray, known: dict[str, int], arrays
     yield Bad(f"{name} as a number", name, 1.0, TypeError, "got float; convert it")
     if arg.kind not in ("array", "tokens"):
         return
-    yield Bad(f"{name} of too low a rank", name, x[0], ValueError, f"{x.shape[1:]}")
+    yield Bad(f"{name} of too low a rank", name, np.asarray(x[0]), ValueError, f"{x.shape[1:]}")
     yield Bad(f"{name} of too high a rank", name, x[None], ValueError, f"(1, {x.shape[0]}")
     for i, letter in enumerate(arg.axes.split()):
         if letter in known:

@@ -341,9 +341,11 @@ def test_batch_rows_do_not_meet(tree: Tree, variant: str, example: str) -> None:
     other = {name: x.copy() for name, x in inputs.items()}
     for name, x in other.items():
         where = at(x, {axis(config, name, "b"): 1})
-        x[where] = (
-            ~x[where] if x.dtype == bool else x[where][::-1] if x.dtype.kind == "i" else rng.normal(size=x[where].shape)
-        )
+        row = np.asarray(x[where])
+        if x.dtype.kind == "i":  # other tokens: in reverse, or where there is one, the next
+            x[where] = row[::-1] if row.ndim else (row + 1) % tokens_below(config, name)
+        else:
+            x[where] = ~row if x.dtype == bool else rng.normal(size=row.shape)
     assert same(tree(layer, other)[0][0], tree(layer, inputs)[0][0])
     assert not same(tree(layer, other)[0][1], tree(layer, inputs)[0][1])
     dy = cotangent(tree, layer, inputs)

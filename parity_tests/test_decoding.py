@@ -15,7 +15,7 @@ import pytest
 
 from attn_np import contract
 from attn_np._core import DTYPES
-from attn_np.contract import Config
+from attn_np.contract import Arg, Config
 from parity_tests.candidates import numpy_layer
 from parity_tests.cases import Case, Drawn, call_sizes, draw
 from parity_tests.error_arrays import ErrArray, precision, precision_of
@@ -309,6 +309,44 @@ def test_a_narrow_cache_costs_one_rounding(dtype: str, tree: str) -> None:
     full = layer(to(todo.x))
     assert bool((wide == full).all())
     assert y.dtype == wide.dtype
+
+
+class Numbered:
+    """A contract that keeps tokens of each position beside its keys."""
+
+    variant = "numbered"
+
+    def cached(self) -> dict[str, str]:
+        return {"k": "b s", "numbers": "b s"}
+
+    def arguments(self) -> dict[str, Arg]:
+        return {"query": Arg("b t"), "numbers": Arg("b t", "tokens")}
+
+    def sizes(self) -> dict[str, int]:
+        return {}
+
+    def reach(self) -> None:
+        return None
+
+    def no_cache(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_tokens_are_kept_as_integers(tree: str) -> None:
+    """Every one of them, in a cache of 16 bits, too, and in the type they come in."""
+    module, to, config = import_module(f"{tree}._cache"), array_of(tree), Numbered()
+    kind = to(np.zeros(1, DTYPES["bfloat16"])) if tree != "attn_torch" else to(np.zeros(1, np.float16))
+    cache, found = module.empty_cache(config, BATCH, 5, {}, kind), None
+    numbers = np.array([[2049, 70001, 2**30 + 1, 3], [5, 257, 0, 2**31 - 1]], np.int32)
+    for part in np.split(numbers, 2, axis=1):
+        k = to(np.ones((BATCH, 2)).astype(np.float16))
+        past = module.opened(config, cache, k, None)
+        _, found = module.remember(past, k=k, numbers=to(np.ascontiguousarray(part)))
+        cache = module.closed(past, k[:, :, None])[1]
+    assert found is not None
+    assert str(found.dtype).rpartition(".")[2] == "int32"
+    assert bare(found)[:, :4].tolist() == numbers.tolist()
 
 
 BAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {

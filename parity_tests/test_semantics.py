@@ -876,7 +876,7 @@ def by_rows(tree: Tree, variant: str) -> None:
     together: Any = torch.func.vmap(one) if tree.name == "torch" else jax.jit(jax.vmap(one))
     alone: Any = one if tree.name == "torch" else jax.jit(one)
     whole = tree.numpy(together(tree.arrays(given)))
-    rows = [tree.numpy(alone(tree.arrays({n: x[i] for n, x in given.items()}))) for i in range(len(whole))]
+    rows = [tree.numpy(alone(tree.arrays({n: np.asarray(x[i]) for n, x in given.items()}))) for i in range(len(whole))]
     for got in (whole, np.stack(rows)):
         assert compare(got, want)["ratio"] <= 1
 

@@ -34,7 +34,8 @@ class Arg:
 
     Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask" and "keep" (boolean,
     broadcastable), "tokens" (integers from 0, exact shape). `default` names the argument used when this one is None;
-    `below` is a number that tokens stay under, where no table of the layer says so.
+    `below` is a number that tokens stay under, where no table of the layer says so; `drawn` one that tests keep to
+    where nothing bounds them.
     """
 
     axes: str
@@ -42,6 +43,7 @@ class Arg:
     optional: bool = False
     default: str | None = None
     below: int | None = None
+    drawn: int | None = None
 
     def without(self, *letters: str) -> "Arg":
         """The same argument without some axes."""

@@ -50,7 +50,7 @@ def check_step(
     batch, new = (*shape, 0, 0)[:2]
     require(len(shape) > 1 and new > 0, v, "a query of at least one new position", shape, "pass (b, t, d)")
     known = config.cached()
-    require(sorted(cache) == sorted(known), v, f"a cache of {', '.join(known)}", ", ".join(cache), "call init_cache")
+    require(set(cache) == set(known), v, f"a cache of {', '.join(known)}", ", ".join(cache), "call init_cache")
     sizes = {**config.sizes(), "b": batch}
     for name, axes in known.items():
         want = tuple(sizes.get(letter, n) for letter, n in zip(axes.split(), cache[name], strict=False))

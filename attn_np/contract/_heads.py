@@ -6,24 +6,22 @@ from attn_np.contract import _base
 from attn_np.contract._base import Arg, Param
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config(_base.Config):
-    """Fields that every such variant has; a contract adds its own and says what they mean."""
+class Heads(_base.Config):
+    """What follows from the fields that all of them have."""
 
     d_model: int
     num_heads: int
-    head_dim: int | None = None
-    value_head_dim: int | None = None
-    scale: float | None = None
-    causal: bool = False
-    dropout: float = 0.0
-    use_bias: bool = True
+    head_dim: int | None
+    value_head_dim: int | None
+    scale: float | None
+    dropout: float
+    use_bias: bool
 
     def __post_init__(self) -> None:
         self.positive("d_model", "num_heads", "head_dim", "value_head_dim")
         self.number("scale")
         self.rate("dropout")
-        self.flag("causal", "use_bias")
+        self.flag("use_bias")
         if self.head_dim is None:
             _base.require(
                 self.d_model % self.num_heads == 0,
@@ -60,5 +58,36 @@ class Config(_base.Config):
             "keep": Arg("b h t t", "keep", optional=True),
         }
 
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Heads):
+    """Fields that every such variant has; a contract adds its own and says what they mean."""
+
+    d_model: int
+    num_heads: int
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    scale: float | None = None
+    causal: bool = False
+    dropout: float = 0.0
+    use_bias: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.flag("causal")
+
     def cached(self) -> dict[str, str]:
         return {"k": "b s h k", "v": "b s h v"} if self.causal else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ahead(Heads):
+    """Fields of those whose pattern looks ahead, so that there is no choice of causality."""
+
+    d_model: int
+    num_heads: int
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    scale: float | None = None
+    dropout: float = 0.0
+    use_bias: bool = True
