@@ -1,0 +1,53 @@
+"""Segmented attention: several documents packed into one sequence, none of which sees another."""
+
+from jaxtyping import Bool, Float, Int
+
+from attn_jax._attend import attend
+from attn_jax._cache import Past, remember
+from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
+from attn_np.contract.segments import Config
+
+
+class SegmentedAttention(Layer[Config]):
+    """Several documents packed into one sequence, none of which sees another."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v d"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        segments: Int[Array, "b t"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, segments=segments, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        own = remember(past, segments=segments)
+        near = segments[:, :, None] == own[:, None, :]
+        mask = near[:, None] if mask is None else near[:, None] & mask
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        k, v = remember(past, k=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.scale, keep=keep, rate=c.dropout, past=past,
+            tape=tape, implementation=implementation,
+        )  # fmt: skip
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, weights, return_weights)

@@ -1,0 +1,74 @@
+"""Segmented attention: several documents packed into one sequence, none of which sees another."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _heads
+from attn_np.contract._base import Arg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_heads.Config):
+    """Fields of segmented attention.
+
+    Attributes:
+        d_model: width of queries and outputs.
+        num_heads: how many heads attend.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
+        causal: query i sees the keys up to its own position.
+        dropout: share of the weights set to 0 in training.
+        use_bias: biases on the four projections.
+    """
+
+    layer = "SegmentedAttention"
+    family = "sparse"
+    title = "Segmented attention"
+    idea = (
+        "Documents of different lengths waste little when several are packed into one sequence. Each position carries "
+        "the number of its document and sees the keys with the same number only, so every document gets what it would "
+        "get by itself."
+    )
+    formula = (
+        r"p_{ts} > 0 \quad \mathrm{only\ where} \quad g_t = g_s, "
+        r"\qquad y_t = b_o + \sum_h \sum_s p_{hts}\, v_{hs}\, w_{o,h}"
+    )
+    notation = {"g_t (number of the document)": "segments", "sequence packing, example packing": "several documents"}
+    cost = "time b t t h (k + v), less if blocks of other documents are skipped; memory b h t t"
+    paper = (
+        "Krell et al. 2021, Efficient Sequence Packing without Cross-contamination, arXiv:2107.02027, section 3.2: the "
+        "mask of a pack is block-diagonal"
+    )
+    equals = (
+        "mha with a block-diagonal mask",
+        "one document: mha",
+        "documents of one length in turn: chunked",
+    )
+    traps = (
+        "with causality alone a document still sees those packed before it",
+        "positions go on through the pack: encodings of position must begin anew with each document",
+        "padding needs a number of its own: with the number of a document it is seen as part of it",
+        "numbers of documents kept in 16 bits run together: beyond 256 bfloat16 cannot tell neighbours apart",
+        "losses at the last position of a document would predict the first word of the next",
+    )
+
+    def arguments(self) -> dict[str, Arg]:
+        known = super().arguments()
+        return {"query": known.pop("query"), "segments": Arg("b t", "tokens", drawn=3), **known}
+
+    def cached(self) -> dict[str, str]:
+        return {"segments": "b s", **super().cached()} if self.causal else {}
+
+    def exempt(self) -> dict[str, str]:
+        pattern = "keys of other documents are hidden, too"
+        return {
+            "weights_add_up_to_one": pattern,
+            "a_large_bias_decides": pattern,
+            "indifferent_scores_share_evenly": pattern,
+        }
+
+
+EXAMPLES = {
+    "both": Config(d_model=6, num_heads=2, dropout=0.25),
+    "causal": Config(d_model=5, num_heads=3, head_dim=2, value_head_dim=7, scale=0.75, causal=True, use_bias=False),
+}
