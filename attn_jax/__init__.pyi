@@ -22,10 +22,12 @@ from attn_jax.linear import LinearAttention as LinearAttention
 from attn_jax.luong import LuongAttention as LuongAttention
 from attn_jax.mha import MultiHeadAttention as MultiHeadAttention
 from attn_jax.mla import MultiHeadLatentAttention as MultiHeadLatentAttention
+from attn_jax.prefix import PrefixAttention as PrefixAttention
 from attn_jax.qk_norm import QKNormAttention as QKNormAttention
 from attn_jax.retention import Retention as Retention
 from attn_jax.ring import RingAttention as RingAttention
 from attn_jax.rotary import RotaryAttention as RotaryAttention
+from attn_jax.segments import SegmentedAttention as SegmentedAttention
 from attn_jax.self_attention import SelfAttention as SelfAttention
 from attn_jax.seq2seq import Seq2Seq as Seq2Seq
 from attn_jax.shaw import ShawAttention as ShawAttention
@@ -51,10 +53,12 @@ __all__ = [
     "LuongAttention",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
+    "PrefixAttention",
     "QKNormAttention",
     "Retention",
     "RingAttention",
     "RotaryAttention",
+    "SegmentedAttention",
     "SelfAttention",
     "Seq2Seq",
     "ShawAttention",
@@ -350,6 +354,21 @@ def build(
 ) -> MultiHeadLatentAttention: ...
 @overload
 def build(
+    variant: Literal["prefix"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+) -> PrefixAttention: ...
+@overload
+def build(
     variant: Literal["qk_norm"],
     /,
     *,
@@ -433,6 +452,22 @@ def build(
     short_factor: tuple[float, ...] | None = None,
     long_factor: tuple[float, ...] | None = None,
 ) -> RotaryAttention: ...
+@overload
+def build(
+    variant: Literal["segments"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+) -> SegmentedAttention: ...
 @overload
 def build(
     variant: Literal["self_attention"],

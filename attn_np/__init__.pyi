@@ -23,10 +23,12 @@ from attn_np.linear import LinearAttention as LinearAttention
 from attn_np.luong import LuongAttention as LuongAttention
 from attn_np.mha import MultiHeadAttention as MultiHeadAttention
 from attn_np.mla import MultiHeadLatentAttention as MultiHeadLatentAttention
+from attn_np.prefix import PrefixAttention as PrefixAttention
 from attn_np.qk_norm import QKNormAttention as QKNormAttention
 from attn_np.retention import Retention as Retention
 from attn_np.ring import RingAttention as RingAttention
 from attn_np.rotary import RotaryAttention as RotaryAttention
+from attn_np.segments import SegmentedAttention as SegmentedAttention
 from attn_np.self_attention import SelfAttention as SelfAttention
 from attn_np.seq2seq import Seq2Seq as Seq2Seq
 from attn_np.shaw import ShawAttention as ShawAttention
@@ -52,10 +54,12 @@ __all__ = [
     "LuongAttention",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
+    "PrefixAttention",
     "QKNormAttention",
     "Retention",
     "RingAttention",
     "RotaryAttention",
+    "SegmentedAttention",
     "SelfAttention",
     "Seq2Seq",
     "ShawAttention",
@@ -352,6 +356,21 @@ def build(
 ) -> MultiHeadLatentAttention: ...
 @overload
 def build(
+    variant: Literal["prefix"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+) -> PrefixAttention: ...
+@overload
+def build(
     variant: Literal["qk_norm"],
     /,
     *,
@@ -435,6 +454,22 @@ def build(
     short_factor: tuple[float, ...] | None = None,
     long_factor: tuple[float, ...] | None = None,
 ) -> RotaryAttention: ...
+@overload
+def build(
+    variant: Literal["segments"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+) -> SegmentedAttention: ...
 @overload
 def build(
     variant: Literal["self_attention"],

@@ -24,10 +24,12 @@ from attn_torch.linear import LinearAttention as LinearAttention
 from attn_torch.luong import LuongAttention as LuongAttention
 from attn_torch.mha import MultiHeadAttention as MultiHeadAttention
 from attn_torch.mla import MultiHeadLatentAttention as MultiHeadLatentAttention
+from attn_torch.prefix import PrefixAttention as PrefixAttention
 from attn_torch.qk_norm import QKNormAttention as QKNormAttention
 from attn_torch.retention import Retention as Retention
 from attn_torch.ring import RingAttention as RingAttention
 from attn_torch.rotary import RotaryAttention as RotaryAttention
+from attn_torch.segments import SegmentedAttention as SegmentedAttention
 from attn_torch.self_attention import SelfAttention as SelfAttention
 from attn_torch.seq2seq import Seq2Seq as Seq2Seq
 from attn_torch.shaw import ShawAttention as ShawAttention
@@ -53,10 +55,12 @@ __all__ = [
     "LuongAttention",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
+    "PrefixAttention",
     "QKNormAttention",
     "Retention",
     "RingAttention",
     "RotaryAttention",
+    "SegmentedAttention",
     "SelfAttention",
     "Seq2Seq",
     "ShawAttention",
@@ -368,6 +372,22 @@ def build(
 ) -> MultiHeadLatentAttention: ...
 @overload
 def build(
+    variant: Literal["prefix"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+) -> PrefixAttention: ...
+@overload
+def build(
     variant: Literal["qk_norm"],
     /,
     *,
@@ -455,6 +475,23 @@ def build(
     short_factor: tuple[float, ...] | None = None,
     long_factor: tuple[float, ...] | None = None,
 ) -> RotaryAttention: ...
+@overload
+def build(
+    variant: Literal["segments"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+) -> SegmentedAttention: ...
 @overload
 def build(
     variant: Literal["self_attention"],

@@ -1,0 +1,74 @@
+"""Prefix attention: all positions see the prefix, and what follows it is causal."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _heads
+from attn_np.contract._base import Arg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_heads.Ahead):
+    """Fields of prefix attention.
+
+    Attributes:
+        d_model: width of queries and outputs.
+        num_heads: how many heads attend.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
+        dropout: share of the weights set to 0 in training.
+        use_bias: biases on the four projections.
+    """
+
+    layer = "PrefixAttention"
+    family = "sparse"
+    title = "Prefix attention"
+    idea = (
+        "The input of a task stands before its output in one sequence. The input is all there from the start, so every "
+        "position may look at the whole of it, in both directions; the output is written word by word and looks back "
+        "only. One mask makes an encoder and a decoder of the same layer."
+    )
+    formula = (
+        r"p_{ts} > 0 \quad \mathrm{only\ where} \quad s < n \ \mathrm{or} \ s \leq t, "
+        r"\qquad y_t = b_o + \sum_h \sum_s p_{hts}\, v_{hs}\, w_{o,h}"
+    )
+    notation = {"prefix length, n": "prefix, one number for each sequence"}
+    cost = "time b t t h (k + v); memory b h t t"
+    paper = (
+        "Raffel et al. 2020, T5, arXiv:1910.10683, section 3.2.1 and figure 4 (causal with prefix); Dong et al. 2019, "
+        "UniLM, arXiv:1905.03197, section 2.2 (sequence-to-sequence)"
+    )
+    equals = (
+        "prefix=0 or 1: mha with causal=True",
+        "a prefix as long as the sequence: mha",
+    )
+    traps = (
+        "the prefix is seen by itself in both directions, not only by what follows: a mask of the rows behind it alone "
+        "leaves the prefix causal",
+        "what follows the prefix is hidden from it: otherwise the answer leaks through the states of the prefix",
+        "prefixes of different lengths in a batch: one number for all shifts the border in the other rows",
+        "with padding on the left the prefix begins behind the padding, not at the first position",
+    )
+
+    def arguments(self) -> dict[str, Arg]:
+        known = super().arguments()
+        return {"query": known.pop("query"), "prefix": Arg("b", "tokens", drawn=5), **known}
+
+    def no_cache(self) -> str:
+        return "a prefix whose positions see ahead: what was computed of it would change with every new one"
+
+    def exempt(self) -> dict[str, str]:
+        pattern = "later keys beyond the prefix are hidden, too"
+        return {
+            "keys_have_no_order": "who sees whom depends on their positions",
+            "weights_add_up_to_one": pattern,
+            "a_large_bias_decides": pattern,
+            "indifferent_scores_share_evenly": pattern,
+            "hidden_keys_may_as_well_not_be_there": "where keys are left out, others move into the prefix",
+        }
+
+
+EXAMPLES = {
+    "split": Config(d_model=6, num_heads=2, dropout=0.25),
+    "wide": Config(d_model=5, num_heads=3, head_dim=2, value_head_dim=7, scale=0.75, use_bias=False),
+}

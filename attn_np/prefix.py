@@ -1,0 +1,64 @@
+"""Prefix attention: all positions see the prefix, and what follows it is causal."""
+
+from jaxtyping import Bool, Float, Int
+
+from attn_np._attend import attend, attend_vjp
+from attn_np._cache import places
+from attn_np._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record
+from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp
+from attn_np.contract.prefix import Config
+
+
+class PrefixAttention(Layer[Config]):
+    """All positions see the prefix, and what follows it is causal."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v d"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        prefix: Int[Array, "b"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+    ) -> Output:
+        n = self.check(query=query, prefix=prefix, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        query_at, key_at = places(n["t"], n["t"], like=query)
+        early = key_at < prefix[:, None]
+        near = early[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])
+        mask = near[:, None] if mask is None else near[:, None] & mask
+        query, key, value = inputs(tape, "bhts", mask, query)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, scale=c.scale, keep=keep, rate=c.dropout,
+            tape=tape, implementation=implementation,
+        )  # fmt: skip
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, weights, return_weights)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+        """Read the forward upwards: the pattern is in what was allowed, and has no gradient."""
+        c, w = self.config, {}
+        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
+        dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)
+        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
+        dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
+        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
+        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

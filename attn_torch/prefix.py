@@ -1,0 +1,51 @@
+"""Prefix attention: all positions see the prefix, and what follows it is causal."""
+
+from jaxtyping import Bool, Float, Int
+
+from attn_np.contract.prefix import Config
+from attn_torch._attend import attend
+from attn_torch._cache import places
+from attn_torch._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record
+
+
+class PrefixAttention(Layer[Config]):
+    """All positions see the prefix, and what follows it is causal."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v d"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def forward(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        prefix: Int[Array, "b"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+    ) -> Output:
+        n = self.check(query=query, prefix=prefix, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        query_at, key_at = places(n["t"], n["t"], like=query)
+        early = key_at < prefix[:, None]
+        near = early[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])
+        mask = near[:, None] if mask is None else near[:, None] & mask
+        query, key, value = inputs(tape, "bhts", mask, query)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, scale=c.scale, keep=keep, rate=c.dropout,
+            tape=tape, implementation=implementation,
+        )  # fmt: skip
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, weights, return_weights)
