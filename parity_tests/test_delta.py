@@ -157,10 +157,10 @@ MUTANTS = (
         "whole",
     ),
     planted(
-        "a key erases itself in its own row",
-        "only the pairs below the diagonal belong to the system",
-        "lower = arange(size, q)[:, None] > arange(size, q)[None, :]\n    # t 1 s",
-        "lower = arange(size, q)[:, None] >= arange(size, q)[None, :]\n    # t 1 s",
+        "queries of a chunk read the given values",
+        "within a chunk too a query reads what was written: the corrected values",
+        "kept, corrected.reshape(v.shape)) + einsum",
+        "kept, v * beta) + einsum",
         "chunked",
     ),
     planted(

@@ -149,7 +149,7 @@ MUTANTS = (
         "count distances in real positions",
         "one = where(real, 1.0 + zeros((b, t), logs), 0.0)",
         "one = 1.0 + zeros((b, t), logs)",
-        "pairs",
+        "chunked",
     ),
     planted(
         "state read at the start of a chunk without fading",
