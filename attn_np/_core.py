@@ -131,7 +131,7 @@ def pick(x: Array, index: Array) -> Array:
     """Entries of the last axis, the same for every head: `b h t x`, `b t s` -> `b h t s`; a batch of 1 serves all."""
     b, h, t, _ = x.shape
     index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
-    return np.take_along_axis(x, index, axis=-1)
+    return np.take_along_axis(x, index, -1)
 
 
 def clip(x: Array, low: int, high: int) -> Array:

@@ -114,6 +114,7 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         (
             Key("_core.py", "constant", "lru_cache(maxsize=8)", "lru_cache(maxsize=9)"),
             Key("_core.py", "constant", "lru_cache(maxsize=8)", "lru_cache(maxsize=7)"),
+            Key("_core.py", "constant", "lru_cache(maxsize=8)", "lru_cache()"),
         ),
     ),
     (
@@ -130,6 +131,12 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     (
         "What is real in a step is known without the mask, and `attend` asks by itself who sees whom.",
         (
+            Key(
+                "gqa.py",
+                "GroupedQueryAttention.__call__",
+                "visible(mask, n['t'], n['s'], like=query, causal=c.causal, window=c.window, past=past)",
+                "visible(mask, n['t'], n['s'], like=query, causal=c.causal, window=c.window)",
+            ),
             Key(
                 "mha.py",
                 "MultiHeadAttention.__call__",
@@ -160,6 +167,7 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         "A product with float64 numbers is one of float64 numbers.",
         (
             Key("_rotary.py", "tables", "np.arange(length, dtype=np.float64)", "np.arange(length)"),
+            Key("_relative.py", "sinusoids", "np.arange(low, high, dtype=np.float64)", "np.arange(low, high)"),
             Key("_rotary.py", "tables", "np.array(config.frequencies(length))", "config.frequencies(length)"),
         ),
     ),
@@ -226,6 +234,10 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key("_rotary.py", "rotate", "x.shape[-1] == 2 * n", "x.shape[-1] == n"),
             Key("_rotary.py", "rotate", "x.shape[-1] == 2 * n", "x.shape[-1] == 1 * n"),
         ),
+    ),
+    (
+        "NumPy repeats an index by itself, over heads and batch rows.",
+        (Key("_core.py", "pick", "broadcast_to(index[:, None], (b, h, t, index.shape[-1]))", "index[:, None]"),),
     ),
     (
         "A name is one of two in either order.",
@@ -426,6 +438,12 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     (
         "NumPy's product takes Booleans as 0 and 1 in the dtype of the other factor.",
         (
+            Key(
+                "_vjp.py",
+                "pick_vjp",
+                "(np.broadcast_to(index, (b, t, s))[..., None] == np.arange(x.shape[-1])).astype(dy.dtype)",
+                "np.broadcast_to(index, (b, t, s))[..., None] == np.arange(x.shape[-1])",
+            ),
             Key(
                 "_vjp.py",
                 "take_vjp",
