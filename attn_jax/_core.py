@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 from jax.nn import sigmoid
-from jax.numpy import broadcast_to, concatenate, exp, maximum, sqrt, stack, tanh, where
+from jax.numpy import broadcast_to, concatenate, exp, log, maximum, sqrt, stack, tanh, where
 
 from attn_np.contract import Config, check_config, check_dtype, check_tokens, declared, record, scope, within
 
@@ -40,6 +40,7 @@ __all__ = [
     "layer_norm",
     "lerp",
     "linear",
+    "log",
     "maximum",
     "narrow",
     "output",

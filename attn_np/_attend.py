@@ -1,5 +1,6 @@
 """Softmax dot-product attention, the heart that most variants call."""
 
+from collections.abc import Callable
 from math import sqrt
 from typing import Any
 
@@ -62,6 +63,7 @@ def attend(
     keep: Array | None = None,
     rate: float = 0.0,
     normalize_over: str = "keys",
+    weigh: Callable[[Array, Array | None], Array] | None = None,
     past: Past | None = None,
     tape: Tape = None,
     implementation: str = "auto",
@@ -84,6 +86,7 @@ def attend(
         keep: True = not dropped; kept weights are divided by 1 - rate.
         rate: the dropout rate that `keep` was drawn with.
         normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.
+        weigh: from the scores and who may be seen, None for all, to the weights, in place of the softmax.
         past: in a step of decoding, where queries and keys stand; k and v are those of the cache.
         tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, spread, probs, kept and context.
         implementation: "textbook", or "auto" for the fastest path that means the same.
@@ -95,6 +98,7 @@ def attend(
     given = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
     contract.check(normalize_over, implementation, **given)
     contract.check_options(causal, window, scale, softcap, rate)
+    contract.check_weigh(weigh, sinks is not None, normalize_over)
     allowed = visible(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window, past=past)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
     dtype = dtype_name(q)
@@ -111,7 +115,9 @@ def attend(
     if bias is not None:
         scores = record(tape, biased=scores + bias)
     allowed = shown(allowed, bias)
-    if sinks is None:
+    if weigh is not None:
+        probs = record(tape, probs=weigh(scores, allowed))
+    elif sinks is None:
         probs = record(tape, probs=softmax(scores, allowed, contract.AXES[normalize_over]))
     else:
         spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=widen(sinks))))
@@ -130,6 +136,7 @@ def attend_vjp(
     rate: float = 0.0,
     normalize_over: str = "keys",
     kv_heads: int | None = None,
+    weigh_vjp: Callable[[Array, Array], Array] | None = None,
 ) -> tuple[Array, Array, Array, Array | None]:
     """Read `attend` upwards: one line here for each line there; gradients of q, k, v and the bias.
 
@@ -140,6 +147,7 @@ def attend_vjp(
         dcontext: gradient of the context, `b t h v`.
         scale, softcap, rate, normalize_over: as they were given to `attend`.
         kv_heads: how many heads k and v had, if fewer than the queries.
+        weigh_vjp: from the weights and their gradient to that of the scores, where `weigh` made them.
     """
     q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
     allowed, bias, keep = tape.get("allowed"), tape.get("bias"), tape.get("keep")
@@ -148,7 +156,9 @@ def attend_vjp(
     dkept, dv = einsum_vjp(per_head("bhts,bshv->bthv", q), kept, v, dcontext)
     dkept = record(tape, dkept=dkept)
     dprobs = record(tape, dprobs=dropout_vjp(dkept, keep, rate))
-    if "sinks" in tape:
+    if weigh_vjp is not None:
+        dscores = weigh_vjp(probs, dprobs)
+    elif "sinks" in tape:
         # The sink's weight has no value, so its gradient is 0 and its score gets what the others lose.
         dspread = record(tape, dspread=concatenate([dprobs, zeros((*dprobs.shape[:3], 1), dprobs)], -1))
         dscores = softmax_vjp(tape["spread"], dspread)

@@ -36,6 +36,7 @@ __all__ = [
     "layer_norm",
     "lerp",
     "linear",
+    "log",
     "maximum",
     "narrow",
     "output",
@@ -95,7 +96,7 @@ def primitive(function: Callable[..., Any]) -> Callable[..., Any]:
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
-exp, tanh, sqrt, where, maximum = np.exp, np.tanh, np.sqrt, np.where, np.maximum
+exp, log, tanh, sqrt, where, maximum = np.exp, np.log, np.tanh, np.sqrt, np.where, np.maximum
 broadcast_to, concatenate, stack, argmax = np.broadcast_to, np.concatenate, np.stack, np.argmax
 
 

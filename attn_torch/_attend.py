@@ -1,5 +1,6 @@
 """Softmax dot-product attention, the heart that most variants call."""
 
+from collections.abc import Callable
 from math import sqrt
 from typing import Any
 
@@ -58,6 +59,7 @@ def attend(
     keep: Array | None = None,
     rate: float = 0.0,
     normalize_over: str = "keys",
+    weigh: Callable[[Array, Array | None], Array] | None = None,
     past: Past | None = None,
     tape: Tape = None,
     implementation: str = "auto",
@@ -80,6 +82,7 @@ def attend(
         keep: True = not dropped; kept weights are divided by 1 - rate.
         rate: the dropout rate that `keep` was drawn with.
         normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.
+        weigh: from the scores and who may be seen, None for all, to the weights, in place of the softmax.
         past: in a step of decoding, where queries and keys stand; k and v are those of the cache.
         tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, spread, probs, kept and context.
         implementation: "textbook", or "auto" for the fastest path that means the same.
@@ -91,6 +94,7 @@ def attend(
     given = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
     contract.check(normalize_over, implementation, **given)
     contract.check_options(causal, window, scale, softcap, rate)
+    contract.check_weigh(weigh, sinks is not None, normalize_over)
     allowed = visible(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window, past=past)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
     dtype = dtype_name(q)
@@ -107,7 +111,9 @@ def attend(
     if bias is not None:
         scores = record(tape, biased=scores + bias)
     allowed = shown(allowed, bias)
-    if sinks is None:
+    if weigh is not None:
+        probs = record(tape, probs=weigh(scores, allowed))
+    elif sinks is None:
         probs = record(tape, probs=softmax(scores, allowed, contract.AXES[normalize_over]))
     else:
         spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=widen(sinks))))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
 import torch
-from torch import Tensor, broadcast_to, concatenate, exp, sigmoid, sqrt, stack, tanh, where
+from torch import Tensor, broadcast_to, concatenate, exp, log, sigmoid, sqrt, stack, tanh, where
 
 from attn_np.contract import Config, at_step, check_config, check_dtype, check_tokens, declared, record, scope, within
 
@@ -37,6 +37,7 @@ __all__ = [
     "layer_norm",
     "lerp",
     "linear",
+    "log",
     "maximum",
     "narrow",
     "output",

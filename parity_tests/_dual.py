@@ -100,6 +100,11 @@ def exponential(x: Dual) -> Dual:
     return Dual(y, y * x.d)
 
 
+@rule(UFUNCS, np.log)
+def logarithm(x: Dual) -> Dual:
+    return Dual(np.log(x.v), x.d / x.v)
+
+
 @rule(UFUNCS, np.sqrt)
 def square_root(x: Dual) -> Dual:
     y = np.sqrt(x.v)

@@ -294,6 +294,15 @@ def exponential(x: ErrArray) -> ErrArray:
         return rounded(v, v * np.expm1(x.b), FUNCTION)
 
 
+@rule(UFUNCS, np.log)
+def logarithm(x: ErrArray) -> ErrArray:
+    """|log x - log x'| <= log(x / (x - b)), on the side where the slope is larger."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        v = np.log(x.v)
+        b = np.where(x.b == 0, 0.0, -np.log1p(-np.minimum(x.b / np.abs(x.v), 1.0)))
+    return rounded(v, b, FUNCTION)
+
+
 @rule(UFUNCS, np.sqrt)
 def square_root(x: ErrArray) -> ErrArray:
     """sqrt(x) - sqrt(x') = (x - x') / (sqrt(x) + sqrt(x'))."""

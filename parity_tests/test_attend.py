@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._core import DTYPES
+from attn_np._vjp import softmax_vjp
 from parity_tests._inputs import TREES, Arrays, Tree, same
 from parity_tests._witness import cotangent, ratio, torch_gradients
 from parity_tests.error_arrays import ErrArray, precision, precision_of
@@ -306,6 +307,52 @@ def test_sinks_of_16_bits_are_widened_first(tree: Tree, dtype: str) -> None:
         assert same(tree.numpy(x), tree.numpy(y).astype(DTYPES[dtype]))
 
 
+# Weights made otherwise -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["plain", "near", "all"])
+def test_a_function_may_take_the_softmaxs_place(tree: Tree, call: str) -> None:
+    """The softmax itself, given as such a function, gives the same bits; its rule goes the same way back."""
+    options, names = CALLS[call]
+    core, inputs = import_module(f"{tree.package.__name__}._core"), given(2, names)
+    want, got = ({}, {})
+    for found, more in ((want, {}), (got, {"weigh": core.softmax})):
+        if tree.name == "numpy":
+            tape: dict[str, Any] = {}
+            found["context"], found["weights"] = attend(**inputs, **options, **more, tape=tape)
+            backward = {name: x for name, x in options.items() if name in BACKWARD}
+            back: dict[str, Any] = {"weigh_vjp": softmax_vjp} if more else {}
+            grads = attend_vjp(tape, cotangent(context_shape(inputs)), **backward, **back, kv_heads=2)
+            found |= dict(zip(("dq", "dk", "dv"), grads[:3], strict=True))
+        else:
+            found |= results(tree, inputs, options | more)
+    for name, x in want.items():
+        assert same(got[name], x), name
+
+
+def test_a_function_sees_what_is_hidden(tree: Tree) -> None:
+    """It gets the capped and biased scores and who may be seen, a bias of -inf included."""
+    core, inputs, seen = import_module(f"{tree.package.__name__}._core"), given(H, "mask bias"), []
+    inputs["bias"][1, 0, 0, 2] = -np.inf
+
+    def weigh(scores: Any, allowed: Any) -> Any:
+        seen.extend([scores, allowed])
+        return core.where(allowed, 0.5, 0.0 * scores.shape[0])
+
+    tree.package.attend(**tree.arrays(inputs), weigh=lambda s, a: weigh(s, a) + core.zeros(s.shape, s))
+    scores, allowed = (tree.numpy(x) for x in seen)
+    assert np.array_equal(allowed, inputs["mask"] & (inputs["bias"] > -np.inf))
+    assert ratio(scores[allowed], held_scores(inputs)[allowed]) <= 1
+
+
+def held_scores(inputs: Arrays) -> ErrArray:
+    tape: dict[str, Any] = {}
+    arrays: dict[str, Any] = {n: ErrArray(x, 0.0) if x.dtype.kind == "f" else x for n, x in inputs.items()}
+    with precision(precision_of("float64")), np.errstate(invalid="ignore"):
+        attend(**arrays, tape=tape)
+    return tape["biased"]
+
+
 # Refused --------------------------------------------------------------------------------------------------------------
 
 
@@ -368,6 +415,13 @@ def test_sinks_and_weights_of_keys_that_add_up_to_one_are_refused() -> None:
     assert words in refusal(given(2, "sinks"), normalize_over="queries")
 
 
+@pytest.mark.parametrize("what", ["sinks", "queries"])
+def test_a_function_beside_the_softmaxs_options_is_refused(what: str) -> None:
+    options = {"normalize_over": "queries"} if what == "queries" else {}
+    words = "weigh without sinks and with normalize_over='keys', which are the softmax's, got "
+    assert words in refusal(given(2, "sinks" if what == "sinks" else ""), weigh=lambda s, a: s, **options)
+
+
 def test_sinks_that_are_no_floats_are_refused(tree: Tree) -> None:
     with pytest.raises(TypeError, match=r"^attend: expected sinks of a float dtype, got int64"):
         tree.package.attend(**tree.arrays(given(2) | {"sinks": np.zeros(H, np.int64)}))
@@ -413,10 +467,7 @@ SUNK = {
     "the sink's weight kept in place of the first key's": ("spread[..., :-1]", "spread[..., 1:]"),
     "a sink for each key in place of each head": ("sinks[:, None, None]", "sinks[None, None, :1]"),
     "the sink scaled as the scores are": ("sinks=widen(sinks)", "sinks=factor * widen(sinks)"),
-    "weights of the keys normalised without the sink": (
-        "probs = spread[..., :-1]",
-        "probs = softmax(scores, allowed)",
-    ),
+    "weights of the keys normalised without the sink": ("probs=spread[..., :-1]", "probs=softmax(scores, allowed)"),
 }
 SUNK_BACKWARD = {
     "the sinks' gradient without those of the batch": (

@@ -68,6 +68,18 @@ def check_options(
     require(fits, "attend", "rate in [0, 1)", repr(rate), "it is the share of weights set to 0")
 
 
+def check_weigh(weigh: object, sinks: bool, normalize_over: str) -> None:
+    """Refuse weights made in two ways at once.
+
+    Raises:
+        ValueError: a function beside what is for the softmax only.
+    """
+    if weigh is not None:
+        expected = "weigh without sinks and with normalize_over='keys', which are the softmax's"
+        got = f"{'sinks' if sinks else 'no sinks'}, {normalize_over!r}"
+        require(not sinks and normalize_over == "keys", "attend", expected, got, "leave them out")
+
+
 def check(
     normalize_over: str,
     implementation: str,
