@@ -31,6 +31,7 @@ from attn_jax.segments import SegmentedAttention as SegmentedAttention
 from attn_jax.self_attention import SelfAttention as SelfAttention
 from attn_jax.seq2seq import Seq2Seq as Seq2Seq
 from attn_jax.shaw import ShawAttention as ShawAttention
+from attn_jax.sigmoid_attention import SigmoidAttention as SigmoidAttention
 from attn_jax.sinks import SinkAttention as SinkAttention
 from attn_jax.t5_bias import T5Attention as T5Attention
 from attn_jax.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
@@ -62,6 +63,7 @@ __all__ = [
     "SelfAttention",
     "Seq2Seq",
     "ShawAttention",
+    "SigmoidAttention",
     "SinkAttention",
     "T5Attention",
     "TalkingHeadsAttention",
@@ -518,6 +520,27 @@ def build(
     max_distance: int = 16,
     use_values: bool = True,
 ) -> ShawAttention: ...
+@overload
+def build(
+    variant: Literal["sigmoid_attention"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    offset: float | None = None,
+) -> SigmoidAttention: ...
 @overload
 def build(
     variant: Literal["sinks"],

@@ -33,6 +33,7 @@ from attn_torch.segments import SegmentedAttention as SegmentedAttention
 from attn_torch.self_attention import SelfAttention as SelfAttention
 from attn_torch.seq2seq import Seq2Seq as Seq2Seq
 from attn_torch.shaw import ShawAttention as ShawAttention
+from attn_torch.sigmoid_attention import SigmoidAttention as SigmoidAttention
 from attn_torch.sinks import SinkAttention as SinkAttention
 from attn_torch.t5_bias import T5Attention as T5Attention
 from attn_torch.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
@@ -64,6 +65,7 @@ __all__ = [
     "SelfAttention",
     "Seq2Seq",
     "ShawAttention",
+    "SigmoidAttention",
     "SinkAttention",
     "T5Attention",
     "TalkingHeadsAttention",
@@ -545,6 +547,28 @@ def build(
     max_distance: int = 16,
     use_values: bool = True,
 ) -> ShawAttention: ...
+@overload
+def build(
+    variant: Literal["sigmoid_attention"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    offset: float | None = None,
+) -> SigmoidAttention: ...
 @overload
 def build(
     variant: Literal["sinks"],

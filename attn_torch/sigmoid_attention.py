@@ -1,0 +1,83 @@
+"""Sigmoid attention: every key is weighed by itself, and the keys of a query do not compete."""
+
+from jaxtyping import Bool, Float
+
+from attn_np.contract.sigmoid_attention import Config
+from attn_torch._attend import attend
+from attn_torch._cache import Past, remember
+from attn_torch._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    arange,
+    dtype_name,
+    einsum,
+    inputs,
+    linear,
+    log,
+    maximum,
+    output,
+    record,
+    sigmoid,
+    visible,
+    where,
+    zeros,
+)
+
+
+class SigmoidAttention(Layer[Config]):
+    """Several heads attend in parallel; the weight of a key does not depend on other keys."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "i h k"]
+    w_v: Float[Array, "j h v"]
+    w_o: Float[Array, "h v d"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def forward(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        key: Float[Array, "b s i"] | None = None,
+        value: Float[Array, "b s j"] | None = None,
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
+        k, v = remember(past, k=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+
+        def weigh(scores: Array, allowed: Array | None) -> Array:
+            if allowed is None:
+                allowed = arange(n["s"], scores) >= 0
+            if c.offset is None:
+                # 1 for every key in sight, in the type of the scores.
+                ones = where(allowed, where(allowed, 1.0, scores), 0.0)
+                count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
+                shifted = scores - log(maximum(count, 1.0))[..., None]
+            else:
+                shifted = scores + c.offset
+            shifted = record(tape, shifted=where(allowed, shifted, 0.0))
+            return where(allowed, sigmoid(shifted), 0.0)
+
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
+            weigh=weigh, keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+        )  # fmt: skip
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, weights, return_weights)
