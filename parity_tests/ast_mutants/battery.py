@@ -90,9 +90,8 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
             add(*check)
     for layer in decoding.decoding(variants):
         for names in decoding.ways(layer):
-            if decoding.fits(layer, names):
-                add(decoding.in_pieces, layer, names)
-                add(decoding.between_padding, layer, names)
+            add(decoding.in_pieces, layer, names)
+            add(decoding.between_padding, layer, names)
         for check in (decoding.no_room, decoding.wrong_steps, decoding.narrow_caches, decoding.step_tape):
             add(check, layer)
     for scene in scenes(variants):

@@ -68,11 +68,12 @@ def at_once(layer: Labelled, names: tuple[str, ...], rows: tuple[int, ...], leng
 
 
 def ways(layer: Labelled) -> tuple[tuple[str, ...], ...]:
-    """Which inputs a step may get: those that it must, and each that may be another."""
+    """Which inputs a step may get: those that it must, and each that may be another, where others can stand in."""
     arguments = layer[1].arguments()
     arrays = [name for name, arg in arguments.items() if arg.kind == "array"]
     needed = tuple(n for n in arrays if arguments[n].default is None and not arguments[n].optional)
-    return tuple(dict.fromkeys((needed, *((*needed, n) for n in arrays if n not in needed), tuple(arrays))))
+    found = dict.fromkeys((needed, *((*needed, n) for n in arrays if n not in needed), tuple(arrays)))
+    return tuple(names for names in found if fits(layer, names))
 
 
 def open_sizes(layer: Labelled, inputs: Arrays) -> dict[str, int]:
