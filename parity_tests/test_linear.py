@@ -74,6 +74,11 @@ def test_forms_agree(name: str, form: str, size: int, normalize: bool) -> None:
     assert not forms_apart(TREES[name], replace(FORMS, normalize=normalize), form=form, chunk_size=size)
 
 
+def test_the_parallel_form_is_causal_in_every_tree(tree: Tree) -> None:
+    """No example has it: that in this form sees every key."""
+    assert not forms_apart(tree, replace(FORMS, form="recurrent"), form="parallel")
+
+
 @pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_padding_is_not_there(name: str, form: str) -> None:
