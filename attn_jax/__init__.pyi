@@ -12,6 +12,7 @@ from attn_jax.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_jax.chunked import ChunkedAttention as ChunkedAttention
 from attn_jax.delta import DeltaRule as DeltaRule
 from attn_jax.dilated import DilatedAttention as DilatedAttention
+from attn_jax.disentangled import DisentangledAttention as DisentangledAttention
 from attn_jax.dot_product import DotProductAttention as DotProductAttention
 from attn_jax.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_jax.gated import GatedAttention as GatedAttention
@@ -44,6 +45,7 @@ __all__ = [
     "ChunkedAttention",
     "DeltaRule",
     "DilatedAttention",
+    "DisentangledAttention",
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedAttention",
@@ -167,6 +169,24 @@ def build(
     dilation: int,
     steps: tuple[int | None, int | None] | None = None,
 ) -> DilatedAttention: ...
+@overload
+def build(
+    variant: Literal["disentangled"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    max_distance: int = 256,
+    terms: tuple[str, ...] = TERMS,
+) -> DisentangledAttention: ...
 @overload
 def build(
     variant: Literal["dot_product"],

@@ -13,6 +13,7 @@ from attn_np.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_np.chunked import ChunkedAttention as ChunkedAttention
 from attn_np.delta import DeltaRule as DeltaRule
 from attn_np.dilated import DilatedAttention as DilatedAttention
+from attn_np.disentangled import DisentangledAttention as DisentangledAttention
 from attn_np.dot_product import DotProductAttention as DotProductAttention
 from attn_np.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_np.gated import GatedAttention as GatedAttention
@@ -45,6 +46,7 @@ __all__ = [
     "ChunkedAttention",
     "DeltaRule",
     "DilatedAttention",
+    "DisentangledAttention",
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedAttention",
@@ -169,6 +171,24 @@ def build(
     dilation: int,
     steps: tuple[int | None, int | None] | None = None,
 ) -> DilatedAttention: ...
+@overload
+def build(
+    variant: Literal["disentangled"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    max_distance: int = 256,
+    terms: tuple[str, ...] = TERMS,
+) -> DisentangledAttention: ...
 @overload
 def build(
     variant: Literal["dot_product"],

@@ -14,6 +14,7 @@ from attn_torch.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_torch.chunked import ChunkedAttention as ChunkedAttention
 from attn_torch.delta import DeltaRule as DeltaRule
 from attn_torch.dilated import DilatedAttention as DilatedAttention
+from attn_torch.disentangled import DisentangledAttention as DisentangledAttention
 from attn_torch.dot_product import DotProductAttention as DotProductAttention
 from attn_torch.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_torch.gated import GatedAttention as GatedAttention
@@ -46,6 +47,7 @@ __all__ = [
     "ChunkedAttention",
     "DeltaRule",
     "DilatedAttention",
+    "DisentangledAttention",
     "DotProductAttention",
     "FusedQKVAttention",
     "GatedAttention",
@@ -175,6 +177,25 @@ def build(
     dilation: int,
     steps: tuple[int | None, int | None] | None = None,
 ) -> DilatedAttention: ...
+@overload
+def build(
+    variant: Literal["disentangled"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    max_distance: int = 256,
+    terms: tuple[str, ...] = TERMS,
+) -> DisentangledAttention: ...
 @overload
 def build(
     variant: Literal["dot_product"],

@@ -1,0 +1,149 @@
+"""Disentangled attention (DeBERTa): contents look at contents, contents at positions, and positions at contents."""
+
+from math import sqrt
+
+from jaxtyping import Bool, Float
+
+from attn_np._cache import Past, places, remember
+from attn_np._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    clip,
+    dropout,
+    dtype_name,
+    einsum,
+    hide,
+    inputs,
+    linear,
+    output,
+    pick,
+    record,
+    shown,
+    softmax,
+    visible,
+    widen,
+)
+from attn_np._vjp import (
+    Grads,
+    cotangent,
+    dropout_vjp,
+    einsum_vjp,
+    grads,
+    inputs_vjp,
+    linear_vjp,
+    pick_vjp,
+    softmax_vjp,
+    sum_to,
+    total,
+)
+from attn_np.contract.disentangled import Config
+
+
+class DisentangledAttention(Layer[Config]):
+    """Contents look at contents, contents at positions, and positions at contents."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v d"]
+    w_rel: Float[Array, "x d"]
+    w_rel_k: Float[Array, "d h k"] | None
+    w_rel_q: Float[Array, "d h k"] | None
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        query_at, key_at = places(n["t"], n["t"], like=query, past=past)
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        k, v = remember(past, k=k, v=v)
+        q = hide("bhts->bthk", allowed, q)
+        k, v = hide("bhts->bshk", allowed, k), hide("bhts->bshv", allowed, v)
+        q, k, v = record(tape, q=q, k=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        # Widened once for both terms: in 16 bits too their gradients add up before they are rounded.
+        rel = widen(self.w_rel)
+        ahead = query_at[:, :, None] - key_at[:, None, :]
+        found = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
+        if self.w_rel_k is not None:
+            # Equation 3: the row of a pair, as its query sees it.
+            row = record(tape, row=clip(ahead + c.max_distance, 0, 2 * c.max_distance - 1))
+            rel_k = record(tape, rel_k=einsum("xd,dhk->xhk", rel, self.w_rel_k))
+            distances = record(tape, c2p_distances=einsum("bthk,xhk->bhtx", q, rel_k))
+            found += [record(tape, c2p_scores=pick(distances, row))]
+        if self.w_rel_q is not None:
+            # As its key sees it: the other sign, with the key's position first.
+            row = record(tape, key_row=clip(c.max_distance - ahead, 0, 2 * c.max_distance - 1).swapaxes(1, 2))
+            rel_q = record(tape, rel_q=einsum("xd,dhk->xhk", rel, self.w_rel_q))
+            distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
+            found += [record(tape, p2c_scores=pick(distances, row).swapaxes(2, 3))]
+        scale = 1 / sqrt(n["k"] * len(found)) if c.scale is None else c.scale
+        scores = record(tape, scores=sum(found[1:], start=found[0]) * scale)
+        if bias is not None:
+            scores = record(tape, biased=scores + bias)
+        probs = record(tape, probs=softmax(scores, shown(allowed, bias)))
+        kept = record(tape, kept=dropout(probs, keep, c.dropout))
+        context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, probs, return_weights)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+        """Read the forward upwards: one line here for each line there, with the same string."""
+        c, w, dbias, allowed = self.config, {}, None, tape.get("allowed")
+        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
+        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
+        dcontext = record(tape, dcontext=dcontext)
+        dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
+        dkept = record(tape, dkept=dkept)
+        dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
+        dscores = softmax_vjp(probs, dprobs)
+        if "bias" in tape:
+            dscores = record(tape, dbiased=dscores)
+            dbias = sum_to(dscores, tape["bias"].shape)
+        scale = 1 / sqrt(k.shape[-1] * (1 + len(c.terms))) if c.scale is None else c.scale
+        dscores = record(tape, dscores=dscores) * scale
+        dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dcontent_scores=dscores))
+        dw_rel = []
+        if self.w_rel_q is not None:
+            dp2c = record(tape, dp2c_scores=dscores)
+            distances = pick_vjp(tape["p2c_distances"], tape["key_row"], dp2c.swapaxes(2, 3))
+            distances = record(tape, dp2c_distances=distances)
+            more, drel_q = einsum_vjp("bshk,xhk->bhsx", k, tape["rel_q"], distances)
+            own, w["w_rel_q"] = einsum_vjp("xd,dhk->xhk", self.w_rel, self.w_rel_q, record(tape, drel_q=drel_q))
+            dk, dw_rel = total(dk, more), [own]
+        if self.w_rel_k is not None:
+            dc2p = record(tape, dc2p_scores=dscores)
+            distances = record(tape, dc2p_distances=pick_vjp(tape["c2p_distances"], tape["row"], dc2p))
+            more, drel_k = einsum_vjp("bthk,xhk->bhtx", q, tape["rel_k"], distances)
+            own, w["w_rel_k"] = einsum_vjp("xd,dhk->xhk", self.w_rel, self.w_rel_k, record(tape, drel_k=drel_k))
+            dq, dw_rel = total(dq, more), [*dw_rel, own]
+        w["w_rel"] = total(*dw_rel)
+        dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
+        dq = hide("bhts->bthk", allowed, dq)
+        dk, dv = hide("bhts->bshk", allowed, dk), hide("bhts->bshv", allowed, dv)
+        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
+        dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
+        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
+        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

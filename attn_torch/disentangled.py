@@ -1,0 +1,95 @@
+"""Disentangled attention (DeBERTa): contents look at contents, contents at positions, and positions at contents."""
+
+from math import sqrt
+
+from jaxtyping import Bool, Float
+
+from attn_np.contract.disentangled import Config
+from attn_torch._cache import Past, places, remember
+from attn_torch._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    clip,
+    dropout,
+    dtype_name,
+    einsum,
+    hide,
+    inputs,
+    linear,
+    output,
+    pick,
+    record,
+    shown,
+    softmax,
+    visible,
+    widen,
+)
+
+
+class DisentangledAttention(Layer[Config]):
+    """Contents look at contents, contents at positions, and positions at contents."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v d"]
+    w_rel: Float[Array, "x d"]
+    w_rel_k: Float[Array, "d h k"] | None
+    w_rel_q: Float[Array, "d h k"] | None
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def forward(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        query_at, key_at = places(n["t"], n["t"], like=query, past=past)
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        k, v = remember(past, k=k, v=v)
+        q = hide("bhts->bthk", allowed, q)
+        k, v = hide("bhts->bshk", allowed, k), hide("bhts->bshv", allowed, v)
+        q, k, v = record(tape, q=q, k=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        # Widened once for both terms: in 16 bits too their gradients add up before they are rounded.
+        rel = widen(self.w_rel)
+        ahead = query_at[:, :, None] - key_at[:, None, :]
+        found = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
+        if self.w_rel_k is not None:
+            # Equation 3: the row of a pair, as its query sees it.
+            row = record(tape, row=clip(ahead + c.max_distance, 0, 2 * c.max_distance - 1))
+            rel_k = record(tape, rel_k=einsum("xd,dhk->xhk", rel, self.w_rel_k))
+            distances = record(tape, c2p_distances=einsum("bthk,xhk->bhtx", q, rel_k))
+            found += [record(tape, c2p_scores=pick(distances, row))]
+        if self.w_rel_q is not None:
+            # As its key sees it: the other sign, with the key's position first.
+            row = record(tape, key_row=clip(c.max_distance - ahead, 0, 2 * c.max_distance - 1).swapaxes(1, 2))
+            rel_q = record(tape, rel_q=einsum("xd,dhk->xhk", rel, self.w_rel_q))
+            distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
+            found += [record(tape, p2c_scores=pick(distances, row).swapaxes(2, 3))]
+        scale = 1 / sqrt(n["k"] * len(found)) if c.scale is None else c.scale
+        scores = record(tape, scores=sum(found[1:], start=found[0]) * scale)
+        if bias is not None:
+            scores = record(tape, biased=scores + bias)
+        probs = record(tape, probs=softmax(scores, shown(allowed, bias)))
+        kept = record(tape, kept=dropout(probs, keep, c.dropout))
+        context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, probs, return_weights)

@@ -1,0 +1,193 @@
+"""Disentangled attention against scalar loops, its terms gathered in PyTorch, and attention without positions."""
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attn_np.contract import mha
+from attn_np.contract.disentangled import EXAMPLES, Config
+from parity_tests._inputs import TREES, Arrays, Tree
+from parity_tests._witness import (
+    bounded,
+    cotangent,
+    disagreement,
+    each_row,
+    heads_by_hand,
+    layer_of,
+    ratio,
+    stacked,
+    torch_gradients,
+    weights_of,
+)
+from parity_tests.cases import CALLS, Case
+from parity_tests.mutants._plant import at
+
+
+@pytest.fixture(params=list(TREES))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+# Scalar loops, from equations 2 to 4 ----------------------------------------------------------------------------------
+
+
+def delta(i: int, j: int, k: int) -> int:
+    """Equation 3, case by case."""
+    if i - j <= -k:
+        return 0
+    if i - j >= k:
+        return 2 * k - 1
+    return i - j + k
+
+
+def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
+    """Outputs and the weights of every head: the terms one by one."""
+    x, d, limit = inputs["query"], config.d_model, config.max_distance
+    b, t, _ = x.shape
+    config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
+    w = {name: p.tolist() for name, p in params.items()}
+
+    def dot(a: list[float], b: list[float]) -> float:
+        return sum(x * y for x, y in zip(a, b, strict=True))
+
+    def projected(name: str, h: int, row: int) -> list[float]:
+        own = w[name]
+        return [sum(w["w_rel"][row][i] * own[i][h][c] for i in range(d)) for c in range(len(own[0][0]))]
+
+    def score(h: int, i: int, j: int, q: list[float], k: list[float]) -> float:
+        found = dot(q, k)
+        if "c2p" in config.terms:
+            found += dot(q, projected("w_rel_k", h, delta(i, j, limit)))
+        if "p2c" in config.terms:
+            found += dot(k, projected("w_rel_q", h, delta(j, i, limit)))
+        return found * (1 / sqrt(len(q) * (1 + len(config.terms))) if config.scale is None else config.scale)
+
+    return stacked([heads_by_hand(config, w, row, score) for row in rows], "y", "out1")
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_scalar_loops(example: str, call: str) -> None:
+    assert not disagreement(witness, Case("disentangled", example, call, "float64"))
+
+
+# The terms in PyTorch -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("terms", [("c2p", "p2c"), ("c2p",), ("p2c",)])
+def test_terms_gathered_in_torch(terms: tuple[str, ...]) -> None:
+    """Algorithm 1 of the paper, with `gather`: outputs and gradients."""
+    config, t = Config(d_model=6, num_heads=2, head_dim=5, max_distance=3, terms=terms, use_bias=False), 7
+    w, x = weights_of(config), np.random.default_rng(0).normal(size=(2, t, 6))
+    p = {name: torch.from_numpy(a).requires_grad_() for name, a in w.items()}
+    given = torch.from_numpy(x).requires_grad_()
+    q, k, v = (torch.einsum("btd,dhk->bhtk", given, p[name]) for name in ("w_q", "w_k", "w_v"))
+    rows = torch.tensor([[delta(i, j, 3) for j in range(t)] for i in range(t)]).expand(2, 2, t, t)
+    scores = q @ k.transpose(-1, -2)
+    if "c2p" in terms:
+        rel_k = torch.einsum("xd,dhk->hxk", p["w_rel"], p["w_rel_k"])
+        scores = scores + torch.gather(q @ rel_k.transpose(-1, -2), -1, rows)
+    if "p2c" in terms:
+        rel_q = torch.einsum("xd,dhk->hxk", p["w_rel"], p["w_rel_q"])
+        scores = scores + torch.gather(k @ rel_q.transpose(-1, -2), -1, rows).transpose(-1, -2)
+    weights = torch.softmax(scores / sqrt(5 * (1 + len(terms))), dim=-1)
+    y = torch.einsum("bhtv,hvd->btd", weights @ v, p["w_o"])
+    want = bounded(config, {"query": x}, w)
+    assert ratio(y.detach(), want["y"]) <= 1
+    for name, grad in torch_gradients(y, query=given, **p).items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+# Identities -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("terms", [("c2p", "p2c"), ("p2c",)])
+def test_without_distances_it_is_multi_head_attention(tree: Tree, terms: tuple[str, ...]) -> None:
+    """Embeddings of 0: outputs and gradients of `mha` with this scale, with a mask, a bias and dropout."""
+    fields: dict[str, Any] = {"d_model": 6, "num_heads": 3, "head_dim": 5, "value_head_dim": 2, "dropout": 0.5}
+    fields |= {"use_bias": False}
+    config, rng, t = Config(**fields, max_distance=3, terms=terms), np.random.default_rng(0), 7
+    inputs = {"query": rng.normal(size=(2, t, 6)), "bias": rng.normal(size=(2, 1, 1, t))}
+    inputs |= {"mask": rng.random((2, 3, t, t)) < 0.7, "keep": rng.random((2, 3, t, t)) < 0.5}
+    w = weights_of(config)
+    w["w_rel"] = np.zeros_like(w["w_rel"])
+    theirs = mha.Config(**fields, scale=1 / sqrt(5 * (1 + len(terms))))
+    want, layer = bounded(theirs, inputs, {name: w[name] for name in theirs.params()}), layer_of(tree, config, w)
+    y, weights = tree(layer, inputs, return_weights=True)
+    got = {"y": y, "out1": weights} | tree.gradients(layer, inputs, cotangent(y.shape))
+    for name, array in want.items():
+        assert ratio(got[name], array) <= 1, name
+
+
+# Fields ---------------------------------------------------------------------------------------------------------------
+
+
+def test_each_term_has_its_own_projection(tree: Tree) -> None:
+    found = {
+        terms: {
+            name for name in tree.package.build("disentangled", d_model=6, num_heads=2, terms=terms).params()
+            if "rel" in name
+        }
+        for terms in (("c2p", "p2c"), ("c2p",), ("p2c",))
+    }  # fmt: skip
+    assert found == {
+        ("c2p", "p2c"): {"w_rel", "w_rel_k", "w_rel_q"},
+        ("c2p",): {"w_rel", "w_rel_k"},
+        ("p2c",): {"w_rel", "w_rel_q"},
+    }
+
+
+@pytest.mark.parametrize("terms", [(), ("p2p",), ("c2p", "c2p"), "c2p"])
+def test_other_terms_are_refused(tree: Tree, terms: Any) -> None:
+    with pytest.raises(ValueError) as caught:
+        tree.package.build("disentangled", d_model=6, num_heads=2, terms=terms)
+    words = f"terms to be some of c2p, p2c, each once, got {terms!r}; without any of them use mha"
+    assert str(caught.value) == f"disentangled: expected {words}"
+
+
+# Planted bugs ---------------------------------------------------------------------------------------------------------
+
+both, c2p, p2c = (at("disentangled.py", "disentangled", example) for example in ("both", "c2p", "p2c"))
+
+MUTANTS = (
+    p2c(
+        "position to content by the query's view of the distance",
+        "pick position to content by delta(j, i): the distance as the key sees it",
+        "clip(c.max_distance - ahead, 0",
+        "clip(c.max_distance + ahead, 0",
+    ),
+    both(
+        "scale of the content term alone",
+        "divide by sqrt(3 head_dim) where three terms are added",
+        '1 / sqrt(n["k"] * len(found)) if',
+        '1 / sqrt(n["k"]) if',
+    ),
+    both(
+        "last distance given a row that is not its own",
+        "distances of max_distance and beyond share the last row, 2 max_distance - 1",
+        "row=clip(ahead + c.max_distance, 0, 2 * c.max_distance - 1))",
+        "row=clip(ahead + c.max_distance, 0, 2 * c.max_distance - 2))",
+    ),
+    p2c(
+        "position to content not turned back",
+        "exchange the axes of position to content: its keys were the rows",
+        "p2c_scores=pick(distances, row).swapaxes(2, 3))",
+        "p2c_scores=pick(distances, row))",
+    ),
+    c2p(
+        "distance of the pair read as key minus query",
+        "delta(i, j) is query minus key plus max_distance",
+        "row=clip(ahead + c.max_distance",
+        "row=clip(c.max_distance - ahead",
+    ),
+    both(
+        "gradient of the distances from one term",
+        "both terms read the table of distances: add their gradients",
+        'w["w_rel"] = total(*dw_rel)',
+        'w["w_rel"] = dw_rel[0]',
+        trees=("attn_np",),
+    ),
+)
