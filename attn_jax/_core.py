@@ -411,11 +411,13 @@ class Layer(nnx.Module, Generic[C]):
             if name not in own and name not in children:
                 setattr(self, name, None)
         for name in own:
-            if _values is None:
-                limit = fans[name] ** -0.5
-                value = jax.random.uniform(rngs.params(), shapes[name], kind, -limit, limit)
-            else:
+            limit, start = fans[name] ** -0.5, own[name].start
+            if _values is not None:
                 value = jnp.asarray(_values[name], kind)
+            elif start is not None:
+                value = jnp.full(shapes[name], start, kind)
+            else:
+                value = jax.random.uniform(rngs.params(), shapes[name], kind, -limit, limit)
             setattr(self, name, nnx.Param(value))
         for name, child in children.items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}

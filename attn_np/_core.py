@@ -433,8 +433,13 @@ class Layer(Generic[C]):
             if name not in own and name not in children:
                 setattr(self, name, None)
         for name in own:
-            limit = fans[name] ** -0.5
-            drawn = self.rng.uniform(-limit, limit, shapes[name]) if _values is None else _values[name]
+            limit, start = fans[name] ** -0.5, own[name].start
+            if _values is not None:
+                drawn = _values[name]
+            elif start is not None:
+                drawn = np.full(shapes[name], start)
+            else:
+                drawn = self.rng.uniform(-limit, limit, shapes[name])
             setattr(self, name, drawn.astype(DTYPES[self.dtype]))
         for name, child in children.items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}

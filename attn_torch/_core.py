@@ -418,11 +418,14 @@ class Layer(torch.nn.Module, Generic[C]):
             if name not in own and name not in children:
                 self.register_parameter(name, None)
         for name in own:
-            if _values is None:
-                value = torch.empty(shapes[name], device=device, dtype=kind)
-                torch.nn.init.uniform_(value, -(fans[name] ** -0.5), fans[name] ** -0.5)
-            else:
+            limit, start = fans[name] ** -0.5, own[name].start
+            if _values is not None:
                 value = _values[name].to(device=device, dtype=kind)
+            elif start is not None:
+                value = torch.full(shapes[name], start, device=device, dtype=kind)
+            else:
+                value = torch.empty(shapes[name], device=device, dtype=kind)
+                torch.nn.init.uniform_(value, -limit, limit)
             self.register_parameter(name, torch.nn.Parameter(value))
         for name, child in children.items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}

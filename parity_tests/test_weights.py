@@ -1214,3 +1214,16 @@ def test_what_cannot_be_a_layer_is_not_written(tmp_path: Path) -> None:
 def _written(path: Path, values: Arrays) -> Path:
     weights.write(path, CONFIG, values, finite=False)
     return path
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_weights_of_norms_start_at_one(tree: str) -> None:
+    """From `build` and from the constructor, where everything else is drawn."""
+    fields: dict[str, Any] = {"d_model": 8, "num_heads": 2, "kv_rank": 3, "nope_dim": 2, "rope_dim": 2}
+    built = TREES[tree].package.build("mla", value_head_dim=2, **fields)
+    config = type(built).Config(value_head_dim=2, **fields)
+    given = {"numpy": {"rng": 0}, "torch": {}, "jax": {"rngs": nnx.Rngs(0)}}[tree]
+    for layer in (built, type(built)(config, **given)):
+        values = {name: TREES[tree].numpy(x) for name, x in layer.params().items()}
+        assert (values["w_kv_norm"] == 1).all()
+        assert len(np.unique(values["w_o"])) == values["w_o"].size

@@ -20,12 +20,14 @@ class Param:
     """One learned array: its axes, and which of them are summed over when it is applied.
 
     `inputs` names the axes on the input side (for a bias: those of its weight). They give the fan, and with it the
-    range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan` overrides it.
+    range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan` overrides it. What is not
+    drawn at all, such as the weight of a norm, starts at `start` everywhere.
     """
 
     axes: str
     inputs: str
     fan: str | None = None
+    start: float | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,10 @@ class Config:
     def fans(self) -> dict[str, int]:
         """Fan of every parameter by its dotted name: how many numbers one application sums."""
         return {name: prod(shape_of(param.fan or param.inputs, sizes)) for name, (param, sizes) in self._walk().items()}
+
+    def starts(self) -> dict[str, float | None]:
+        """What every parameter starts at, by its dotted name; None where it is drawn."""
+        return {name: param.start for name, (param, _) in self._walk().items()}
 
     def _walk(self) -> dict[str, tuple[Param, dict[str, int]]]:
         found = {name: (param, self.sizes()) for name, param in self.own_params().items()}

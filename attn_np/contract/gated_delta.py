@@ -93,7 +93,7 @@ class Config(_base.Config):
             "w_a": Param("d h", "d"),
             "a_log": Param("h", ""),
             "dt_bias": Param("h", ""),
-            "w_norm": Param("v", ""),
+            "w_norm": Param("v", "", start=1.0),
             "w_o": Param("h v d", "h v"),
         }
 
