@@ -52,6 +52,7 @@ __all__ = [
     "silu",
     "softmax",
     "softplus",
+    "sparsemax",
     "specs",
     "sqrt",
     "stack",
@@ -259,6 +260,33 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
         lost = lost & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
     total = np.where(lost, np.nan, total)
     return e / np.where(total == 0, 1.0, total)
+
+
+@primitive
+def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """The point of the simplex nearest to the allowed scores (Martins and Astudillo 2016, algorithm 1).
+
+    The weights are max(score - tau, 0), with tau such that they add up to 1: the largest of (sum of the k largest - 1)
+    / k over all k. Where nothing is allowed the weights are 0; allowed scores that are all -inf give NaN, and so does
+    an allowed one that is NaN or inf.
+    """
+    if allowed is not None:
+        scores = np.where(allowed, scores, -np.inf)
+    n = scores.shape[axis]
+    if n == 0:
+        return scores
+    top = np.max(scores, axis=axis, keepdims=True)
+    lost = top == -np.inf
+    z = scores - np.where(lost, 0.0, top)
+    ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
+        (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
+    )
+    tau = np.max((cumsum(-np.sort(-z, axis=axis), axis) - 1.0) / ranks, axis=axis, keepdims=True)
+    tau = np.where(lost, 0.0, tau)
+    weights = np.where(z > tau, z - tau, 0.0)
+    if allowed is not None:
+        lost = lost & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    return np.where(lost | ~(top < np.inf), np.nan, weights)
 
 
 # Who sees whom --------------------------------------------------------------------------------------------------------

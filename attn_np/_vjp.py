@@ -40,6 +40,7 @@ __all__ = [
     "silu_vjp",
     "softmax_vjp",
     "softplus_vjp",
+    "sparsemax_vjp",
     "sum_to",
     "take_vjp",
     "tanh_vjp",
@@ -126,6 +127,18 @@ def part_of_softmax(scores: Array, top: Array, total: Array, parts: int) -> Arra
 def part_of_softmax_vjp(probs: Array, dprobs: Array, share: Array, parts: int) -> Array:
     """The rule of softmax for some of the keys: p_j (dp_j - share), where share = sum_i p_i dp_i over all of them."""
     return (dprobs - share) * probs
+
+
+@primitive
+def sparsemax_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
+    """p_i = s_i - tau on the support, where tau is the mean of its k scores less 1/k, so dp_i/ds_j = delta_ij - 1/k.
+
+    So ds_j = dp_j - the mean of dp over the support, and 0 beside it.
+    """
+    support = probs > 0
+    count = np.sum(support, axis=axis, keepdims=True).astype(dprobs.dtype)
+    share = np.sum(np.where(support, dprobs, 0.0), axis=axis, keepdims=True) / np.where(count == 0, 1, count)
+    return np.where(support, dprobs - share, 0.0)
 
 
 def repeat_heads_vjp(dx: Array, heads: int | None) -> Array:

@@ -53,6 +53,7 @@ __all__ = [
     "silu",
     "softmax",
     "softplus",
+    "sparsemax",
     "specs",
     "sqrt",
     "stack",
@@ -244,6 +245,34 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
         lost = lost & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
     total = where(lost, torch.nan, total)
     return e / where(total == 0, 1.0, total)
+
+
+def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """The point of the simplex nearest to the allowed scores (Martins and Astudillo 2016, algorithm 1).
+
+    The weights are max(score - tau, 0), with tau such that they add up to 1: the largest of (sum of the k largest - 1)
+    / k over all k. Where nothing is allowed the weights are 0; allowed scores that are all -inf give NaN, and so does
+    an allowed one that is NaN or inf.
+    """
+    if allowed is not None:
+        scores = where(allowed, scores, -torch.inf)
+    n = scores.shape[axis]
+    if n == 0:
+        return scores
+    top = torch.amax(scores.detach(), dim=axis, keepdim=True)
+    lost = top == -torch.inf
+    z = scores - where(lost, 0.0, top)
+    ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
+        (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
+    )
+    tau = torch.amax(
+        (cumsum(torch.sort(z, dim=axis, descending=True).values, axis) - 1.0) / ranks, dim=axis, keepdim=True
+    )
+    tau = where(lost, 0.0, tau)
+    weights = where(z > tau, z - tau, 0.0)
+    if allowed is not None:
+        lost = lost & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
+    return where(lost | ~(top < torch.inf), torch.nan, weights)
 
 
 # Who sees whom --------------------------------------------------------------------------------------------------------

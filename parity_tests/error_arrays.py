@@ -553,6 +553,49 @@ def part_of_softmax_vjp(probs: Any, dprobs: Any, share: Any, parts: int) -> ErrA
     return ErrArray(out.v, out.b + (8 + 2 * parts) * _current.get().u * size)
 
 
+@rule(FUNCTIONS, _core.sparsemax)
+def sparsemax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
+    """tau moves by no more than the scores do at most, so p_i by that and by what its own score does.
+
+    After the largest score is subtracted none is positive, so the sums cancel nothing: (sum - 1) / k errs relative to
+    1 + |tau|, at most 2, and those of other k, which are smaller, no further up. A weight whose score lies below tau by
+    more than all of this is 0 in every type.
+    """
+    s, p = lift(scores), _current.get()
+    ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
+    probs = plain(_core.sparsemax)(s.v, None if allowed is None else ok, axis)
+    if probs.size == 0:
+        return ErrArray(probs, 0.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        top = np.max(np.where(ok, s.v, -np.inf), axis=axis, keepdims=True)
+        z = np.where(ok & np.isfinite(s.v), s.v - np.where(np.isfinite(top), top, 0.0), -np.inf)
+        tau = np.max(np.where(probs > 0, z - probs, -np.inf), axis=axis, keepdims=True)
+        loose = np.max(np.where(ok, s.b, 0.0), axis=axis, keepdims=True)
+        far = np.where(np.isfinite(z), np.abs(z), 0.0)
+        most = s.b + loose + 2 * p.u * (far + s.b + loose) + 2 * p.gamma(s.shape[axis] + 4) + p.eta
+        b = np.where(ok & ~(z - tau < -most), np.minimum(most, 1.0), 0.0)
+        b = np.where(np.isnan(probs) & ~np.isposinf(s.b), 0.0, b)
+    return jostled(ErrArray(probs, b))
+
+
+@rule(FUNCTIONS, _vjp.sparsemax_vjp)
+def sparsemax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
+    """The support is a decision: where the bounds leave it open, the row's gradient may be that of another one."""
+    x, y, p = lift(probs), lift(dprobs), _current.get()
+    support = x.v > 0
+    unsure = np.where(support, x.v <= x.b, x.b > p.eta)
+    count = np.maximum(np.sum(support, axis=axis, keepdims=True), 1)
+
+    def over(a: np.ndarray) -> np.ndarray:
+        return np.sum(np.where(support, a, 0.0), axis=axis, keepdims=True) / count
+
+    size = magnitude(y)
+    b = y.b + over(y.b) + (p.gamma(x.shape[axis] + 4) + 8 * p.u) * (size + over(size)) + p.eta
+    most = 2 * np.max(size, axis=axis, keepdims=True, initial=0.0)
+    b = np.where(np.any(unsure, axis=axis, keepdims=True), most, np.where(support, b, 0.0))
+    return jostled(ErrArray(plain(_vjp.sparsemax_vjp)(x.v, y.v, axis), b))
+
+
 # Derivatives of the activations ---------------------------------------------------------------------------------------
 
 
