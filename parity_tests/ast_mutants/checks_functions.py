@@ -298,6 +298,31 @@ def functions(alias: str) -> None:
     claim(vjp.sum_to(table, (3, 2)) is table, "nothing was copied")
 
 
+def sparse(alias: str) -> None:
+    """Sparsemax by hand, hidden entries and rows, scores that are no number; `attend` with other weights."""
+    core, vjp, attend = (import_module(f"{alias}.{name}") for name in ("_core", "_vjp", "_attend"))
+    x = np.array([[0.5, 0.25, -9.0], [4.0, 1.0, 4.0]])
+    want = np.array([[0.625, 0.375, 0.0], [0.5, 0.0, 0.5]])
+    claim(same(core.sparsemax(x), want) and same(core.sparsemax(x.T, axis=0), want.T), "by hand, over either axis")
+    claim(same(core.sparsemax(x[None].swapaxes(1, 2), None, 1), want.T[None]), "over the axis between")
+    seen = np.array([[True, False, True], [False] * 3])
+    claim(core.sparsemax(x, seen).tolist() == [[1, 0, 0], [0, 0, 0]], "hidden entries")
+    claim(core.sparsemax(np.zeros((2, 0))).shape == (2, 0), "over nothing")
+    for bad in ([-np.inf, -np.inf], [np.nan, 1.0], [np.inf, 1.0]):
+        with np.errstate(invalid="ignore"):
+            claim(np.isnan(core.sparsemax(np.array(bad), np.array([True, True]))).all(), f"{bad}")
+    dy = np.array([[1.0, 3.0, 5.0], [2.0, 7.0, 6.0]])
+    claim(same(vjp.sparsemax_vjp(want, dy), np.array([[-1.0, 1.0, 0.0], [-2.0, 0.0, 2.0]])), "its rule")
+    claim(not vjp.sparsemax_vjp(0 * want, dy).any(), "the rule without support")
+    inputs, tape, other = attended(2, "mask"), {}, {}
+    plain = attend.attend(**inputs, tape=tape)
+    found = attend.attend(**inputs, weigh=core.softmax, tape=other)
+    dy = np.ones(plain[0].shape).cumsum(1)
+    claim(all(map(same, found, plain)), "weights by softmax")
+    grads = attend.attend_vjp(tape, dy), attend.attend_vjp(other, dy, weigh_vjp=vjp.softmax_vjp)
+    claim(all(map(same, grads[0][:3], grads[1][:3])), "gradients by softmax's rule")
+
+
 def turned(alias: str) -> None:
     """Tables are rounded once and made for known positions only; without a head axis the same; no base, no turning."""
     config: Any = contract.examples("rotary")["longrope"]
