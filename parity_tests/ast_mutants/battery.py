@@ -61,7 +61,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(functions.watched_scan)
     add(functions.wrong_attends)
     add(functions.hidden_from_attend)
-    for layer in layers(("qk_norm",)):  # some of its parameters are not drawn
+    for layer in layers(("mla",)):  # some of its parameters are not drawn
         add(of_layers.constructor, layer)
     add(decoding.written)
     add(decoding.functions_of_a_cache)
