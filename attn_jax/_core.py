@@ -134,7 +134,7 @@ def clip(x: Array, low: int, high: int) -> Array:
 
 
 def concrete(x: Array) -> bool:
-    """Whether the numbers are known now; under jit and compile they are not."""
+    """Whether the numbers are known now; under jit, compile and vmap they are not."""
     return not isinstance(x, Tracer)
 
 

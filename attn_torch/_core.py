@@ -130,8 +130,10 @@ def clip(x: Array, low: int, high: int) -> Array:
 
 
 def concrete(x: Array) -> bool:
-    """Whether the numbers are known now; under jit and compile they are not."""
-    return not torch.compiler.is_compiling() and not x.is_meta
+    """Whether the numbers are known now; under jit, compile and vmap they are not."""
+    if torch.compiler.is_compiling() or x.is_meta:
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def constant(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
