@@ -10,6 +10,7 @@ from attn_jax.additive import AdditiveAttention as AdditiveAttention
 from attn_jax.alibi import AlibiAttention as AlibiAttention
 from attn_jax.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_jax.chunked import ChunkedAttention as ChunkedAttention
+from attn_jax.decoder import DecoderAttention as DecoderAttention
 from attn_jax.delta import DeltaRule as DeltaRule
 from attn_jax.dilated import DilatedAttention as DilatedAttention
 from attn_jax.disentangled import DisentangledAttention as DisentangledAttention
@@ -43,6 +44,7 @@ __all__ = [
     "AlibiAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
+    "DecoderAttention",
     "DeltaRule",
     "DilatedAttention",
     "DisentangledAttention",
@@ -135,6 +137,47 @@ def build(
     use_bias: bool = True,
     chunk_size: int,
 ) -> ChunkedAttention: ...
+@overload
+def build(
+    variant: Literal["decoder"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = True,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    norm: str | None = None,
+    norm_over: str = "head",
+    norm_weight: str | None = "shared",
+    norm_eps: float = 1e-06,
+    sinks: bool = False,
+    gate: bool = False,
+    rope_base: float | None = 10000.0,
+    rotary_dim: int | None = None,
+    layout: str = "half",
+    max_positions: int | None = None,
+    scaling: str | None = None,
+    scaling_factor: float | None = None,
+    original_max_positions: int | None = None,
+    low_freq_factor: float | None = None,
+    high_freq_factor: float | None = None,
+    beta_fast: float | None = None,
+    beta_slow: float | None = None,
+    truncate: bool = True,
+    attention_factor: float | None = None,
+    short_factor: tuple[float, ...] | None = None,
+    long_factor: tuple[float, ...] | None = None,
+) -> DecoderAttention: ...
 @overload
 def build(
     variant: Literal["delta"],

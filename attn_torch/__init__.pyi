@@ -12,6 +12,7 @@ from attn_torch.additive import AdditiveAttention as AdditiveAttention
 from attn_torch.alibi import AlibiAttention as AlibiAttention
 from attn_torch.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_torch.chunked import ChunkedAttention as ChunkedAttention
+from attn_torch.decoder import DecoderAttention as DecoderAttention
 from attn_torch.delta import DeltaRule as DeltaRule
 from attn_torch.dilated import DilatedAttention as DilatedAttention
 from attn_torch.disentangled import DisentangledAttention as DisentangledAttention
@@ -45,6 +46,7 @@ __all__ = [
     "AlibiAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
+    "DecoderAttention",
     "DeltaRule",
     "DilatedAttention",
     "DisentangledAttention",
@@ -141,6 +143,48 @@ def build(
     use_bias: bool = True,
     chunk_size: int,
 ) -> ChunkedAttention: ...
+@overload
+def build(
+    variant: Literal["decoder"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = True,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    norm: str | None = None,
+    norm_over: str = "head",
+    norm_weight: str | None = "shared",
+    norm_eps: float = 1e-06,
+    sinks: bool = False,
+    gate: bool = False,
+    rope_base: float | None = 10000.0,
+    rotary_dim: int | None = None,
+    layout: str = "half",
+    max_positions: int | None = None,
+    scaling: str | None = None,
+    scaling_factor: float | None = None,
+    original_max_positions: int | None = None,
+    low_freq_factor: float | None = None,
+    high_freq_factor: float | None = None,
+    beta_fast: float | None = None,
+    beta_slow: float | None = None,
+    truncate: bool = True,
+    attention_factor: float | None = None,
+    short_factor: tuple[float, ...] | None = None,
+    long_factor: tuple[float, ...] | None = None,
+) -> DecoderAttention: ...
 @overload
 def build(
     variant: Literal["delta"],

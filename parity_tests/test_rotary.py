@@ -45,7 +45,7 @@ def normal(*shape: int) -> np.ndarray:
 
 def crossing(c: Config, width: int, turns: float) -> float:
     """The pair, as a real number, that makes so many turns in the original length: found by halving."""
-    low, high = -1000.0, 1000.0
+    low, high = -100.0, 100.0
     for _ in range(200):
         middle = (low + high) / 2
         often = (c.original_max_positions or 1) * exp(-2 * middle / width * log(c.rope_base)) / (2 * pi) > turns

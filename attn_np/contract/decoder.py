@@ -1,0 +1,277 @@
+"""Decoder attention: the attention of today's decoder-only models, whose parts are fields."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _base
+from attn_np.contract._base import Arg, Param, Spec
+from attn_np.contract._rotary import Rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Rotary, _base.Config):
+    """Fields of decoder attention.
+
+    Attributes:
+        d_model: width of the input and the output.
+        num_heads: how many query heads attend.
+        num_kv_heads: how many heads of keys and values there are; num_heads by default, which it must divide.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
+        causal: a position sees itself and what stands before it.
+        window: (left, right), how many positions before and after itself one sees; None is no limit. Models that
+            count a window of W tokens, the own one included, have left = W - 1.
+        softcap: scores become softcap * tanh(scores / softcap).
+        dropout: share of the weights set to 0 in training.
+        qkv_bias: biases on the projections of queries, keys, values and gates.
+        output_bias: a bias on the output projection.
+        norm: of queries and keys before they turn: "rms", "layer" (the mean is subtracted first), or None.
+        norm_over: "head": each head by itself; "all": all heads of a position together.
+        norm_weight: "shared": one weight for all heads; "own": each head has its own; None: without.
+        norm_eps: added under the root.
+        sinks: each head has a learned score for seeing nothing.
+        gate: what a head found is multiplied, number by number, with a sigmoid of the input.
+        rope_base: pair i turns by rope_base^(-2i / rotary_dim) from one position to the next; None: nothing turns.
+        rotary_dim: how many numbers of a head turn, the first ones; head_dim by default.
+        layout: "half", a pair is a number of the first half and one of the second (Llama, GPT-NeoX), or
+            "interleaved", two neighbours (GPT-J, Cohere).
+        max_positions: what positions stay under where a call gives them; without it a call can't.
+        scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
+            or "longrope". "dynamic" and "longrope" look at the length: that of a full pass, `max_length` of a cache
+            when decoding, and max_positions where a call gives positions.
+        scaling_factor: how many times longer; of every kind, optional for "longrope".
+        original_max_positions: the length in training; of every kind but "linear".
+        low_freq_factor: "llama3": pairs that turn less often than this in the original length are slowed down fully.
+        high_freq_factor: "llama3": pairs that turn more often than this stay as they are.
+        beta_fast: "yarn": pairs that turn more often than this in the original length stay; 32 by default.
+        beta_slow: "yarn": pairs that turn less often than this are slowed down fully; 1 by default.
+        truncate: "yarn": the ramp between the two begins and ends at whole pairs.
+        attention_factor: "yarn", "longrope": factor on cosines and sines; from scaling_factor by default.
+        short_factor: "longrope": divides each pair's angle, up to the original length.
+        long_factor: "longrope": divides each pair's angle beyond the original length.
+    """
+
+    layer = "DecoderAttention"
+    family = "heads"
+    title = "Decoder attention"
+    idea = (
+        "The models that write text agree on the frame, causal attention with shared heads of keys and values that "
+        "turn by their positions, and differ in what they add to it. Here each addition is a field."
+    )
+    formula = (
+        r"q_h = R\,\mathrm{norm}(x w_{q,h}),\quad k_g = R\,\mathrm{norm}(x w_{k,g}),\quad "
+        r"y = b_o + \sum_h \sigma(x w_{gate,h}) \odot \left(\mathrm{softmax}\!\left(\tfrac{1}{\sqrt{K}}\, "
+        r"q_h k_{\lfloor h/r \rfloor}^\top\right) v_{\lfloor h/r \rfloor}\right) w_{o,h}"
+    )
+    notation = {
+        "q_norm.weight, k_norm.weight (Qwen 3, Gemma 3)": 'w_q_norm, w_k_norm: norm_weight="shared"',
+        "q_norm.weight, k_norm.weight (OLMo 2, Cohere)": 'w_q_all, w_k_all: norm_weight="own"',
+        "sinks (gpt-oss)": "sinks",
+        "second half of q_proj, per head (Qwen3-Next)": "w_gate",
+        "Llama, Falcon 7B": "num_kv_heads (1 for Falcon 7B); Llama 3.1 also scaling='llama3', rope_base=500000.0",
+        "Mistral": "num_kv_heads, window=(W - 1, None)",
+        "Qwen 2; Qwen 3; Qwen3-Next": "qkv_bias; norm='rms'; norm='rms', gate and a quarter of the head in rotary_dim",
+        "Gemma 2": "softcap=50.0, scale=query_pre_attn_scalar**-0.5, a window in every other layer",
+        "Gemma 3": "norm='rms', scale; windows with rope_base 10000 in most layers, a million and 'linear' in the rest",
+        "Phi-1, Phi-2, GPT-NeoX": "qkv_bias, output_bias, rotary_dim; Phi-3: scaling='longrope'",
+        "GPT-J": "layout='interleaved', rotary_dim=64",
+        "Cohere Command R+": "layout='interleaved', norm='layer', norm_weight='own'",
+        "OLMo 2": "norm='rms', norm_over='all', norm_weight='own'",
+        "gpt-oss": "sinks, qkv_bias, output_bias, scaling='yarn' with truncate=False, a window in every other layer",
+    }
+    cost = "time b t t h (k + v); the cache holds g (k + v) numbers for each position"
+    paper = (
+        "Touvron et al. 2023, Llama 2, arXiv:2307.09288, section 2.2 (shared heads, rotary positions); its parts: Su "
+        "et al. 2021, arXiv:2104.09864; Ainslie et al. 2023, arXiv:2305.13245; Henry et al. 2020, arXiv:2010.04245; "
+        "Gemma Team 2024, arXiv:2408.00118, section 2 (softcap); OpenAI 2025, arXiv:2508.10925 (sinks); Qiu et al. "
+        "2025, arXiv:2505.06708 (gate)"
+    )
+    equals = (
+        "num_kv_heads=num_heads, qkv_bias, output_bias and nothing else: rotary",
+        "rope_base=None, qkv_bias, output_bias: gqa in one sequence",
+    )
+    traps = (
+        "queries and keys are normed before they turn; normed after, weights stand on numbers that have moved",
+        "Gemma and Qwen3-Next keep norm weights less 1: add 1 when they are read",
+        "transformers keeps Llama's w_q and w_k for layout='half'; Meta's own files are for 'interleaved'",
+        "a sliding window of 4096 tokens counts the own one: left is 4095",
+        "Cohere's norm has a weight for each head, Qwen 3's one for all, OLMo 2's norm is over all heads at once",
+        "the scale of Gemma is that of query_pre_attn_scalar, not of head_dim",
+        "the gate multiplies what a head found before the output projection, not the output",
+    )
+
+    d_model: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    scale: float | None = None
+    causal: bool = True
+    window: tuple[int | None, int | None] | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+    qkv_bias: bool = False
+    output_bias: bool = False
+    norm: str | None = None
+    norm_over: str = "head"
+    norm_weight: str | None = "shared"
+    norm_eps: float = 0.000001
+    sinks: bool = False
+    gate: bool = False
+    rope_base: float | None = 10000.0
+    rotary_dim: int | None = None
+    layout: str = "half"
+    max_positions: int | None = None
+    scaling: str | None = None
+    scaling_factor: float | None = None
+    original_max_positions: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    truncate: bool = True
+    attention_factor: float | None = None
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self.positive("d_model", "num_heads", "num_kv_heads", "head_dim", "value_head_dim")
+        self.number("scale")
+        self.number("softcap", above=0.0)
+        self.number("norm_eps", above=0.0)
+        self.interval("window")
+        self.rate("dropout")
+        self.flag("causal", "qkv_bias", "output_bias", "sinks", "gate")
+        for name, words in (("norm", ("rms", "layer")), ("norm_weight", ("shared", "own"))):
+            if getattr(self, name) is not None:
+                self.one_of(name, words)
+        self.one_of("norm_over", ("head", "all"))
+        self._fit(self.head_dim is not None or self.d_model % self.num_heads == 0, "d_model", "num_heads")
+        self._fit(self.num_heads % (self.num_kv_heads or self.num_heads) == 0, "num_heads", "num_kv_heads")
+        if self.norm_over == "all":
+            own = self.norm_weight != "shared"
+            _base.require(own, self.variant, "norm_weight='own' or None over all heads", "'shared'", "set norm_weight=")
+        if self.rope_base is not None or self.scaling is not None or self.rotary_dim is not None:
+            self.check_rotary()
+            turns = self.rope_base is not None
+            _base.require(turns, self.variant, "rope_base for scaling= or rotary_dim=", "none", "set rope_base=")
+
+    def _fit(self, fits: bool, name: str, by: str) -> None:
+        got = f"{name}={getattr(self, name)}, {by}={getattr(self, by)}"
+        _base.require(fits, self.variant, f"{name} divisible by {by}", got, "change one of them")
+
+    def sizes(self) -> dict[str, int]:
+        k, h = self.head_dim or self.d_model // self.num_heads, self.num_heads
+        return {"d": self.d_model, "h": h, "g": self.num_kv_heads or h, "k": k, "v": self.value_head_dim or k}
+
+    def own_params(self) -> dict[str, Param]:
+        found = {"w_q": Param("d h k", "d"), "w_k": Param("d g k", "d"), "w_v": Param("d g v", "d")}
+        biases = {"b_q": Param("h k", "d"), "b_k": Param("g k", "d"), "b_v": Param("g v", "d")}
+        if self.gate:
+            found |= {"w_gate": Param("d h v", "d")}
+            biases |= {"b_gate": Param("h v", "d")}
+        found |= {"w_o": Param("h v d", "h v")}
+        found |= biases if self.qkv_bias else {}
+        found |= {"b_o": Param("d", "h v")} if self.output_bias else {}
+        if self.norm is not None and self.norm_weight == "shared":
+            found |= {"w_q_norm": Param("k", "k"), "w_k_norm": Param("k", "k")}
+        if self.norm is not None and self.norm_weight == "own":
+            found |= {"w_q_all": Param("h k", "k"), "w_k_all": Param("g k", "k")}
+        return found | ({"sinks": Param("h", "k")} if self.sinks else {})
+
+    def arguments(self) -> dict[str, Arg]:
+        found = {
+            "query": Arg("b t d"),
+            "mask": Arg("b h t t", "mask", optional=True),
+            "bias": Arg("b h t t", "bias", optional=True),
+            "keep": Arg("b h t t", "keep", optional=True),
+        }
+        if self.max_positions is not None:
+            found["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
+        return found
+
+    def check(self, dtype: str | None, **given: Spec | None) -> dict[str, int]:
+        self.check_positions(given.get("positions"))
+        return super().check(dtype, **given)
+
+    def exempt(self) -> dict[str, str]:
+        found = {}
+        if self.rope_base is not None:
+            found["keys_have_no_order"] = "scores depend on the distance of queries and keys"
+        if self.norm is not None:
+            found["twice_the_scores_square_the_weights"] = "larger queries are brought to the same length"
+            found["the_scale_belongs_to_the_queries"] = "larger queries are brought to the same length"
+        if self.norm is not None and self.norm_over == "all":
+            found["heads_stand_alone"] = "a head is divided by what the others have too"
+        if self.sinks:
+            found["weights_add_up_to_one"] = "the sink takes a part of every row's 1"
+            found["a_constant_on_all_scores_changes_nothing"] = "the sink's score stays where it is"
+            found["twice_the_scores_square_the_weights"] = "the sink's score stays where it is"
+            found["indifferent_scores_share_evenly"] = "the sink takes a part of every row's 1"
+        if self.gate:
+            found["the_output_is_the_weights_times_the_values"] = "the gate stands between them"
+        return found
+
+    def cached(self) -> dict[str, str]:
+        return {"k": "b s g k", "v": "b s g v"} if self.causal else {}
+
+
+EXAMPLES = {
+    "sinks": Config(
+        d_model=5,
+        num_heads=6,
+        num_kv_heads=3,
+        head_dim=7,
+        value_head_dim=2,
+        window=(3, None),
+        qkv_bias=True,
+        output_bias=True,
+        norm="rms",
+        sinks=True,
+        rotary_dim=4,
+        max_positions=13,
+        scaling="yarn",
+        scaling_factor=4.0,
+        original_max_positions=29,
+        beta_fast=2.5,
+        beta_slow=0.25,
+        truncate=False,
+    ),
+    "gated": Config(
+        d_model=7,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=6,
+        value_head_dim=3,
+        scale=0.5,
+        causal=False,
+        softcap=2.5,
+        dropout=0.25,
+        qkv_bias=True,
+        norm="layer",
+        norm_over="all",
+        norm_weight="own",
+        norm_eps=0.0625,
+        gate=True,
+        rope_base=50.0,
+        layout="interleaved",
+        scaling="llama3",
+        scaling_factor=3.0,
+        original_max_positions=23,
+        low_freq_factor=0.5,
+        high_freq_factor=2.0,
+    ),
+    "plain": Config(
+        d_model=11,
+        num_heads=3,
+        head_dim=5,
+        norm="rms",
+        norm_weight=None,
+        rotary_dim=4,
+        scaling="longrope",
+        original_max_positions=1,
+        attention_factor=1.25,
+        short_factor=(1.0, 1.5),
+        long_factor=(1.25, 3.0),
+    ),
+}

@@ -1,0 +1,94 @@
+"""Decoder attention: the attention of today's decoder-only models, whose parts are fields."""
+
+from jaxtyping import Bool, Float, Int
+
+from attn_np.contract.decoder import Config
+from attn_torch._attend import attend
+from attn_torch._cache import Past, remember
+from attn_torch._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    dtype_name,
+    inputs,
+    layer_norm,
+    linear,
+    output,
+    record,
+    rms_norm,
+    sigmoid,
+    visible,
+    widen,
+)
+from attn_torch._rotary import rotate, rotation
+
+
+def normed(c: Config, x: Array, weight: Array | None) -> Array:
+    """Each head on its own last axis, or all heads of a position as one."""
+    if c.norm is None:
+        return x
+    shape, weight = x.shape, widen(weight)
+    if c.norm_over == "all":
+        x = x.reshape((*shape[:2], shape[2] * shape[3]))
+        weight = None if weight is None else weight.reshape((shape[2] * shape[3],))
+    x = rms_norm(x, weight, c.norm_eps) if c.norm == "rms" else layer_norm(x, weight, None, c.norm_eps)
+    return x.reshape(shape)
+
+
+class DecoderAttention(Layer[Config]):
+    """The attention of today's decoder-only models, whose parts are fields."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d g k"]
+    w_v: Float[Array, "d g v"]
+    w_gate: Float[Array, "d h v"] | None
+    w_o: Float[Array, "h v d"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "g k"] | None
+    b_v: Float[Array, "g v"] | None
+    b_gate: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+    w_q_norm: Float[Array, "k"] | None
+    w_k_norm: Float[Array, "k"] | None
+    w_q_all: Float[Array, "h k"] | None
+    w_k_all: Float[Array, "g k"] | None
+    sinks: Float[Array, "h"] | None
+
+    def forward(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        positions: Int[Array, "b t"] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
+        c, dtype = self.config, dtype_name(query)
+        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        positions = record(tape, positions=positions)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
+        v = linear("bsd,dgv->bsgv", value, self.w_v, self.b_v)
+        q, k = record(tape, q_proj=q, k_proj=k)
+        q = record(tape, q_norm=normed(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all))
+        k = record(tape, k_norm=normed(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all))
+        cos, sin = rotation(c, positions, n["t"], like=query, past=past)
+        q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
+        k, v = remember(past, k=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
+            sinks=widen(self.sinks), keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+        )  # fmt: skip
+        if self.w_gate is not None:
+            gate = record(tape, gate=sigmoid(linear("btd,dhv->bthv", query, self.w_gate, self.b_gate)))
+            context = record(tape, gated=gate * context)
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, weights, return_weights)
