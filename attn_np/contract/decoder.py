@@ -174,9 +174,9 @@ class Config(Rotary, _base.Config):
         found |= biases if self.qkv_bias else {}
         found |= {"b_o": Param("d", "h v")} if self.output_bias else {}
         if self.norm is not None and self.norm_weight == "shared":
-            found |= {"w_q_norm": Param("k", "k"), "w_k_norm": Param("k", "k")}
+            found |= {"w_q_norm": Param("k", "k", start=1.0), "w_k_norm": Param("k", "k", start=1.0)}
         if self.norm is not None and self.norm_weight == "own":
-            found |= {"w_q_all": Param("h k", "k"), "w_k_all": Param("g k", "k")}
+            found |= {"w_q_all": Param("h k", "k", start=1.0), "w_k_all": Param("g k", "k", start=1.0)}
         return found | ({"sinks": Param("h", "k")} if self.sinks else {})
 
     def arguments(self) -> dict[str, Arg]:
