@@ -12,6 +12,7 @@ from attn_jax.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_jax.chunked import ChunkedAttention as ChunkedAttention
 from attn_jax.decoder import DecoderAttention as DecoderAttention
 from attn_jax.delta import DeltaRule as DeltaRule
+from attn_jax.differential import DifferentialAttention as DifferentialAttention
 from attn_jax.dilated import DilatedAttention as DilatedAttention
 from attn_jax.disentangled import DisentangledAttention as DisentangledAttention
 from attn_jax.dot_product import DotProductAttention as DotProductAttention
@@ -46,6 +47,7 @@ __all__ = [
     "ChunkedAttention",
     "DecoderAttention",
     "DeltaRule",
+    "DifferentialAttention",
     "DilatedAttention",
     "DisentangledAttention",
     "DotProductAttention",
@@ -194,6 +196,28 @@ def build(
     use_norm: bool = True,
     eps: float = 1e-06,
 ) -> DeltaRule: ...
+@overload
+def build(
+    variant: Literal["differential"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    lambda_init: float | None = None,
+    depth: int = 1,
+) -> DifferentialAttention: ...
 @overload
 def build(
     variant: Literal["dilated"],

@@ -13,6 +13,7 @@ from attn_np.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_np.chunked import ChunkedAttention as ChunkedAttention
 from attn_np.decoder import DecoderAttention as DecoderAttention
 from attn_np.delta import DeltaRule as DeltaRule
+from attn_np.differential import DifferentialAttention as DifferentialAttention
 from attn_np.dilated import DilatedAttention as DilatedAttention
 from attn_np.disentangled import DisentangledAttention as DisentangledAttention
 from attn_np.dot_product import DotProductAttention as DotProductAttention
@@ -47,6 +48,7 @@ __all__ = [
     "ChunkedAttention",
     "DecoderAttention",
     "DeltaRule",
+    "DifferentialAttention",
     "DilatedAttention",
     "DisentangledAttention",
     "DotProductAttention",
@@ -196,6 +198,28 @@ def build(
     use_norm: bool = True,
     eps: float = 1e-06,
 ) -> DeltaRule: ...
+@overload
+def build(
+    variant: Literal["differential"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    lambda_init: float | None = None,
+    depth: int = 1,
+) -> DifferentialAttention: ...
 @overload
 def build(
     variant: Literal["dilated"],

@@ -14,6 +14,7 @@ from attn_torch.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_torch.chunked import ChunkedAttention as ChunkedAttention
 from attn_torch.decoder import DecoderAttention as DecoderAttention
 from attn_torch.delta import DeltaRule as DeltaRule
+from attn_torch.differential import DifferentialAttention as DifferentialAttention
 from attn_torch.dilated import DilatedAttention as DilatedAttention
 from attn_torch.disentangled import DisentangledAttention as DisentangledAttention
 from attn_torch.dot_product import DotProductAttention as DotProductAttention
@@ -48,6 +49,7 @@ __all__ = [
     "ChunkedAttention",
     "DecoderAttention",
     "DeltaRule",
+    "DifferentialAttention",
     "DilatedAttention",
     "DisentangledAttention",
     "DotProductAttention",
@@ -202,6 +204,29 @@ def build(
     use_norm: bool = True,
     eps: float = 1e-06,
 ) -> DeltaRule: ...
+@overload
+def build(
+    variant: Literal["differential"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    lambda_init: float | None = None,
+    depth: int = 1,
+) -> DifferentialAttention: ...
 @overload
 def build(
     variant: Literal["dilated"],

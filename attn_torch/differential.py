@@ -1,0 +1,92 @@
+"""Differential attention: the difference of two softmax maps, so that what both see cancels."""
+
+from jaxtyping import Bool, Float
+
+from attn_np.contract.differential import EPS, Config
+from attn_torch._cache import Past, remember
+from attn_torch._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    dropout,
+    dtype_name,
+    einsum,
+    exp,
+    hide,
+    inputs,
+    linear,
+    output,
+    record,
+    rms_norm,
+    shown,
+    softmax,
+    tanh,
+    visible,
+    widen,
+)
+
+
+def of_pair(x: Array) -> Array:
+    """What is the same for both maps, with an axis for them: broadcastable to `b h t s` -> to `b h r t s`."""
+    return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))[:, :, None]
+
+
+class DifferentialAttention(Layer[Config]):
+    """The difference of two softmax maps, so that what both see cancels."""
+
+    w_q: Float[Array, "d h r k"]
+    w_k: Float[Array, "i h r k"]
+    w_v: Float[Array, "j h v"]
+    w_o: Float[Array, "h v d"]
+    b_q: Float[Array, "h r k"] | None
+    b_k: Float[Array, "h r k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+    lambda_q: Float[Array, "r k"]
+    lambda_k: Float[Array, "r k"]
+    w_norm: Float[Array, "v"]
+
+    def forward(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        key: Float[Array, "b s i"] | None = None,
+        value: Float[Array, "b s j"] | None = None,
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        q = linear("btd,dhrk->bthrk", query, self.w_q, self.b_q)
+        k = linear("bsi,ihrk->bshrk", key, self.w_k, self.b_k)
+        v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
+        k, v = remember(past, k=k, v=v)
+        q, k, v = hide("bhts->bthrk", allowed, q), hide("bhts->bshrk", allowed, k), hide("bhts->bshv", allowed, v)
+        q, k, v = record(tape, q=q, k=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        scale = n["k"] ** -0.5 if c.scale is None else c.scale
+        scores = record(tape, scores=einsum("bthrk,bshrk->bhrts", q, k) * scale)
+        if c.softcap is not None:
+            scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
+        allowed = shown(allowed, bias)
+        # Both maps see the same keys: b h t s -> b h 1 t s.
+        if bias is not None:
+            scores = record(tape, biased=scores + of_pair(bias))
+        maps = record(tape, maps=softmax(scores, None if allowed is None else of_pair(allowed)))
+        # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
+        raised = record(tape, raised=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
+        factor = record(tape, factor=raised[:1] - raised[1:] + c.start())
+        probs = record(tape, probs=maps[:, :, 0] - factor * maps[:, :, 1])
+        kept = record(tape, kept=dropout(probs, keep, c.dropout))
+        context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+        normed = record(tape, normed=rms_norm(context, self.w_norm, EPS) * (1.0 - c.start()))
+        y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, self.b_o))
+        return output(dtype, y, probs, return_weights)

@@ -1,0 +1,255 @@
+"""Differential attention against scalar loops, and against PyTorch's own attention and norm put together."""
+
+from math import exp, sqrt, tanh
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
+
+from attn_np.contract.differential import EXAMPLES, Config
+from parity_tests._inputs import TREES, Arrays, Tree
+from parity_tests._witness import (
+    bounded,
+    cotangent,
+    disagreement,
+    each_row,
+    layer_of,
+    ratio,
+    stacked,
+    torch_gradients,
+    weights_of,
+)
+from parity_tests.cases import CALLS, Case
+from parity_tests.mutants._plant import NUMPY, at
+from parity_tests.test_mha import projected, sees
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape)
+
+
+# Scalar loops, from equations 1 to 3 of the paper ---------------------------------------------------------------------
+
+
+def dot(a: list[float], b: list[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def start(config: Config) -> float:
+    return 0.8 - 0.6 * exp(-0.3 * (config.depth - 1)) if config.lambda_init is None else config.lambda_init
+
+
+def loops(config: Config, w: Any, query: Any, key: Any, value: Any, mask: Any, bias: Any, keep: Any) -> tuple[Any, Any]:
+    """Output of one batch row, and the difference of the maps of every head."""
+
+    def part(name: str, words: Any, *at: int) -> list[list[float]]:
+        def own(x: Any) -> Any:
+            for i in at:
+                x = x[i]
+            return x
+
+        shift = own(w[f"b_{name}"]) if config.use_bias else None
+        return [projected(word, [own(row) for row in w[f"w_{name}"]], shift) for word in words]
+
+    first, second = (exp(dot(w["lambda_q"][r], w["lambda_k"][r])) for r in (0, 1))
+    factor, t, s = first - second + start(config), len(query), len(key)
+    y, weights = [list(w.get("b_o", [0.0] * config.d_model)) for _ in query], []
+    for h in range(config.num_heads):
+        v, pair = part("v", value, h), [(part("q", query, h, r), part("k", key, h, r)) for r in (0, 1)]
+        own = []
+        for i in range(t):
+            maps = []
+            for q, k in pair:
+                scale = 1 / sqrt(len(q[0])) if config.scale is None else config.scale
+                raised = []
+                for j in range(s):
+                    score = scale * dot(q[i], k[j])
+                    score = score if config.softcap is None else config.softcap * tanh(score / config.softcap)
+                    shown = mask[h][i][j] and sees(config, i, j, t, s)
+                    raised.append(exp(score + bias[h][i][j]) if shown else 0.0)
+                maps.append([e / sum(raised) if e else 0.0 for e in raised])
+            own.append([a - factor * b for a, b in zip(*maps, strict=True)])
+            used = [a / (1 - config.dropout) if on else 0.0 for a, on in zip(own[i], keep[h][i], strict=True)]
+            found = [sum(a * word[c] for a, word in zip(used, v, strict=True)) for c in range(len(v[0]))]
+            root = sqrt(dot(found, found) / len(found) + 1e-5)
+            for x, gain, row in zip(found, w["w_norm"], w["w_o"][h], strict=True):
+                share = (1 - start(config)) * x / root * gain
+                y[i] = [a + share * b for a, b in zip(y[i], row, strict=True)]
+        weights.append(own)
+    return y, weights
+
+
+def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
+    """Outputs and the difference of the maps of every head."""
+    query = inputs["query"]
+    key = inputs.get("key", query)
+    value = inputs.get("value", key)
+    shape = (query.shape[0], config.num_heads, query.shape[1], key.shape[1])
+    config, rows = each_row(config, inputs, (query, key, value), shape)
+    w = {name: p.tolist() for name, p in params.items()}
+    return stacked([loops(config, w, *row) for row in rows], "y", "out1")
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_scalar_loops(example: str, call: str) -> None:
+    assert not disagreement(witness, Case("differential", example, call, "float64"))
+
+
+# PyTorch's own functions ----------------------------------------------------------------------------------------------
+
+
+def cross(**fields: Any) -> tuple[Config, Arrays, Arrays]:
+    """Three heads over keys and values of other widths and another length; every query sees a key."""
+    config = Config(d_model=7, num_heads=3, head_dim=5, value_head_dim=2, key_dim=13, **fields)
+    mask = np.random.default_rng(1).random((2, 3, 4, 6)) < 0.6
+    mask[..., 2] = True
+    return config, weights_of(config), {"query": normal(2, 4, 7), "key": normal(2, 6, 13), "mask": mask}
+
+
+@pytest.mark.parametrize("fields", [{"depth": 3}, {"lambda_init": 0.25}, {"lambda_init": 0.0}], ids=str)
+def test_torch_attention_twice_and_its_norm(fields: dict[str, Any]) -> None:
+    """Forward and every gradient, with einsums of its own around PyTorch's functions."""
+    config, w, inputs = cross(**fields)
+    mask = torch.from_numpy(inputs["mask"])
+    given = {n: torch.from_numpy(x).requires_grad_() for n, x in inputs.items() if n != "mask"}
+    held = {n: torch.from_numpy(p).requires_grad_() for n, p in w.items()}
+    q, k = (
+        torch.einsum("btd,dhrk->rbhtk", given[word], held[f"w_{n}"]) + held[f"b_{n}"].movedim(1, 0)[:, None, :, None]
+        for n, word in (("q", "query"), ("k", "key"))
+    )
+    v = torch.einsum("bsj,jhv->bhsv", given["key"], held["w_v"]) + held["b_v"][:, None]
+    first, second = (scaled_dot_product_attention(q[r], k[r], v, mask) for r in (0, 1))
+    l1, l2 = (held["lambda_q"] * held["lambda_k"]).sum(-1).exp()
+    init = start(config)
+    found = rms_norm(first - (l1 - l2 + init) * second, (2,), held["w_norm"], eps=1e-5) * (1 - init)
+    y = torch.einsum("bhtv,hvd->btd", found, held["w_o"]) + held["b_o"]
+    want = bounded(config, inputs, w)
+    assert ratio(y.detach(), want["y"]) <= 1
+    for name, grad in torch_gradients(y, **given, **held).items():
+        if name == "db_k":  # it moves all scores of a query alike, so that what comes out is rounding
+            assert np.all(np.abs(grad - want[name].v) <= want[name].b)
+        else:
+            assert ratio(grad, want[name]) <= 1, name
+
+
+# Numbers known beforehand ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lambda_init", [0.0, 0.5])
+def test_equal_vectors_leave_the_factor_where_it_starts(tree: Tree, lambda_init: float) -> None:
+    """And with equal maps the weights of a query add up to 1 - lambda_init, exactly that share of each."""
+    config, w, inputs = cross(lambda_init=lambda_init)
+    w |= {name: np.repeat(w[name][..., :1, :], 2, axis=-2) for name in ("w_q", "w_k", "b_q", "b_k")}
+    w |= {name: np.repeat(w[name][:1], 2, axis=0) for name in ("lambda_q", "lambda_k")}
+    layer = layer_of(tree, config, w)
+    _, tape = tree.trace(layer, inputs)
+    assert tape["factor"].tolist() == [lambda_init]
+    assert np.array_equal(tape["probs"], tape["maps"][:, :, 0] - lambda_init * tape["maps"][:, :, 1])
+    want = bounded(config, inputs, w)["out1"]
+    assert ratio(np.full((2, 3, 4), 1 - lambda_init), np.sum(want, axis=-1)) <= 1
+
+
+def test_the_factor_starts_from_the_depth() -> None:
+    """0.2 in the first layer, towards 0.8 further up."""
+    starts = [cross(depth=depth)[0].start() for depth in (1, 2, 3, 100)]
+    assert starts == [0.8 - 0.6 * exp(-0.3 * (depth - 1)) for depth in (1, 2, 3, 100)]
+    assert starts == sorted(starts)
+    assert cross(depth=3, lambda_init=0.25)[0].start() == 0.25
+
+
+def test_a_query_that_sees_nothing_gives_the_bias(tree: Tree) -> None:
+    config, w, inputs = cross()
+    inputs["mask"][1, :, 3] = False
+    layer = layer_of(tree, config, w)
+    y, weights = tree(layer, inputs, return_weights=True)
+    assert np.array_equal(y[1, 3], w["b_o"])
+    assert not weights[1, :, 3].any()
+    grads = tree.gradients(layer, inputs, cotangent(y.shape))
+    assert not grads["dquery"][1, 3].any()
+    assert all(np.isfinite(x).all() for x in grads.values())
+
+
+# Fields ---------------------------------------------------------------------------------------------------------------
+
+
+def test_default_widths() -> None:
+    """Half of a head of multi-head attention for each map, and values as wide as the whole."""
+    shapes = Config(d_model=12, num_heads=2).shapes()
+    assert (shapes["w_q"], shapes["w_v"], shapes["w_o"]) == ((12, 2, 2, 3), (12, 2, 6), (2, 6, 12))
+
+
+REFUSED = {
+    "odd": (
+        {"d_model": 6},
+        "d_model divisible by num_heads and by 2, got d_model=6, num_heads=2; change one of them or set head_dim=",
+    ),
+    "start": ({"lambda_init": 1.0}, "lambda_init in [0, 1), got 1.0; it is what the second map starts from"),
+    "depth": ({"depth": 0}, "depth to be an integer of at least 1, got 0; set depth="),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_fields_that_cannot_be_right(tree: Tree, why: str) -> None:
+    fields, words = REFUSED[why]
+    with pytest.raises(ValueError) as caught:
+        tree.package.build("differential", **({"d_model": 8, "num_heads": 2} | fields))
+    assert str(caught.value) == f"differential: expected {words}"
+
+
+# Planted bugs ---------------------------------------------------------------------------------------------------------
+
+PROBS, NORMED = (
+    "probs=maps[:, :, 0] - factor * maps[:, :, 1]",
+    "rms_norm(context, self.w_norm, EPS) * (1.0 - c.start())",
+)
+FACTOR = "factor=raised[:1] - raised[1:] + c.start()"
+first, causal = (at("differential.py", "differential", example) for example in ("cross", "causal"))
+
+MUTANTS = (
+    first("maps added", "subtract the second map from the first", PROBS, PROBS.replace(" - factor", " + factor")),
+    first(
+        "maps exchanged",
+        "the factor stands at the second map: a1 - lambda a2",
+        PROBS,
+        "probs=factor * maps[:, :, 1] - maps[:, :, 0]",
+    ),
+    causal(
+        "factor's constant part left out",
+        "add lambda_init to the difference of the exponentials",
+        FACTOR,
+        FACTOR.replace(" + c.start()", ""),
+    ),
+    first(
+        "learned factor in place of its start behind the norm",
+        "multiply by 1 - lambda_init, a constant, behind the norm",
+        NORMED,
+        NORMED.replace("1.0 - c.start()", "1.0 - factor"),
+    ),
+    causal(
+        "constant behind the norm left out",
+        "multiply what comes out of the norm by 1 - lambda_init",
+        NORMED,
+        NORMED.replace(" * (1.0 - c.start())", ""),
+    ),
+    causal(
+        "norm of the heads left out",
+        "normalise what each head found by the root of its mean square",
+        NORMED,
+        "context * self.w_norm * (1.0 - c.start())",
+    ),
+    first(
+        "gradient of the factor with one sign",
+        "the second exponential is subtracted: its gradient has a minus",
+        "concatenate([dfactor, -dfactor], 0)",
+        "concatenate([dfactor, dfactor], 0)",
+        trees=NUMPY,
+    ),
+)
