@@ -253,6 +253,28 @@ def test_anchor_lets_a_compiler_fuse_but_not_an_eager_run() -> None:
     assert np.all(fused.b >= p.u * got)
 
 
+def under_jit(found: Outcome) -> Candidate:
+    """A candidate under jit that computes what is given."""
+    return Candidate("jax", "jit", "cpu", lambda case, drawn, taped: found)
+
+
+@pytest.mark.parametrize("stage", ["scores", "probs", "context", "dprobs", "dscores", "dq"])
+def test_a_mistake_of_a_compiled_candidate_is_not_excused(outcome, stage: str) -> None:
+    """A compiler may compute a value twice, each time within its bound; a thousandth more is no rounding."""
+    case, found = outcome
+    taped = found.cotangents if stage in found.cotangents else found.tape
+    taped[stage] = taped[stage] * (1 + 2.0**-10)
+    assert next(row.name for row in judge(case, under_jit(found)) if not row.ok) == stage
+
+
+def test_a_compiler_may_compute_a_value_twice() -> None:
+    """Once for the tape and once where it is used: a loose anchor compares, and goes on with a bound that holds both."""
+    got, value = np.array([1.0, 2.0]), ErrArray([1.0, 2.0], np.array([1e-9, 1e-5]))
+    loose = Anchor({"a": got + 1e-6}, precision_of("float32"), True, loose=True)
+    assert loose.tap("a", value) is value
+    assert loose.found["a"]["ratio"] == (got[0] + 1e-6 - got[0]) / 1e-9
+
+
 @np.errstate(invalid="ignore")  # NumPy warns of signalling NaNs
 def test_widening_is_exact() -> None:
     bits = np.arange(2**16, dtype=np.uint16)
