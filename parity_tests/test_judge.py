@@ -268,7 +268,7 @@ def test_a_mistake_of_a_compiled_candidate_is_not_excused(outcome, stage: str) -
 
 
 def test_a_compiler_may_compute_a_value_twice() -> None:
-    """Once for the tape and once where it is used: a loose anchor compares, and goes on with a bound that holds both."""
+    """Once for the tape and once where it is used: a loose anchor compares and goes on with a bound for both."""
     got, value = np.array([1.0, 2.0]), ErrArray([1.0, 2.0], np.array([1e-9, 1e-5]))
     loose = Anchor({"a": got + 1e-6}, precision_of("float32"), True, loose=True)
     assert loose.tap("a", value) is value
