@@ -246,6 +246,19 @@ def softmax_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
     return Dual(_vjp.softmax_vjp(p, dp, axis), in_any_form(d, *sums, p * dprobs.d, probs.d * dp, probs.d * mean))
 
 
+@rule(FUNCTIONS, _core.sparsemax)
+def sparsemax(scores: Dual, allowed: Any = None, axis: int = -1) -> Dual:
+    """Linear where the support stays: a direction is mapped as a gradient is, less its mean over the support."""
+    p = _core.sparsemax(scores.v, allowed, axis)
+    return Dual(p, _vjp.sparsemax_vjp(p, scores.d, axis))
+
+
+@rule(FUNCTIONS, _vjp.sparsemax_vjp)
+def sparsemax_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
+    """The support does not move with the weights."""
+    return Dual(_vjp.sparsemax_vjp(probs.v, dprobs.v, axis), _vjp.sparsemax_vjp(probs.v, dprobs.d, axis))
+
+
 @rule(FUNCTIONS, _vjp.part_of_softmax)
 def part_of_softmax(scores: Dual, top: Any, total: Any, parts: int) -> Dual:
     """p = e^{s - m} / l changes by p (s' - l' / l); m has no tangent."""

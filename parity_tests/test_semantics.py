@@ -168,6 +168,7 @@ def test_windows_count_keys_from_the_querys_own_position(tree: Tree, name: str) 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if "window" in contract.get(v).Config.fields()])
 def test_layers_pass_their_window_on(tree: Tree, variant: str) -> None:
+    """Asked with small inputs: scores are then all but equal, and no key weighs nothing because it does not fit."""
     config = config_of(variant, next(iter(contract.examples(variant))))
     for name in ("causal-few-queries", "two-before-few-keys", "itself-and-two-after"):
         causal, window, want = *PATTERNS[name][:2], pattern(name)
@@ -179,7 +180,7 @@ def test_layers_pass_their_window_on(tree: Tree, variant: str) -> None:
         if not want.size:
             continue
         layer = tree.build(without(config, causal=causal, window=window, dropout=0.0))
-        given = {n: x for n, x in inputs.items() if n in ("query", "key", "value")}
+        given = {n: x / 2**10 for n, x in inputs.items() if n in ("query", "key", "value")}
         weights = tree(layer, given, return_weights=True)[1]
         assert same(weights != 0, np.broadcast_to(want, weights.shape)), name
 
