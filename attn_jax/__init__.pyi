@@ -36,6 +36,7 @@ from attn_jax.seq2seq import Seq2Seq as Seq2Seq
 from attn_jax.shaw import ShawAttention as ShawAttention
 from attn_jax.sigmoid_attention import SigmoidAttention as SigmoidAttention
 from attn_jax.sinks import SinkAttention as SinkAttention
+from attn_jax.sparsemax import SparsemaxAttention as SparsemaxAttention
 from attn_jax.t5_bias import T5Attention as T5Attention
 from attn_jax.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
 from attn_jax.transformer_xl import TransformerXLAttention as TransformerXLAttention
@@ -71,6 +72,7 @@ __all__ = [
     "ShawAttention",
     "SigmoidAttention",
     "SinkAttention",
+    "SparsemaxAttention",
     "T5Attention",
     "TalkingHeadsAttention",
     "TransformerXLAttention",
@@ -649,6 +651,26 @@ def build(
     use_bias: bool = True,
     sink: str = "learned",
 ) -> SinkAttention: ...
+@overload
+def build(
+    variant: Literal["sparsemax"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+) -> SparsemaxAttention: ...
 @overload
 def build(
     variant: Literal["t5_bias"],

@@ -37,6 +37,7 @@ from attn_np.seq2seq import Seq2Seq as Seq2Seq
 from attn_np.shaw import ShawAttention as ShawAttention
 from attn_np.sigmoid_attention import SigmoidAttention as SigmoidAttention
 from attn_np.sinks import SinkAttention as SinkAttention
+from attn_np.sparsemax import SparsemaxAttention as SparsemaxAttention
 from attn_np.t5_bias import T5Attention as T5Attention
 from attn_np.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
 from attn_np.transformer_xl import TransformerXLAttention as TransformerXLAttention
@@ -72,6 +73,7 @@ __all__ = [
     "ShawAttention",
     "SigmoidAttention",
     "SinkAttention",
+    "SparsemaxAttention",
     "T5Attention",
     "TalkingHeadsAttention",
     "TransformerXLAttention",
@@ -651,6 +653,26 @@ def build(
     use_bias: bool = True,
     sink: str = "learned",
 ) -> SinkAttention: ...
+@overload
+def build(
+    variant: Literal["sparsemax"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+) -> SparsemaxAttention: ...
 @overload
 def build(
     variant: Literal["t5_bias"],

@@ -38,6 +38,7 @@ from attn_torch.seq2seq import Seq2Seq as Seq2Seq
 from attn_torch.shaw import ShawAttention as ShawAttention
 from attn_torch.sigmoid_attention import SigmoidAttention as SigmoidAttention
 from attn_torch.sinks import SinkAttention as SinkAttention
+from attn_torch.sparsemax import SparsemaxAttention as SparsemaxAttention
 from attn_torch.t5_bias import T5Attention as T5Attention
 from attn_torch.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
 from attn_torch.transformer_xl import TransformerXLAttention as TransformerXLAttention
@@ -73,6 +74,7 @@ __all__ = [
     "ShawAttention",
     "SigmoidAttention",
     "SinkAttention",
+    "SparsemaxAttention",
     "T5Attention",
     "TalkingHeadsAttention",
     "TransformerXLAttention",
@@ -681,6 +683,27 @@ def build(
     use_bias: bool = True,
     sink: str = "learned",
 ) -> SinkAttention: ...
+@overload
+def build(
+    variant: Literal["sparsemax"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+) -> SparsemaxAttention: ...
 @overload
 def build(
     variant: Literal["t5_bias"],
