@@ -108,7 +108,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return jnp.zeros(shape, like.dtype)
 
 
-def constants(values: Sequence[float], like: Array) -> Array:
+def constants(values: Sequence[float | int], like: Array) -> Array:
     """Numbers known beforehand, each rounded once to the dtype of another array."""
     return jnp.asarray(np.array(values, np.float64).astype(like.dtype))
 
@@ -243,14 +243,13 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     / k over all k. Where nothing is allowed the weights are 0; allowed scores that are all -inf give NaN, and so does
     an allowed one that is NaN or inf.
     """
-    if allowed is not None:
-        scores = where(allowed, scores, -jnp.inf)
+    z = scores if allowed is None else where(allowed, scores, -jnp.inf)
     n = scores.shape[axis]
     if n == 0:
         return scores
-    top = jnp.max(jax.lax.stop_gradient(scores), axis=axis, keepdims=True)
+    top = jnp.max(jax.lax.stop_gradient(z), axis=axis, keepdims=True)
     lost = top == -jnp.inf
-    z = scores - where(lost, 0.0, top)
+    z = z - where(lost, 0.0, top)
     ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
         (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
     )

@@ -117,7 +117,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 
 
 @primitive
-def constants(values: Sequence[float], like: Array) -> Array:
+def constants(values: Sequence[float | int], like: Array) -> Array:
     """Numbers known beforehand, each rounded once to the dtype of another array."""
     return np.array(values, np.float64).astype(like.dtype)
 
@@ -270,14 +270,13 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     / k over all k. Where nothing is allowed the weights are 0; allowed scores that are all -inf give NaN, and so does
     an allowed one that is NaN or inf.
     """
-    if allowed is not None:
-        scores = np.where(allowed, scores, -np.inf)
+    z = scores if allowed is None else np.where(allowed, scores, -np.inf)
     n = scores.shape[axis]
     if n == 0:
         return scores
-    top = np.max(scores, axis=axis, keepdims=True)
+    top = np.max(z, axis=axis, keepdims=True)
     lost = top == -np.inf
-    z = scores - np.where(lost, 0.0, top)
+    z = z - np.where(lost, 0.0, top)
     ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
         (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
     )

@@ -105,7 +105,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return like.new_zeros(shape)
 
 
-def constants(values: Sequence[float], like: Array) -> Array:
+def constants(values: Sequence[float | int], like: Array) -> Array:
     """Numbers known beforehand, each rounded once to the dtype of another array."""
     return torch.tensor(values, dtype=torch.float64).to(like.device, like.dtype)
 
@@ -256,14 +256,13 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     / k over all k. Where nothing is allowed the weights are 0; allowed scores that are all -inf give NaN, and so does
     an allowed one that is NaN or inf.
     """
-    if allowed is not None:
-        scores = where(allowed, scores, -torch.inf)
+    z = scores if allowed is None else where(allowed, scores, -torch.inf)
     n = scores.shape[axis]
     if n == 0:
         return scores
-    top = torch.amax(scores.detach(), dim=axis, keepdim=True)
+    top = torch.amax(z.detach(), dim=axis, keepdim=True)
     lost = top == -torch.inf
-    z = scores - where(lost, 0.0, top)
+    z = z - where(lost, 0.0, top)
     ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
         (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
     )

@@ -45,6 +45,9 @@ class Dual(NDArrayOperatorsMixin):
     def swapaxes(self, i: int, j: int) -> "Dual":
         return Dual(self.v.swapaxes(i, j), self.d.swapaxes(i, j))
 
+    def sum(self, axis: int) -> "Dual":
+        return Dual(self.v.sum(axis), self.d.sum(axis))
+
     def astype(self, dtype: Any, **_: Any) -> "Dual":
         return Dual(self.v.astype(dtype), self.d.astype(dtype))
 
@@ -226,6 +229,20 @@ def total(*terms: Any) -> Dual:
 
 
 # Softmax and gates ----------------------------------------------------------------------------------------------------
+
+
+@rule(UFUNCS, np.maximum)
+def maximum(x: Any, y: Any) -> Dual:
+    """The larger number, with its tangent."""
+    x, y = dual(x), dual(y)
+    first = x.v.v >= y.v.v
+    return Dual(np.maximum(x.v, y.v), np.where(first, x.d, y.d))
+
+
+@rule(FUNCTIONS, _core.amax)
+def amax(x: Dual, axis: int) -> Dual:
+    """Without a gradient, as it is defined."""
+    return dual(_core.amax(x.v, axis))
 
 
 @rule(FUNCTIONS, _core.softmax)

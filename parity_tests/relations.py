@@ -357,9 +357,8 @@ def heads_stand_alone(s: Subject, call: Call) -> Iterator[Pair]:
         return
     if sizes["h"] != field(config, "num_heads"):  # heads of the softmax that are no heads of the projections
         return
-    fields = {"num_heads": 1, "head_dim": sizes["k"]}
-    fields |= {"num_kv_heads": 1} if "num_kv_heads" in config.fields() else {}
-    single = replace(config, **fields | ({"value_head_dim": sizes["v"]} if "v" in sizes else {}))
+    fields = {"num_heads": 1, "num_kv_heads": 1, "head_dim": sizes.get("k"), "value_head_dim": sizes.get("v")}
+    single = replace(config, **{name: x for name, x in fields.items() if x and name in config.fields()})
     shared = sizes["h"] // sizes.get("g", sizes["h"])
     axes, whole, found = {n: p.axes.split() for n, p in config.params().items()}, s.bounded(call), []
     for h in range(sizes["h"]):

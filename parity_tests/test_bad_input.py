@@ -58,12 +58,18 @@ NUMBERS = {
     "int": ("int", "int | None"),
     "float": ("float", "float | None"),
     "str": ("str",),
+    "word": ("str | None",),
     "bool": ("bool",),
+    "factors": ("tuple[float, ...] | None",),
+    "words": ("tuple[str, ...]",),
 }
 WRONG: dict[str, tuple[Any, ...]] = {
     "int": (-1, True, 2.0, "3", [3]),
     "float": (float("nan"), float("inf"), True, "1"),
     "str": ("frobnicate", 3, None),
+    "word": ("frobnicate", 3),
+    "factors": (3, "ab", (1.0, "2")),
+    "words": (3, "ab", ("ab",), None),
     "bool": (1, 0.0, "no", None),
     "window": ((-1, 0), (0, -1), (1,), (1, 2, 3), (1.5, None), (True, 0), 3, "ab"),
     "dropout": (1.0, -0.25, float("nan"), True, "0.1", None),
@@ -140,7 +146,7 @@ def test_an_unknown_variant(variant: str) -> None:
 
 def test_an_unknown_variant_like_no_other() -> None:
     for tree in TREES.values():
-        for wrong in ("qqqqqqq", "_base", "", 3, None):
+        for wrong in ("qqqqqqq", "____", "", 3, None):
             with pytest.raises(ValueError, match="expected the name of a variant") as caught:
                 tree.package.build(wrong)
             assert str(caught.value).endswith(f"got {wrong!r}; choose one of {', '.join(KNOWN)}")

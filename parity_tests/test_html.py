@@ -92,13 +92,13 @@ def rows_of(case: Case, candidate: str, ratio: float = 0.3, names: list[str] = N
 
 def many(count: int, ratio: float = 0.3) -> Result:
     """About `count` rows over every variant, candidate and dtype, no two with the same ratio."""
-    result = Result()
+    result, most = Result(), max(count, len(contract.variants()) * 3 * len(DTYPES) * len(NAMES))
     while len(result.rows) < count:
         for variant in contract.variants():
             for candidate in ("numpy by hand", "torch eager", "jax jit"):
                 for dtype in DTYPES:
                     case = Case(variant, f"example{len(result.rows)}", "full", dtype)
-                    result.rows += rows_of(case, candidate, ratio * (1 + len(result.rows) / count))
+                    result.rows += rows_of(case, candidate, ratio * (1 + len(result.rows) / most))
     return result
 
 

@@ -126,7 +126,7 @@ def test_scores_that_are_no_numbers_spoil_their_row_alone(tree: Tree) -> None:
 BUGS = {
     "1 left out": ("_core.py", "axis) - 1.0) / ranks", "axis)) / ranks"),
     "ranks from 0": ("_core.py", "zeros((n,), z) + 1.0, 0)", "zeros((n,), z) + 2.0, 0)"),
-    "hidden scores counted": ("_core.py", "    z = scores - ", "    z = maximum(scores, -9.0) - "),
+    "hidden scores counted": ("_core.py", "    z = z - ", "    z = maximum(z, -9.0) - "),
 }
 
 
