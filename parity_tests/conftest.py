@@ -27,13 +27,22 @@ except ModuleNotFoundError:
     jax = None
 
 
-# JAX compiles every operation of a new shape, and dynamo traces every call. A variant reads the same in every tree, so
-# of those beyond these few each of the following tests is asked of one in so many, always the same ones, and each is
-# asked of all with `--everything`.
+# The tests that every variant gets are thousands, and JAX compiles every shape they ask for. These few variants are
+# asked everything. A variant reads the same in every tree and is made of the same pieces as they are, so each of these
+# tests is asked of one in so many of the others, always the same ones; in JAX, and beyond the first example, of fewer.
+# All are asked of all with `--everything`.
 WHOLE = ("mha", "additive", "gru")
-IN_JAX = {"test_conventions": 4, "test_semantics": 2, "test_bad_input": 2}
-COMPILED = {"test_compile": 3}
-BEYOND_THE_FIRST = {"test_conventions": 3, "test_bad_input": 3}  # examples of one variant
+SHARES = {
+    "test_conventions": 3,
+    "test_bad_input": 3,
+    "test_semantics": 2,
+    "test_relations": 2,
+    "test_fuzz": 4,
+    "test_docs": 3,
+    "test_compile": 3,
+}
+IN_JAX = {"test_conventions": 6, "test_semantics": 4, "test_bad_input": 6}
+BEYOND_THE_FIRST = {"test_conventions": 6, "test_bad_input": 6, "test_decoding": 3}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,7 +55,7 @@ def left_out(item: pytest.Item) -> bool:
     variant, module = params.get("variant"), item.location[0].rpartition("/")[2].removesuffix(".py")
     if not isinstance(variant, str) or variant in WHOLE:
         return False
-    share = COMPILED.get(module, 1)
+    share = SHARES.get(module, 1)
     if {"jax", "attn_jax"} & set(re.split(r"[\[\]-]", item.name)):
         share = IN_JAX.get(module, share)
     asked = f"{variant}/{params.get('example')}"

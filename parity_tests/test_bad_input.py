@@ -51,7 +51,9 @@ def refused_by_all(call: Callable[[Tree], Any], error: type[Exception], who: str
 def hints(variant: str, *wanted: str) -> list[str]:
     """Fields whose annotation is one of those wanted."""
     found = contract.get(variant).Config.__dataclass_fields__.values()
-    return [f.name for f in found if str(getattr(f.type, "__name__", f.type)) in wanted]
+    return [
+        f.name for f in found if str(f.type if "[" in str(f.type) else getattr(f.type, "__name__", f.type)) in wanted
+    ]
 
 
 NUMBERS = {
@@ -60,6 +62,7 @@ NUMBERS = {
     "str": ("str",),
     "word": ("str | None",),
     "bool": ("bool",),
+    "flag": ("bool | None",),
     "factors": ("tuple[float, ...] | None",),
     "words": ("tuple[str, ...]",),
 }
@@ -71,6 +74,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "factors": (3, "ab", (1.0, "2")),
     "words": (3, "ab", ("ab",), None),
     "bool": (1, 0.0, "no", None),
+    "flag": (1, 0.0, "no"),
     "window": ((-1, 0), (0, -1), (1,), (1, 2, 3), (1.5, None), (True, 0), 3, "ab"),
     "dropout": (1.0, -0.25, float("nan"), True, "0.1", None),
 }

@@ -31,7 +31,7 @@ def planted_somewhere() -> list[tuple[Mutant, str]]:
     """
     pairs = []
     for number, mutant in enumerate(every_mutant()):
-        others = "attn_torch" if number % 16 else "attn_jax"
+        others = "attn_torch" if number % 24 else "attn_jax"
         pairs += [(mutant, tree) for tree in mutant.trees if len(mutant.trees) == 1 or tree in ("attn_np", others)]
     return pairs
 
