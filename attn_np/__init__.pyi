@@ -256,7 +256,7 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     max_distance: int = 256,
-    terms: tuple[str, ...] = TERMS,
+    terms: tuple[str, ...] = ("c2p", "p2c"),
 ) -> DisentangledAttention: ...
 @overload
 def build(

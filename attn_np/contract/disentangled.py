@@ -63,7 +63,7 @@ class Config(_heads.Config):
     )
 
     max_distance: int = 256
-    terms: tuple[str, ...] = TERMS
+    terms: tuple[str, ...] = ("c2p", "p2c")
 
     def __post_init__(self) -> None:
         super().__post_init__()
