@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from attn_np import contract
 from parity_tests.cli import app
 from parity_tests.mutants import MUTANTS, TREES, Mutant, _run, evidence, oracle_free, planted
+from parity_tests.mutants._plant import edited
 from parity_tests.mutants._run import MODES, Verdict, missed, places
 
 NOTHING = Mutant("nothing planted", "mha.py", "w_q: Float", "w_q: Float", "mha", "cross")
@@ -85,6 +86,13 @@ def test_every_cause_comes_with_advice() -> None:
         assert "\n" not in mutant.fix, mutant.name
         assert not mutant.fix.endswith("."), mutant.name
         assert len(mutant.fix) <= 120, mutant.name
+
+
+def test_every_mutant_fits_the_source() -> None:
+    """A line that has changed, or that now stands twice: said here, before searches for causes trip over it."""
+    for mutant in every_mutant():
+        for tree in mutant.trees:
+            assert edited(mutant, tree)
 
 
 def test_a_mutant_that_no_longer_fits_is_an_error() -> None:
