@@ -441,7 +441,7 @@ class Layer(nnx.Module, Generic[C]):
             if _values is not None:
                 value = jnp.asarray(_values[name], kind)
             elif start is not None:
-                value = jnp.full(shapes[name], start, kind)
+                value = jnp.full(shapes[name], np.array(start), kind)
             else:
                 value = jax.random.uniform(rngs.params(), shapes[name], kind, -limit, limit)
             setattr(self, name, nnx.Param(value))

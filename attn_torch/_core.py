@@ -452,7 +452,7 @@ class Layer(torch.nn.Module, Generic[C]):
             if _values is not None:
                 value = _values[name].to(device=device, dtype=kind)
             elif start is not None:
-                value = torch.full(shapes[name], start, device=device, dtype=kind)
+                value = torch.tensor(start, device=device, dtype=kind).expand(shapes[name]).clone()
             else:
                 value = torch.empty(shapes[name], device=device, dtype=kind)
                 torch.nn.init.uniform_(value, -limit, limit)

@@ -164,6 +164,22 @@ def test_torch_autograd_of_the_recurrence() -> None:
         assert ratio(grad, want[name]) <= 1, name
 
 
+# Where training starts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads", [1, 2, 7])
+def test_heads_start_with_long_and_short_memories(heads: int) -> None:
+    """What is left of a state after a position that says nothing: from e^(-1/1000) to e^(-1.6), head by head."""
+    found = Config(d_model=14, num_heads=heads).starts()
+    a_log, dt_bias = (np.broadcast_to(np.array(found[name]), heads) for name in ("a_log", "dt_bias"))
+    fades = -np.exp(a_log) * np.log1p(np.exp(dt_bias))
+    assert (np.diff(fades) < 0).all()
+    ends = (-0.001, -1.6) if heads > 1 else (-0.04, -0.04)
+    # Five functions, each within a few roundings, of arguments that are at most 7.
+    for got, want in zip((fades[0], fades[-1]), ends, strict=True):
+        assert abs(got - want) <= abs(want) * 5 * 7 * 4 * np.finfo(float).eps
+
+
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
 

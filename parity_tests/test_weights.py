@@ -1216,14 +1216,23 @@ def _written(path: Path, values: Arrays) -> Path:
     return path
 
 
+@pytest.mark.parametrize(("variant", "example"), EXAMPLES)
+def test_weights_of_norms_start_at_one(variant: str, example: str) -> None:
+    """A norm that starts with small weights of either sign would hardly let anything through."""
+    for name, start in config_of(variant, example).starts().items():
+        norm = "norm" in name or name.endswith("_all")
+        assert (start == 1.0) == norm or (start is not None and not norm), name
+
+
 @pytest.mark.parametrize("tree", TREES)
-def test_weights_of_norms_start_at_one(tree: str) -> None:
+@pytest.mark.parametrize(("variant", "name"), [("mla", "w_kv_norm"), ("gated_delta", "a_log"), ("qk_norm", "w_scale")])
+def test_what_is_not_drawn_starts_as_the_contract_says(tree: str, variant: str, name: str) -> None:
     """From `build` and from the constructor, where everything else is drawn."""
-    fields: dict[str, Any] = {"d_model": 8, "num_heads": 2, "kv_rank": 3, "nope_dim": 2, "rope_dim": 2}
-    built = TREES[tree].package.build("mla", value_head_dim=2, **fields)
-    config = type(built).Config(value_head_dim=2, **fields)
+    config = next(c for c in contract.examples(variant).values() if name in c.params())
+    built = TREES[tree].package.build(variant, **config.as_dict())
     given = {"numpy": {"rng": 0}, "torch": {}, "jax": {"rngs": nnx.Rngs(0)}}[tree]
     for layer in (built, type(built)(config, **given)):
         values = {name: TREES[tree].numpy(x) for name, x in layer.params().items()}
-        assert (values["w_kv_norm"] == 1).all()
+        want = np.full(values[name].shape, config.starts()[name]).astype(np.float32)
+        assert (values[name] == want).all()
         assert len(np.unique(values["w_o"])) == values["w_o"].size

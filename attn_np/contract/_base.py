@@ -21,13 +21,13 @@ class Param:
 
     `inputs` names the axes on the input side (for a bias: those of its weight). They give the fan, and with it the
     range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan` overrides it. What is not
-    drawn at all, such as the weight of a norm, starts at `start` everywhere.
+    drawn at all, such as the weight of a norm, starts at `start`: a number, or one for each place on the only axis.
     """
 
     axes: str
     inputs: str
     fan: str | None = None
-    start: float | None = None
+    start: float | tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Config:
         """Fan of every parameter by its dotted name: how many numbers one application sums."""
         return {name: prod(shape_of(param.fan or param.inputs, sizes)) for name, (param, sizes) in self._walk().items()}
 
-    def starts(self) -> dict[str, float | None]:
+    def starts(self) -> dict[str, float | tuple[float, ...] | None]:
         """What every parameter starts at, by its dotted name; None where it is drawn."""
         return {name: param.start for name, (param, _) in self._walk().items()}
 

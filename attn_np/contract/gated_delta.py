@@ -1,6 +1,7 @@
 """Gated delta rule: the state fades by a factor that each position chooses, and the delta rule writes into it."""
 
 from dataclasses import dataclass
+from math import exp, expm1, log
 
 from attn_np.contract import _base
 from attn_np.contract._base import Arg, Param
@@ -44,6 +45,7 @@ class Config(_base.Config):
         "beta_t, and u_t (pseudo-values)": "beta, and corrected: what is written for a key",
         "W, U": "erasing, writing: what a chunk takes out of the state before it, and what it would write without one",
         "A_log, dt_bias, in_proj_qkvz, in_proj_ba of Qwen3-Next": "a_log, dt_bias; w_q w_k w_v w_g, w_beta w_a",
+        "A and the step at the start": "from 1 to 16 and from 0.001 to 0.1, spread over the heads where Mamba 2 draws",
     }
     cost = "time b t h k v, plus b t c h (k + v + c) within chunks of c; the state is b h k v"
     paper = (
@@ -84,6 +86,9 @@ class Config(_base.Config):
         return {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
 
     def own_params(self) -> dict[str, Param]:
+        # softplus takes a bias back to its step
+        rates, steps = spread(log(1.0), log(16.0), self.num_heads), spread(log(0.001), log(0.1), self.num_heads)
+        biases = tuple(log(expm1(exp(step))) for step in steps)
         return {
             "w_q": Param("d h k", "d"),
             "w_k": Param("d h k", "d"),
@@ -91,8 +96,8 @@ class Config(_base.Config):
             "w_g": Param("d h v", "d"),
             "w_beta": Param("d h", "d"),
             "w_a": Param("d h", "d"),
-            "a_log": Param("h", ""),
-            "dt_bias": Param("h", ""),
+            "a_log": Param("h", "", start=rates),
+            "dt_bias": Param("h", "", start=biases),
             "w_norm": Param("v", "", start=1.0),
             "w_o": Param("h v d", "h v"),
         }
@@ -105,6 +110,11 @@ class Config(_base.Config):
 
     def reach(self) -> int | None:
         return 1
+
+
+def spread(low: float, high: float, n: int) -> tuple[float, ...]:
+    """Numbers from low to high at equal distances; one alone is in the middle."""
+    return tuple(low + (high - low) * i / (n - 1) for i in range(n)) if n > 1 else ((low + high) / 2,)
 
 
 EXAMPLES = {

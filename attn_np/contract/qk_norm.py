@@ -1,6 +1,7 @@
 """Query-key normalisation: queries and keys are brought to one length before they are compared."""
 
 from dataclasses import dataclass
+from math import sqrt
 
 from attn_np.contract import mha
 from attn_np.contract._base import Param, require
@@ -44,7 +45,7 @@ class Config(mha.Config):
         "LN(X W^Q), LN(X W^K)": 'q_norm, k_norm with norm="layer"; before: q_proj, k_proj',
         "gamma of q_norm and k_norm (Qwen3), over=head": "w_q_norm, w_k_norm, axis k",
         "gamma of q_norm and k_norm (OLMo 2), over=all": "w_q_all, w_k_all, axes h k",
-        "g (learned scale of L2 normalisation)": "w_scale, one for each head h",
+        "g (learned scale of L2 normalisation)": "w_scale, one for each head h; it starts at sqrt(K), where rms norm does too",
     }
     cost = "time b t s h (k + v); memory b h t s on the textbook path; the norms take time (b t + b s) h k"
     paper = (
@@ -76,9 +77,9 @@ class Config(mha.Config):
 
     def own_params(self) -> dict[str, Param]:
         if self.norm == "l2":
-            return super().own_params() | {"w_scale": Param("h", "k")}
+            return super().own_params() | {"w_scale": Param("h", "k", start=sqrt(self.sizes()["k"]))}
         axes, end = ("k", "norm") if self.over == "head" else ("h k", "all")
-        return super().own_params() | {f"w_q_{end}": Param(axes, "k"), f"w_k_{end}": Param(axes, "k")}
+        return super().own_params() | {f"w_{x}_{end}": Param(axes, "k", start=1.0) for x in "qk"}
 
     def exempt(self) -> dict[str, str]:
         found = {
