@@ -221,7 +221,8 @@ def louder(call: Call, factor: float) -> Call:
             x[(slice(None), 0) if name == "w_qkv" else 0] *= factor
         return call.with_params(**changed)
     names = [name for name in ("w_score", "w", "decoder.attention.w_score") if name in w]
-    names = names or [name for name in ("w_q", "b_q", "b_content", "b_position", "w_rel_q") if name in w]
+    own = ("w_q", "b_q", "b_content", "b_position", "w_rel_q", "w_q_global", "b_q_global")
+    names = names or [name for name in own if name in w]
     if names:
         return call.with_params(**{name: w[name] * factor for name in names})
     return complete(call).given(query=call.inputs["query"] * factor)
