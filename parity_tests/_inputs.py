@@ -18,7 +18,7 @@ import attn_torch
 from attn_np import _attend as attend_np
 from attn_np import contract
 from attn_np.contract import Config
-from parity_tests.cases import Case, call_sizes, draw, given, tokens_below
+from parity_tests.cases import TRUE, Case, call_sizes, draw, given, tokens_below
 
 Arrays = dict[str, np.ndarray]
 
@@ -252,7 +252,7 @@ def random_inputs(config: Config, call: str, **sizes: int) -> Arrays:
         elif kind == "tokens":
             inputs[name] = rng.integers(0, tokens_below(config, name), size=shape)
         else:
-            inputs[name] = rng.random(shape) < 0.75
+            inputs[name] = rng.random(shape) < TRUE[kind]
     return inputs
 
 

@@ -106,6 +106,10 @@ def given(config: Config, call: str) -> tuple[str, ...]:
     return tuple(name for name in arguments if name not in left_out)
 
 
+# Share of a boolean argument that is True where it is drawn by chance, by its kind: marks set few positions apart.
+TRUE = {"mask": 0.75, "keep": 0.75, "marks": 0.25}
+
+
 def draw(case: Case, only: Collection[str] | None = None, also: Collection[str] = ()) -> Drawn:
     """Everything random of a case, rounded to its dtype: what every framework and the reference get.
 
@@ -133,6 +137,8 @@ def draw(case: Case, only: Collection[str] | None = None, also: Collection[str] 
             inputs[name] = rng.integers(0, tokens_below(config, name), size=shape)
         elif arg.kind == "keep":
             inputs[name] = rng.random(shape) >= getattr(config, "dropout", 0.0)
+        elif arg.kind == "marks":
+            inputs[name] = rng.random(shape) < TRUE["marks"]
         else:
             inputs[name] = draw_mask(rng, letters, shape)
     shapes, fans = config.shapes(), config.fans()

@@ -227,8 +227,8 @@ def bad_calls(config: Config, inputs: Arrays) -> Iterator[Bad]:
     for name, arg in config.arguments().items():
         x = inputs[name]
         yield from bad_arrays(name, arg, x, known, arrays)
-        if arg.kind in ("mask", "keep"):
-            hint = {"mask": "mask == 1", "keep": "keep == 1"}[arg.kind]
+        if arg.kind in ("mask", "keep", "marks"):
+            hint = f"pass {name} == 1"
             for dtype in ("float32", "float64", "int64", "int32", "uint8"):
                 yield Bad(f"{dtype} {name}", name, x.astype(dtype), TypeError, hint)
             yield from bad_broadcasts(name, x)

@@ -460,7 +460,7 @@ def test_annotations_are_the_contracts_axes(package: str, variant: str) -> None:
         assert optional or len(given) == count, f"{name} is missing in some examples: annotate it `| None`"
 
 
-KINDS = {"array": "Float", "bias": "Float", "mask": "Bool", "keep": "Bool", "tokens": "Int"}
+KINDS = {"array": "Float", "bias": "Float", "mask": "Bool", "keep": "Bool", "marks": "Bool", "tokens": "Int"}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -478,7 +478,7 @@ def test_the_forward_takes_the_contracts_arguments(package: str, variant: str) -
             if kind in KINDS.values():
                 assert kind == KINDS[arg.kind], name
                 assert axes in (arg.axes, "..."), name
-                assert (axes == "...") == (arg.kind in ("bias", "mask", "keep")), name
+                assert (axes == "...") == (arg.kind in ("bias", "mask", "keep", "marks")), name
             assert optional == (arg.optional or arg.default is not None) or len(given) > 1, name
 
 

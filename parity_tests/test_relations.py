@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from attn_np import contract
 from attn_np.contract import Config
 from parity_tests._inputs import shapes_for, without
-from parity_tests.cases import tokens_below
+from parity_tests.cases import TRUE, tokens_below
 from parity_tests.mutants import MUTANTS, call_of, reference_with
 from parity_tests.relations import RELATIONS, Call, Subject, broken, compared, ratios
 
@@ -50,7 +50,7 @@ def made(config: Config, sizes: dict[str, int], names: set[str], seed: int) -> C
         elif kind == "tokens":
             inputs[name] = rng.integers(0, tokens_below(config, name), size=shape)
         else:
-            inputs[name] = rng.random(shape) < 0.75
+            inputs[name] = rng.random(shape) < TRUE[kind]
     fans = config.fans()
     params = {n: rng.normal(size=shape) * 1.5 * fans[n] ** -0.5 for n, shape in config.shapes().items()}
     return Call(config, {name: x for name, x in inputs.items() if name in names}, params)

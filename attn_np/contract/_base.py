@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
+# What True says in a boolean argument, by its kind.
+MEANINGS = {"mask": "True = may attend", "keep": "True = not dropped", "marks": "True = marked"}
 # Sub-layers of one kind.
 MAX_CHILDREN = 1024
 
@@ -34,14 +36,14 @@ class Param:
 class Arg:
     """One argument of a call: its axes, what it holds, and which argument stands in when it is left out.
 
-    Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask" and "keep" (boolean,
-    broadcastable), "tokens" (integers from 0, exact shape). `default` names the argument used when this one is None;
-    `below` is a number that tokens stay under, where no table of the layer says so; `drawn` one that tests keep to
-    where nothing bounds them.
+    Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask", "keep" and "marks"
+    (boolean, broadcastable; marks set some positions apart), "tokens" (integers from 0, exact shape). `default` names
+    the argument used when this one is None; `below` is a number that tokens stay under, where no table of the layer
+    says so; `drawn` one that tests keep to where nothing bounds them.
     """
 
     axes: str
-    kind: Literal["array", "bias", "mask", "keep", "tokens"] = "array"
+    kind: Literal["array", "bias", "mask", "keep", "marks", "tokens"] = "array"
     optional: bool = False
     default: str | None = None
     below: int | None = None
@@ -275,13 +277,11 @@ class Config:
             )
 
     def _check_dtype(self, name: str, arg: Arg, got: str, dtype: str | None) -> None:
-        if arg.kind in ("mask", "keep"):
+        if arg.kind in MEANINGS:
             if got != "bool":
-                todo = {
-                    "mask": "pass mask == 1, or an additive float bias as bias=",
-                    "keep": "pass keep == 1",
-                }[arg.kind]
-                meaning = {"mask": "True = may attend", "keep": "True = not dropped"}[arg.kind]
+                todo, meaning = f"pass {name} == 1", MEANINGS[arg.kind]
+                if arg.kind == "mask":
+                    todo += ", or an additive float bias as bias="
                 raise TypeError(f"{self.variant}: expected a boolean {name} ({meaning}), got {got}; {todo}")
         elif arg.kind == "tokens":
             if got not in INTEGERS:

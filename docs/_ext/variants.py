@@ -27,6 +27,7 @@ KINDS = {
     "bias": "float array, broadcastable",
     "mask": "boolean, broadcastable; True = may attend",
     "keep": "boolean, broadcastable; True = not dropped",
+    "marks": "boolean, broadcastable; True = marked",
     "tokens": "integer array",
 }
 # Widths that come with the call, where the config does not fix them.
@@ -187,6 +188,8 @@ def arrays(config: Config, sizes: dict[str, int], mask: bool = False, factor: fl
         shape = shape_of(arg.axes, sizes)
         if arg.kind == "mask" and mask and len(shape) > 1:
             given[name] = np.arange(shape[-1]) < shape[-1] - 1
+        elif arg.kind == "marks":
+            given[name] = np.arange(shape[-1]) < 1
         elif arg.optional or (arg.default is not None and alone):
             continue
         elif arg.kind == "tokens":

@@ -11,7 +11,7 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config
 from parity_tests.candidates import leaves, numpy_layer
-from parity_tests.cases import CALLS, Case, Drawn, call_sizes, draw, given, tokens_below
+from parity_tests.cases import CALLS, TRUE, Case, Drawn, call_sizes, draw, given, tokens_below
 from parity_tests.error_arrays import precision_of
 from parity_tests.judge import reference
 
@@ -131,7 +131,7 @@ def sized(config: Config, names: Collection[str], **sizes: int) -> Arrays:
             found[name] = rng.normal(size=shape)
         else:
             below = tokens_below(config, name)
-            found[name] = rng.integers(0, below, size=shape) if kind == "tokens" else rng.random(shape) < 0.75
+            found[name] = rng.integers(0, below, size=shape) if kind == "tokens" else rng.random(shape) < TRUE[kind]
     return found
 
 
@@ -222,7 +222,7 @@ def scenes(variants: tuple[str, ...]) -> tuple[Scene, ...]:
 
 def broadcast(config: Config, inputs: Arrays) -> Iterator[tuple[str, Arrays]]:
     """The inputs with masks and biases that do not vary along one axis, and of a lower rank."""
-    for name in kinds(config, "mask", "keep", "bias"):
+    for name in kinds(config, "mask", "keep", "marks", "bias"):
         x = inputs[name]
         for i in range(x.ndim if x.size else 0):
             one = np.take(x, [0], axis=i)

@@ -162,14 +162,14 @@ def wrong_arguments(layer: Labelled, alias: str) -> None:
         claim_same(results(built(alias, layer).eval(), inputs), results(module, inputs), "inputs of another dtype")
     for name, arg in config.arguments().items():
         x = inputs[name]
-        words = "expected a boolean " if arg.kind in ("mask", "keep") else "expected "
+        words = "expected a boolean " if arg.kind in ("mask", "keep", "marks") else "expected "
 
         def call(value: Any, name: str = name) -> Callable[[], Any]:
             return lambda: module(**inputs | {name: value})
 
         refuses(call(x.tolist()), TypeError, f"{who}: expected {name} as a NumPy array, got list; convert it")
         refuses(call(x[None]), ValueError, f"{who}: expected {name} ")
-        other = x.astype(np.int64) if arg.kind in ("mask", "keep") else x > 0
+        other = x.astype(np.int64) if arg.kind in ("mask", "keep", "marks") else x > 0
         refuses(call(other), TypeError, f"{who}: {words}{name} ")
         if arg.kind in ("array", "bias") and config.params():
             refuses(call(x.astype(np.float32)), TypeError, f"{who}: expected {name} of dtype float64")
