@@ -22,6 +22,7 @@ from attn_jax.gated_delta import GatedDeltaRule as GatedDeltaRule
 from attn_jax.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_jax.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_jax.linear import LinearAttention as LinearAttention
+from attn_jax.longformer import LongformerAttention as LongformerAttention
 from attn_jax.luong import LuongAttention as LuongAttention
 from attn_jax.mha import MultiHeadAttention as MultiHeadAttention
 from attn_jax.mla import MultiHeadLatentAttention as MultiHeadLatentAttention
@@ -58,6 +59,7 @@ __all__ = [
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "LinearAttention",
+    "LongformerAttention",
     "LuongAttention",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
@@ -376,6 +378,22 @@ def build(
     eps: float = 1e-06,
     use_bias: bool = True,
 ) -> LinearAttention: ...
+@overload
+def build(
+    variant: Literal["longformer"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    half_window: int,
+) -> LongformerAttention: ...
 @overload
 def build(
     variant: Literal["luong"],

@@ -23,6 +23,7 @@ from attn_np.gated_delta import GatedDeltaRule as GatedDeltaRule
 from attn_np.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_np.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_np.linear import LinearAttention as LinearAttention
+from attn_np.longformer import LongformerAttention as LongformerAttention
 from attn_np.luong import LuongAttention as LuongAttention
 from attn_np.mha import MultiHeadAttention as MultiHeadAttention
 from attn_np.mla import MultiHeadLatentAttention as MultiHeadLatentAttention
@@ -59,6 +60,7 @@ __all__ = [
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "LinearAttention",
+    "LongformerAttention",
     "LuongAttention",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
@@ -378,6 +380,22 @@ def build(
     eps: float = 1e-06,
     use_bias: bool = True,
 ) -> LinearAttention: ...
+@overload
+def build(
+    variant: Literal["longformer"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    half_window: int,
+) -> LongformerAttention: ...
 @overload
 def build(
     variant: Literal["luong"],

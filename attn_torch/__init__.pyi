@@ -24,6 +24,7 @@ from attn_torch.gated_delta import GatedDeltaRule as GatedDeltaRule
 from attn_torch.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_torch.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_torch.linear import LinearAttention as LinearAttention
+from attn_torch.longformer import LongformerAttention as LongformerAttention
 from attn_torch.luong import LuongAttention as LuongAttention
 from attn_torch.mha import MultiHeadAttention as MultiHeadAttention
 from attn_torch.mla import MultiHeadLatentAttention as MultiHeadLatentAttention
@@ -60,6 +61,7 @@ __all__ = [
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "LinearAttention",
+    "LongformerAttention",
     "LuongAttention",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
@@ -394,6 +396,23 @@ def build(
     eps: float = 1e-06,
     use_bias: bool = True,
 ) -> LinearAttention: ...
+@overload
+def build(
+    variant: Literal["longformer"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    half_window: int,
+) -> LongformerAttention: ...
 @overload
 def build(
     variant: Literal["luong"],

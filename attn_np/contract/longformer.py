@@ -1,0 +1,94 @@
+"""Longformer attention: a window of neighbours, and a few positions that see and are seen by all."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _heads
+from attn_np.contract._base import Arg, Param
+
+PROJECTED = ("q", "k", "v")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_heads.Ahead):
+    """Fields of Longformer attention.
+
+    Attributes:
+        d_model: width of queries and outputs.
+        num_heads: how many heads attend.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
+        dropout: share of the weights set to 0 in training.
+        use_bias: biases on all projections.
+        half_window: how many keys on each side of its own position a query sees.
+    """
+
+    layer = "LongformerAttention"
+    family = "sparse"
+    title = "Longformer attention"
+    idea = (
+        "Most of what a word needs stands near it, so every position sees a window of neighbours. A few positions, "
+        "such as the one that a class is read from or the words of a question, are global: they see everything and "
+        "everything sees them, so that any two positions are two steps apart. They ask with projections of their own."
+    )
+    formula = (
+        r"t \ \mathrm{global}: \ q^g_t\ \mathrm{on\ all}\ k^g_s, v^g_s; \qquad \mathrm{else}: \ "
+        r"q_t\ \mathrm{on}\ k_s, v_s \ \mathrm{where}\ |t - s| \leq w\ \mathrm{or}\ s\ \mathrm{global}"
+    )
+    notation = {
+        "w (window size)": "2 half_window, without the own position",
+        "Q_s, K_s, V_s": "w_q, w_k, w_v: sliding window",
+        "Q_g, K_g, V_g": "w_q_global, w_k_global, w_v_global",
+    }
+    cost = "time b t (w + m) h (k + v) for m global positions if the rest is skipped; here b t t h (k + v) twice"
+    paper = "Beltagy et al. 2020, Longformer, arXiv:2004.05150, section 3.1, Global Attention and Linear Projections"
+    equals = (
+        "without global positions: mha with a window",
+        "with global positions alone: mha with the global projections",
+    )
+    traps = (
+        "a position that is not global asks a global one with the projections of the window, queries, keys and values: "
+        "the global ones serve the queries of global positions only",
+        "global attention goes both ways: a global position that is not seen by the others passes nothing on",
+        "a window of w is w / 2 to each side in the paper and w keys to one side elsewhere",
+        "global projections begin as copies of the others; with separate random ones a pretrained model is lost",
+    )
+
+    half_window: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.positive("half_window")
+
+    def own_params(self) -> dict[str, Param]:
+        known = super().own_params()
+        more = {
+            f"{kind}_{name}_global": known[f"{kind}_{name}"]
+            for kind in ("w", "b")
+            for name in PROJECTED
+            if f"{kind}_{name}" in known
+        }
+        return known | more
+
+    def arguments(self) -> dict[str, Arg]:
+        known = super().arguments()
+        return {"query": known.pop("query"), "global_mask": Arg("b t", "marks", optional=True), **known}
+
+    def no_cache(self) -> str:
+        return "a window to both sides"
+
+    def exempt(self) -> dict[str, str]:
+        pattern = "keys outside the window are hidden, too"
+        return {
+            "keys_have_no_order": "who sees whom depends on their positions",
+            "weights_add_up_to_one": pattern,
+            "a_large_bias_decides": pattern,
+            "indifferent_scores_share_evenly": pattern,
+            "the_output_is_the_weights_times_the_values": "queries of global positions average other values",
+        }
+
+
+EXAMPLES = {
+    "split": Config(d_model=6, num_heads=2, dropout=0.25, half_window=1),
+    "wide": Config(d_model=5, num_heads=3, head_dim=2, value_head_dim=7, scale=0.75, use_bias=False, half_window=2),
+}

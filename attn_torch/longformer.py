@@ -1,0 +1,69 @@
+"""Longformer attention: a window of neighbours, and a few positions that see and are seen by all."""
+
+from jaxtyping import Bool, Float
+
+from attn_np.contract.longformer import Config
+from attn_torch._attend import attend
+from attn_torch._cache import places
+from attn_torch._core import Array, Layer, Output, Tape, broadcast_to, dtype_name, inputs, linear, output, record, scope
+
+
+class LongformerAttention(Layer[Config]):
+    """A window of neighbours, and a few positions that see and are seen by all."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v d"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+    w_q_global: Float[Array, "d h k"]
+    w_k_global: Float[Array, "d h k"]
+    w_v_global: Float[Array, "d h v"]
+    b_q_global: Float[Array, "h k"] | None
+    b_k_global: Float[Array, "h k"] | None
+    b_v_global: Float[Array, "h v"] | None
+
+    def forward(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        global_mask: Bool[Array, "..."] | None = None,
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+    ) -> Output:
+        n = self.check(query=query, global_mask=global_mask, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        query_at, key_at = places(n["t"], n["t"], like=query)
+        ahead = key_at[:, None, :] - query_at[:, :, None]
+        near = (ahead <= c.half_window) & (ahead >= -c.half_window)
+        wide = query_at < 0 if global_mask is None else broadcast_to(global_mask, (n["b"], n["t"]))
+        # Each query is asked in one of the two ways and sees no key in the other.
+        across = wide[:, None, :, None]
+        local = (near[:, None] | wide[:, None, None, :]) & ~across
+        local, across = (local, across) if mask is None else (local & mask, across & mask)
+        query, key, value = inputs(tape, "bhts", local | across, query)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
+        q_global = linear("btd,dhk->bthk", query, self.w_q_global, self.b_q_global)
+        k_global = linear("bsd,dhk->bshk", key, self.w_k_global, self.b_k_global)
+        v_global = linear("bsd,dhv->bshv", value, self.w_v_global, self.b_v_global)
+        keep = record(tape, keep=self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query))
+        found, weights = attend(
+            q, k, v, mask=local, bias=bias, scale=c.scale, keep=keep, rate=c.dropout, tape=scope(tape, "local"),
+            implementation=implementation,
+        )  # fmt: skip
+        found_global, weights_global = attend(
+            q_global, k_global, v_global, mask=across, bias=bias, scale=c.scale, keep=keep, rate=c.dropout,
+            tape=scope(tape, "global"), implementation=implementation,
+        )  # fmt: skip
+        context = record(tape, context=found + found_global)
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, weights + weights_global, return_weights)
