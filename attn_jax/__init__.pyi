@@ -255,8 +255,11 @@ def build(
     causal: bool = False,
     dropout: float = 0.0,
     use_bias: bool = True,
-    max_distance: int = 256,
+    max_distance: int = 512,
     terms: tuple[str, ...] = ("c2p", "p2c"),
+    buckets: int | None = None,
+    p2c_view: str = "key",
+    shared: bool = False,
 ) -> DisentangledAttention: ...
 @overload
 def build(
@@ -748,6 +751,27 @@ def build(
     use_bias: bool = False,
     base: float = 10000.0,
 ) -> TransformerXLAttention: ...
+@overload
+def build(
+    variant: Literal["deberta_v3"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    max_distance: int = 512,
+    terms: tuple[str, ...] = ("c2p", "p2c"),
+    buckets: int | None = 256,
+    p2c_view: str = 'query',
+    shared: bool = True,
+) -> DisentangledAttention: ...
 @overload
 def build(
     variant: Literal["mqa"],

@@ -1,5 +1,7 @@
 """Relative positions: what stands for a distance."""
 
+from typing import Any
+
 import numpy as np
 
 from attn_jax._core import constant
@@ -13,3 +15,9 @@ def sinusoids(low: int, high: int, width: int, base: float, dtype: str) -> np.nd
     """
     angles = np.arange(low, high, dtype=np.float64)[:, None] * base ** -(np.arange(0, width, 2) / width)
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(dtype)
+
+
+@constant
+def bucketed(config: Any) -> np.ndarray:
+    """The bucket of every distance from -max_distance to max_distance."""
+    return np.array(config.signed_buckets(), np.int32)

@@ -25,6 +25,7 @@ from attn_jax._core import (
     visible,
     widen,
 )
+from attn_jax._relative import bucketed
 from attn_np.contract.disentangled import Config
 
 
@@ -59,8 +60,10 @@ class DisentangledAttention(Layer[Config]):
         query_at, key_at = places(n["t"], n["t"], like=query, past=past)
         allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
         query, key, value = inputs(tape, "bhts", allowed, query, past=past)
-        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
-        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
+        # Widened once for all terms: in 16 bits too their gradients add up before they are rounded.
+        w_q, b_q, w_k, b_k, rel = (widen(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
+        q = linear("btd,dhk->bthk", query, w_q, b_q)
+        k = linear("bsd,dhk->bshk", key, w_k, b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = remember(past, k=k, v=v)
         q = hide("bhts->bthk", allowed, q)
@@ -68,20 +71,24 @@ class DisentangledAttention(Layer[Config]):
         q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         bias, keep = record(tape, bias=widen(bias), keep=keep)
-        # Widened once for both terms: in 16 bits too their gradients add up before they are rounded.
-        rel = widen(self.w_rel)
+        most, span = c.max_distance, c.span()
         ahead = query_at[:, :, None] - key_at[:, None, :]
+        if c.buckets is not None:
+            ahead = bucketed(c, like=ahead)[clip(ahead, -most, most) + most]
         found = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
-        if self.w_rel_k is not None:
+        if "c2p" in c.terms:
             # Equation 3: the row of a pair, as its query sees it.
-            row = record(tape, row=clip(ahead + c.max_distance, 0, 2 * c.max_distance - 1))
-            rel_k = record(tape, rel_k=einsum("xd,dhk->xhk", rel, self.w_rel_k))
+            row = record(tape, row=clip(ahead + span, 0, 2 * span - 1))
+            own, b_own = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, None)
+            rel_k = record(tape, rel_k=linear("xd,dhk->xhk", rel, own, b_own))
             distances = record(tape, c2p_distances=einsum("bthk,xhk->bhtx", q, rel_k))
             found += [record(tape, c2p_scores=pick(distances, row))]
-        if self.w_rel_q is not None:
-            # As its key sees it: the other sign, with the key's position first.
-            row = record(tape, key_row=clip(c.max_distance - ahead, 0, 2 * c.max_distance - 1).swapaxes(1, 2))
-            rel_q = record(tape, rel_q=einsum("xd,dhk->xhk", rel, self.w_rel_q))
+        if "p2c" in c.terms:
+            # As its key sees it: the other sign. The key's position comes first.
+            ahead = -ahead if c.p2c_view == "key" else ahead
+            row = record(tape, key_row=clip(ahead + span, 0, 2 * span - 1).swapaxes(1, 2))
+            own, b_own = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, None)
+            rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, own, b_own))
             distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
             found += [record(tape, p2c_scores=pick(distances, row).swapaxes(2, 3))]
         scale = 1 / sqrt(n["k"] * len(found)) if c.scale is None else c.scale

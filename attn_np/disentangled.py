@@ -25,6 +25,7 @@ from attn_np._core import (
     visible,
     widen,
 )
+from attn_np._relative import bucketed
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -72,8 +73,10 @@ class DisentangledAttention(Layer[Config]):
         query_at, key_at = places(n["t"], n["t"], like=query, past=past)
         allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
         query, key, value = inputs(tape, "bhts", allowed, query, past=past)
-        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
-        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
+        # Widened once for all terms: in 16 bits too their gradients add up before they are rounded.
+        w_q, b_q, w_k, b_k, rel = (widen(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
+        q = linear("btd,dhk->bthk", query, w_q, b_q)
+        k = linear("bsd,dhk->bshk", key, w_k, b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = remember(past, k=k, v=v)
         q = hide("bhts->bthk", allowed, q)
@@ -81,20 +84,24 @@ class DisentangledAttention(Layer[Config]):
         q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         bias, keep = record(tape, bias=widen(bias), keep=keep)
-        # Widened once for both terms: in 16 bits too their gradients add up before they are rounded.
-        rel = widen(self.w_rel)
+        most, span = c.max_distance, c.span()
         ahead = query_at[:, :, None] - key_at[:, None, :]
+        if c.buckets is not None:
+            ahead = bucketed(c, like=ahead)[clip(ahead, -most, most) + most]
         found = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
-        if self.w_rel_k is not None:
+        if "c2p" in c.terms:
             # Equation 3: the row of a pair, as its query sees it.
-            row = record(tape, row=clip(ahead + c.max_distance, 0, 2 * c.max_distance - 1))
-            rel_k = record(tape, rel_k=einsum("xd,dhk->xhk", rel, self.w_rel_k))
+            row = record(tape, row=clip(ahead + span, 0, 2 * span - 1))
+            own, b_own = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, None)
+            rel_k = record(tape, rel_k=linear("xd,dhk->xhk", rel, own, b_own))
             distances = record(tape, c2p_distances=einsum("bthk,xhk->bhtx", q, rel_k))
             found += [record(tape, c2p_scores=pick(distances, row))]
-        if self.w_rel_q is not None:
-            # As its key sees it: the other sign, with the key's position first.
-            row = record(tape, key_row=clip(c.max_distance - ahead, 0, 2 * c.max_distance - 1).swapaxes(1, 2))
-            rel_q = record(tape, rel_q=einsum("xd,dhk->xhk", rel, self.w_rel_q))
+        if "p2c" in c.terms:
+            # As its key sees it: the other sign. The key's position comes first.
+            ahead = -ahead if c.p2c_view == "key" else ahead
+            row = record(tape, key_row=clip(ahead + span, 0, 2 * span - 1).swapaxes(1, 2))
+            own, b_own = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, None)
+            rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, own, b_own))
             distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
             found += [record(tape, p2c_scores=pick(distances, row).swapaxes(2, 3))]
         scale = 1 / sqrt(n["k"] * len(found)) if c.scale is None else c.scale
@@ -125,20 +132,26 @@ class DisentangledAttention(Layer[Config]):
         scale = 1 / sqrt(k.shape[-1] * (1 + len(c.terms))) if c.scale is None else c.scale
         dscores = record(tape, dscores=dscores) * scale
         dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dcontent_scores=dscores))
-        dw_rel = []
-        if self.w_rel_q is not None:
+        more, dw_rel = {}, []
+        if "p2c" in c.terms:
             dp2c = record(tape, dp2c_scores=dscores)
             distances = pick_vjp(tape["p2c_distances"], tape["key_row"], dp2c.swapaxes(2, 3))
             distances = record(tape, dp2c_distances=distances)
-            more, drel_q = einsum_vjp("bshk,xhk->bhsx", k, tape["rel_q"], distances)
-            own, w["w_rel_q"] = einsum_vjp("xd,dhk->xhk", self.w_rel, self.w_rel_q, record(tape, drel_q=drel_q))
-            dk, dw_rel = total(dk, more), [own]
-        if self.w_rel_k is not None:
+            dk_rel, drel_q = einsum_vjp("bshk,xhk->bhsx", k, tape["rel_q"], distances)
+            own, b_own = (self.w_q, self.b_q) if self.w_rel_q is None else (self.w_rel_q, None)
+            names = ("w_q", "b_q") if self.w_rel_q is None else ("w_rel_q", "b_rel_q")
+            drel_q = record(tape, drel_q=drel_q)
+            given, more[names[0]], more[names[1]] = linear_vjp("xd,dhk->xhk", self.w_rel, own, b_own, drel_q)
+            dk, dw_rel = total(dk, dk_rel), [given]
+        if "c2p" in c.terms:
             dc2p = record(tape, dc2p_scores=dscores)
             distances = record(tape, dc2p_distances=pick_vjp(tape["c2p_distances"], tape["row"], dc2p))
-            more, drel_k = einsum_vjp("bthk,xhk->bhtx", q, tape["rel_k"], distances)
-            own, w["w_rel_k"] = einsum_vjp("xd,dhk->xhk", self.w_rel, self.w_rel_k, record(tape, drel_k=drel_k))
-            dq, dw_rel = total(dq, more), [*dw_rel, own]
+            dq_rel, drel_k = einsum_vjp("bthk,xhk->bhtx", q, tape["rel_k"], distances)
+            own, b_own = (self.w_k, self.b_k) if self.w_rel_k is None else (self.w_rel_k, None)
+            names = ("w_k", "b_k") if self.w_rel_k is None else ("w_rel_k", "b_rel_k")
+            drel_k = record(tape, drel_k=drel_k)
+            given, more[names[0]], more[names[1]] = linear_vjp("xd,dhk->xhk", self.w_rel, own, b_own, drel_k)
+            dq, dw_rel = total(dq, dq_rel), [*dw_rel, given]
         w["w_rel"] = total(*dw_rel)
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
         dq = hide("bhts->bthk", allowed, dq)
@@ -146,4 +159,5 @@ class DisentangledAttention(Layer[Config]):
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
+        w |= {name: dp if w.get(name) is None else total(w[name], dp) for name, dp in more.items() if dp is not None}
         return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

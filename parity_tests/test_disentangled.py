@@ -1,6 +1,6 @@
 """Disentangled attention against scalar loops, its terms gathered in PyTorch, and attention without positions."""
 
-from math import sqrt
+from math import ceil, copysign, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,19 @@ def tree(request: pytest.FixtureRequest) -> Tree:
 # Scalar loops, from equations 2 to 4 ----------------------------------------------------------------------------------
 
 
-def delta(i: int, j: int, k: int) -> int:
-    """Equation 3, case by case."""
+def bucket(distance: int, count: int, most: int) -> int:
+    """The authors' formula for the later versions."""
+    half = count // 2
+    if abs(distance) <= half:
+        return distance
+    far = ceil(log(abs(distance) / half) / log((most - 1) / half) * (half - 1)) + half
+    return int(copysign(far, distance))
+
+
+def delta(i: int, j: int, k: int, buckets: int | None = None) -> int:
+    """Equation 3, case by case; of buckets in the place of distances where there are some."""
+    if buckets is not None:
+        i, j, k = bucket(i - j, buckets, k), 0, buckets
     if i - j <= -k:
         return 0
     if i - j >= k:
@@ -45,7 +56,8 @@ def delta(i: int, j: int, k: int) -> int:
 
 def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     """Outputs and the weights of every head: the terms one by one."""
-    x, d, limit = inputs["query"], config.d_model, config.max_distance
+    x, d = inputs["query"], config.d_model
+    limits = config.max_distance, config.buckets
     b, t, _ = x.shape
     config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
     w = {name: p.tolist() for name, p in params.items()}
@@ -54,15 +66,17 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
         return sum(x * y for x, y in zip(a, b, strict=True))
 
     def projected(name: str, h: int, row: int) -> list[float]:
-        own = w[name]
-        return [sum(w["w_rel"][row][i] * own[i][h][c] for i in range(d)) for c in range(len(own[0][0]))]
+        own, shift = (w[f"w_{name}"], w[f"b_{name}"]) if config.shared else (w[f"w_rel_{name}"], None)
+        found: list[float] = [sum(w["w_rel"][row][i] * own[i][h][c] for i in range(d)) for c in range(len(own[0][0]))]
+        return found if shift is None else [a + b for a, b in zip(found, shift[h], strict=True)]
 
     def score(h: int, i: int, j: int, q: list[float], k: list[float]) -> float:
         found = dot(q, k)
         if "c2p" in config.terms:
-            found += dot(q, projected("w_rel_k", h, delta(i, j, limit)))
+            found += dot(q, projected("k", h, delta(i, j, *limits)))
         if "p2c" in config.terms:
-            found += dot(k, projected("w_rel_q", h, delta(j, i, limit)))
+            pair = (i, j) if config.p2c_view == "query" else (j, i)
+            found += dot(k, projected("q", h, delta(*pair, *limits)))
         return found * (1 / sqrt(len(q) * (1 + len(config.terms))) if config.scale is None else config.scale)
 
     return stacked([heads_by_hand(config, w, row, score) for row in rows], "y", "out1")
@@ -99,6 +113,38 @@ def test_terms_gathered_in_torch(terms: tuple[str, ...]) -> None:
     assert ratio(y.detach(), want["y"]) <= 1
     for name, grad in torch_gradients(y, query=given, **p).items():
         assert ratio(grad, want[name]) <= 1, name
+
+
+def test_the_later_versions_in_torch() -> None:
+    """As the published models compute it: logarithmic buckets, both terms by one table of rows, shared projections."""
+    config = Config(d_model=6, num_heads=2, head_dim=5, max_distance=6, buckets=4, shared=True, p2c_view="query")
+    t, w = 9, weights_of(config)
+    x = np.random.default_rng(0).normal(size=(2, t, 6))
+    p = {name: torch.from_numpy(a).requires_grad_() for name, a in w.items()}
+    given = torch.from_numpy(x).requires_grad_()
+
+    def heads(x: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.einsum("...td,dhk->...htk", x, p[f"w_{name}"]) + p[f"b_{name}"][:, None]
+
+    q, k, v = (heads(given, name) for name in "qkv")
+    distance = np.arange(t)[:, None] - np.arange(t)[None, :]
+    far = np.ceil(np.log(np.maximum(abs(distance), 1) / 2) / np.log(5 / 2)) + 2
+    found = np.where(abs(distance) <= 2, distance, far * np.sign(distance)).astype(int)
+    c2p, p2c = (torch.from_numpy(np.clip(x + 4, 0, 7)).expand(2, 2, t, t) for x in (found, -found))
+    scores = q @ k.mT + torch.gather(q @ heads(p["w_rel"], "k").mT, -1, c2p)
+    scores = scores + torch.gather(k @ heads(p["w_rel"], "q").mT, -1, p2c).mT
+    weights = torch.softmax(scores / sqrt(5 * 3), dim=-1)
+    y = torch.einsum("bhtv,hvd->btd", weights @ v, p["w_o"]) + p["b_o"]
+    want = bounded(config, {"query": x}, w)
+    assert ratio(y.detach(), want["y"]) <= 1
+    for name, grad in torch_gradients(y, query=given, **p).items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+@pytest.mark.parametrize(("count", "most"), [(256, 512), (32, 128), (6, 9), (4, 5), (2, 3)])
+def test_buckets_are_those_of_the_logarithm(count: int, most: int) -> None:
+    config = Config(d_model=6, num_heads=2, max_distance=most, buckets=count)
+    assert config.signed_buckets() == tuple(bucket(n, count, most) for n in range(-most, most + 1))
 
 
 # Identities -----------------------------------------------------------------------------------------------------------
@@ -148,16 +194,38 @@ def test_other_terms_are_refused(tree: Tree, terms: Any) -> None:
     assert str(caught.value) == f"disentangled: expected {words}"
 
 
+@pytest.mark.parametrize("buckets", [5, 14])
+def test_buckets_that_do_not_fit_are_refused(tree: Tree, buckets: int) -> None:
+    with pytest.raises(ValueError) as caught:
+        tree.package.build("disentangled", d_model=6, num_heads=2, max_distance=8, buckets=buckets)
+    words = (
+        f"an even number of buckets below 2 max_distance - 2 = 14, got {buckets}; half of them hold one distance each"
+    )
+    assert str(caught.value) == f"disentangled: expected {words}, the others reach to max_distance"
+
+
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
 both, c2p, p2c = (at("disentangled.py", "disentangled", example) for example in ("both", "c2p", "p2c"))
 
 MUTANTS = (
-    p2c(
+    both(
         "position to content by the query's view of the distance",
         "pick position to content by delta(j, i): the distance as the key sees it",
-        "clip(c.max_distance - ahead, 0",
-        "clip(c.max_distance + ahead, 0",
+        '-ahead if c.p2c_view == "key" else ahead',
+        "ahead",
+    ),
+    p2c(
+        "bucket looked up by the distance itself",
+        "the buckets begin with that of -max_distance: add max_distance to a distance to find its own",
+        "clip(ahead, -most, most) + most]",
+        "clip(ahead, -most, most)]",
+    ),
+    both(
+        "embeddings of distances projected without the biases of the contents",
+        "project the table as the contents are projected, biases included",
+        "(w_k, b_k) if self.w_rel_k is None",
+        "(w_k, None) if self.w_rel_k is None",
     ),
     both(
         "scale of the content term alone",
@@ -168,8 +236,8 @@ MUTANTS = (
     both(
         "last distance given a row that is not its own",
         "distances of max_distance and beyond share the last row, 2 max_distance - 1",
-        "row=clip(ahead + c.max_distance, 0, 2 * c.max_distance - 1))",
-        "row=clip(ahead + c.max_distance, 0, 2 * c.max_distance - 2))",
+        "row=clip(ahead + span, 0, 2 * span - 1))",
+        "row=clip(ahead + span, 0, 2 * span - 2))",
     ),
     p2c(
         "position to content not turned back",
@@ -180,8 +248,8 @@ MUTANTS = (
     c2p(
         "distance of the pair read as key minus query",
         "delta(i, j) is query minus key plus max_distance",
-        "row=clip(ahead + c.max_distance",
-        "row=clip(c.max_distance - ahead",
+        "record(tape, row=clip(ahead + span",
+        "record(tape, row=clip(span - ahead",
     ),
     both(
         "gradient of the distances from one term",

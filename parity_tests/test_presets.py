@@ -48,7 +48,7 @@ def test_a_preset_says_what_it_is(name: str) -> None:
     assert type(config) is contract.get(variant).Config
     assert {field: getattr(config, field) for field in preset.fields} == preset.fields
     plain = type(config).__dataclass_fields__
-    assert all(plain[field].default != value for field, value in preset.fields.items())
+    assert any(plain[field].default != value for field, value in preset.fields.items())
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attn_np.contract import _base, _heads
-from attn_np.contract._base import Param
+from attn_np.contract._base import Param, Preset
 
 TERMS = ("c2p", "p2c")
 
@@ -21,8 +21,12 @@ class Config(_heads.Config):
         causal: a position sees itself and what stands before it. The paper's encoder has none.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
-        max_distance: k of the paper: distances from -k + 1 to k - 1 are told apart; 2 k embeddings.
+        max_distance: k of the paper: distances from -k + 1 to k - 1 are told apart, the others share the outer two.
         terms: beside content to content: "c2p", "p2c" or both.
+        buckets: embeddings of one side, 2 in all for each; max_distance by default. Where there are fewer, distances up
+            to half of them have one each, and larger ones share them in buckets that grow with the distance.
+        p2c_view: whose view of a distance position to content looks up: "key" (the paper) or "query" (the models).
+        shared: embeddings are projected by w_q and w_k with their biases, not by weights of their own.
     """
 
     layer = "DisentangledAttention"
@@ -44,6 +48,7 @@ class Config(_heads.Config):
         "Q^c, K^c, V^c": "q, k, v; W_q,c, W_k,c, W_v,c: w_q, w_k, w_v",
         "K^r = P W_k,r": "rel_k, x h k; W_k,r: w_rel_k",
         "Q^r = P W_q,r": "rel_q, x h k; W_q,r: w_rel_q",
+        "max_relative_positions, position_buckets, share_att_key of the code": "max_distance, buckets, shared",
         "A~ (terms a, b, c)": "content_scores, c2p_scores, p2c_scores; their sum, scaled: scores",
     }
     cost = "time b t t h (k + v) and 2 b t x h k; memory b h t (t + x) on the textbook path"
@@ -53,21 +58,28 @@ class Config(_heads.Config):
     )
     equals = ("with all embeddings 0 and the scale of a head: mha",)
     traps = (
-        "position to content picks by delta(s, t), the distance as the key sees it, not by delta(t, s)",
+        "position to content picks by delta(s, t), the distance as the key sees it; the authors' code, and with it "
+        "every published model, picks by delta(t, s): p2c_view='query'",
         "delta is not the same on both sides: distance D and beyond share row 2 D - 1, distance -D and beyond row 0, "
         "so that -(D - 1) has row 1 and D - 1 the last",
         "the scale counts the terms: with one of them left out it is 1/sqrt(2 K)",
-        "the table of distances is projected for each layer, by weights of its own or, in later versions, by those of "
-        "the contents: share_att_key",
+        "versions 2 and 3 project the table of distances by the weights and biases of the contents, and count "
+        "distances in buckets; version 1 has weights of their own, and for Q^r a bias, which is left out here",
+        "a bucket's logarithm is rounded up here and down in T5",
         "dropout and a layer norm on the table of distances belong to the model around the layer",
     )
 
-    max_distance: int = 256
+    max_distance: int = 512
     terms: tuple[str, ...] = ("c2p", "p2c")
+    buckets: int | None = None
+    p2c_view: str = "key"
+    shared: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.positive("max_distance")
+        self.positive("max_distance", "buckets")
+        self.one_of("p2c_view", ("key", "query"))
+        self.flag("shared")
         known = isinstance(self.terms, tuple) and all(term in TERMS for term in self.terms)
         _base.require(
             known and 0 < len(set(self.terms)) == len(self.terms),
@@ -76,12 +88,30 @@ class Config(_heads.Config):
             repr(self.terms),
             "without any of them use mha",
         )
+        _base.require(
+            self.buckets is None or (self.buckets % 2 == 0 and self.buckets < 2 * self.max_distance - 2),
+            self.variant,
+            f"an even number of buckets below 2 max_distance - 2 = {2 * self.max_distance - 2}",
+            self.buckets,
+            "half of them hold one distance each, the others reach to max_distance",
+        )
+
+    def span(self) -> int:
+        """How many embeddings one side has."""
+        return self.buckets or self.max_distance
+
+    def signed_buckets(self) -> tuple[int, ...]:
+        """The bucket of every distance from -max_distance to max_distance: negative for negative ones."""
+        found = buckets(self.span(), self.max_distance)
+        return (*(-x for x in found[:0:-1]), *found)
 
     def sizes(self) -> dict[str, int]:
-        return super().sizes() | {"x": 2 * self.max_distance}
+        return super().sizes() | {"x": 2 * self.span()}
 
     def own_params(self) -> dict[str, Param]:
         more = {"w_rel": Param("x d", "d")}
+        if self.shared:
+            return super().own_params() | more
         more |= {"w_rel_k": Param("d h k", "d")} if "c2p" in self.terms else {}
         more |= {"w_rel_q": Param("d h k", "d")} if "p2c" in self.terms else {}
         return super().own_params() | more
@@ -93,8 +123,38 @@ class Config(_heads.Config):
         }
 
 
-EXAMPLES = {
-    "both": Config(d_model=6, num_heads=3, max_distance=3, dropout=0.25),
-    "c2p": Config(d_model=5, num_heads=2, head_dim=7, value_head_dim=3, max_distance=1, terms=("c2p",), causal=True),
-    "p2c": Config(d_model=7, num_heads=2, head_dim=5, scale=0.5, use_bias=False, max_distance=5, terms=("p2c",)),
+def buckets(count: int, most: int) -> tuple[int, ...]:
+    """The bucket of every distance from 0 to `most`.
+
+    Up to m = count / 2 it is the distance d. Beyond, it is m + n for the least n with (d / m)^(m - 1) <= ((most - 1) /
+    m)^n: the authors' formula, m + ceil((m - 1) log(d / m) / log((most - 1) / m)), without logarithms, in integers.
+    """
+    half, n = count // 2, 0
+    found: list[int] = list(range(half + 1))
+    for distance in range(half + 1, most + 1):
+        while distance ** (half - 1) * half**n > (most - 1) ** n * half ** (half - 1):
+            n += 1
+        found.append(half + n)
+    return tuple(found)
+
+
+PRESETS = {
+    "deberta_v3": Preset(
+        title="DeBERTa's later versions",
+        idea=(
+            "Far distances share embeddings in buckets that grow with the distance, and distances are projected by the "
+            "weights of the contents."
+        ),
+        paper="He, Gao, Chen 2021, DeBERTaV3, arXiv:2111.09543; buckets and weights as in the authors' code",
+        fields={"max_distance": 512, "buckets": 256, "p2c_view": "query", "shared": True},
+    ),
 }
+
+EXAMPLES = {
+    "both": Config(d_model=6, num_heads=3, max_distance=3, dropout=0.25, shared=True),
+    "c2p": Config(d_model=5, num_heads=2, head_dim=7, value_head_dim=3, max_distance=1, terms=("c2p",), causal=True),
+    "p2c": Config(
+        d_model=6, num_heads=2, value_head_dim=5, scale=0.5, use_bias=False, max_distance=8, terms=("p2c",), buckets=6,
+        p2c_view="query",
+    ),
+}  # fmt: skip
