@@ -349,11 +349,14 @@ def sampled(case: Case, p: Precision) -> dict[str, ErrArray]:
     return scatter(case, draw(case), p)
 
 
-def judge_tape(case: Case, name: str, drawn: Drawn, outcome: Outcome, p: Precision) -> Iterator[Row]:
-    """Anchored: each stage of forward and backward on the candidate's own numbers."""
-    anchor = Anchor(outcome.tape | outcome.cotangents, p, False)
+def judge_tape(
+    case: Case, name: str, drawn: Drawn, outcome: Outcome, p: Precision, fused: bool = False
+) -> Iterator[Row]:
+    """Anchored: each stage of forward and backward on the candidate's own numbers, `fused` where a compiler made it."""
+    anchor = Anchor(outcome.tape | outcome.cotangents, p, fused)
     _, stages = reference(case, drawn, anchor, p)
-    yield from tape_rows(case, name, outcome, anchor, stages)
+    close = list(tape_rows(case, name, outcome, anchor, stages))
+    yield from recomputed(close, case, name, drawn, outcome, p) if fused else close
 
 
 def tape_rows(

@@ -95,8 +95,16 @@ class Subject:
         """Every output by its name: "y", "out1" and so on."""
         more = extras(call.config.variant, call.config.layer)
         layer, given = self.layer(call, dtype), {name: self.array(x) for name, x in call.inputs.items()}
+
+        def run(given: dict[str, Any]) -> dict[str, Any]:
+            return leaves(layer(**given, **more))
+
+        if self.tree == "attn_jax":  # one program, instead of one for every operation and shape
+            import jax
+
+            run = jax.jit(run)
         with np.errstate(all="ignore"):
-            return {name: self.numpy(x) for name, x in leaves(layer(**given, **more)).items()}
+            return {name: self.numpy(x) for name, x in run(given).items()}
 
     def bounded(self, call: Call) -> dict[str, ErrArray]:
         """Every output with its bound; the values are this tree's own."""

@@ -1,4 +1,5 @@
-"""Annotations are true: with jaxtyping's import hook every call of every example is checked, forward and backward.
+"""Annotations are true: with jaxtyping's import hook calls are checked, forward and backward:
+of every variant the first example, and a third of the others.
 
 The hook wraps each annotated function, which costs much time and which torch.compile can't trace, so it lives in
 processes of its own. `make test HOOK=...` puts the whole suite under it.
@@ -45,8 +46,9 @@ def call(layer, inputs, **options):
 
 
 firsts = list({variant: (variant, example) for variant, example in reversed(EXAMPLES)}.values())
+asked = firsts + [pair for pair in EXAMPLES if pair not in firsts][::3]
 for dtype in ("float64", "bfloat16"):
-    for variant, example in EXAMPLES if dtype == "float64" else firsts[::3]:
+    for variant, example in asked if dtype == "float64" else firsts[::3]:
         layer = tree.layer(variant, example, dtype)
         for kind in ("plain", "full") if (variant, example) in firsts else ("full",):
             call(layer, inputs_for(variant, example, kind, dtype))
@@ -65,7 +67,7 @@ for dtype in ("float64", "bfloat16"):
             except TypeCheckError:
                 continue
             raise SystemExit(f"{variant}: the hook lets {type(x).__name__} {x.shape} of {x.dtype} pass as {name}")
-print("checked", len(EXAMPLES))
+print("checked", len(asked))
 """
 
 

@@ -16,6 +16,7 @@ from flax import nnx
 from attn_np import contract
 from attn_np.contract import Arg, Config, mha
 from parity_tests._inputs import EXAMPLES, TREES, Arrays, Tree, config_of, flat, inputs_for
+from parity_tests.conftest import WHOLE
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -315,7 +316,7 @@ def test_arrays_of_another_framework(variant: str) -> None:
                 assert text == want
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", WHOLE)
 def test_numpy_arrays_go_into_jax(variant: str) -> None:
     example = next(iter(contract.examples(variant)))
     inputs, tree = inputs_for(variant, example), TREES["jax"]

@@ -15,11 +15,15 @@ from parity_tests.mutants._plant import Mutant, planted
 RUNS = {"attn_np": run_numpy, "attn_jax": run_jax, "attn_torch": run_torch}
 
 
-def outcome_of(tree: str, alias: str, case: Case, taped: bool, drawn: Drawn | None = None) -> Outcome:
-    """What the copy of a tree computes."""
+def outcome_of(
+    tree: str, alias: str, case: Case, taped: bool, drawn: Drawn | None = None, jit: bool = False
+) -> Outcome:
+    """What the copy of a tree computes; in JAX operation by operation, or compiled with `jit`."""
     drawn = draw(case) if drawn is None else drawn
     if tree != "attn_jax":
         return RUNS[tree](case, drawn, taped, tree=alias)
+    if jit:
+        return run_jax(case, drawn, taped, tree=alias)
     import jax
 
     with jax.disable_jit():  # op by op: the small pieces are compiled once for all mutants
@@ -46,9 +50,10 @@ def judged(mutant: Mutant, tree: str, alias: str) -> list[Row]:
     """Every verdict on the mutant's case: stage by stage, and end to end."""
     case, p = mutant.case, precision_of(mutant.dtype)
     drawn = louder(draw(case), mutant.gain)
-    taped = outcome_of(tree, alias, case, True, drawn)
+    jit = tree == "attn_jax"  # one program, instead of one for every operation and shape
+    taped = outcome_of(tree, alias, case, True, drawn, jit)
     ends = expected(case, p) if mutant.gain == 1 else reference(case, drawn, {}, p)
-    return [*judge_tape(case, mutant.name, drawn, taped, p), *judge_ends(case, mutant.name, taped, *ends)]
+    return [*judge_tape(case, mutant.name, drawn, taped, p, jit), *judge_ends(case, mutant.name, taped, *ends)]
 
 
 def louder(drawn: Drawn, gain: float) -> Drawn:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
@@ -98,10 +98,10 @@ def sources(tree: str) -> dict[Path, str]:
     return {path: path.read_text(encoding="utf-8") for path in root(tree).glob("*.py")}
 
 
-@cache
-def compiled(tree: str, path: Path) -> CodeType:
-    """The code of a file, compiled once."""
-    return compile(sources(tree)[path], f"<copy of {path.name}>", "exec")
+@lru_cache(maxsize=1024)  # searches for a cause plant the same bugs again; some thousand generic ones need no place
+def compiled(file: str, source: str) -> CodeType:
+    """The code of a file."""
+    return compile(source, f"<copy of {file}>", "exec")
 
 
 def renamed(code: CodeType, tree: str, alias: str) -> CodeType:
@@ -113,7 +113,7 @@ def renamed(code: CodeType, tree: str, alias: str) -> CodeType:
 
     def change(x: Any) -> Any:
         if isinstance(x, str):
-            return mine.sub(f"{alias}.", x)
+            return mine.sub(f"{alias}.", x) if tree in x else x
         return renamed(x, tree, alias) if isinstance(x, CodeType) else x
 
     return code.replace(co_consts=tuple(map(change, code.co_consts)), co_names=tuple(map(change, code.co_names)))
@@ -141,7 +141,7 @@ class _Copy(MetaPathFinder, Loader):
 
     def __init__(self, tree: str, alias: str, file: str, source: str) -> None:
         self.tree, self.alias, self.root = tree, alias, root(tree)
-        self.file, self.code = file, compile(source, f"<copy of {file}>", "exec")
+        self.file, self.code = file, compiled(file, source)
 
     def path(self, name: str) -> Path:
         parts = name.split(".")[1:]
@@ -157,7 +157,7 @@ class _Copy(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         path = self.path(module.__name__)
-        code = self.code if path == self.root / self.file else compiled(self.tree, path)
+        code = self.code if path == self.root / self.file else compiled(path.name, sources(self.tree)[path])
         exec(renamed(code, self.tree, self.alias), module.__dict__)
 
 
