@@ -48,7 +48,8 @@ def with_mistake(name: str, tree: str = "attn_torch", dtype: str = "float64") ->
 
 
 @pytest.mark.parametrize(
-    ("variant", "dtype"), zip(contract.variants(), cycle(("float64", "float32", "bfloat16", "float16")), strict=False)
+    ("variant", "dtype"),
+    list(zip(contract.variants(), cycle(("float64", "float32", "bfloat16", "float16")), strict=False)),
 )
 def test_a_trace_survives_its_file(variant: str, dtype: str, tmp_path: Path) -> None:
     before = made(variant, next(iter(contract.examples(variant))), dtype)
