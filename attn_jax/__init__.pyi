@@ -3,6 +3,7 @@
 from typing import Any, Literal, overload
 
 from attn_jax._api import load as load
+from attn_jax._api import load_pretrained as load_pretrained
 from attn_jax._api import save as save
 from attn_jax._api import trace as trace
 from attn_jax._attend import attend as attend
@@ -81,6 +82,7 @@ __all__ = [
     "attend",
     "build",
     "load",
+    "load_pretrained",
     "save",
     "trace",
 ]

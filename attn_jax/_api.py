@@ -1,5 +1,6 @@
-"""What the package offers by name: build, save and load, trace."""
+"""What the package offers by name: build, save, load and load_pretrained, trace."""
 
+from collections.abc import Callable, Collection
 from importlib import import_module
 from os import PathLike
 from typing import Any
@@ -9,9 +10,10 @@ from flax import nnx
 
 from attn_jax._core import Layer, Output, check_dtype_on
 from attn_np import contract
-from attn_np.weights import draw, read, wanted_dtype, write
+from attn_np.contract import check_dtype
+from attn_np.weights import draw, once, read, read_pretrained, wanted_dtype, write
 
-__all__ = ["build", "layer_class", "load", "save", "trace"]
+__all__ = ["build", "layer_class", "load", "load_pretrained", "save", "trace"]
 
 
 def layer_class(variant: str) -> type[Layer[Any]]:
@@ -51,6 +53,7 @@ def save(
     *,
     layout: str | None = None,
     layer: int | None = None,
+    part: str | None = None,
     prefix: str = "",
     finite: bool = True,
 ) -> None:
@@ -63,6 +66,7 @@ def save(
         path: the file.
         layout: name of a foreign layout to write, such as "bert"; None for a file of ours.
         layer: number of the layer in the foreign names.
+        part: which block of attention, where a layer has several.
         prefix: what to put before the foreign names.
         finite: refuse NaN and infinities.
 
@@ -75,6 +79,7 @@ def save(
         {key: np.asarray(x) for key, x in module.params().items()},
         layout=layout,
         layer=layer,
+        part=part,
         prefix=prefix,
         finite=finite,
     )
@@ -87,6 +92,7 @@ def load(
     layout: str | None = None,
     variant: str | None = None,
     layer: int | None = None,
+    part: str | None = None,
     prefix: str = "",
     dtype: Any = None,
     cast: bool = False,
@@ -103,6 +109,7 @@ def load(
         layout: name of a foreign layout, such as "bert"; or of the variant that the file holds, to have it converted.
         variant: the variant wanted, where the layout has several.
         layer: number of the layer, where the layout has several.
+        part: which block of attention, where a layer has several, such as "cross".
         prefix: what stands before the layout's keys; keys without it are left alone.
         dtype: the dtype wanted; the file's own by default, `into`'s where that is given.
         cast: take a file of another dtype too and round it once to the one wanted.
@@ -120,6 +127,7 @@ def load(
         layout=layout,
         variant=variant,
         layer=layer,
+        part=part,
         prefix=prefix,
         dtype=wanted,
         cast=cast,
@@ -136,6 +144,63 @@ def load(
         into.set_params(values)
     into.eval()
     return into
+
+
+def load_pretrained(
+    path: str | PathLike[str],
+    /,
+    layer: int,
+    *,
+    part: str | None = None,
+    layout: str | None = None,
+    prefix: str = "",
+    allow: Collection[str] = (),
+    dtype: Any = None,
+    cast: bool = False,
+    finite: bool = True,
+    report: Callable[[str], object] | None = None,
+    **config: Any,
+) -> Any:
+    """One layer's attention out of a model's folder, in evaluation mode: `config.json` says what it is.
+
+    Only the tensors of that layer are read. What the layer cannot represent is refused.
+
+    Args:
+        path: the folder with `config.json` and the weights, or one weight file or index in it.
+        layer: the layer's number, from 0.
+        part: which block of attention, where a layer has several, such as "cross".
+        layout: the family, for a `config.json` that calls it by a name that nobody knows.
+        prefix: what stands before the family's keys, where the model is a part of another.
+        allow: fields of `config.json` that are unknown here and leave attention as it is.
+        dtype: the dtype wanted; the file's own by default.
+        cast: take a file of another dtype too and round it once to the one wanted.
+        finite: refuse NaN and infinities.
+        report: gets a text with the tensors that were read and those of the layer that were left out, such as `print`.
+        config: fields of the Config that no such file states: `dropout`, `max_positions`.
+
+    Raises:
+        WeightFileError: the subclass that says what is wrong with the folder, or what cannot be represented.
+        ValueError, TypeError: arguments that cannot be right.
+    """
+    found = read_pretrained(
+        path,
+        layer,
+        part=part,
+        layout=layout,
+        prefix=prefix,
+        allow=allow,
+        dtype=None if dtype is None else check_dtype("load_pretrained", dtype),
+        cast=cast,
+        finite=finite,
+        **config,
+    )
+    if report is not None:
+        report(found.report())
+    name = check_dtype_on(found.config.variant, found.dtype)
+    values = once(found.values)
+    made = layer_class(found.config.variant)(found.config, rngs=nnx.Rngs(0), param_dtype=name, _values=values)
+    made.eval()
+    return made
 
 
 def trace(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:

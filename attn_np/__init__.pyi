@@ -3,6 +3,7 @@
 from typing import Literal, overload
 
 from attn_np._api import load as load
+from attn_np._api import load_pretrained as load_pretrained
 from attn_np._api import save as save
 from attn_np._api import trace as trace
 from attn_np._api import value_and_vjp as value_and_vjp
@@ -82,6 +83,7 @@ __all__ = [
     "attend",
     "build",
     "load",
+    "load_pretrained",
     "save",
     "trace",
     "value_and_vjp",

@@ -1,6 +1,6 @@
-"""What the package offers by name: build, save and load, trace, value_and_vjp."""
+"""What the package offers by name: build, save, load and load_pretrained, trace, value_and_vjp."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import import_module
 from os import PathLike
 from typing import Any
@@ -11,9 +11,9 @@ from attn_np import contract
 from attn_np._core import Layer, Output
 from attn_np._vjp import Grads
 from attn_np.contract import check_dtype
-from attn_np.weights import draw, read, wanted_dtype, write
+from attn_np.weights import draw, once, read, read_pretrained, wanted_dtype, write
 
-__all__ = ["build", "layer_class", "load", "save", "trace", "value_and_vjp"]
+__all__ = ["build", "layer_class", "load", "load_pretrained", "save", "trace", "value_and_vjp"]
 
 
 def layer_class(variant: str) -> type[Layer[Any]]:
@@ -50,6 +50,7 @@ def save(
     *,
     layout: str | None = None,
     layer: int | None = None,
+    part: str | None = None,
     prefix: str = "",
     finite: bool = True,
 ) -> None:
@@ -62,13 +63,14 @@ def save(
         path: the file.
         layout: name of a foreign layout to write, such as "bert"; None for a file of ours.
         layer: number of the layer in the foreign names.
+        part: which block of attention, where a layer has several.
         prefix: what to put before the foreign names.
         finite: refuse NaN and infinities.
 
     Raises:
         WeightFileError: parameters that are not finite, or a config that the layout cannot hold.
     """
-    write(path, module.config, module.params(), layout=layout, layer=layer, prefix=prefix, finite=finite)
+    write(path, module.config, module.params(), layout=layout, layer=layer, part=part, prefix=prefix, finite=finite)
 
 
 def load(
@@ -78,6 +80,7 @@ def load(
     layout: str | None = None,
     variant: str | None = None,
     layer: int | None = None,
+    part: str | None = None,
     prefix: str = "",
     dtype: str | None = None,
     cast: bool = False,
@@ -94,6 +97,7 @@ def load(
         layout: name of a foreign layout, such as "bert"; or of the variant that the file holds, to have it converted.
         variant: the variant wanted, where the layout has several.
         layer: number of the layer, where the layout has several.
+        part: which block of attention, where a layer has several, such as "cross".
         prefix: what stands before the layout's keys; keys without it are left alone.
         dtype: the dtype wanted; the file's own by default, `into`'s where that is given.
         cast: take a file of another dtype too and round it once to the one wanted.
@@ -111,6 +115,7 @@ def load(
         layout=layout,
         variant=variant,
         layer=layer,
+        part=part,
         prefix=prefix,
         dtype=wanted,
         cast=cast,
@@ -122,6 +127,60 @@ def load(
         return cls(found.config, rng=0, dtype=found.dtype or wanted or "float32", _values=found.values).eval()
     into.set_params(found.values)
     return into.eval()
+
+
+def load_pretrained(
+    path: str | PathLike[str],
+    /,
+    layer: int,
+    *,
+    part: str | None = None,
+    layout: str | None = None,
+    prefix: str = "",
+    allow: Collection[str] = (),
+    dtype: str | None = None,
+    cast: bool = False,
+    finite: bool = True,
+    report: Callable[[str], object] | None = None,
+    **config: Any,
+) -> Any:
+    """One layer's attention out of a model's folder, in evaluation mode: `config.json` says what it is.
+
+    Only the tensors of that layer are read. What the layer cannot represent is refused.
+
+    Args:
+        path: the folder with `config.json` and the weights, or one weight file or index in it.
+        layer: the layer's number, from 0.
+        part: which block of attention, where a layer has several, such as "cross".
+        layout: the family, for a `config.json` that calls it by a name that nobody knows.
+        prefix: what stands before the family's keys, where the model is a part of another.
+        allow: fields of `config.json` that are unknown here and leave attention as it is.
+        dtype: the dtype wanted; the file's own by default.
+        cast: take a file of another dtype too and round it once to the one wanted.
+        finite: refuse NaN and infinities.
+        report: gets a text with the tensors that were read and those of the layer that were left out, such as `print`.
+        config: fields of the Config that no such file states: `dropout`, `max_positions`.
+
+    Raises:
+        WeightFileError: the subclass that says what is wrong with the folder, or what cannot be represented.
+        ValueError, TypeError: arguments that cannot be right.
+    """
+    found = read_pretrained(
+        path,
+        layer,
+        part=part,
+        layout=layout,
+        prefix=prefix,
+        allow=allow,
+        dtype=None if dtype is None else check_dtype("load_pretrained", dtype),
+        cast=cast,
+        finite=finite,
+        **config,
+    )
+    if report is not None:
+        report(found.report())
+    cls = layer_class(found.config.variant)
+    return cls(found.config, rng=0, dtype=found.dtype, _values=once(found.values)).eval()
 
 
 def trace(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:

@@ -5,6 +5,7 @@ from typing import Literal, overload
 import torch
 
 from attn_torch._api import load as load
+from attn_torch._api import load_pretrained as load_pretrained
 from attn_torch._api import save as save
 from attn_torch._api import trace as trace
 from attn_torch._attend import attend as attend
@@ -83,6 +84,7 @@ __all__ = [
     "attend",
     "build",
     "load",
+    "load_pretrained",
     "save",
     "trace",
 ]

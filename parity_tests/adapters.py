@@ -88,13 +88,14 @@ def table_of(weights: Weights, config: Config) -> Table:
     """The table of a layout, or one made of a name map."""
     if isinstance(weights, str):
         layout = layouts.get(weights)
-        if config.variant not in layout.tables:
-            known = ", ".join(sorted(layout.tables))
+        chosen = layout.holding(config)
+        if chosen is None:
+            known = ", ".join(sorted({layout.variant_of(table) for table in layout.tables}))
             raise ValueError(
                 f"assert_parity: expected a layout that holds {config.variant}, got {weights!r} with {known}; "
                 f"give weights= as a map of names"
             )
-        return layout.tables[config.variant]
+        return layout.tables[chosen]
     params = config.params()
     rules: dict[Any, Any] = {}
     for ours, theirs in (weights or {name: name for name in params}).items():

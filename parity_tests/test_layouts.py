@@ -1,5 +1,6 @@
 """Layouts of others: every table in both directions, bit by bit, and the same numbers as the libraries they name."""
 
+import dataclasses
 import json
 import runpy
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from attn_np import contract, weights
 from attn_np.contract import Config
 from attn_np.weights import layouts
 from attn_np.weights.layouts import _base
-from attn_np.weights.layouts._rearrange import parse, rearrange, reverse, solve
+from attn_np.weights.layouts._rearrange import joined, parse, rearrange, reverse, solve
 from parity_tests._inputs import EXAMPLES, TREES, Arrays, config_of
 from parity_tests.candidates import numpy_layer
 from parity_tests.cases import Case
@@ -81,6 +82,34 @@ def test_a_pattern_that_loses_something_is_refused(pattern: str) -> None:
         parse(pattern)
 
 
+def test_bars_join_arrays_of_several_sizes() -> None:
+    sizes = {"g": 2, "r": 3, "h": 6, "k": 5, "v": 7, "d": 11}
+    held: Any = joined("(g (r k | k | v)) d -> d (g r) k, d g k, d g v")
+    x = np.arange(54 * 11).reshape(54, 11)
+    q, k, v = held.split(x, sizes)
+    for d, g in np.ndindex(11, 2):
+        assert all(q[d, 3 * g + r, n] == x[27 * g + 5 * r + n, d] for r, n in np.ndindex(3, 5))
+        assert all(k[d, g, n] == x[27 * g + 15 + n, d] for n in range(5))
+        assert all(v[d, g, n] == x[27 * g + 20 + n, d] for n in range(7))
+    assert np.array_equal(held.join([q, k, v], sizes), x)
+    apart: Any = joined("d (h k | g v) -> d h k, g v d")
+    x = np.arange(11 * 44).reshape(11, 44)
+    q, v = apart.split(x, sizes)
+    assert q[3, 4, 2] == x[3, 22] and v[1, 4, 3] == x[3, 41]
+    assert np.array_equal(apart.join([q, v], sizes), x)
+    assert apart.solve((11, 44), {}) == {"d": 11} and joined("a b -> b a") is None
+    with pytest.raises(ValueError, match="expected an array"):
+        apart.split(x[:, 1:], sizes)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a | b) d -> a d", "(a | b) (c | d) -> a, b", "a | b -> a, b", "((a | b) c) -> a c, b c"]
+)
+def test_bars_that_are_unclear_are_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        joined(pattern)
+
+
 # The tables -----------------------------------------------------------------------------------------------------------
 
 
@@ -92,22 +121,26 @@ def test_layouts_are_found_by_name() -> None:
 
 @pytest.mark.parametrize(("name", "variant"), TABLES)
 def test_a_table_speaks_of_parameters_and_fields_that_exist(name: str, variant: str) -> None:
-    table = layouts.get(name).tables[variant]
+    layout = layouts.get(name)
+    table, variant = layout.tables[variant], layout.variant_of(variant)
     make = contract.get(variant).Config
     assert set(table.fields()) | set(table.fixed) <= set(make.fields()) | set(_base.TRAINING)
     assert not layouts.get(name).sidecar or set(layouts.get(name).sidecar.values()) <= set(table.fields())
     if layouts.get(name).variant is None:
         assert set(make.required()) <= set(table.fields()) | set(table.fixed)
-    params = {n: p.axes for config in contract.examples(variant).values() for n, p in config.params().items()}
-    covered = set()
-    for ours, _, pattern in _base.expanded(table, params):
+    configs = contract.examples(variant).values()
+    if layout.variant is None:
+        configs = [held for config in configs if (held := reduced(table, config))]
+    params = {n: p.axes for config in configs for n, p in config.params().items()}
+    covered = set(table.zeros)
+    for ours, keys, pattern in _base.expanded(table, params):
         covered |= set(ours)
-        right = parse(pattern)[1]
-        for param in ours:
+        assert joined(pattern) is None or len(keys) == 1
+        if joined(pattern) is None and len(ours) == 1 and layout.variant is None:
             # Where one array becomes one parameter, the letters are the contract's own.
-            if len(ours) == 1 and layouts.get(name).variant is None:
-                assert [letter for axis in right for letter in axis] == params[param].split()
-    assert covered == set(params)
+            assert [letter for axis in parse(pattern)[1] for letter in axis] == params[ours[0]].split()
+    assert covered >= set(params)
+    assert {key for keys, _ in table.rules.values() for key in _base.several(keys)} >= set(table.shared)
 
 
 def drawn(config: Config, dtype: str = "float32") -> Arrays:
@@ -117,48 +150,73 @@ def drawn(config: Config, dtype: str = "float32") -> Arrays:
     return values
 
 
-def holds(table: layouts.Table, config: Config) -> bool:
-    return not _base.exportable(table, config)
+def reduced(table: layouts.Table, config: Config) -> Any:
+    """A config with its usual values where the table has no place for others; None where that cannot be."""
+    kept = (*table.fields(), *config.required())
+    usual: Any = {field.name: field.default for field in dataclasses.fields(config) if field.name not in kept}
+    usual |= table.fixed
+    try:
+        held = dataclasses.replace(config, **usual)
+        _base.steps(table, held)
+    except ValueError:
+        return None
+    return held
 
 
 def cases() -> Iterator[tuple[str, str, str]]:
     for name in FOREIGN:
-        for variant, example in EXAMPLES:
-            if variant in layouts.get(name).tables:
-                yield name, variant, example
+        for table in layouts.get(name).tables:
+            for variant, example in EXAMPLES:
+                if variant == layouts.get(name).variant_of(table):
+                    yield name, table, example
 
 
 def asked(table: layouts.Table, config: Config) -> dict[str, Any]:
     """What a caller must say, as the arrays do not: heads, and fields that leave the arrays as they are."""
     names = [name for name in ("num_heads", *table.free) if name in config.fields() and name in table.fields()]
+    if any(joined(pattern) for _, pattern in table.rules.values()):
+        sizes = config.sizes()
+        return {name: getattr(config, name) for name in names} | {n: sizes[x] for n, x in table.sizes.items()}
     return {name: getattr(config, name) for name in names}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(("name", "variant", "example"), list(cases()))
 def test_both_directions_are_bit_identical(name: str, variant: str, example: str, dtype: str, tmp_path: Path) -> None:
-    config, file = config_of(variant, example), tmp_path / "theirs.safetensors"
-    table, values = layouts.get(name).tables[variant], drawn(config, dtype)
-    layer: dict[str, Any] = {"layer": 3} if "{layer}" in layouts.get(name).prefixes[0] else {}
-    if not holds(table, config):
+    layout, file = layouts.get(name), tmp_path / "theirs.safetensors"
+    table, config = layout.tables[variant], config_of(layout.variant_of(variant), example)
+    part = layout.parts()[-1]
+    layer: dict[str, Any] = {"layer": 3} if "{layer}" in layout.starts(part)[0] else {}
+    layer |= {"part": part} if part else {}
+    tables = [layout.tables[known] for known in layout.tables_of(config.variant)]
+    if not any(_base.exportable(one, config) == [] for one in tables):
         with pytest.raises(weights.ConfigMismatchError, match=f"a config that {name} can hold"):
-            weights.write(file, config, values, layout=name)
+            weights.write(file, config, drawn(config, dtype), layout=name, **layer)
+    config = reduced(table, config)
+    if config is None or layout.holding(config) != variant:
         return
+    values = drawn(config, dtype)
+    values |= {key: np.zeros_like(values[key]) for key in table.zeros if key in values}
     weights.write(file, config, values, layout=name, prefix="model.", **layer)
     found = weights.read(file, layout=name, variant=variant, prefix="model.", **layer, **asked(table, config))
     assert bits(found.values) == bits(values)
     assert _base.differences(found.config, config) == []
-    assert bits(weights.read(file, config=config, layout=name, prefix="model.").values) == bits(values)
+    again = weights.read(
+        file, config=config, layout=name, prefix="model.", **{n: x for n, x in layer.items() if n == "part"}
+    )
+    assert bits(again.values) == bits(values)
     total = sum(x.nbytes for x in weights.tensors(file).values())
-    assert total == sum(x.nbytes for x in values.values())
+    assert total == sum(x.nbytes for key, x in values.items() if key not in table.zeros)
     with pytest.raises(weights.LayoutTagError, match="layout="):
         weights.read(file)
 
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_each_table_holds_some_example(name: str) -> None:
-    for variant, table in layouts.get(name).tables.items():
-        assert any(holds(table, config) for config in contract.examples(variant).values())
+    layout = layouts.get(name)
+    for chosen, table in layout.tables.items():
+        held = [reduced(table, config) for config in contract.examples(layout.variant_of(chosen)).values()]
+        assert any(config is not None and layout.holding(config) == chosen for config in held)
 
 
 # BERT -----------------------------------------------------------------------------------------------------------------
@@ -473,8 +531,9 @@ def test_every_layout_moves_whole_arrays() -> None:
     """A rule that dropped or repeated a number would change the count."""
     for name, variant in TABLES:
         table = layouts.get(name).tables[variant]
-        for config in contract.examples(variant).values():
-            if layouts.get(name).variant is None and holds(table, config):
+        for example in contract.examples(layouts.get(name).variant_of(variant)).values():
+            config = reduced(table, example) if layouts.get(name).variant is None else None
+            if config is not None:
                 for step in _base.steps(table, config):
                     ours = sum(prod(config.shapes()[param]) for param in step.params)
                     assert ours == prod(step.key_shape()) * len(step.keys)

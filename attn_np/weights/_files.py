@@ -38,6 +38,7 @@ def read(
     layout: str | None = None,
     variant: str | None = None,
     layer: int | None = None,
+    part: str | None = None,
     prefix: str = "",
     dtype: str | None = None,
     cast: bool = False,
@@ -53,6 +54,7 @@ def read(
             a file of ours as it is.
         variant: the variant wanted, where the layout has several.
         layer: number of the layer, where the layout has several.
+        part: which block of attention, where a layer has several, such as "cross".
         prefix: what stands before the layout's keys; keys without it are left alone.
         dtype: the dtype wanted; the file's own by default.
         cast: allow another dtype in the file, rounded once; beyond the range is refused all the same.
@@ -71,8 +73,10 @@ def read(
     if config is not None and variant not in (None, config.variant):
         raise ValueError(f"expected variant {config.variant!r} for this layer, got {variant!r}; leave it out")
     foreign = layout if layout not in (None, *contract.variants()) else None
-    if foreign is None and (layer is not None or prefix):
-        given = f"layer={layer}" if layer is not None else f"prefix={prefix!r}"
+    if foreign is None and (layer is not None or part is not None or prefix):
+        given = (
+            f"layer={layer}" if layer is not None else f"part={part!r}" if part is not None else f"prefix={prefix!r}"
+        )
         raise ValueError(
             f"expected a foreign layout= with layer= or prefix=, got {given} alone; name the file's layout"
         )
@@ -80,7 +84,7 @@ def read(
     if foreign is not None:
         layouts.get(foreign)
     with opened(path) as file:
-        return read_foreign(file, foreign, layer, prefix, wanted) if foreign else _read_ours(file, layout, wanted)
+        return read_foreign(file, foreign, layer, part, prefix, wanted) if foreign else _read_ours(file, layout, wanted)
 
 
 def _read_ours(file: Tensors, held: str | None, wanted: Wanted) -> WeightFile:
@@ -172,6 +176,7 @@ def write(
     *,
     layout: str | None = None,
     layer: int | None = None,
+    part: str | None = None,
     prefix: str = "",
     finite: bool = True,
 ) -> None:
@@ -183,6 +188,7 @@ def write(
         values: every parameter by its dotted name.
         layout: name of a foreign layout; None for a file of ours.
         layer: number of the layer in the foreign names, 0 by default.
+        part: which block of attention, where a layer has several.
         prefix: what to put before the foreign names.
         finite: refuse NaN and infinities.
 
@@ -192,9 +198,9 @@ def write(
     file = os.fspath(path)
     check(config, values, file, finite=finite)
     if layout is not None:
-        write_foreign(file, config, values, layout, layer, prefix)
+        write_foreign(file, config, values, layout, layer, part, prefix)
         return
-    if layer is not None or prefix:
+    if layer is not None or part is not None or prefix:
         raise ValueError("expected layout= with layer= or prefix=, got none; name the layout to write")
     metadata = {
         "format": FORMAT,

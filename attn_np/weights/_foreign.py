@@ -4,7 +4,9 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config, nearest
 from attn_np.weights import layouts
+from attn_np.weights._cast import DTYPES
 from attn_np.weights._check import Wanted, WeightFile, accepted, agree, check, one_dtype
 from attn_np.weights._errors import (
     ConfigMismatchError,
@@ -30,69 +33,131 @@ SIDECAR = "config.json"
 MAX_SIDECAR = 2**20
 
 
-def read_foreign(file: Tensors, name: str, layer: int | None, prefix: str, wanted: Wanted) -> WeightFile:
+@dataclass(frozen=True)
+class Place:
+    """Where a layer's keys stand: what is before them, and before those that layer 0 keeps for all."""
+
+    start: str
+    first: str
+
+    def key(self, table: Table, key: str) -> str:
+        """A key of the table as it stands in the file."""
+        return (self.first if key in table.shared else self.start) + key
+
+
+def read_foreign(
+    file: Tensors, name: str, layer: int | None, part: str | None, prefix: str, wanted: Wanted
+) -> WeightFile:
     layout = layouts.get(name)
-    variant = _which(name, layout, wanted.variant)
-    table = layout.tables[variant]
-    inside = [key[len(prefix) :] for key in file.entries if key.startswith(prefix)]
-    start = prefix + _prefix(file.path, layout, table, layer, inside)
+    chosen = _which(name, layout, wanted.variant)
+    table, variant = layout.tables[chosen], layout.variant_of(chosen)
+    place = placed(file, layout, table, layer, part, prefix)
     stated = _stated(file.path, name, layout, table, variant, wanted.fields)
-    shapes = {key[len(start) :]: file.entries[key].shape for key in file.entries if key.startswith(start)}
     if wanted.config is None:
-        config = _inferred(file.path, variant, table, start, shapes, stated)
+        config = _inferred(file.path, variant, table, place, _shapes(file, table, place), stated)
     else:
         config = wanted.config
         agree(file.path, contract.config(variant, **(config.as_dict() | stated)), Wanted(config))
+    return read_table(file, name, table, config, place, prefix, wanted)[0]
+
+
+def read_table(
+    file: Tensors, name: str, table: Table, config: Config, place: Place, prefix: str, wanted: Wanted
+) -> tuple[WeightFile, list[str], list[str]]:
+    """The parameters of a config from where they stand, the keys they were read from, and the layer's keys left out."""
+    layout = layouts.get(name)
     plan = _plan(file.path, name, table, config)
-    _accept_keys(file, layout, plan, prefix, start)
+    keys = {key: place.key(table, key) for step in plan for key in step.keys}
+    left_out = _accept_keys(file, layout, list(keys.values()), prefix, place.start)
     for step in plan:
         for key in step.keys:
-            compare_shape(file.path, start + key, step.key_shape(), shapes[key], step.key_axes())
-    kinds = {start + key: file.entries[start + key].dtype for step in plan for key in step.keys}
-    kind = one_dtype(file.path, kinds, wanted.dtype, wanted.cast)
+            compare_shape(file.path, keys[key], step.key_shape(), file.entries[keys[key]].shape, step.key_axes())
+    kind = one_dtype(file.path, {key: file.entries[key].dtype for key in keys.values()}, wanted.dtype, wanted.cast)
     values = {}
-    for step in plan:
-        arrays = {key: file.read(start + key) for key in step.keys}
-        values |= step.ours({k: accepted(file.path, start + k, x, kind, wanted.finite) for k, x in arrays.items()})
-    return WeightFile(file.path, config, kind, {key: values[key] for key in config.shapes()})
+    # The largest first: what is read of theirs is gone when the next is read, so the peak is that of the last ones.
+    for step in sorted(plan, key=lambda step: -prod(step.key_shape()) * len(step.keys)):
+        values |= step.ours(
+            {k: accepted(file.path, keys[k], file.read(keys[k]), kind, wanted.finite) for k in step.keys}
+        )
+    shapes = config.shapes()
+    values |= {key: np.zeros(shapes[key], DTYPES[kind]) for key in table.zeros if key in shapes and kind is not None}
+    found = WeightFile(file.path, config, kind, {key: values.pop(key) for key in shapes})
+    return found, list(keys.values()), left_out
+
+
+def _shapes(file: Tensors, table: Table, place: Place) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors under a layer's prefix, and of those that layer 0 keeps for all."""
+    start = place.start
+    found = {key[len(start) :]: file.entries[key].shape for key in file.entries if key.startswith(start)}
+    apart = {key: place.first + key for key in table.shared if place.first + key in file.entries}
+    return found | {key: file.entries[name].shape for key, name in apart.items()}
 
 
 def _which(name: str, layout: Layout, variant: str | None) -> str:
-    known = tuple(layout.tables)
-    if variant is None and len(known) == 1:
+    """The table that a caller means: by its name, by its variant, or the only one."""
+    known = layout.tables_of(variant) if variant is not None else []
+    if variant is not None and variant in layout.tables:
+        return variant
+    if variant is None and len({layout.variant_of(table) for table in layout.tables}) == 1:
+        return next(iter(layout.tables))
+    if known:
         return known[0]
-    if variant not in known:
-        todo = f"pass variant=, one of {', '.join(known)}"
-        raise ValueError(f"expected a variant that layout {name} has, got {variant!r}; {todo}")
-    return variant
+    todo = f"pass variant=, one of {', '.join(layout.tables)}"
+    raise ValueError(f"expected a variant that layout {name} has, got {variant!r}; {todo}")
 
 
-def _prefix(file: str, layout: Layout, table: Table, layer: int | None, keys: Sequence[str]) -> str:
-    """The layout's prefix that this file uses, with the number of the layer asked for, or of the only one."""
-    counted = "{layer}" in layout.prefixes[0]
+def block(layout: Layout, part: str | None) -> str:
+    """The name of the block of attention asked for, or of the only one.
+
+    Raises:
+        ValueError: there is none of this name, or there are several and none is asked for.
+    """
+    known = layout.parts()
+    if part is None and len(known) == 1:
+        return known[0]
+    if part not in known or (part == "" and known == ("",)):
+        several = len(known) > 1
+        rule = (
+            f"part= to be one of {', '.join(known)}" if several else "no part=, as a layer has one block of attention"
+        )
+        raise ValueError(f"expected {rule}, got {part!r}; {'name the block' if several else 'leave it out'}")
+    return part
+
+
+def placed(file: Tensors, layout: Layout, table: Table, layer: int | None, part: str | None, prefix: str) -> Place:
+    """Where in the file the keys of a layer's block stand."""
+    inside = [key[len(prefix) :] for key in file.entries if key.startswith(prefix)]
+    form, start = _prefix(file.path, layout.starts(block(layout, part)), table, layer, inside)
+    return Place(prefix + start, prefix + form.format(layer=0))
+
+
+def _prefix(file: str, forms: Sequence[str], table: Table, layer: int | None, keys: Sequence[str]) -> tuple[str, str]:
+    """The prefix that this file uses, as it is written and with the number asked for, or of the only layer."""
+    counted = "{layer}" in forms[0]
     if layer is not None and (not counted or isinstance(layer, bool) or not isinstance(layer, int) or layer < 0):
         rule = "layer= to be an integer from 0" if counted else "no layer=, as this layout has one layer"
         raise ValueError(f"expected {rule}, got {layer!r}; {'correct it' if counted else 'leave it out'}")
-    heads = tuple(key for names, _ in table.rules.values() for key in _base.several(names))
-    found: dict[str, int] = {}
-    for form in layout.prefixes:
+    heads = tuple(key for names, _ in table.rules.values() for key in _base.several(names) if key not in table.shared)
+    found: dict[str, tuple[int, str]] = {}
+    for form in forms:
         pattern = re.compile(re.escape(form).replace(re.escape("{layer}"), "([0-9]{1,6})"))
         for key in keys:
             match = pattern.match(key)
             if match and any(key[match.end() :] == head.format(n=0) for head in heads):
-                found[match[0]] = int(match[1]) if counted else 0
-    wanted = [start for start, number in found.items() if layer in (None, number)]
+                found[match[0]] = (int(match[1]) if counted else 0, form)
+    numbers = sorted({number for number, _ in found.values()})
+    wanted = [start for start, (number, _) in found.items() if layer in (None, number)]
     if len(wanted) == 1:
-        return wanted[0]
+        return found[wanted[0]][1], wanted[0]
     if not wanted:
-        there = f"layers {', '.join(map(str, sorted(set(found.values()))))}" if found else f"keys {listed(keys)}"
-        expected = layout.prefixes[0].format(layer="*" if layer is None else layer) + heads[0].format(n=0)
+        there = f"layers {', '.join(map(str, numbers))}" if found else f"keys {listed(keys)}"
+        expected = forms[0].format(layer="*" if layer is None else layer) + heads[0].format(n=0)
         todo = "pass the number of a layer that is there" if found else "check layout= and prefix="
         raise MissingKeysError(file, expected, "a key of this name", there, todo)
-    if len({found[start] for start in wanted}) == 1:
+    if len({found[start][0] for start in wanted}) == 1:
         todo = "take the other keys out of the file"
         raise UnexpectedKeysError(file, wanted[1], "one layer of each number", f"all of {listed(wanted)}", todo)
-    todo = f"pass layer=, one of {', '.join(map(str, sorted(set(found.values()))))}"
+    todo = f"pass layer=, one of {', '.join(map(str, numbers))}"
     raise ValueError(f"{file}: expected one layer, got {len(wanted)} ({listed(wanted)}); {todo}")
 
 
@@ -130,7 +195,7 @@ def _inferred(
     file: str,
     variant: str,
     table: Table,
-    start: str,
+    place: Place,
     shapes: Mapping[str, tuple[int, ...]],
     stated: Mapping[str, Any],
 ) -> Config:
@@ -138,9 +203,10 @@ def _inferred(
     fields = _base.infer(table, shapes, stated)
     optional = {name for names in table.flags.values() for name in names}
     needed = [keys for params, keys, _ in _base.expanded(table, _first(table)) if not optional & set(params)]
-    missing = [start + key for keys in needed for key in keys if key not in shapes]
+    missing = [place.key(table, key) for keys in needed for key in keys if key not in shapes]
     if missing:
-        compare_keys(file, [*missing, *(start + key for key in shapes)], [start + key for key in shapes])
+        there = [place.start + key for key in shapes]
+        compare_keys(file, [*missing, *there], there)
     return _base.settled(contract.config(variant, **fields))
 
 
@@ -156,37 +222,51 @@ def _plan(file: str, name: str, table: Table, config: Config) -> list[Step]:
         raise ConfigMismatchError(file, "config", f"a config that {name} can hold", str(error), todo) from None
 
 
-def _accept_keys(file: Tensors, layout: Layout, plan: Sequence[Step], prefix: str, start: str) -> None:
-    """Every key is one of the layer's, or one that the layout says it ignores."""
-    needed = [start + key for step in plan for key in step.keys]
-    found = []
+def _accept_keys(file: Tensors, layout: Layout, needed: Sequence[str], prefix: str, start: str) -> list[str]:
+    """Every key is one of the layer's, or one that the layout says it ignores: those under the layer's prefix."""
+    found, left_out = [], []
     for key in file.entries:
         own = key.startswith(start)
         patterns, rest = (layout.ignored, key[len(start) :]) if own else (layout.elsewhere, key[len(prefix) :])
-        if key.startswith(prefix) and not any(fnmatchcase(rest, pattern) for pattern in patterns):
+        if key not in needed and any(fnmatchcase(rest, pattern) for pattern in patterns):
+            left_out += [key] if own else []
+        elif key.startswith(prefix):
             found.append(key)
     compare_keys(file.path, needed, found)
+    return left_out
 
 
 def write_foreign(
-    file: str, config: Config, values: Mapping[str, np.ndarray], name: str, layer: int | None, prefix: str
+    file: str,
+    config: Config,
+    values: Mapping[str, np.ndarray],
+    name: str,
+    layer: int | None,
+    part: str | None,
+    prefix: str,
 ) -> None:
     found = layouts.get(name)
     if found.variant is not None:
         raise ValueError(
             f"expected a foreign layout to write, got {name!r}; use attn_np.weights.convert and write its result"
         )
-    table = found.tables[_which(name, found, config.variant)]
+    table = found.tables[found.holding(config) or _which(name, found, config.variant)]
     lost = _base.exportable(table, config)
     if lost:
         got = ", ".join(f"{field}={getattr(config, field)!r}" for field in lost)
         raise ConfigMismatchError(file, "config", f"a config that {name} can hold", got, "choose another layout")
-    if layer is not None and "{layer}" not in found.prefixes[0]:
+    form = found.starts(block(found, part))[0]
+    if layer is not None and "{layer}" not in form:
         raise ValueError(f"expected no layer=, as this layout has one layer, got {layer!r}; leave it out")
-    start = prefix + found.prefixes[0].format(layer=layer or 0)
+    place = Place(prefix + form.format(layer=layer or 0), prefix + form.format(layer=0))
+    plan = _plan(file, name, table, config)
+    for key in table.zeros:
+        if key in values and any(np.ascontiguousarray(values[key]).view(np.uint8).flat):
+            todo = "set it to 0 where the layer does as well without, or choose another layout"
+            raise ConfigMismatchError(file, key, f"zeros, as {name} has no place for it", "other numbers", todo)
     arrays: dict[str, np.ndarray] = {}
-    for step in _plan(file, name, table, config):
-        arrays |= {start + key: x for key, x in step.theirs(values).items()}
+    for step in plan:
+        arrays |= {place.key(table, key): x for key, x in step.theirs(values).items()}
     write_tensors(file, arrays, found.metadata)
 
 

@@ -422,7 +422,8 @@ def foreign() -> str:
     rows = []
     for name in layouts.names():
         layout = layouts.get(name)
-        rows.append((code(name), layout.origin, ", ".join(f"[`{v}`](variants/{v}.md)" for v in layout.tables)))
+        variants = dict.fromkeys(map(layout.variant_of, layout.tables))
+        rows.append((code(name), layout.origin, ", ".join(f"[`{v}`](variants/{v}.md)" for v in variants)))
     return "\n".join(table(("`layout=`", "Origin", "Variants"), rows))
 
 

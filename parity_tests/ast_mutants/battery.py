@@ -67,6 +67,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(decoding.functions_of_a_cache)
     add(decoding.what_counts)
     add(package.foreign_files)
+    add(package.pretrained_files)
     add(package.doubtful_files)
     add(functions.judged_functions, "float64")
     add(functions.judged_functions, "float32")

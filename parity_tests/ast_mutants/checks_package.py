@@ -1,7 +1,9 @@
 """What the functions of a copied package must do, and what its layers must refuse."""
 
+import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -79,10 +81,45 @@ def foreign_files(alias: str) -> None:
         claim_same(found.params(), module.params(), "loaded")
         for wrong in ({"layer": 0}, {"prefix": ""}, {"num_heads": 5}, {"variant": "gru"}, {"layout": "torch_linear"}):
             refuses(partial(package.load, path, **asked | wrong), ValueError, "expected ")
+        refuses(partial(package.load, path, **asked, part="cross"), ValueError, "expected no part=")
+        refuses(partial(package.save, module, path, layout="bert", part="cross"), ValueError, "expected no part=")
         refuses(partial(package.load, path), ValueError, "expected ")
         package.save(module, path, layout="torch_linear")
         found = package.load(path, layout="torch_linear", variant="mha", num_heads=2)
         claim_same(found.params(), module.params(), "loaded by another layout")
+
+
+def pretrained_files(alias: str) -> None:
+    """Every argument counts, what is read is said, and two layers of one model draw the same."""
+    package, fields = api(alias), {"d_model": 6, "num_heads": 2}
+    module = package.build("mha", seed=3, dtype="float64", **fields)
+    stated = {"hidden_size": 6, "num_attention_heads": 2}
+    with tempfile.TemporaryDirectory() as folder:
+        path, beside, said = Path(folder) / "model.safetensors", Path(folder) / "config.json", []
+        package.save(module, path, layout="bert", layer=1, prefix="model.")
+        beside.write_text(json.dumps(stated | {"colour": "brown"}))
+        asked: dict[str, Any] = {"layout": "bert", "prefix": "model.", "allow": ["colour"]}
+        load = partial(package.load_pretrained, folder, 1)
+        found = load(**asked, dropout=0.5, report=said.append)
+        claim(not found.training and found.config == replace(module.config, dropout=0.5), "the config")
+        claim(found.dtype == "float64", "the dtype")
+        claim_same(found.params(), module.params(), "loaded")
+        claim(len(said) == 1 and "model.encoder.layer.1." in said[0], "the report")
+        claim(same(*[load(**asked).rng.random(3) for _ in range(2)]), "two loaded layers draw the same")
+        for wrong in ({"layout": None}, {"prefix": ""}, {"allow": ()}, {"part": "cross"}, {"dtype": "float32"}):
+            refuses(partial(load, **asked | wrong), ValueError, "expected ")
+        refuses(partial(load, **asked, dtype="int8"), ValueError, "load_pretrained: expected dtype")
+        refuses(partial(package.load_pretrained, folder, 0, **asked), ValueError, "expected ")
+        rounded = {name: x.astype(np.float32) for name, x in module.params().items()}
+        claim_same(load(**asked, dtype="float32", cast=True).params(), rounded, "cast")
+        package.save(module, path, layout="bert", layer=1)
+        beside.write_text(json.dumps(stated | {"model_type": "bert"}))
+        claim_same(load().params(), module.params(), "loaded as it stands")
+        beside.write_text(json.dumps(stated | {"colour": "brown"}))
+        module.set_params({name: x + np.nan for name, x in module.params().items()})
+        package.save(module, path, layout="bert", layer=1, prefix="model.", finite=False)
+        refuses(partial(load, **asked), ValueError, "finite")
+        claim(all(np.isnan(x).all() for x in load(**asked, finite=False).params().values()), "NaN by leave")
 
 
 def doubtful_files(alias: str) -> None:

@@ -1,14 +1,15 @@
 """What a layout is: a table from our parameters to an origin's keys, read forwards and backwards."""
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from attn_np.contract import Config, get
-from attn_np.weights.layouts._rearrange import Side, parse, rearrange, reverse, shape_of, solve
+from attn_np.weights.layouts._rearrange import Side, joined, parse, rearrange, reverse, shape_of, solve
+from attn_np.weights.layouts._stated import Stated
 
 __all__ = ["Layout", "Step", "Table", "differences", "settled"]
 
@@ -23,7 +24,8 @@ class Table:
 
     Attributes:
         rules: our parameter to (their key, "their axes -> our axes"). Several names on one side are stacked along a new
-            first axis of that side. `{n}` in names counts from 0 for as long as the variant has such a parameter.
+            first axis of that side; with bars, several of ours of any sizes stand one after the other in one of theirs:
+            "(h k | g v) d -> d h k, d g v". `{n}` in names counts from 0 for as long as the variant has such a name.
         sizes: our Config field to the letter that its size has in the patterns.
         flags: our Config field to the parameters that exist only where it is True.
         counts: our Config field to the parameter whose `{n}` it counts.
@@ -31,6 +33,9 @@ class Table:
         fixed: fields that have one value in the origin.
         constants: letters whose size never varies.
         theirs: for an origin that is a variant of ours: fields of its Config that must have this value.
+        zeros: parameters that the origin does not have, where ours are 0: a bias on two of three projections.
+        shared: keys that stand in layer 0 alone and serve every layer.
+        variant: the variant that it is of, where that is not the table's name: an origin may keep one in several ways.
     """
 
     rules: Mapping[Names, tuple[Names, str]]
@@ -41,6 +46,9 @@ class Table:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, int] = field(default_factory=dict)
     theirs: Mapping[str, Any] = field(default_factory=dict)
+    zeros: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    variant: str | None = None
 
     def fields(self) -> tuple[str, ...]:
         """The Config fields that a caller may give."""
@@ -53,23 +61,51 @@ class Layout:
 
     Attributes:
         origin: whose they are.
-        tables: for each of our variants that the origin has, how it stands there.
-        prefixes: what may stand before the keys; `{layer}` is the number asked for. The first one is written.
+        tables: for each of our variants that the origin has, how it stands there. Where there are several for one
+            variant, a layer is written by the first that holds its config.
+        prefixes: what may stand before the keys; `{layer}` is the number asked for. The first one is written. Where a
+            layer has several blocks of attention, such prefixes for each by its name.
         ignored: patterns of keys after the prefix that belong to the origin's layer and not to ours.
         elsewhere: patterns of keys without the prefix that may stand in the same file.
         sidecar: field of a `config.json` beside the file to our Config field.
         metadata: what the origin wants in a file's metadata.
         variant: the variant of ours whose own names these are, if it is one.
+        model_types: what the origin's `config.json` may call itself.
+        config: from what such a `config.json` states, the number of a layer and the name of a block to the name of a
+            table and the fields of our Config. It asks for fields by name and refuses what the layer cannot do.
     """
 
     origin: str
     tables: Mapping[str, Table]
-    prefixes: tuple[str, ...] = ("",)
+    prefixes: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ("",)
     ignored: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     sidecar: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     variant: str | None = None
+    model_types: tuple[str, ...] = ()
+    config: Callable[[Stated, int, str], tuple[str, dict[str, Any]]] | None = None
+
+    def variant_of(self, table: str) -> str:
+        """The variant that a table is of."""
+        return self.tables[table].variant or table
+
+    def tables_of(self, variant: str) -> list[str]:
+        """The names of the tables for a variant."""
+        return [name for name in self.tables if self.variant_of(name) == variant]
+
+    def holding(self, config: Config) -> str | None:
+        """The first table that holds a config, else the first for its variant; None without one."""
+        known = self.tables_of(config.variant)
+        return next((name for name in known if not exportable(self.tables[name], config)), next(iter(known), None))
+
+    def parts(self) -> tuple[str, ...]:
+        """The names of a layer's blocks of attention: one that is empty where there is one."""
+        return tuple(self.prefixes) if isinstance(self.prefixes, Mapping) else ("",)
+
+    def starts(self, part: str) -> tuple[str, ...]:
+        """What may stand before the keys of a block."""
+        return self.prefixes[part] if isinstance(self.prefixes, Mapping) else self.prefixes
 
 
 @dataclass(frozen=True)
@@ -83,21 +119,32 @@ class Step:
 
     def key_shape(self) -> tuple[int, ...]:
         """The shape of each of their arrays."""
+        whole = joined(self.pattern)
+        if whole:
+            return whole.shape(self.sizes)
         shape = shape_of(parse(self.pattern)[0], self.sizes)
         return shape[1:] if len(self.keys) > 1 else shape
 
     def key_axes(self) -> str:
         """The axes of each of their arrays."""
+        if joined(self.pattern):
+            return self.pattern.partition("->")[0].strip()
         left = parse(self.pattern)[0]
         axes = [axis[0] if len(axis) == 1 else f"({' '.join(axis)})" for axis in left]
         return " ".join(axes[1:] if len(self.keys) > 1 else axes)
 
     def ours(self, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Their arrays as our parameters."""
+        whole = joined(self.pattern)
+        if whole:
+            return dict(zip(self.params, whole.split(theirs[self.keys[0]], self.sizes), strict=True))
         return move(self.pattern, self.sizes, [theirs[key] for key in self.keys], self.params)
 
     def theirs(self, ours: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Our parameters as their arrays."""
+        whole = joined(self.pattern)
+        if whole:
+            return {self.keys[0]: whole.join([ours[name] for name in self.params], self.sizes)}
         return move(reverse(self.pattern), self.sizes, [ours[name] for name in self.params], self.keys)
 
 
@@ -133,21 +180,39 @@ def steps(table: Table, config: Config) -> list[Step]:
     """
     found, shapes = [], config.shapes()
     for params, keys, pattern in expanded(table, shapes):
-        left, right = parse(pattern)
-        known = dict(table.constants) | stacking(right, params) | stacking(left, keys)
-        target = next(shapes[name] for name in params)
-        if any(shapes[name] != target for name in params):
-            different = ", ".join(f"{name} {shapes[name]}" for name in params)
-            raise ValueError(f"{config.variant}: expected equal shapes to stack, got {different}; use another layout")
-        full = (len(params), *target) if len(params) > 1 else target
-        found.append(Step(params, keys, pattern, known | solve(right, full, known)))
-    covered = {name for step in found for name in step.params}
-    if covered != set(shapes):
+        found.append(Step(params, keys, pattern, sizes_of(table, config.variant, params, keys, pattern, shapes)))
+    covered = {name for step in found for name in step.params} | set(table.zeros)
+    if not covered >= set(shapes):
         missing = ", ".join(sorted(set(shapes) - covered))
         raise ValueError(
             f"{config.variant}: expected a place for each parameter, got none for {missing}; use another layout"
         )
     return found
+
+
+def sizes_of(
+    table: Table,
+    variant: str,
+    params: tuple[str, ...],
+    keys: tuple[str, ...],
+    pattern: str,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, int]:
+    """The size of each letter of a rule, from the shapes of our parameters."""
+    whole = joined(pattern)
+    if whole:
+        known = dict(table.constants)
+        for _ in params:  # each round may settle a letter that another part waits for
+            for name, own in zip(params, whole.patterns, strict=True):
+                known |= solve(parse(own)[1], shapes[name], known)
+        return known
+    left, right = parse(pattern)
+    known = dict(table.constants) | stacking(right, params) | stacking(left, keys)
+    target = shapes[params[0]]
+    if any(shapes[name] != target for name in params):
+        different = ", ".join(f"{name} {shapes[name]}" for name in params)
+        raise ValueError(f"{variant}: expected equal shapes to stack, got {different}; use another layout")
+    return known | solve(right, (len(params), *target) if len(params) > 1 else target, known)
 
 
 def stacking(side: Side, names: tuple[str, ...]) -> dict[str, int]:
@@ -165,6 +230,11 @@ def infer(table: Table, shapes: Mapping[str, tuple[int, ...]], given: Mapping[st
     for _ in table.rules:  # each round may settle a letter that another rule waits for
         for params, keys, pattern in expanded(table, first):
             keys_of |= dict.fromkeys(params, keys)
+            whole = joined(pattern)
+            if whole and keys[0] in shapes:
+                letters = whole.solve(shapes[keys[0]], letters) | letters
+            if whole:
+                continue
             left, right = parse(pattern)
             stacked = len(keys) > 1
             for key in keys:

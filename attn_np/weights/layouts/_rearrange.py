@@ -2,17 +2,23 @@
 
 Each side names the axes of an array in order; letters in parentheses share one axis, the last letter running fastest.
 The two sides hold the same letters, so every pattern can be read backwards, and nothing is computed: bits are moved.
+
+Arrays of several sizes stand one after the other on one axis, `"(h k | g k | g v) d -> d h k, d g k, d g v"`, or so
+within each group, `"(g (r k | k | v)) d -> d (g r) k, d g k, d g v"`: bars on the left, commas on the right.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 
 import numpy as np
 
-__all__ = ["parse", "rearrange", "reverse", "shape_of", "solve"]
+__all__ = ["Joined", "joined", "parse", "rearrange", "reverse", "shape_of", "solve"]
 
 Side = tuple[tuple[str, ...], ...]
+BARS = re.compile(r"\(([^()]*\|[^()]*)\)")
 
 
 @cache
@@ -88,3 +94,93 @@ def rearrange(x: np.ndarray, pattern: str, sizes: Mapping[str, int]) -> np.ndarr
     order = [source.index(letter) for letter in sum(right, ())]
     split = x.reshape([sizes[letter] for letter in source]).transpose(order)
     return np.ascontiguousarray(split).reshape(shape_of(right, sizes))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Several arrays, one after the other on an axis of one.
+
+    Attributes:
+        axis: which axis of the whole they share.
+        outer: letters of the groups that each hold a part of all of them; none where they stand apart as wholes.
+        parts: letters of each within a group.
+        patterns: for each a pattern of its own, from its share of the whole to the array.
+    """
+
+    axis: int
+    outer: tuple[str, ...]
+    parts: tuple[tuple[str, ...], ...]
+    patterns: tuple[str, ...]
+
+    def solve(self, shape: tuple[int, ...], known: Mapping[str, int]) -> dict[str, int]:
+        """What the whole's shape says about its letters: the axis that is shared says nothing."""
+        side = parse(self.patterns[0])[0]
+        if len(side) != len(shape):
+            return {}
+        rest = [n for n in range(len(shape)) if n != self.axis]
+        return solve(tuple(side[n] for n in rest), tuple(shape[n] for n in rest), known)
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of the whole."""
+        found = list(shape_of(parse(self.patterns[0])[0], sizes))
+        found[self.axis] = self._size(self.outer, sizes) * sum(self._size(part, sizes) for part in self.parts)
+        return tuple(found)
+
+    def split(self, x: np.ndarray, sizes: Mapping[str, int]) -> list[np.ndarray]:
+        """The arrays that one holds.
+
+        Raises:
+            ValueError: an array that does not have the whole's shape.
+        """
+        if x.shape != self.shape(sizes):
+            raise ValueError(
+                f"expected an array {self.shape(sizes)} for {self.patterns}, got {x.shape}; check the sizes"
+            )
+        before, after = x.shape[: self.axis], x.shape[self.axis + 1 :]
+        groups = x.reshape(*before, self._size(self.outer, sizes), -1, *after)
+        found, start = [], 0
+        for part, pattern in zip(self.parts, self.patterns, strict=True):
+            end = start + self._size(part, sizes)
+            own = groups[(slice(None),) * (self.axis + 1) + (slice(start, end),)].reshape(*before, -1, *after)
+            found.append(rearrange(own, pattern, sizes))
+            start = end
+        return found
+
+    def join(self, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
+        """The one array that holds them."""
+        own = [rearrange(x, reverse(pattern), sizes) for x, pattern in zip(arrays, self.patterns, strict=True)]
+        before, after = own[0].shape[: self.axis], own[0].shape[self.axis + 1 :]
+        groups = [x.reshape(*before, self._size(self.outer, sizes), -1, *after) for x in own]
+        return np.concatenate(groups, self.axis + 1).reshape(self.shape(sizes))
+
+    def _size(self, letters: tuple[str, ...], sizes: Mapping[str, int]) -> int:
+        return prod(sizes[letter] for letter in letters)
+
+
+@cache
+def joined(pattern: str) -> Joined | None:
+    """What a pattern with bars says; None for one without.
+
+    Raises:
+        ValueError: bars in more than one place, or not as many arrays on the right as between them.
+    """
+    if "|" not in pattern:
+        return None
+    left, _, right = pattern.partition("->")
+    targets, bars = [side.strip() for side in right.split(",")], BARS.findall(left)
+    if len(bars) != 1 or "|" in BARS.sub("", left) or len(bars[0].split("|")) != len(targets):
+        form = "'(a | b) d -> a d, b d', as many arrays on the right as between bars in one place"
+        raise ValueError(f"expected a pattern like {form}, got {pattern!r}; correct it")
+    before, after = BARS.split(left)[::2]
+    within = before.count("(") > before.count(")")
+    outer = tuple(before.rpartition("(")[2].split()) if within else ()
+    if within and not after.lstrip().startswith(")"):
+        raise ValueError(f"expected bars last in their group, got {pattern!r}; move what follows them before them")
+    parts = tuple(tuple(part.split()) for part in bars[0].split("|"))
+    words = [" ".join(part) if within else f"({' '.join(part)})" for part in parts]
+    sides = [f"{before}{word}{after}".strip() for word in words]
+    patterns = tuple(f"{side} -> {target}" for side, target in zip(sides, targets, strict=True))
+    for one in patterns:
+        parse(one)
+    axis = len(parse_side(before.rpartition("(")[0] if within else before, pattern))
+    return Joined(axis, outer, parts, patterns)

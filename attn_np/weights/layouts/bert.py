@@ -4,7 +4,23 @@
 and the residual connection around the attention are not part of it.
 """
 
+from typing import Any
+
 from attn_np.weights.layouts._base import Layout, Table
+from attn_np.weights.layouts._stated import Stated
+
+
+def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """`BertConfig`."""
+    stated.only("position_embedding_type", "absolute")
+    stated.only("pruned_heads", {})
+    stated.only("add_cross_attention", False)
+    return "mha", {
+        "d_model": stated.integer("hidden_size"),
+        "num_heads": stated.integer("num_attention_heads"),
+        "causal": stated.flag("is_decoder", False),
+    }
+
 
 LAYOUT = Layout(
     origin="transformers: BertModel and the models that keep its names",
@@ -48,4 +64,6 @@ LAYOUT = Layout(
     ),
     sidecar={"hidden_size": "d_model", "num_attention_heads": "num_heads", "is_decoder": "causal"},
     metadata={"format": "pt"},
+    model_types=("bert",),
+    config=config,
 )

@@ -1,0 +1,70 @@
+"""Llama as `transformers` names it, and the models that are Llama under another name.
+
+`torch.nn.Linear` keeps its weight as [out, in], heads one after the other on the side of the projection. The rows of
+queries and keys are ordered for pairs of a number of the first half and one of the second, unlike in Meta's own files.
+"""
+
+from typing import Any
+
+from attn_np.weights.layouts._base import Layout, Table
+from attn_np.weights.layouts._stated import ROTARY, Stated, rotary
+
+
+def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """`LlamaConfig`: the projections share one flag for their biases."""
+    width, heads = stated.integer("hidden_size"), stated.integer("num_attention_heads")
+    bias = stated.flag("attention_bias", False)
+    head_dim = stated.integer("head_dim", width // heads)
+    return "decoder", {
+        "d_model": width,
+        "num_heads": heads,
+        "num_kv_heads": stated.integer("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "qkv_bias": bias,
+        "output_bias": bias,
+        **rotary(stated, head_dim),
+    }
+
+
+LAYOUT = Layout(
+    origin="transformers: LlamaModel and the models that keep its names",
+    prefixes=("model.layers.{layer}.", "layers.{layer}."),
+    tables={
+        "decoder": Table(
+            rules={
+                "w_q": ("self_attn.q_proj.weight", "(h k) d -> d h k"),
+                "w_k": ("self_attn.k_proj.weight", "(g k) d -> d g k"),
+                "w_v": ("self_attn.v_proj.weight", "(g v) d -> d g v"),
+                "w_o": ("self_attn.o_proj.weight", "d (h v) -> h v d"),
+                "b_q": ("self_attn.q_proj.bias", "(h k) -> h k"),
+                "b_k": ("self_attn.k_proj.bias", "(g k) -> g k"),
+                "b_v": ("self_attn.v_proj.bias", "(g v) -> g v"),
+                "b_o": ("self_attn.o_proj.bias", "d -> d"),
+            },
+            sizes={"d_model": "d", "num_heads": "h", "num_kv_heads": "g", "head_dim": "k"},
+            flags={"qkv_bias": ("b_q", "b_k", "b_v"), "output_bias": ("b_o",)},
+            free=ROTARY,
+        )
+    },
+    ignored=(
+        "self_attn.rotary_emb.inv_freq",  # follows from the config
+        "input_layernorm.weight",
+        "post_attention_layernorm.weight",
+        "mlp.*",
+    ),
+    elsewhere=(
+        "model.embed_tokens.weight",
+        "model.layers.*",
+        "model.norm.weight",
+        "embed_tokens.weight",
+        "layers.*",
+        "norm.weight",
+        "lm_head.weight",
+        "score.weight",
+        "classifier.*",
+        "qa_outputs.*",
+    ),
+    metadata={"format": "pt"},
+    model_types=("llama",),
+    config=config,
+)
