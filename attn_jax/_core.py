@@ -33,6 +33,7 @@ __all__ = [
     "dropout",
     "dtype_name",
     "einsum",
+    "entmax15",
     "exp",
     "hide",
     "inputs",
@@ -259,6 +260,41 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     if allowed is not None:
         lost = lost & jnp.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
     return where(lost | ~(top < jnp.inf), jnp.nan, weights)
+
+
+def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """1.5-entmax of the allowed scores (Peters et al. 2019, algorithm 2), between softmax and sparsemax.
+
+    The weights are max(z - tau, 0)^2 for z half the score, with tau such that they add up to 1: for the k largest z the
+    smaller root of sum (z - tau)^2 = 1, over the most k whose smallest z is no less. Where nothing is allowed the
+    weights are 0; allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    """
+    z = scores if allowed is None else where(allowed, scores, -jnp.inf)
+    if scores.shape[axis] == 0:
+        return scores
+    top = jnp.max(jax.lax.stop_gradient(z), axis=axis, keepdims=True)
+    lost = top == -jnp.inf
+    z = (z - where(lost, 0.0, top)) / 2.0
+    fixed = jax.lax.stop_gradient(z)
+    # One largest z alone gives tau = -1, so what is below -1 weighs nothing.
+    x = -jnp.sort(-maximum(fixed, -1.0), axis=axis)
+    k = cumsum(0.0 * x + 1.0, axis)
+    mean = cumsum(x, axis) / k
+    # k (mean of squares - squared mean), summed so that nothing cancels where many z are nearly equal (Welford 1962).
+    apart = cumsum((x - mean) * (x - mean) * (k / maximum(k - 1.0, 1.0)), axis)
+    tau = mean - sqrt(maximum(1.0 - apart, 0.0) / k)
+    tau = jnp.max(where(tau <= x, tau, -1.0), axis=axis, keepdims=True)
+    # tau has no gradient so far. The root of the same equation, counted from tau, is 0 and moves as tau does.
+    support = fixed > tau
+    root = where(support, z - tau, 0.0)
+    size = where(lost, 1.0, jnp.sum(root, axis=axis, keepdims=True))
+    count = jnp.sum(support, axis=axis, keepdims=True, dtype=z.dtype)
+    excess = jnp.sum(root * root, axis=axis, keepdims=True)
+    excess = excess - jax.lax.stop_gradient(excess)
+    root = where(support, root - excess / (size + sqrt(size * size - count * excess)), 0.0)
+    if allowed is not None:
+        lost = lost & jnp.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    return where(lost | ~(top < jnp.inf), jnp.nan, root * root)
 
 
 # Who sees whom --------------------------------------------------------------------------------------------------------

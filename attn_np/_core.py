@@ -29,6 +29,7 @@ __all__ = [
     "dropout",
     "dtype_name",
     "einsum",
+    "entmax15",
     "exp",
     "hide",
     "inputs",
@@ -286,6 +287,34 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     if allowed is not None:
         lost = lost & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
     return np.where(lost | ~(top < np.inf), np.nan, weights)
+
+
+@primitive
+def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """1.5-entmax of the allowed scores (Peters et al. 2019, algorithm 2), between softmax and sparsemax.
+
+    The weights are max(z - tau, 0)^2 for z half the score, with tau such that they add up to 1: for the k largest z the
+    smaller root of sum (z - tau)^2 = 1, over the most k whose smallest z is no less. Where nothing is allowed the
+    weights are 0; allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    """
+    z = scores if allowed is None else np.where(allowed, scores, -np.inf)
+    if scores.shape[axis] == 0:
+        return scores
+    top = np.max(z, axis=axis, keepdims=True)
+    lost = top == -np.inf
+    z = (z - np.where(lost, 0.0, top)) / 2.0
+    # One largest z alone gives tau = -1, so what is below -1 weighs nothing.
+    x = -np.sort(-maximum(z, -1.0), axis=axis)
+    k = cumsum(0.0 * x + 1.0, axis)
+    mean = cumsum(x, axis) / k
+    # k (mean of squares - squared mean), summed so that nothing cancels where many z are nearly equal (Welford 1962).
+    apart = cumsum((x - mean) * (x - mean) * (k / maximum(k - 1.0, 1.0)), axis)
+    tau = mean - sqrt(maximum(1.0 - apart, 0.0) / k)
+    tau = np.max(np.where(tau <= x, tau, -1.0), axis=axis, keepdims=True)
+    root = maximum(z - tau, 0.0)
+    if allowed is not None:
+        lost = lost & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    return np.where(lost | ~(top < np.inf), np.nan, root * root)
 
 
 # Who sees whom --------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ __all__ = [
     "cotangent",
     "dropout_vjp",
     "einsum_vjp",
+    "entmax15_vjp",
     "grads",
     "inputs_vjp",
     "l2_norm_vjp",
@@ -139,6 +140,18 @@ def sparsemax_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     count = np.sum(support, axis=axis, keepdims=True).astype(dprobs.dtype)
     share = np.sum(np.where(support, dprobs, 0.0), axis=axis, keepdims=True) / np.where(count == 0, 1, count)
     return np.where(support, dprobs - share, 0.0)
+
+
+@primitive
+def entmax15_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
+    """p_i = g_i^2 with g_i = s_i / 2 - tau, so dp_i/ds_j = g_i (delta_ij - 2 dtau/ds_j).
+
+    sum g_i^2 = 1 stays, so tau moves by 2 dtau/ds_j = g_j / sum g_i, and ds_j = g_j (dp_j - sum g_i dp_i / sum g_i).
+    """
+    root = np.sqrt(probs)
+    size = np.sum(root, axis=axis, keepdims=True)
+    mean = np.sum(root * dprobs, axis=axis, keepdims=True) / np.where(size == 0, 1.0, size)
+    return root * (dprobs - mean)
 
 
 def repeat_heads_vjp(dx: Array, heads: int | None) -> Array:

@@ -30,6 +30,7 @@ __all__ = [
     "dropout",
     "dtype_name",
     "einsum",
+    "entmax15",
     "exp",
     "hide",
     "inputs",
@@ -274,6 +275,41 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     if allowed is not None:
         lost = lost & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
     return where(lost | ~(top < torch.inf), torch.nan, weights)
+
+
+def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """1.5-entmax of the allowed scores (Peters et al. 2019, algorithm 2), between softmax and sparsemax.
+
+    The weights are max(z - tau, 0)^2 for z half the score, with tau such that they add up to 1: for the k largest z the
+    smaller root of sum (z - tau)^2 = 1, over the most k whose smallest z is no less. Where nothing is allowed the
+    weights are 0; allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    """
+    z = scores if allowed is None else where(allowed, scores, -torch.inf)
+    if scores.shape[axis] == 0:
+        return scores
+    top = torch.amax(z.detach(), dim=axis, keepdim=True)
+    lost = top == -torch.inf
+    z = (z - where(lost, 0.0, top)) / 2.0
+    fixed = z.detach()
+    # One largest z alone gives tau = -1, so what is below -1 weighs nothing.
+    x = torch.sort(maximum(fixed, -1.0), dim=axis, descending=True).values
+    k = cumsum(0.0 * x + 1.0, axis)
+    mean = cumsum(x, axis) / k
+    # k (mean of squares - squared mean), summed so that nothing cancels where many z are nearly equal (Welford 1962).
+    apart = cumsum((x - mean) * (x - mean) * (k / maximum(k - 1.0, 1.0)), axis)
+    tau = mean - sqrt(maximum(1.0 - apart, 0.0) / k)
+    tau = torch.amax(where(tau <= x, tau, -1.0), dim=axis, keepdim=True)
+    # tau has no gradient so far. The root of the same equation, counted from tau, is 0 and moves as tau does.
+    support = fixed > tau
+    root = where(support, z - tau, 0.0)
+    size = where(lost, 1.0, torch.sum(root, dim=axis, keepdim=True))
+    count = torch.sum(support, dim=axis, keepdim=True, dtype=z.dtype)
+    excess = torch.sum(root * root, dim=axis, keepdim=True)
+    excess = excess - excess.detach()
+    root = where(support, root - excess / (size + sqrt(size * size - count * excess)), 0.0)
+    if allowed is not None:
+        lost = lost & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
+    return where(lost | ~(top < torch.inf), torch.nan, root * root)
 
 
 # Who sees whom --------------------------------------------------------------------------------------------------------

@@ -276,6 +276,34 @@ def sparsemax_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
     return Dual(_vjp.sparsemax_vjp(probs.v, dprobs.v, axis), _vjp.sparsemax_vjp(probs.v, dprobs.d, axis))
 
 
+@rule(FUNCTIONS, _core.entmax15)
+def entmax15(scores: Dual, allowed: Any = None, axis: int = -1) -> Dual:
+    """The Jacobian diag(g) - g g^T / sum g, with g the roots of the weights, is its own transpose."""
+    p = _core.entmax15(scores.v, allowed, axis)
+    return Dual(p, _vjp.entmax15_vjp(p, scores.d, axis))
+
+
+@rule(FUNCTIONS, _vjp.entmax15_vjp)
+def entmax15_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
+    """ds = g (dp - D) with D = sum g dp / G and G = sum g changes by g (dp' - D') + g' (dp - D).
+
+    2 g g' = p', so where the weight is 0 the root stays, and D' has one part more: (sum g' dp - D sum g') / G.
+    """
+    p, dp = probs.v, dprobs.v
+    held = p.v > 0
+    root: Any = np.sqrt(np.where(held, p, 1.0))
+    turned: Any = np.where(held, probs.d / (root + root), 0.0)
+    root = np.where(held, root, 0.0)
+    size = np.sum(root, axis=axis, keepdims=True)
+    size = np.where(size.v > 0, size, 1.0)
+    mean = np.sum(root * dp, axis=axis, keepdims=True) / size
+    moved = np.sum(turned * (dp - mean), axis=axis, keepdims=True) / size
+    d = _vjp.entmax15_vjp(p, dprobs.d, axis) + (turned * (dp - mean) - root * moved)
+    sums = [root * (np.sum(abs(x), axis=axis, keepdims=True) / size) for x in (root * dprobs.d, turned * dp)]
+    sums.append(root * (np.sum(abs(turned), axis=axis, keepdims=True) * abs(mean) / size))
+    return Dual(_vjp.entmax15_vjp(p, dp, axis), in_any_form(d, *sums, root * dprobs.d, turned * dp, turned * mean))
+
+
 @rule(FUNCTIONS, _vjp.part_of_softmax)
 def part_of_softmax(scores: Dual, top: Any, total: Any, parts: int) -> Dual:
     """p = e^{s - m} / l changes by p (s' - l' / l); m has no tangent."""

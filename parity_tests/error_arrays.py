@@ -596,6 +596,69 @@ def sparsemax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
     return jostled(ErrArray(plain(_vjp.sparsemax_vjp)(x.v, y.v, axis), b))
 
 
+@rule(FUNCTIONS, _core.entmax15)
+def entmax15(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
+    """The root g = z - tau of a weight errs by what its own z does, half the score, and by what tau does.
+
+    tau moves by a mean of the errors of z, weighted by g. The sums over the sorted z, as the paper has them, cancel: of
+    k (mean of squares - squared mean) the error is relative to sum z^2 + (sum z)^2 / k, and that of tau so much divided
+    by the root of the discriminant, which is sum g. The support is no decision to the weights: where it is open they
+    are of second order. A weight whose z lies below tau by more than all of this is 0 in every type.
+    """
+    s, p = lift(scores), _current.get()
+    ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
+    probs = plain(_core.entmax15)(s.v, None if allowed is None else ok, axis)
+    if probs.size == 0:
+        return ErrArray(probs, 0.0)
+
+    def over(a: np.ndarray) -> np.ndarray:
+        return np.sum(np.where(probs > 0, a, 0.0), axis=axis, keepdims=True)
+
+    with np.errstate(invalid="ignore", over="ignore"):
+        top = np.max(np.where(ok, s.v, -np.inf), axis=axis, keepdims=True)
+        z = np.where(ok & np.isfinite(s.v), s.v - np.where(np.isfinite(top), top, 0.0), -np.inf) / 2
+        root = np.sqrt(probs)
+        tau = np.max(np.where(probs > 0, z - root, -np.inf), axis=axis, keepdims=True)
+        loose = np.max(np.where(ok, s.b, 0.0), axis=axis, keepdims=True)
+        far = np.where(np.isfinite(z), np.abs(z), 0.0)
+        total, count = np.abs(over(z)), np.maximum(over(np.ones(z.shape)), 1.0)
+        size = np.maximum(over(root), 1.0)
+        g = 2 * p.gamma(s.shape[axis] + 8)
+        cancelled = g * (total / count + (over(z * z) + total * total / count) / size + 1)
+        most = (s.b + loose) / 2 + 2 * p.u * (far + s.b + loose) + cancelled + p.eta
+        b = np.where(ok & ~(z - tau < -most), most * (2 * root + most) + 2 * p.u * probs, 0.0)
+        b = np.where(np.isnan(probs) & ~np.isposinf(s.b), 0.0, np.where(np.isnan(b), np.inf, np.minimum(b, 1.0)))
+    return jostled(ErrArray(probs, b))
+
+
+@rule(FUNCTIONS, _vjp.entmax15_vjp)
+def entmax15_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
+    """g (dp - D) with D the mean of dp weighted by g: an error that all dp share cancels, so those of g act on dp - D.
+
+    Automatic differentiation knows g before it is squared and divides by sums of its own: some roundings more of each
+    factor.
+    """
+    x, y, p = lift(probs), lift(dprobs), _current.get()
+
+    def over(a: np.ndarray) -> np.ndarray:
+        return np.sum(a, axis=axis, keepdims=True)
+
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        v, root = plain(_vjp.entmax15_vjp)(x.v, y.v, axis), np.sqrt(x.v)
+        loose = np.maximum(root - np.sqrt(np.maximum(x.v - x.b, 0.0)), np.sqrt(x.v + x.b) - root)
+        loose, size = loose + 4 * p.u * root, over(root)
+        mean = over(root * y.v) / np.where(size == 0, 1.0, size)
+        gap, spread = np.abs(y.v - mean), over((root + loose) * magnitude(y))
+        least = np.where(size == 0, 1.0, np.maximum(size - over(loose), 0.0))
+        moved = over(loose * gap) + over((root + loose) * y.b) + 2 * p.gamma(x.shape[axis] + 8) * spread
+        inner = y.b + np.where(moved == 0, 0.0, moved / least)
+        b = loose * gap + (root + loose) * (inner + 8 * p.u * (magnitude(y) + np.abs(mean) + inner))
+        b = np.where(root + loose > 0, b + p.eta, 0.0)
+        most = np.max(magnitude(y), axis=axis, keepdims=True, initial=0.0)  # g <= 1, and D lies among the dp
+        b = np.fmin(b, np.where(root + loose > 0, np.abs(v) + 2 * most, 0.0))
+    return jostled(ErrArray(v, np.where(np.isfinite(v), b, 0.0)))
+
+
 # Derivatives of the activations ---------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """Maps from scores to the simplex that may give weights of 0, in the three dialects, with their rules and bounds."""
 
+from fractions import Fraction
 from importlib import import_module
 from typing import Any
 
@@ -11,11 +12,12 @@ import torch
 from attn_np import _core, _vjp
 from parity_tests._inputs import TREES, Arrays, Tree
 from parity_tests._witness import ratio
-from parity_tests.error_arrays import ErrArray, adopt, disown, precision, precision_of
+from parity_tests.error_arrays import ErrArray, adopt, disown, plain, precision, precision_of
 from parity_tests.judge import compare
 from parity_tests.mutants import Mutant, planted
 
 KINDS = {"usual": 1.0, "close": 2.0**-10, "far": 30.0, "equal": 0.0}
+MAPS = ("sparsemax", "entmax15")
 
 
 @pytest.fixture(params=list(TREES))
@@ -33,39 +35,47 @@ def given(kind: str, dtype: str = "float64", axis: int = -1) -> tuple[np.ndarray
     return scores.astype(dtype), allowed, dy.astype(dtype)
 
 
-def held(scores: np.ndarray, allowed: np.ndarray | None, dy: np.ndarray, axis: int, vjp: Any = _vjp) -> dict[str, Any]:
-    """Weights and gradient with bounds; as the judge does, the rule goes on from the weights that were found."""
+def held(name: str, scores: np.ndarray, allowed: np.ndarray | None, dy: np.ndarray, axis: int) -> dict[str, Any]:
+    """Weights and gradient with bounds; sparsemax's rule goes on from the weights found: the support is a decision."""
+    weigh, rule = getattr(_core, name), getattr(_vjp, f"{name}_vjp")
     with precision(precision_of(scores.dtype.name)):
-        probs = _core.sparsemax(ErrArray(scores, 0.0), allowed, axis)
-        return {"probs": probs, "dscores": vjp.sparsemax_vjp(ErrArray(probs.v, 0.0), ErrArray(dy, 0.0), axis)}
+        probs = weigh(ErrArray(scores, 0.0), allowed, axis)
+        found = ErrArray(probs.v, 0.0) if name == "sparsemax" else probs
+        return {"probs": probs, "dscores": rule(found, ErrArray(dy, 0.0), axis)}
 
 
-def results(tree: Tree, scores: np.ndarray, allowed: np.ndarray | None, dy: np.ndarray, axis: int) -> Arrays:
+def results(name: str, tree: Tree, scores: np.ndarray, allowed: np.ndarray | None, dy: np.ndarray, axis: int) -> Arrays:
     core, seen = import_module(f"{tree.package.__name__}._core"), None if allowed is None else tree.array(allowed)
+    weigh = getattr(core, name)
     if tree.name == "numpy":
-        probs = core.sparsemax(scores, allowed, axis)
-        grad = _vjp.sparsemax_vjp(probs, dy, axis)
+        probs = weigh(scores, allowed, axis)
+        grad = getattr(_vjp, f"{name}_vjp")(probs, dy, axis)
     elif tree.name == "torch":
         leaf = torch.from_numpy(scores).requires_grad_()
-        probs = core.sparsemax(leaf, seen, axis)
+        probs = weigh(leaf, seen, axis)
         (grad,) = torch.autograd.grad(probs, leaf, torch.from_numpy(dy))
     else:
-        probs, pull = jax.vjp(lambda x: core.sparsemax(x, seen, axis), tree.array(scores))
+        probs, pull = jax.vjp(lambda x: weigh(x, seen, axis), tree.array(scores))
         (grad,) = pull(tree.array(dy))
     return {"probs": tree.numpy(probs), "dscores": tree.numpy(grad)}
 
 
+@pytest.fixture(params=MAPS)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.mark.parametrize("axis", [-1, 1])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_weights_and_gradients_stay_within_their_bounds(tree: Tree, dtype: str, axis: int) -> None:
+def test_weights_and_gradients_stay_within_their_bounds(name: str, tree: Tree, dtype: str, axis: int) -> None:
     for kind in KINDS:
         scores, allowed, dy = given(kind, dtype, axis)
         for seen in (allowed, None):
-            want = held(scores, seen, dy, axis)
-            for name, got in results(tree, scores, seen, dy, axis).items():
-                assert got.dtype == dtype, (kind, name)
-                assert compare(got.astype(np.float64), want[name])["ratio"] <= 1, (kind, name)
-                assert seen is None or not np.any(got[~seen]), (kind, name)
+            want = held(name, scores, seen, dy, axis)
+            for array, got in results(name, tree, scores, seen, dy, axis).items():
+                assert got.dtype == dtype, (kind, array)
+                assert compare(got.astype(np.float64), want[array])["ratio"] <= 1, (kind, array)
+                assert seen is None or not np.any(got[~seen]), (kind, array)
 
 
 def nearest(row: list[float]) -> list[float]:
@@ -78,55 +88,106 @@ def nearest(row: list[float]) -> list[float]:
     raise ValueError("no support fits")
 
 
-def test_scalar_loops() -> None:
+def roots(row: list[float]) -> list[float]:
+    """1.5-entmax by the threshold that makes the weights add up to 1, in exact fractions halved a hundred times."""
+    z = [Fraction(x) / 2 for x in row]
+    low, high = max(z) - 1, max(z)
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(max(x - middle, Fraction(0)) ** 2 for x in z) >= 1 else (low, middle)
+    return [float(max(x - low, Fraction(0)) ** 2) for x in z]
+
+
+LOOPS = {"sparsemax": nearest, "entmax15": roots}
+
+
+def test_scalar_loops(name: str) -> None:
     for kind in KINDS:
         scores, allowed, dy = given(kind)
-        want = held(scores, allowed, dy, -1)["probs"]
+        want = held(name, scores, allowed, dy, -1)["probs"]
         found = np.zeros(scores.shape)
         for index in np.ndindex(scores.shape[:-1]):
             seen = np.flatnonzero(allowed[index])
             if seen.size:
-                found[index][seen] = nearest(scores[index][seen].tolist())
+                found[index][seen] = LOOPS[name](scores[index][seen].tolist())
         assert ratio(found, want) <= 1, kind
 
 
-def test_known_weights(tree: Tree) -> None:
-    """Far apart: all to the largest. Equal: shared. A gap of 0.5: 3/4 and 1/4. Shifted: the same."""
-    rows = np.array([[3.0, 0.0, -1.0], [2.0, 2.0, -5.0], [0.5, 0.0, -4.0], [1024.5, 1024.0, 1000.0]])
-    known = [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0], [0.75, 0.25, 0.0]]
-    assert results(tree, rows, None, rows, -1)["probs"].tolist() == known
+KNOWN = {
+    "sparsemax": [
+        ([3.0, 0.0, -1.0], [1.0, 0.0, 0.0]),
+        ([2.0, 2.0, -5.0], [0.5, 0.5, 0.0]),
+        ([0.5, 0.0, -4.0], [0.75, 0.25, 0.0]),
+        ([1024.5, 1024.0, 1000.0], [0.75, 0.25, 0.0]),
+    ],
+    "entmax15": [
+        ([3.0, 0.0, -1.0], [1.0, 0.0, 0.0]),
+        ([2.0, 0.0, -1.0], [1.0, 0.0, 0.0]),
+        ([0.4, 0.0, -4.0], [0.64, 0.36, 0.0]),
+        ([1024.0, 1024.0, 1024.0], [1 / 3, 1 / 3, 1 / 3]),
+    ],
+}
 
 
-def test_hidden_scores_may_hold_anything(tree: Tree) -> None:
+def test_known_weights(name: str, tree: Tree) -> None:
+    """Far apart: all to the largest. Equal: shared. A gap of 1/2 or 2/5: weights of 3/4 and 1/4, of 0.8^2 and 0.6^2."""
+    rows, known = (np.array(x) for x in zip(*KNOWN[name], strict=True))
+    rows = np.concatenate([rows, np.full((4, 4), -9.0)], -1)
+    scores = np.resize(rows, (3, 5, 7))  # of a shape that is compiled already
+    want, got = held(name, scores, None, scores, -1)["probs"], results(name, tree, scores, None, scores, -1)["probs"]
+    assert ratio(got, want) <= 1
+    assert ratio(np.resize(np.concatenate([known, np.zeros((4, 4))], -1), (3, 5, 7)), want) <= 1
+
+
+@pytest.mark.parametrize("low", [0.0, -1.0, -1.99])
+def test_long_rows_lose_no_digits(tree: Tree, low: float) -> None:
+    """Thousands share: the sums over the sorted scores alone would leave few of float32's digits."""
+    n, p = 2**12, precision_of("float32")
+    scores = np.where(np.arange(n) == 0, 0.0, low).astype(np.float32)
+    got = tree.numpy(import_module(f"{tree.package.__name__}._core").entmax15(tree.array(scores))).astype(np.float64)
+    x, k = scores.astype(np.float64) / 2, np.arange(n) + 1.0
+    exact = plain(_core.entmax15)(2 * x)
+    root, mean = np.sqrt(exact), np.cumsum(x) / k
+    # Errors of the mean, of the deviations from it and of their squares; sum of the roots times that of tau.
+    apart = p.gamma(n + 8) * (1 + 2 * np.sum(np.abs(x - mean) * np.abs(mean) * k / np.maximum(k - 1, 1)))
+    off = p.gamma(n) * abs(mean[-1]) + apart / np.sum(root) + 4 * p.u
+    assert np.all(np.abs(got - exact) <= 2 * root * off + off * off + 2 * p.u * exact)
+    assert off < np.min(root)
+
+
+def test_hidden_scores_may_hold_anything(name: str, tree: Tree) -> None:
     """NaN and infinities that nobody sees change no weight and no gradient; what is all -inf and seen gives NaN."""
     scores, allowed, dy = given("usual")
-    want = results(tree, scores, allowed, dy, -1)
+    want = results(name, tree, scores, allowed, dy, -1)
     for value in (np.nan, np.inf, -np.inf):
-        got = results(tree, np.where(allowed, scores, value), allowed, dy, -1)
-        assert all(np.array_equal(got[name], x) for name, x in want.items())
+        got = results(name, tree, np.where(allowed, scores, value), allowed, dy, -1)
+        assert all(np.array_equal(got[array], x) for array, x in want.items())
     scores[0, 0] = -np.inf
-    assert np.isnan(results(tree, scores, None, dy, -1)["probs"][0, 0]).all()
-    assert not np.isnan(results(tree, scores, allowed & (np.arange(3) > 0)[:, None, None], dy, -1)["probs"]).any()
+    assert np.isnan(results(name, tree, scores, None, dy, -1)["probs"][0, 0]).all()
+    assert not np.isnan(results(name, tree, scores, allowed & (np.arange(3) > 0)[:, None, None], dy, -1)["probs"]).any()
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_scores_that_are_no_numbers_spoil_their_row_alone(tree: Tree) -> None:
+def test_scores_that_are_no_numbers_spoil_their_row_alone(name: str, tree: Tree) -> None:
     """NaN and inf in sight give NaN in their row, as in a softmax."""
     scores, allowed, dy = given("usual")
     allowed[0, 0] = True
-    want = results(tree, scores, allowed, dy, -1)["probs"]
+    want = results(name, tree, scores, allowed, dy, -1)["probs"]
     for value in (np.nan, np.inf):
         scores[0, 0, 3] = value
-        got = results(tree, scores, allowed, dy, -1)["probs"]
+        got = results(name, tree, scores, allowed, dy, -1)["probs"]
         assert np.isnan(got[0, 0]).all()
         assert np.array_equal(got[1:], want[1:])
         assert np.array_equal(got[0, 1:], want[0, 1:])
 
 
 BUGS = {
-    "1 left out": ("_core.py", "axis) - 1.0) / ranks", "axis)) / ranks"),
-    "ranks from 0": ("_core.py", "zeros((n,), z) + 1.0, 0)", "zeros((n,), z) + 2.0, 0)"),
-    "hidden scores counted": ("_core.py", "    z = z - ", "    z = maximum(z, -9.0) - "),
+    "1 left out": ("sparsemax", "axis) - 1.0) / ranks", "axis)) / ranks"),
+    "ranks from 0": ("sparsemax", "ranks = cumsum(zeros((n,), z) + 1.0, 0)", "ranks = cumsum(zeros((n,), z) + 2.0, 0)"),
+    "hidden scores counted": ("sparsemax", "    z = z - ", "    z = maximum(z, -9.0) - "),
+    "not halved": ("entmax15", ") / 2.0\n", ")\n"),
+    "not squared": ("entmax15", "nan, root * root)", "nan, root)"),
+    "hidden scores counted here": ("entmax15", "    z = (z - ", "    z = (maximum(z, -20.5) - "),
 }
 
 
@@ -134,28 +195,31 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
     tree = next(tree for tree in TREES.values() if tree.package.__name__ == package)
-    file, old, new = BUGS[bug]
+    name, old, new = BUGS[bug]
     scores, allowed, dy = given("usual")
-    allowed &= np.arange(7) < 3 if bug == "hidden scores counted" else True
-    scores -= 20.0 * (bug == "hidden scores counted")
-    with planted(Mutant(bug, file, old, new, "", ""), package) as alias:
-        got = import_module(f"{alias}._core").sparsemax(tree.array(scores), tree.array(allowed))
-    assert not ratio(tree.numpy(got), held(scores, allowed, dy, -1)["probs"]) <= 1
+    counted = bug.startswith("hidden scores counted")
+    allowed &= np.arange(7) < 3 if counted else True
+    scores -= 20.0 * counted
+    with planted(Mutant(bug, "_core.py", old, new, "", ""), package) as alias:
+        got = getattr(import_module(f"{alias}._core"), name)(tree.array(scores), tree.array(allowed))
+    assert not ratio(tree.numpy(got), held(name, scores, allowed, dy, -1)["probs"]) <= 1
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("name", "old", "new"),
     [
-        ("return np.where(support, dprobs - share, 0.0)", "return np.where(support, dprobs, 0.0)"),
-        ("np.sum(np.where(support, dprobs, 0.0), axis", "np.sum(dprobs, axis"),
-        ("return np.where(support, dprobs - share, 0.0)", "return dprobs - share"),
+        ("sparsemax", "return np.where(support, dprobs - share, 0.0)", "return np.where(support, dprobs, 0.0)"),
+        ("sparsemax", "np.sum(np.where(support, dprobs, 0.0), axis", "np.sum(dprobs, axis"),
+        ("sparsemax", "return np.where(support, dprobs - share, 0.0)", "return dprobs - share"),
+        ("entmax15", "root = np.sqrt(probs)", "root = probs"),
+        ("entmax15", " / np.where(size == 0, 1.0, size)\n", "\n"),
     ],
 )
-def test_a_planted_bug_of_the_rule_is_seen(old: str, new: str) -> None:
+def test_a_planted_bug_of_the_rule_is_seen(name: str, old: str, new: str) -> None:
     scores, allowed, dy = given("usual")
-    want, probs = held(scores, allowed, dy, -1), _core.sparsemax(scores, allowed)
+    want, probs = held(name, scores, allowed, dy, -1), getattr(_core, name)(scores, allowed)
     with planted(Mutant("rule", "_vjp.py", old, new, "", ""), "attn_np") as alias:
         adopt(alias)
-        got = import_module(f"{alias}._vjp").sparsemax_vjp(probs, dy)
+        got = getattr(import_module(f"{alias}._vjp"), f"{name}_vjp")(probs, dy)
         disown(alias)
     assert ratio(got, want["dscores"]) > 1

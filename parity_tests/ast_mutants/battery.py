@@ -56,6 +56,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(functions.functions)
     add(functions.turned)
     add(functions.sparse)
+    add(functions.entmax)
     add(functions.picked)
     add(functions.encoded)
     add(functions.watched_scan)

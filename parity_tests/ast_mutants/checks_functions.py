@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import contract
+from attn_np import _core, contract
 from attn_np._core import DTYPES
 from parity_tests.ast_mutants.calls import Arrays, claim, claim_same, refuses, same
 from parity_tests.error_arrays import ErrArray, precision, precision_of
@@ -304,14 +304,23 @@ def sparse(alias: str) -> None:
     x = np.array([[0.5, 0.25, -9.0], [4.0, 1.0, 4.0]])
     want = np.array([[0.625, 0.375, 0.0], [0.5, 0.0, 0.5]])
     claim(same(core.sparsemax(x), want) and same(core.sparsemax(x.T, axis=0), want.T), "by hand, over either axis")
+    claim(same(core.sparsemax(x.T, None, -2), want.T), "over the axis before the last")
+    first = np.stack([want[0], 0.0 * want[1]], 1)
+    claim(same(core.sparsemax(x.T[None], np.array([[True, False]] * 3), 1)[0], first), "a mask of fewer axes")
+    four = np.array([0.5, 0.25, 0.25, 0.0])
+    claim(same(core.sparsemax(four), four), "weights themselves")
+    claim(same(core.sparsemax(np.array([2.0**60, 0.0])), np.array([1.0, 0.0])), "huge scores")
     claim(same(core.sparsemax(x[None].swapaxes(1, 2), None, 1), want.T[None]), "over the axis between")
     seen = np.array([[True, False, True], [False] * 3])
     claim(core.sparsemax(x, seen).tolist() == [[1, 0, 0], [0, 0, 0]], "hidden entries")
     claim(core.sparsemax(np.zeros((2, 0))).shape == (2, 0), "over nothing")
     for bad in ([-np.inf, -np.inf], [np.nan, 1.0], [np.inf, 1.0]):
         with np.errstate(invalid="ignore"):
-            claim(np.isnan(core.sparsemax(np.array(bad), np.array([True, True]))).all(), f"{bad}")
+            for allowed in (np.array([True, True]), np.array([True, False]), None):
+                claim(np.isnan(core.sparsemax(np.array(bad), allowed)).all(), f"{bad}")
     dy = np.array([[1.0, 3.0, 5.0], [2.0, 7.0, 6.0]])
+    low = vjp.sparsemax_vjp(want[:, None].astype("float32"), dy[:, None].astype("float32"))
+    claim(same(low[:, 0], vjp.sparsemax_vjp(want, dy).astype("float32")), "its rule in float32")
     claim(same(vjp.sparsemax_vjp(want, dy), np.array([[-1.0, 1.0, 0.0], [-2.0, 0.0, 2.0]])), "its rule")
     claim(not vjp.sparsemax_vjp(0 * want, dy).any(), "the rule without support")
     inputs, tape, other = attended(2, "mask"), {}, {}
@@ -321,6 +330,54 @@ def sparse(alias: str) -> None:
     claim(all(map(same, found, plain)), "weights by softmax")
     grads = attend.attend_vjp(tape, dy), attend.attend_vjp(other, dy, weigh_vjp=vjp.softmax_vjp)
     claim(all(map(same, grads[0][:3], grads[1][:3])), "gradients by softmax's rule")
+
+
+@cache
+def halved(n: int, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Scores, who may be seen, weights of 1.5-entmax by halving an interval a hundred times, and their bounds.
+
+    The rows are near, far apart, equal, or one score above many equal ones.
+    """
+    rng = np.random.default_rng(n)
+    rows = [size * rng.normal(size=n) for size in (0.25, 1, 1, 1, 1, 4)]
+    rows += [np.where(np.arange(n) == n // 2, 3.0, 3.0 - gap) for gap in (0.0, 0.25, 1.0, 1.75, 1.99, 2.0, 2.5)]
+    x = (np.array(rows) + np.resize([5.0, -500.0], (len(rows), 1))).astype(dtype)
+    seen = rng.random(x.shape) < 0.75
+    seen[:, n // 2] = True
+    seen[0] = False
+    z = np.where(seen, x.astype(np.float64), -np.inf)
+    z = (z - np.max(z, axis=-1, keepdims=True, initial=-600.0)) / 2
+    low, high = np.full((len(x), 1), -1.0), np.zeros((len(x), 1))
+    for _ in range(100):
+        middle = (low + high) / 2
+        much = np.sum(np.maximum(z - middle, 0.0) ** 2, axis=-1, keepdims=True) >= 1
+        low, high = np.where(much, middle, low), np.where(much, high, middle)
+    root = np.where(seen, np.maximum(z - low, 0.0), 0.0)
+    with precision(precision_of(dtype)):
+        bound = _core.entmax15(ErrArray(x.astype(np.float64), 0.0), seen).b
+    return x, seen, root * root, bound
+
+
+def entmax(alias: str) -> None:
+    """1.5-entmax against an interval that is halved, over either axis, and what has no weights; its rule by hand."""
+    core, vjp = (import_module(f"{alias}.{name}") for name in ("_core", "_vjp"))
+    for n, dtype in ((7, "float64"), (3, "float64"), (3, "float32")):
+        x, seen, want, bound = halved(n, dtype)
+        found = core.entmax15(x, seen)
+        claim(found.dtype == dtype and same(core.entmax15(x.T, seen.T, 0), found.T), "over either axis")
+        claim(np.all(np.abs(found - want) <= bound), f"{n} scores in {dtype}")
+        claim(same(core.entmax15(x[None].swapaxes(1, 2), seen.T, 1)[0], found.T), "over the axis between")
+    claim(same(core.entmax15(np.array([3.0, 1.0, 0.0])), np.array([1.0, 0.0, 0.0])), "nothing hidden")
+    claim(core.entmax15(np.zeros((2, 0))).shape == (2, 0), "over nothing")
+    for bad in ([-np.inf, -np.inf], [np.nan, 1.0], [np.inf, 1.0]):
+        with np.errstate(invalid="ignore"):
+            for allowed in (np.array([True, True]), np.array([True, False]), None):
+                claim(np.isnan(core.entmax15(np.array(bad), allowed)).all(), f"{bad}")
+    probs, dy = np.array([[1.0, 9.0, 0.0], [1.0, 0.0, 0.0]]), np.array([[1.0, 3.0, 5.0], [2.0, 7.0, 6.0]])
+    claim(same(vjp.entmax15_vjp(probs, dy), np.array([[-1.5, 1.5, 0.0], [0.0, 0.0, 0.0]])), "its rule")
+    claim(same(vjp.entmax15_vjp(probs[:, None], dy[:, None])[:, 0], vjp.entmax15_vjp(probs, dy)), "over the last axis")
+    claim(same(vjp.entmax15_vjp(probs.T, dy.T, 0), np.array([[-1.5, 1.5, 0.0], [0.0, 0.0, 0.0]]).T), "over the rows")
+    claim(not vjp.entmax15_vjp(0 * probs, dy).any(), "the rule without support")
 
 
 def turned(alias: str) -> None:

@@ -107,6 +107,10 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
                 "clip(0, places(t, t, like=like, past=past)[0], length - 1)",
             ),
             Key("_core.py", "softplus", "np.logaddexp(x, 0.0)", "np.logaddexp(0.0, x)"),
+            Key("_core.py", "entmax15", "maximum(z, -1.0)", "maximum(-1.0, z)"),
+            Key("_core.py", "entmax15", "maximum(k - 1.0, 1.0)", "maximum(1.0, k - 1.0)"),
+            Key("_core.py", "entmax15", "maximum(1.0 - apart, 0.0)", "maximum(0.0, 1.0 - apart)"),
+            Key("_core.py", "entmax15", "maximum(z - tau, 0.0)", "maximum(0.0, z - tau)"),
         ),
     ),
     (
@@ -296,10 +300,16 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         (Key("_core.py", "sigmoid", "np.where(x >= 0, 1.0, small)", "np.where(x > 0, 1.0, small)"),),
     ),
     (
-        "A row without keys holds -inf alone: exp of it is 0 whatever is subtracted.",
+        "A row without keys holds -inf alone: it stays so, and its weights 0, whatever is subtracted.",
         (
             Key("_core.py", "softmax", "np.where(top == -np.inf, 0.0, top)", "np.where(top == -np.inf, -1.0, top)"),
             Key("_core.py", "softmax", "np.where(top == -np.inf, 0.0, top)", "np.where(top == -np.inf, 1.0, top)"),
+            Key("_core.py", "sparsemax", "np.where(lost, 0.0, top)", "np.where(lost, 1.0, top)"),
+            Key("_core.py", "sparsemax", "np.where(lost, 0.0, top)", "np.where(lost, -1.0, top)"),
+            Key("_core.py", "sparsemax", "np.where(lost, 0.0, tau)", "np.where(lost, 1.0, tau)"),
+            Key("_core.py", "sparsemax", "np.where(lost, 0.0, tau)", "np.where(lost, -1.0, tau)"),
+            Key("_core.py", "entmax15", "np.where(lost, 0.0, top)", "np.where(lost, 1.0, top)"),
+            Key("_core.py", "entmax15", "np.where(lost, 0.0, top)", "np.where(lost, -1.0, top)"),
         ),
     ),
     (
@@ -307,6 +317,27 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         (
             Key("_core.py", "softmax", "np.where(total == 0, 1.0, total)", "np.where(total == 0, 2.0, total)"),
             Key("_core.py", "softmax", "np.where(total == 0, 1.0, total)", "np.where(total == 0, -1.0, total)"),
+            Key("_vjp.py", "sparsemax_vjp", "np.where(count == 0, 1, count)", "np.where(count == 0, 2, count)"),
+            Key("_vjp.py", "entmax15_vjp", "np.where(size == 0, 1.0, size)", "np.where(size == 0, 2.0, size)"),
+            Key("_vjp.py", "entmax15_vjp", "np.where(size == 0, 1.0, size)", "np.where(size == 0, -1.0, size)"),
+        ),
+    ),
+    (
+        "Of one axis the first is the last.",
+        (Key("_core.py", "sparsemax", "cumsum(zeros((n,), z) + 1.0, 0)", "cumsum(zeros((n,), z) + 1.0, -1)"),),
+    ),
+    (
+        "A score at the threshold weighs 0, with the support or beside it.",
+        (
+            Key("_core.py", "sparsemax", "np.where(z > tau, z - tau, 0.0)", "np.where(z >= tau, z - tau, 0.0)"),
+            Key("_core.py", "entmax15", "np.where(tau <= x, tau, -1.0)", "np.where(tau < x, tau, -1.0)"),
+        ),
+    ),
+    (
+        "The threshold is -1 or more, so what lies below weighs nothing, and the largest threshold stays.",
+        (
+            Key("_core.py", "entmax15", "maximum(z, -1.0)", "maximum(z, -2.0)"),
+            Key("_core.py", "entmax15", "np.where(tau <= x, tau, -1.0)", "np.where(tau <= x, tau, -2.0)"),
         ),
     ),
     (
