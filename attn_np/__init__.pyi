@@ -18,6 +18,7 @@ from attn_np.differential import DifferentialAttention as DifferentialAttention
 from attn_np.dilated import DilatedAttention as DilatedAttention
 from attn_np.disentangled import DisentangledAttention as DisentangledAttention
 from attn_np.dot_product import DotProductAttention as DotProductAttention
+from attn_np.entmax15 import EntmaxAttention as EntmaxAttention
 from attn_np.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_np.gated import GatedAttention as GatedAttention
 from attn_np.gated_delta import GatedDeltaRule as GatedDeltaRule
@@ -55,6 +56,7 @@ __all__ = [
     "DilatedAttention",
     "DisentangledAttention",
     "DotProductAttention",
+    "EntmaxAttention",
     "FusedQKVAttention",
     "GatedAttention",
     "GatedDeltaRule",
@@ -279,6 +281,26 @@ def build(
     dropout: float = 0.0,
     normalize_over: str = "keys",
 ) -> DotProductAttention: ...
+@overload
+def build(
+    variant: Literal["entmax15"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+) -> EntmaxAttention: ...
 @overload
 def build(
     variant: Literal["fused_qkv"],

@@ -19,6 +19,7 @@ from attn_torch.differential import DifferentialAttention as DifferentialAttenti
 from attn_torch.dilated import DilatedAttention as DilatedAttention
 from attn_torch.disentangled import DisentangledAttention as DisentangledAttention
 from attn_torch.dot_product import DotProductAttention as DotProductAttention
+from attn_torch.entmax15 import EntmaxAttention as EntmaxAttention
 from attn_torch.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_torch.gated import GatedAttention as GatedAttention
 from attn_torch.gated_delta import GatedDeltaRule as GatedDeltaRule
@@ -56,6 +57,7 @@ __all__ = [
     "DilatedAttention",
     "DisentangledAttention",
     "DotProductAttention",
+    "EntmaxAttention",
     "FusedQKVAttention",
     "GatedAttention",
     "GatedDeltaRule",
@@ -289,6 +291,27 @@ def build(
     dropout: float = 0.0,
     normalize_over: str = "keys",
 ) -> DotProductAttention: ...
+@overload
+def build(
+    variant: Literal["entmax15"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+) -> EntmaxAttention: ...
 @overload
 def build(
     variant: Literal["fused_qkv"],

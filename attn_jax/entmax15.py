@@ -1,0 +1,51 @@
+"""1.5-entmax attention: between softmax and sparsemax, with weights of exactly 0 and a smooth way to them."""
+
+from jaxtyping import Bool, Float
+
+from attn_jax._attend import attend
+from attn_jax._cache import Past, remember
+from attn_jax._core import Array, Layer, Output, Tape, dtype_name, entmax15, inputs, linear, output, record, visible
+from attn_np.contract.entmax15 import Config
+
+
+class EntmaxAttention(Layer[Config]):
+    """Several heads attend in parallel; what fits little fades to a weight of exactly 0."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "i h k"]
+    w_v: Float[Array, "j h v"]
+    w_o: Float[Array, "h v d"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        key: Float[Array, "b s i"] | None = None,
+        value: Float[Array, "b s j"] | None = None,
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
+        k, v = remember(past, k=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
+            weigh=entmax15, keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+        )  # fmt: skip
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, weights, return_weights)

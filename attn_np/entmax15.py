@@ -1,0 +1,66 @@
+"""1.5-entmax attention: between softmax and sparsemax, with weights of exactly 0 and a smooth way to them."""
+
+from jaxtyping import Bool, Float
+
+from attn_np._attend import attend, attend_vjp
+from attn_np._cache import Past, remember
+from attn_np._core import Array, Layer, Output, Tape, dtype_name, entmax15, inputs, linear, output, record, visible
+from attn_np._vjp import Grads, cotangent, entmax15_vjp, grads, inputs_vjp, linear_vjp
+from attn_np.contract.entmax15 import Config
+
+
+class EntmaxAttention(Layer[Config]):
+    """Several heads attend in parallel; what fits little fades to a weight of exactly 0."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "i h k"]
+    w_v: Float[Array, "j h v"]
+    w_o: Float[Array, "h v d"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        key: Float[Array, "b s i"] | None = None,
+        value: Float[Array, "b s j"] | None = None,
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
+        k, v = remember(past, k=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
+            weigh=entmax15, keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+        )  # fmt: skip
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, weights, return_weights)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+        """Read the forward upwards: one line here for each line there, with the same string."""
+        c, w = self.config, {}
+        query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
+        dtype, dy = dtype_name(dy), cotangent(tape, dy)
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
+        dq, dk, dv, dbias = attend_vjp(
+            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, weigh_vjp=entmax15_vjp
+        )
+        dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
+        dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
+        dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
+        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
