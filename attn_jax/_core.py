@@ -254,9 +254,14 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
         (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
     )
-    tau = jnp.max((cumsum(-jnp.sort(-z, axis=axis), axis) - 1.0) / ranks, axis=axis, keepdims=True)
+    fixed = jax.lax.stop_gradient(z)
+    tau = jnp.max((cumsum(-jnp.sort(-fixed, axis=axis), axis) - 1.0) / ranks, axis=axis, keepdims=True)
     tau = where(lost, 0.0, tau)
-    weights = where(z > tau, z - tau, 0.0)
+    # The gradient of a maximum is shared where a score lies at tau itself; that of the mean over the support is not.
+    support = fixed > tau
+    count = jnp.sum(support, axis=axis, keepdims=True, dtype=z.dtype)
+    mean = jnp.sum(where(support, z, 0.0), axis=axis, keepdims=True) / where(count == 0, 1.0, count)
+    weights = where(support, z - (tau + (mean - jax.lax.stop_gradient(mean))), 0.0)
     if allowed is not None:
         lost = lost & jnp.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
     return where(lost | ~(top < jnp.inf), jnp.nan, weights)

@@ -267,11 +267,15 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
         (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
     )
-    tau = torch.amax(
-        (cumsum(torch.sort(z, dim=axis, descending=True).values, axis) - 1.0) / ranks, dim=axis, keepdim=True
-    )
+    fixed = z.detach()
+    x = torch.sort(fixed, dim=axis, descending=True).values
+    tau = torch.amax((cumsum(x, axis) - 1.0) / ranks, dim=axis, keepdim=True)
     tau = where(lost, 0.0, tau)
-    weights = where(z > tau, z - tau, 0.0)
+    # The gradient of a maximum is shared where a score lies at tau itself; that of the mean over the support is not.
+    support = fixed > tau
+    count = torch.sum(support, dim=axis, keepdim=True, dtype=z.dtype)
+    mean = torch.sum(where(support, z, 0.0), dim=axis, keepdim=True) / where(count == 0, 1.0, count)
+    weights = where(support, z - (tau + (mean - mean.detach())), 0.0)
     if allowed is not None:
         lost = lost & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
     return where(lost | ~(top < torch.inf), torch.nan, weights)

@@ -139,6 +139,15 @@ def test_known_weights(name: str, tree: Tree) -> None:
     assert ratio(np.resize(np.concatenate([known, np.zeros((4, 4))], -1), (3, 5, 7)), want) <= 1
 
 
+def test_a_score_at_the_threshold_gets_no_gradient(name: str, tree: Tree) -> None:
+    """Numbers of few bits lie there exactly; it is beside the support, in every tree."""
+    scores = np.resize([2.0 if name == "entmax15" else 1.0, 0.0, -9.0, -9.0, -9.0, -9.0, -9.0], (3, 5, 7))
+    _, _, dy = given("usual")
+    found = results(name, tree, scores, None, dy, -1)
+    assert np.array_equal(found["probs"], np.resize(np.arange(7) == 0, (3, 5, 7)))
+    assert not found["dscores"].any()
+
+
 @pytest.mark.parametrize("low", [0.0, -1.0, -1.99])
 def test_long_rows_lose_no_digits(tree: Tree, low: float) -> None:
     """Thousands share: the sums over the sorted scores alone would leave few of float32's digits."""
