@@ -45,12 +45,17 @@ parity: env  ## run the parity check (PARITY_ARGS=...)
 test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 	@status=0; \
 	set -x; \
-	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile" $(HOOK) $(PYTEST_ARGS) || status=$$?; \
+	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile and not peers" $(HOOK) $(PYTEST_ARGS) || status=$$?; \
 	compiled=0; $(RUN) -m pytest -n $(JOBS) -m compile $(PYTEST_ARGS) || compiled=$$?; \
 	{ set +x; } 2>/dev/null; \
 	if [ $$compiled -eq 5 ]; then echo "No test marked 'compile' was selected."; \
 	elif [ $$compiled -ne 0 ]; then status=$$compiled; fi; \
+	echo "Left out: tests against other libraries; 'make peers' runs them."; \
 	exit $$status
+
+.PHONY: peers
+peers: env  ## hold layers against transformers, Keras and Equinox (PYTEST_ARGS=...)
+	$(RUN) -m pytest -n $(JOBS) -m peers $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: env  ## check style and layout (ruff)

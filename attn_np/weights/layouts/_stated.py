@@ -181,13 +181,14 @@ def rotary(
     found |= {"rotary_dim": width} if width != head_dim else {}
     scaling = own.get("rope_type", own.get("type", "default"))
     own.skip("type")
+    if scaling in ("default", "linear", "dynamic"):
+        own.skip("original_max_position_embeddings")
     if scaling == "default":
         return found
     if scaling not in ("linear", "dynamic", "yarn", "llama3", "longrope"):
         own.refuse("rope_type", "one of 'default', 'linear', 'dynamic', 'yarn', 'llama3', 'longrope'", scaling)
     found["scaling"] = scaling
     if scaling == "dynamic":
-        own.skip("original_max_position_embeddings")
         return found | {"scaling_factor": own.number("factor"), "original_max_positions": longest}
     if scaling == "linear":
         return found | {"scaling_factor": own.number("factor")}

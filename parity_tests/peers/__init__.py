@@ -1,0 +1,191 @@
+"""Other libraries' attention beside ours: their modules with random weights, their inputs and outputs, their files.
+
+One module here for each family, named as its layout, with `PEERS`: what to build, by a short name. `test_peers.py`
+finds them. Nothing is downloaded.
+"""
+
+import importlib
+import os
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+# Read when the libraries are imported: a test that asked the network for a file would fail, and Keras is one of three.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a library computed with weights of its own, and how those are read here.
+
+    Attributes:
+        file: its weights, or the index of them.
+        load: `load_pretrained` or `load` with all arguments but the package, and so a layer of that package.
+        save: arguments of `save` that write the layer as it was read.
+        inputs: the arguments of our layer's call, by name, that mean what the library was given.
+        output: what it computed.
+    """
+
+    file: Path
+    load: Callable[[Any], Any]
+    save: Mapping[str, Any]
+    inputs: Arrays
+    output: np.ndarray
+
+
+class Peer(Protocol):
+    """Attention of a library: its name on the package index, and what it computes."""
+
+    @property
+    def library(self) -> str: ...
+
+    def found(self, folder: Path) -> Iterator[Found]: ...
+
+
+class InFloat64(TorchFunctionMode):
+    """PyTorch with float64 wherever code asks for float32.
+
+    Models turn to float32 for norms, positions and softmax, whatever their weights are in. What is compared is what
+    they compute, not in which type, and in float64 an error has nowhere to hide.
+    """
+
+    def __enter__(self) -> Any:
+        self.before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        torch.set_default_dtype(self.before)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        args = tuple(torch.float64 if x is torch.float32 else x for x in args)
+        kwargs = {name: torch.float64 if x is torch.float32 else x for name, x in (kwargs or {}).items()}
+        return func(*args, **kwargs)
+
+
+def tokens(rng: np.random.Generator) -> dict[str, torch.Tensor]:
+    """Token numbers of two sentences, the second of which is shorter and filled up."""
+    mask = torch.ones(2, 7, dtype=torch.int64)
+    mask[1, 5:] = 0
+    return {"input_ids": torch.from_numpy(rng.integers(1, 11, (2, 7))), "attention_mask": mask}
+
+
+def hidden_keys(given: Mapping[str, torch.Tensor], call: Mapping[str, Any]) -> Arrays:
+    """Our `mask` for self-attention: all that the filling hides. Causality and windows are our layer's own."""
+    mask = given.get("attention_mask")
+    return {} if mask is None else {"mask": mask.numpy()[:, None, None, :] == 1}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of `transformers`, run as a whole: a layer gets the inputs, masks and positions that the model makes.
+
+    Attributes:
+        name: its class.
+        config: fields of the class's config: small, with sizes that differ.
+        takes: the module that gets the layer's inputs; `{layer}` is the number.
+        gives: the module whose output is the attention's; the same by default.
+        layers: which layers are compared: one of each kind.
+        part: which block of attention.
+        given: what the model is called with.
+        meaning: from what the model was called with and the keywords of the module's call: our `mask`, or what else our
+            layer is called with beside the query.
+        key: the keyword with which a module gets what its keys are made of, where that is not the query.
+        shards: the size of a file, to have several.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    takes: str
+    gives: str | None = None
+    layers: tuple[int, ...] = (0, 1)
+    part: str | None = None
+    given: Callable[[np.random.Generator], dict[str, torch.Tensor]] = tokens
+    meaning: Callable[[Mapping[str, torch.Tensor], Mapping[str, Any]], Arrays] = hidden_keys
+    key: str | None = None
+    shards: str = "1GB"
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    library = "transformers"
+
+    def found(self, folder: Path) -> Iterator[Found]:
+        """Each layer that is compared."""
+        model, given = self.model(), self.given(np.random.default_rng(5))
+        model.save_pretrained(folder, max_shard_size=self.shards)
+        calls = self.calls(model, given)
+        for layer in self.layers:
+            positional, keywords, output = calls[layer]
+            query = keywords["hidden_states"] if "hidden_states" in keywords else positional[0]
+            inputs = {"query": query.numpy()} | self.meaning(given, keywords)
+            if self.key is not None:
+                inputs["key"] = keywords[self.key].numpy()
+            yield Found(
+                weight_file(folder), self.loader(folder, layer), {"layer": layer, "part": self.part}, inputs, output
+            )
+
+    def loader(self, folder: Path, layer: int) -> Callable[[Any], Any]:
+        return lambda package: package.load_pretrained(folder, layer, part=self.part, **self.fields)
+
+    def model(self) -> Any:
+        """The model, every number of it drawn: norms and biases as well, which would start at 1 and 0."""
+        transformers = importlib.import_module("transformers")
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        kind = getattr(transformers, self.name)
+        with InFloat64(), torch.no_grad():
+            model = kind._from_config(kind.config_class(**self.config), attn_implementation="eager")
+            draw = torch.Generator().manual_seed(3)
+            for param in model.parameters():
+                param.copy_(torch.randn(param.shape, generator=draw) * 0.4)
+        return model.eval()
+
+    def calls(self, model: Any, given: Mapping[str, torch.Tensor]) -> dict[int, tuple[Any, Any, np.ndarray]]:
+        """What each layer's attention got and gave while the model ran."""
+        got: dict[int, tuple[Any, Any]] = {}
+        gave: dict[int, np.ndarray] = {}
+        for layer in self.layers:
+            taker = model.get_submodule(self.takes.format(layer=layer))
+            giver = model.get_submodule((self.gives or self.takes).format(layer=layer))
+
+            def before(_: Any, args: Any, kwargs: Any, layer: int = layer) -> None:
+                got[layer] = (args, kwargs)
+
+            def after(_: Any, args: Any, output: Any, layer: int = layer) -> None:
+                gave[layer] = (output[0] if isinstance(output, tuple) else output).numpy()
+
+            taker.register_forward_pre_hook(before, with_kwargs=True)
+            giver.register_forward_hook(after)
+        with InFloat64(), torch.no_grad():
+            model(**given)
+        return {layer: (*got[layer], gave[layer]) for layer in self.layers}
+
+
+def weight_file(folder: Path) -> Path:
+    """The index of a folder, or its one file."""
+    return next(
+        path for name in ("model.safetensors.index.json", "model.safetensors") if (path := folder / name).exists()
+    )
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The families that are compared."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
+
+
+def peers() -> dict[tuple[str, str], Peer]:
+    """Everything that is compared, by family and name."""
+    found = {name: importlib.import_module(f"{__name__}.{name}").PEERS for name in names()}
+    return {(family, name): peer for family, those in found.items() for name, peer in those.items()}
