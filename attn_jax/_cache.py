@@ -87,11 +87,16 @@ class Past:
         return near[:, None] if self.headed else near
 
 
-def empty_cache(config: Any, batch_size: int, max_length: int, sizes: dict[str, int], like: Array) -> Cache:
-    """A cache that holds nothing yet, of the dtype and on the device of an array; tokens are kept as integers."""
-    shapes = cache_shapes(config, batch_size, max_length, sizes)
-    counts = {name for name, arg in config.arguments().items() if arg.kind == "tokens"}
-    arrays = {name: zeros(shape, arange(1, like) if name in counts else like) for name, shape in shapes.items()}
+def empty_cache(
+    config: Any, batch_size: int, max_length: int, sizes: dict[str, int], like: Array, state: Array
+) -> Cache:
+    """A cache that holds nothing yet, on the device of two arrays and of their dtypes: `like` for entries of positions,
+    `state` for states. Tokens are kept as integers.
+    """
+    shapes, entries = cache_shapes(config, batch_size, max_length, sizes), config.cached()
+    kinds = {name: like if "s" in axes.split() else state for name, axes in entries.items()}
+    kinds |= {name: arange(1, like) for name, arg in config.arguments().items() if arg.kind == "tokens"}
+    arrays = {name: zeros(shape, kinds[name]) for name, shape in shapes.items()}
     none = 0 * arange(batch_size, like)
     positions = none[:, None] - 1 + 0 * arange(slots(config, max_length) + SPARE, like)
     return Cache(arrays, positions, none, none > 0, max_length)

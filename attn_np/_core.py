@@ -552,7 +552,8 @@ class Layer(Generic[C]):
         Args:
             batch_size: how many sequences.
             max_length: how many positions each may have.
-            dtype: that keys, values and states are kept in; the layer's by default.
+            dtype: that keys, values and states are kept in; by default the layer's, but states, whose roundings would
+                add up from step to step, in float32 in the place of 16 bits.
             sizes: of axis letters that the config leaves open, such as k=64, v=64 for `dot_product`.
 
         Raises:
@@ -561,7 +562,8 @@ class Layer(Generic[C]):
         from attn_np._cache import empty_cache  # it is written in this module's operations
 
         kind = check_dtype(self.config.variant, dtype or self.dtype)
-        return empty_cache(self.config, batch_size, max_length, sizes, np.zeros((), DTYPES[kind]))
+        like = np.zeros((), DTYPES[kind])
+        return empty_cache(self.config, batch_size, max_length, sizes, like, widen(like) if dtype is None else like)
 
     def step(
         self, query: Array, cache: Any, *, valid: Array | None = None, tape: Tape = None, **arguments: Array

@@ -542,7 +542,8 @@ class Layer(torch.nn.Module, Generic[C]):
         Args:
             batch_size: how many sequences.
             max_length: how many positions each may have.
-            dtype: that keys, values and states are kept in; the layer's by default.
+            dtype: that keys, values and states are kept in; by default the layer's, but states, whose roundings would
+                add up from step to step, in float32 in the place of 16 bits.
             sizes: of axis letters that the config leaves open, such as k=64, v=64 for `dot_product`.
 
         Raises:
@@ -552,7 +553,8 @@ class Layer(torch.nn.Module, Generic[C]):
 
         kind = DTYPES[check_dtype(self.config.variant, dtype or self.dtype or "float32")]
         device = next((p.device for p in self.parameters()), None)
-        return empty_cache(self.config, batch_size, max_length, sizes, torch.zeros((), dtype=kind, device=device))
+        like = torch.zeros((), dtype=kind, device=device)
+        return empty_cache(self.config, batch_size, max_length, sizes, like, widen(like) if dtype is None else like)
 
     def step(
         self, query: Array, cache: Any, *, valid: Array | None = None, tape: Tape = None, **arguments: Array

@@ -311,6 +311,22 @@ def test_a_narrow_cache_costs_one_rounding(dtype: str, tree: str) -> None:
     assert y.dtype == wide.dtype
 
 
+@pytest.mark.parametrize("tree", TREES)
+def test_states_are_kept_wider_than_16_bits(tree: str) -> None:
+    """A sum of ones goes on beyond 256, where bfloat16 would stop; a type that is asked for is kept."""
+    to, build = array_of(tree), import_module(tree).build
+    layer = build("linear", dtype="bfloat16", d_model=2, num_heads=1, causal=True, use_bias=False)
+    layer.set_params({name: 0 * x for name, x in layer.params().items()})
+    x = to(np.zeros((BATCH, 300, 2)).astype(DTYPES["bfloat16"]))
+    cache = layer.init_cache(BATCH, 320)
+    for step in (x, *[x[:, :1]] * 9):
+        _, cache = layer.step(step, cache)
+    assert bare(cache.arrays["total"]).ravel().tolist() == [309.0] * 2 * BATCH
+    narrow = layer.init_cache(BATCH, 1, dtype="bfloat16").arrays
+    for arrays, kind in ((cache.arrays, "float32"), (narrow, "bfloat16")):
+        assert {str(x.dtype).rpartition(".")[2] for x in arrays.values()} == {kind}
+
+
 class Numbered:
     """A contract that keeps tokens of each position beside its keys."""
 
@@ -337,7 +353,7 @@ def test_tokens_are_kept_as_integers(tree: str) -> None:
     """Every one of them, in a cache of 16 bits, too, and in the type they come in."""
     module, to, config = import_module(f"{tree}._cache"), array_of(tree), Numbered()
     kind = to(np.zeros(1, DTYPES["bfloat16"])) if tree != "attn_torch" else to(np.zeros(1, np.float16))
-    cache, found = module.empty_cache(config, BATCH, 5, {}, kind), None
+    cache, found = module.empty_cache(config, BATCH, 5, {}, kind, kind), None
     numbers = np.array([[2049, 70001, 2**30 + 1, 3], [5, 257, 0, 2**31 - 1]], np.int32)
     for part in np.split(numbers, 2, axis=1):
         k = to(np.ones((BATCH, 2)).astype(np.float16))

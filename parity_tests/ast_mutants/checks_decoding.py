@@ -332,8 +332,11 @@ def functions_of_a_cache(alias: str) -> None:
     query_at, key_at = module.places(5, 2, like=k)
     claim(same(query_at, np.array([[-3, -2, -1, 0, 1]])) and same(key_at, np.arange(2)[None]), "more queries than keys")
     for slots in (None, 3):
-        kept = module.empty_cache(Held(slots=slots), B, 5, {}, np.zeros((), np.float32))
-        claim({n: x.dtype.name for n, x in kept.arrays.items()} == dict.fromkeys(kept.arrays, "float32"), "dtypes")
+        single, double = np.zeros((), np.float32), np.zeros(())
+        kept = module.empty_cache(Held(slots=slots), B, 5, {}, single, double)
+        kinds = {"k": "float32", "v": "float32", "state": "float64"}
+        claim({n: x.dtype.name for n, x in kept.arrays.items()} == kinds, "dtypes")
+        kept = module.empty_cache(Held(slots=slots), B, 5, {}, single, single)
         claim(same(kept.positions, np.full((B, (slots or 5) + 1), -1)) and same(kept.length, np.zeros(B, int)), "empty")
         claim(same(kept.overrun, np.zeros(B, bool)) and kept.max_length == 5, "empty")
         past = module.opened(Held(slots=slots), kept, k[:, :4], None)
@@ -341,7 +344,7 @@ def functions_of_a_cache(alias: str) -> None:
         claim(same(past.query_at, np.tile(np.arange(4), (B, 1))), "where the new positions stand")
         claim(module.places(9, 9, like=k, past=past) == (past.query_at, past.key_at), "places in a step")
         keys, values = module.remember(past, k=k[:, :4], v=v[:, :4])
-        fresh = module.empty_cache(Held(slots=slots), B, 5, {}, np.zeros((), np.float32))
+        fresh = module.empty_cache(Held(slots=slots), B, 5, {}, single, single)
         alone = module.remember(module.opened(Held(slots=slots), fresh, k[:, :4], None), v=v[:, :4])
         claim(same(alone, values), "one array by itself")
         claim(keys.dtype == np.float64 and keys.shape[:2] == values.shape[:2] == past.key_at.shape, "entries of all")
@@ -367,10 +370,10 @@ def functions_of_a_cache(alias: str) -> None:
         )
         claim(not again.joined, "one new position takes the place of none that it sees")
     real = REAL[:, 1:]
-    past = module.opened(Held(slots=3), module.empty_cache(Held(slots=3), B, 5, {}, k), k[:, 1:], real)
+    past = module.opened(Held(slots=3), module.empty_cache(Held(slots=3), B, 5, {}, k, k), k[:, 1:], real)
     claim(same(past.key_at, np.hstack([np.full((B, 4), -1), np.where(real, np.cumsum(real, 1) - 1, -1)])), "no key")
     for heads in (True, False, None):
-        past = module.opened(Held(heads=heads), kept := module.empty_cache(Held(), B, 9, {}, k), k[:, :2], None)
+        past = module.opened(Held(heads=heads), kept := module.empty_cache(Held(), B, 9, {}, k, k), k[:, :2], None)
         near = past.visible(None, None)
         claim(near.shape == ((B, 1, 2, 10) if heads else (B, 2, 10)) and kept.max_length == 9, "with heads or without")
         claim(near.reshape(B, 2, 10)[0].tolist() == [[True, True, *[False] * 8]] * 2, "every key that is there")
@@ -381,7 +384,9 @@ def functions_of_a_cache(alias: str) -> None:
 def what_counts(alias: str) -> None:
     """Positions count that a padding mask shows and, in a step, that are real."""
     module, real = import_module(f"{alias}._cache"), REAL[:, :4]
-    past = module.opened(Held(), module.empty_cache(Held(), B, 5, {}, np.zeros(())), np.zeros((B, 4, 3)), real)
+    past = module.opened(
+        Held(), module.empty_cache(Held(), B, 5, {}, np.zeros(()), np.zeros(())), np.zeros((B, 4, 3)), real
+    )
     mask = np.array([[True, False, True, False]])
     claim(module.counted(None) is None and module.counted(mask) is mask, "without a past")
     claim(same(module.counted(None, past), real) and same(module.counted(mask, past), real & mask), "in a step")
