@@ -537,3 +537,77 @@ def test_every_layout_moves_whole_arrays() -> None:
                 for step in _base.steps(table, config):
                     ours = sum(prod(config.shapes()[param]) for param in step.params)
                     assert ours == prod(step.key_shape()) * len(step.keys)
+
+
+# What only some families need -----------------------------------------------------------------------------------------
+
+SELF, CROSS = "encoder.block.{layer}.layer.0.", "decoder.block.{layer}.layer.1."
+INVENTED = layouts.Layout(
+    origin="nobody",
+    prefixes={"encoder": (SELF, f"model.{SELF}"), "cross": (CROSS,)},
+    tables={
+        "t5_bias": layouts.Table(
+            rules={
+                ("w_q", "w_k", "w_v"): ("qkv.weight", "(h (k | k | v)) d -> d h k, d h k, d h v"),
+                "w_o": ("o.weight", "d (h v) -> h v d"),
+                ("b_q", "b_v"): ("qv.bias", "(h k | h v) -> h k, h v"),
+                "b_o": ("o.bias", "d -> d"),
+                "w_bias": ("relative.weight", "x h -> x h"),
+            },
+            sizes={"d_model": "d", "num_heads": "h", "head_dim": "k", "value_head_dim": "v", "num_buckets": "x"},
+            flags={"use_bias": ("b_o",)},
+            zeros=("b_k",),
+            shared=("relative.weight",),
+        ),
+        "without biases": layouts.Table(
+            rules={
+                "w_q": ("q.weight", "(h k) d -> d h k"),
+                "w_k": ("k.weight", "(h k) i -> i h k"),
+                "w_v": ("v.weight", "(h v) j -> j h v"),
+                "w_o": ("o.weight", "d (h v) -> h v d"),
+            },
+            sizes={"d_model": "d", "num_heads": "h"},
+            fixed={"use_bias": False},
+            variant="mha",
+        ),
+    },
+    elsewhere=("encoder.block.*",),
+)
+
+
+def test_blocks_shared_keys_and_biases_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table as T5's or Whisper's: two blocks in a layer, a key of layer 0 that serves all, a bias on two of three."""
+    monkeypatch.setattr(layouts, "get", lambda name: INVENTED)
+    file, sizes = tmp_path / "model.safetensors", {"num_heads": 2, "head_dim": 3, "value_head_dim": 5}
+    config: Any = contract.config("t5_bias", d_model=7, num_buckets=4, max_distance=6, use_bias=True, **sizes)
+    values = drawn(config)
+    where: dict[str, Any] = {"layout": "nobody", "layer": 3, "part": "encoder"}
+    with pytest.raises(weights.ConfigMismatchError, match="max_distance=6"):
+        weights.write(file, config, values, **where)
+    config = dataclasses.replace(config, max_distance=128)
+    with pytest.raises(weights.ConfigMismatchError, match=r"'b_k': expected zeros"):
+        weights.write(file, config, values, **where)
+    values["b_k"] = np.zeros_like(values["b_k"])
+    weights.write(file, config, values, **where)
+    held = weights.tensors(file)
+    start = "encoder.block.3.layer.0."
+    assert set(held) == {f"{start}{n}" for n in ("qkv.weight", "o.weight", "qv.bias", "o.bias")} | {
+        "encoder.block.0.layer.0.relative.weight"
+    }
+    assert held[f"{start}qkv.weight"][11 + 3 + 2, 6] == values["w_k"][6, 1, 2]
+    assert held[f"{start}qv.bias"][6 + 5 + 4] == values["b_v"][1, 4]
+    found = weights.read(file, variant="t5_bias", **where, **sizes)
+    assert bits(found.values) == bits(values) and found.config == _base.settled(config)
+    with pytest.raises(ValueError, match=r"expected part= to be one of encoder, cross, got None"):
+        weights.read(file, variant="t5_bias", layout="nobody", layer=3, **sizes)
+    with pytest.raises(weights.MissingKeysError, match=r"decoder\.block\.3"):
+        weights.read(file, variant="t5_bias", layout="nobody", layer=3, part="cross", **sizes)
+    cross: Any = contract.config("mha", d_model=6, num_heads=2, use_bias=False)
+    weights.write(file, cross, drawn(cross), layout="nobody", layer=0, part="cross")
+    found = weights.read(file, layout="nobody", variant="mha", layer=0, part="cross", num_heads=2)
+    assert bits(found.values) == bits(drawn(cross)) and found.config == cross
+    both: Any = contract.config("mha", d_model=6, num_heads=2)
+    with pytest.raises(weights.ConfigMismatchError, match="use_bias=True"):
+        weights.write(file, both, drawn(both), layout="nobody", layer=0, part="cross")
+    with pytest.raises(ValueError, match="expected a variant that layout nobody has, got None"):
+        weights.read(file, layout="nobody", layer=0, part="cross")
