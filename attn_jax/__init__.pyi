@@ -730,7 +730,7 @@ def build(
     scale: float | None = 1.0,
     causal: bool = False,
     dropout: float = 0.0,
-    use_bias: bool = True,
+    use_bias: bool = False,
     num_buckets: int = 32,
     max_distance: int = 128,
     bidirectional: bool | None = None,

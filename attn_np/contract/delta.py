@@ -45,7 +45,7 @@ class Config(_base.Config):
     }
     cost = "time b t h k v, plus b t c h (k + v + c) within chunks of c; the state is b h k v"
     paper = (
-        "Schlag et al. 2021, Linear Transformers Are Secretly Fast Weight Programmers, arXiv:2102.11174, equation 24; "
+        "Schlag et al. 2021, Linear Transformers Are Secretly Fast Weight Programmers, arXiv:2102.11174, section 4.2; "
         "Yang et al. 2024, Parallelizing Linear Transformers with the Delta Rule over Sequence Length, "
         "arXiv:2406.06484, section 3, for the chunks"
     )

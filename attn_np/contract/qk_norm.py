@@ -49,9 +49,9 @@ class Config(mha.Config):
     }
     cost = "time b t s h (k + v); memory b h t s on the textbook path; the norms take time (b t + b s) h k"
     paper = (
-        "Henry et al. 2020, Query-Key Normalization for Transformers, arXiv:2010.04245, equation 4 (length 1 and a "
-        "learned scale); Dehghani et al. 2023, Scaling Vision Transformers to 22 Billion Parameters, arXiv:2302.05442, "
-        "section 2, equation 1 (layer norm, here without its bias); OLMo Team 2024, 2 OLMo 2 Furious, "
+        "Henry et al. 2020, Query-Key Normalization for Transformers, arXiv:2010.04245 (length 1 and a learned "
+        "scale); Dehghani et al. 2023, Scaling Vision Transformers to 22 Billion Parameters, arXiv:2302.05442, "
+        "section 2 (layer norm, here without its bias); OLMo Team 2024, 2 OLMo 2 Furious, "
         "arXiv:2501.00656 (rms over all heads together)"
     )
     equals = ('over="all" with num_heads=1: over="head"',)

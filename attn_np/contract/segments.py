@@ -36,8 +36,8 @@ class Config(_heads.Config):
     notation = {"g_t (number of the document)": "segments", "sequence packing, example packing": "several documents"}
     cost = "time b t t h (k + v), less if blocks of other documents are skipped; memory b h t t"
     paper = (
-        "Krell et al. 2021, Efficient Sequence Packing without Cross-contamination, arXiv:2107.02027, section 3.2: the "
-        "mask of a pack is block-diagonal"
+        "Krell et al. 2021, Efficient Sequence Packing without Cross-contamination, arXiv:2107.02027: the mask of a "
+        "pack is block-diagonal"
     )
     equals = (
         "mha with a block-diagonal mask",

@@ -40,13 +40,13 @@ class Config(mha.Config):
     )
     notation = {
         "b (attention bias)": "offset; our bias is another number for every score",
-        "n (sequence length)": "how many keys a query sees",
+        "n (sequence length)": "how many keys a query sees: with causality another number for each query",
         "sigma(Q K^T / sqrt(d_qk) + b)": "probs",
     }
     cost = "time b t s h (k + v); memory b h t s on the textbook path"
     paper = (
         "Ramapuram et al. 2024, Theory, Analysis, and Best Practices for Sigmoid Self-Attention, arXiv:2409.04431, "
-        "equation 3 and section 3 (the offset -log n)"
+        "sections 2 and 3 (there n is the length of the sequence, causal or not)"
     )
     equals = ("one key in sight and an offset of 0: the sigmoid of its score, where mha gives 1",)
     traps = (

@@ -18,7 +18,7 @@ class Config(_heads.Config):
         scale: factor on the products of queries and keys; 1.0 by default: T5 has none.
         causal: a position sees itself and what stands before it.
         dropout: share of the weights set to 0 in training.
-        use_bias: biases on the four projections; T5 has none.
+        use_bias: biases on the four projections; T5 has none, so they are off by default.
         num_buckets: rows of the table; bidirectional buckets are half for keys before and half for keys behind.
         max_distance: distances from here on share the last bucket of their side.
         bidirectional: buckets for both sides; without causality by default.
@@ -59,6 +59,7 @@ class Config(_heads.Config):
     )
 
     scale: float | None = 1.0
+    use_bias: bool = False
     num_buckets: int = 32
     max_distance: int = 128
     bidirectional: bool | None = None
@@ -125,9 +126,9 @@ def one_side(buckets: int, most: int) -> tuple[int, ...]:
 
 
 EXAMPLES = {
-    "encoder": Config(d_model=6, num_heads=3, num_buckets=12, max_distance=5, dropout=0.25),
+    "encoder": Config(d_model=6, num_heads=3, num_buckets=12, max_distance=5, dropout=0.25, use_bias=True),
     "decoder": Config(
-        d_model=5, num_heads=2, head_dim=3, value_head_dim=7, scale=0.5, causal=True, use_bias=False, num_buckets=6,
+        d_model=5, num_heads=2, head_dim=3, value_head_dim=7, scale=0.5, causal=True, num_buckets=6,
         max_distance=4,
     ),
 }  # fmt: skip

@@ -32,15 +32,15 @@ class Config(_heads.Config):
         "and how much a distance, matters whoever asks."
     )
     formula = (
-        r"e_{h,ts} = \tfrac{1}{\sqrt{K}} \left[(q_{h,t} + u_h) \cdot k_{h,s} + (q_{h,t} + v_h) \cdot R_{t-s} w_{r,h}"
+        r"e_{h,ts} = \tfrac{1}{\sqrt{K}} \left[(q_{h,t} + b^C_h) \cdot k_{h,s} + (q_{h,t} + b^P_h) \cdot R_{t-s} w_{r,h}"
         r"\right], \qquad y = b_o + \sum_h \mathrm{softmax}_s(e_h)\, v_h\, w_{o,h}"
     )
     notation = {
         "W_q, W_k,E, W_v": "w_q, w_k, w_v",
         "W_k,R": "w_r, d h k",
         "R_i-j": "a row of sines, then cosines, for each distance query minus key; times w_r: rel, x h k",
-        "u": "b_content, h k; (a) + (c): content_scores, of q_content = q + b_content",
-        "v": "b_position, h k; (b) + (d): position_scores, of q_position = q + b_position",
+        "u": "b_content, h k, above b^C; (a) + (c): content_scores, of q_content = q + b_content",
+        "v": "b_position, h k, above b^P; (b) + (d): position_scores, of q_position = q + b_position",
         "h~ (segments before)": "the keys and values in the cache",
     }
     cost = "time b t t h (2 k + v); memory b h t t on the textbook path, twice that without causality"
