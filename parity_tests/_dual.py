@@ -91,10 +91,13 @@ def divide(x: Dual, y: Dual) -> Dual:
     return Dual(q, (x.d - q * y.d) / y.v)
 
 
-@rule(UFUNCS, np.greater)
-def greater(x: Dual, y: Dual) -> np.ndarray:
+def comparison(function: Callable[..., Any]) -> Callable[[Dual, Dual], np.ndarray]:
     """Where random numbers are far from equal, as they are, a comparison has no tangent."""
-    return x.v.v > y.v.v
+    return lambda x, y: function(x.v.v, y.v.v)
+
+
+for _compare in (np.greater, np.greater_equal, np.less_equal):
+    UFUNCS[_compare] = comparison(_compare)
 
 
 @rule(UFUNCS, np.exp)

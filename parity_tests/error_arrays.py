@@ -174,7 +174,30 @@ class Flag:
     """A comparison of error-carrying arrays: its value, and where the bounds leave it open."""
 
     def __init__(self, value: Any, undecided: Any) -> None:
-        self.value, self.undecided = np.asarray(value), np.asarray(undecided)
+        self.value = np.asarray(value)
+        self.undecided = np.broadcast_to(undecided, self.value.shape)
+
+    # Plain arrays leave operations with a comparison to it.
+    __array_ufunc__ = None
+
+    def __and__(self, other: Any) -> "Flag":
+        """Of several conditions: open where one is and no other is certainly false."""
+        if not isinstance(other, Flag):
+            other = Flag(other, False)
+        value, could = self.value & other.value, (self.value | self.undecided) & (other.value | other.undecided)
+        return Flag(value, could & (self.undecided | other.undecided))
+
+    __rand__ = __and__
+    ndim, shape = property(lambda self: self.value.ndim), property(lambda self: self.value.shape)
+
+    def __getitem__(self, index: Any) -> "Flag":
+        return Flag(self.value[index], self.undecided[index])
+
+    def reshape(self, *shape: Any) -> "Flag":
+        return Flag(self.value.reshape(*shape), self.undecided.reshape(*shape))
+
+    def transpose(self, *axes: Any) -> "Flag":
+        return Flag(self.value.transpose(*axes), self.undecided.transpose(*axes))
 
     def __bool__(self) -> bool:
         raise TypeError("the error bounds do not decide this: use where")
@@ -362,6 +385,13 @@ def where(condition: Any, x: Any, y: Any) -> ErrArray:
     return ErrArray(v, np.where(condition.undecided, np.maximum(b, gap + other), b))
 
 
+@rule(FUNCTIONS, np.any)
+def any_of(x: Flag, axis: Any = None) -> Flag:
+    """Open where none is certain and one may be."""
+    could, sure = np.any(x.value | x.undecided, axis=axis), np.any(x.value & ~x.undecided, axis=axis)
+    return Flag(np.any(x.value, axis=axis), could & ~sure)
+
+
 @rule(FUNCTIONS, _core.shown)
 def shown(allowed: Any, bias: Any) -> Any:
     """Where a bias is -inf it is so without an error: what it hides is a plain array."""
@@ -475,8 +505,17 @@ def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
 
     e_j collects the bound of the score, the rounding of the subtracted maximum (the maximum itself cancels) and the
     error of `exp`. The sum and the division add rho, relative. With up = e^{e_j} - 1, down = 1 - e^{-e_j}:
-    the extremes of p_j e^{d_j} / sum_i p_i e^{d_i} over |d_i| <= e_i are the two quotients below.
+    the extremes of p_j e^{d_j} / sum_i p_i e^{d_i} over |d_i| <= e_i are the two quotients below. Where the bounds
+    leave open who may be seen, the weights of a row may be those of other keys: anything from 0 to 1.
     """
+    if isinstance(allowed, Flag):
+        found = softmax(scores, allowed.value, axis)
+        unsure = np.broadcast_to(allowed.undecided, found.shape)
+        if not unsure.any():
+            return found
+        rows, could = np.any(unsure, axis=axis, keepdims=True), allowed.value | allowed.undecided
+        most = np.maximum(found.v, 1 - found.v)
+        return ErrArray(found.v, np.where(rows & could, np.maximum(found.b, most), found.b))
     s, p = lift(scores), _current.get()
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
     n = s.shape[axis]
@@ -751,6 +790,7 @@ def like_softmax(body: Callable[..., Any], scores: Any, allowed: Any = None, axi
     The operations of its body one by one would know nothing of a weight that is much smaller than the exponentials.
     """
     s, p = lift(scores), _current.get()
+    allowed = allowed.value if isinstance(allowed, Flag) else allowed
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         v, narrow = body(s.v, allowed, axis), body(s.v.astype(_core.DTYPES[p.work]), allowed, axis)
         v = np.where(np.isfinite(narrow), v, narrow)  # what overflows does so in the candidate's type
