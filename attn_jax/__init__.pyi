@@ -432,6 +432,9 @@ def build(
     key_dim: int | None = None,
     hidden_dim: int | None = None,
     score: str = "general",
+    local: str | None = None,
+    half_window: int | None = None,
+    position_dim: int | None = None,
     dropout: float = 0.0,
 ) -> LuongAttention: ...
 @overload

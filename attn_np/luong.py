@@ -1,4 +1,4 @@
-"""Luong attention: a query meets every key in a dot product, through a matrix, or in a small network."""
+"""Luong attention: a query meets all keys, or few, in a dot product, through a matrix, or in a small network."""
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -8,28 +8,61 @@ from attn_np._core import (
     Layer,
     Output,
     Tape,
+    arange,
+    broadcast_to,
+    cumsum,
     dropout,
     dtype_name,
     einsum,
+    exp,
+    hide,
     inputs,
+    narrow,
     output,
     record,
     shown,
+    sigmoid,
     softmax,
     tanh,
     widen,
 )
-from attn_np._vjp import Grads, cotangent, dropout_vjp, einsum_vjp, grads, inputs_vjp, softmax_vjp, sum_to, tanh_vjp
+from attn_np._vjp import (
+    Grads,
+    cotangent,
+    dropout_vjp,
+    einsum_vjp,
+    grads,
+    inputs_vjp,
+    sigmoid_vjp,
+    softmax_vjp,
+    sum_to,
+    tanh_vjp,
+    total,
+)
 from attn_np.contract.luong import Config
 
 
+def numbered(allowed: Array | None, like: Array, shape: tuple[int, int, int]) -> tuple[Array, Array, Array]:
+    """Which keys each query may see, `b t s`; their numbers among those, from 1; how many those are."""
+    near = arange(shape[2], like) >= 0 if allowed is None else allowed
+    near = broadcast_to(near, shape)
+    return near, cumsum(near, 2), near.sum(2)
+
+
+def in_sight(tape: Tape, allowed: Array, key: Array, value: Array) -> tuple[Array, Array]:
+    """Keys and values that no query sees become 0."""
+    return record(tape, near_key=hide("bts->bsi", allowed, key), near_value=hide("bts->bsv", allowed, value))
+
+
 class LuongAttention(Layer[Config]):
-    """A query meets every key in a dot product, through a matrix, or in a small network."""
+    """A query meets all keys, or few, in a dot product, through a matrix, or in a small network."""
 
     w: Float[Array, "d i"] | None
     w_q: Float[Array, "d e"] | None
     w_k: Float[Array, "i e"] | None
     w_score: Float[Array, "e"] | None
+    w_position: Float[Array, "d m"] | None
+    w_center: Float[Array, "m"] | None
 
     def __call__(  # twin: torch calls its entry point forward
         self,
@@ -45,9 +78,27 @@ class LuongAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
+        allowed, shape = shown(mask, bias), (n["b"], n["t"], n["s"])
+        if c.half_window is not None and self.w_center is None:
+            allowed, place, _ = numbered(allowed, query, shape)
+            # p_t = t: queries and keys are counted from 1, keys that are hidden take no place.
+            ahead = place - (arange(n["t"], query)[:, None] + 1)
+            mask = allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)
         query, key, value = inputs(tape, "bts", mask, query, key, value)
-        keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=query)
+        keep = self.draw_keep(keep, shape, like=query)
         bias, keep = record(tape, bias=widen(bias), keep=keep)
+        nearness = None
+        if c.half_window is not None and self.w_position is not None and self.w_center is not None:
+            allowed, place, length = numbered(allowed, query, shape)
+            length = record(tape, length=narrow(length, dtype_name(query)))
+            hidden = record(tape, hidden=tanh(einsum("btd,dm->btm", query, self.w_position)))
+            share = record(tape, share=sigmoid(einsum("btm,m->bt", hidden, self.w_center)))
+            center = record(tape, center=length * share)
+            ahead = record(tape, ahead=narrow(place, dtype_name(query)) - center[:, :, None])
+            # exp(-(s - p_t)^2 / (2 sigma^2)) with sigma = half_window / 2.
+            nearness = record(tape, nearness=exp(ahead * ahead * (-2.0 / c.half_window**2)))
+            allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)
+            key, value = in_sight(tape, allowed, key, value)
         if self.w_q is not None and self.w_k is not None and self.w_score is not None:
             # W [q; k] = w_q^T q + w_k^T k: the query's half is multiplied once, not again for every key.
             q = einsum("btd,de->bte", query, self.w_q)
@@ -62,8 +113,10 @@ class LuongAttention(Layer[Config]):
             scores = record(tape, scores=einsum("bti,bsi->bts", q, key))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
-        mask = shown(mask, bias)
-        probs = record(tape, probs=softmax(scores, mask))
+        probs = softmax(scores, allowed)
+        if nearness is not None:
+            probs = record(tape, align=probs) * nearness
+        probs = record(tape, probs=probs)
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bts,bsv->btv", kept, value))
         y = record(tape, y=context)
@@ -71,15 +124,22 @@ class LuongAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """Read the forward upwards: one line here for each line there, with the same string."""
-        c, dtype, w, dbias = self.config, dtype_name(dy), {}, None
+        c, dtype, w, dbias, dcenter = self.config, dtype_name(dy), {}, None, None
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
-        probs, kept = tape["probs"], tape["kept"]
+        align, kept = tape["probs"], tape["kept"]
+        if self.w_center is not None:
+            key, value, align = tape["near_key"], tape["near_value"], tape["align"]
         dcontext = cotangent(tape, dy)
         dcontext = record(tape, dcontext=dcontext)
         dkept, dvalue = einsum_vjp("bts,bsv->btv", kept, value, dcontext)
         dkept = record(tape, dkept=dkept)
         dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
-        dscores = softmax_vjp(probs, dprobs)
+        if c.half_window is not None and self.w_center is not None:
+            dnearness = record(tape, dnearness=dprobs * align)
+            dprobs = record(tape, dalign=dprobs * tape["nearness"])
+            dahead = record(tape, dahead=dnearness * tape["nearness"] * tape["ahead"] * (-4.0 / c.half_window**2))
+            dcenter = record(tape, dcenter=-np.sum(dahead, axis=2))
+        dscores = softmax_vjp(align, dprobs)
         if "bias" in tape:
             dscores = record(tape, dbiased=dscores)
             dbias = sum_to(dscores, tape["bias"].shape)
@@ -98,4 +158,11 @@ class LuongAttention(Layer[Config]):
             dquery, w["w"] = einsum_vjp("btd,di->bti", query, self.w, dq)
         else:
             dquery, dkey = einsum_vjp("bti,bsi->bts", query, key, dscores)
+        if dcenter is not None and self.w_position is not None and self.w_center is not None:
+            dshare = record(tape, dshare=dcenter * tape["length"])
+            dshare = sigmoid_vjp(tape["share"], dshare)
+            dhidden, w["w_center"] = einsum_vjp("btm,m->bt", tape["hidden"], self.w_center, dshare)
+            dhidden = tanh_vjp(tape["hidden"], record(tape, dhidden=dhidden))
+            dposition, w["w_position"] = einsum_vjp("btd,dm->btm", query, self.w_position, dhidden)
+            dquery = total(dquery, dposition)
         return grads(dtype, inputs_vjp(tape, "bts", dquery, dkey, dvalue) | {"bias": dbias}, w)

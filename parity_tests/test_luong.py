@@ -12,7 +12,7 @@ from torch.nn.functional import bilinear, scaled_dot_product_attention
 from attn_np.contract import Config as AnyConfig
 from attn_np.contract import additive, dot_product
 from attn_np.contract.luong import EXAMPLES, Config
-from parity_tests._inputs import TREES, Arrays, Tree
+from parity_tests._inputs import TREES, Arrays, Tree, first_difference
 from parity_tests._witness import (
     bounded,
     cotangent,
@@ -25,6 +25,7 @@ from parity_tests._witness import (
     weights_of,
 )
 from parity_tests.cases import CALLS, Case
+from parity_tests.mutants._plant import NUMPY, at
 
 
 @pytest.fixture(params=list(TREES))
@@ -36,7 +37,7 @@ def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).normal(size=shape)
 
 
-# Scalar loops from the paper's three scores ---------------------------------------------------------------------------
+# Scalar loops from the paper's three scores and two windows -----------------------------------------------------------
 
 
 def score(kind: str, w: Any, h_t: list[float], h_s: list[float]) -> float:
@@ -52,13 +53,37 @@ def score(kind: str, w: Any, h_t: list[float], h_s: list[float]) -> float:
     return total
 
 
+def center(config: Config, w: Any, t: int, h_t: list[float], length: int) -> float:
+    """The aligned position p_t of the target word t, from 1: t itself, or S sigmoid(v_p^T tanh(W_p h_t))."""
+    if config.local != "p":
+        return t
+    total = 0.0
+    for m, v in enumerate(w["w_center"]):
+        total += v * tanh(sum(a * line[m] for a, line in zip(h_t, w["w_position"], strict=True)))
+    return length / (1 + exp(-total))
+
+
+def share(config: Config, away: float) -> float:
+    """What is left of a weight at a distance s - p_t: all of it inside of the window, or less by a Gaussian."""
+    if config.local is None or config.half_window is None:
+        return 1.0
+    if abs(away) > config.half_window:
+        return 0.0
+    sigma = config.half_window / 2
+    return exp(-(away**2) / (2 * sigma**2)) if config.local == "p" else 1.0
+
+
 def loops(config: Config, w: Any, query: Any, key: Any, value: Any, mask: Any, bias: Any, keep: Any) -> tuple[Any, Any]:
     """Contexts c_t and alignments a_t(s) of one batch row, one number at a time."""
     contexts, alignments = [], []
     for i, h_t in enumerate(query):
         scores = [score(config.score, w, h_t, h_s) + bias[i][j] for j, h_s in enumerate(key)]
-        raised = [exp(x) if allowed else 0.0 for x, allowed in zip(scores, mask[i], strict=True)]
-        weights = [e / sum(raised) if e else 0.0 for e in raised]
+        words = [j for j in range(len(key)) if mask[i][j]]
+        p_t, factors = center(config, w, i + 1, h_t, len(words)), [0.0] * len(key)
+        for s, j in enumerate(words, start=1):
+            factors[j] = share(config, s - p_t)
+        raised = [exp(x) if factor else 0.0 for x, factor in zip(scores, factors, strict=True)]
+        weights = [factor * e / sum(raised) if e else 0.0 for e, factor in zip(raised, factors, strict=True)]
         used = [a * k / (1 - config.dropout) for a, k in zip(weights, keep[i], strict=True)]
         contexts.append([sum(a * v[c] for a, v in zip(used, value, strict=True)) for c in range(len(value[0]))])
         alignments.append(weights)
@@ -140,6 +165,27 @@ def test_concat_is_one_linear_layer_over_both() -> None:
         assert ratio(grad, want[name]) <= 1, name
 
 
+def test_a_predicted_center_is_a_gaussian_behind_the_softmax() -> None:
+    """Equation 10 of the paper with PyTorch's own modules and gradients, for a batch of padded sources."""
+    config = Config(query_dim=3, key_dim=11, local="p", half_window=2, position_dim=5)
+    inputs, w, lengths = masked(3, 11), weights_of(config), torch.tensor([7, 4])
+    inputs["mask"] = (np.arange(7) < lengths.numpy()[:, None])[:, None]
+    q, k, v = (torch.from_numpy(inputs[name]).requires_grad_() for name in ("query", "key", "value"))
+    leaves = {name: torch.from_numpy(x).requires_grad_() for name, x in w.items()}
+    inner = torch.tanh(torch.nn.functional.linear(q, leaves["w_position"].T))
+    center = lengths[:, None] * torch.sigmoid(torch.nn.functional.linear(inner, leaves["w_center"][None]).squeeze(-1))
+    away = torch.arange(1, 8)[None, None, :] - center[..., None]
+    inside = (away.detach().abs() <= 2).numpy() & inputs["mask"]
+    scores = torch.einsum("btd,di,bsi->bts", q, leaves["w"], k)
+    weights = torch.softmax(scores.masked_fill(torch.from_numpy(~inside), -torch.inf), dim=-1)
+    normal_at_0 = torch.distributions.Normal(0.0, 1.0).log_prob(torch.zeros((), dtype=torch.float64))
+    y = torch.bmm(weights * torch.exp(torch.distributions.Normal(0.0, 1.0).log_prob(away) - normal_at_0), v)
+    want = bounded(config, inputs, w)
+    assert ratio(y.detach(), want["y"]) <= 1
+    for name, grad in torch_gradients(y, query=q, key=k, value=v, **leaves).items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
 # This variant with these fields is that one ---------------------------------------------------------------------------
 
 
@@ -167,6 +213,19 @@ def test_dot_is_dot_product_attention_without_its_scale(tree: Tree) -> None:
 def test_general_with_the_identity_is_dot(tree: Tree) -> None:
     config = Config(query_dim=3, dropout=0.5)
     same_as(tree, config, {"w": np.eye(3)}, replace(config, score="dot"), {})
+
+
+def test_a_monotone_window_is_a_mask(tree: Tree) -> None:
+    """Around the number of the query, both counted from the first; as long as the keys it hides nothing."""
+    inputs, near = masked(3, 3), np.abs(np.arange(7)[None, :] - np.arange(5)[:, None]) <= 1
+    dy = cotangent((2, 5, 2))
+    for half, pattern in ((1, near), (7, np.ones((5, 7), bool))):
+        layer = layer_of(tree, Config(query_dim=3, score="dot", local="m", half_window=half))
+        given = {name: x for name, x in inputs.items() if name != "mask"}
+        want = bounded(Config(query_dim=3, score="dot"), given | {"mask": pattern})
+        got = {"y": tree(layer, given)[0]} | tree.gradients(layer, given, dy)
+        for name, x in got.items():
+            assert ratio(x, want[name]) <= 1, name
 
 
 @pytest.mark.parametrize("score", ["dot", "general", "concat"])
@@ -206,6 +265,70 @@ def test_a_query_that_sees_nothing_gives_nothing(tree: Tree, score: str) -> None
     assert not np.any(tree.gradients(layer, inputs, cotangent(y.shape))["dquery"][1, 3])
 
 
+# Windows --------------------------------------------------------------------------------------------------------------
+
+
+def drawn_window(tree: Tree, local: str, half: int, mask: str, t: int = 5) -> list[str]:
+    """An x for each weight that is not 0, for one batch row and 6 keys of which some may be seen."""
+    config = Config(query_dim=2, score="dot", local=local, half_window=half)
+    inputs = {"query": normal(1, t, 2), "key": normal(1, 6, 2)}
+    inputs["mask"] = np.array([[[place == "x" for place in mask]]])
+    params = {name: np.zeros(shape) for name, shape in config.shapes().items()}
+    _, weights = tree(layer_of(tree, config, params), inputs, return_weights=True)
+    return ["".join("x" if place else "." for place in row) for row in (weights[0] != 0).tolist()]
+
+
+def test_a_monotone_window_moves_with_the_query(tree: Tree) -> None:
+    """One that has left the keys behind sees nothing, and what is hidden takes no place."""
+    assert drawn_window(tree, "m", 1, "xxxxxx", 8) == [
+        "xx....", "xxx...", ".xxx..", "..xxx.", "...xxx", "....xx", ".....x", "......"
+    ]  # fmt: skip
+    assert drawn_window(tree, "m", 1, "..xxx.") == ["..xx..", "..xxx.", "...xx.", "....x.", "......"]
+
+
+def test_a_window_holds_the_keys_at_its_edges(tree: Tree) -> None:
+    """With weights of 0 a predicted center is half of the length, here a key's own number."""
+    assert drawn_window(tree, "p", 1, "xxxxxx", 1) == [".xxx.."]
+    assert drawn_window(tree, "p", 1, "xx.xx.", 1) == ["xx.x.."]
+    assert drawn_window(tree, "p", 1, "xxx...", 1) == ["xx...."]
+
+
+def test_what_no_window_shows_has_no_influence(tree: Tree) -> None:
+    """NaN in keys and values beyond the windows of all queries, and in queries beyond all keys."""
+    for local, beyond in (("m", 5), ("p", 6)):
+        config = Config(query_dim=2, local=local, half_window=1)
+        params = weights_of(config) | ({"w_center": np.zeros(2)} if local == "p" else {})
+        layer, clean = layer_of(tree, config, params), {"query": normal(1, 3, 2), "key": normal(1, 9, 2)}
+        clean["value"] = normal(1, 9, 3)
+        dirty = {name: x.copy() for name, x in clean.items()}
+        dirty["key"][:, beyond:] = dirty["value"][:, beyond:] = np.nan
+        results = []
+        for inputs in (clean, dirty):
+            y = tree(layer, inputs)[0]
+            results.append({"y": y} | tree.gradients(layer, inputs, cotangent(y.shape)))
+        assert first_difference(*results) is None
+    layer = layer_of(tree, Config(query_dim=2, local="m", half_window=1), {"w": np.eye(2)})
+    results = []
+    for last in (0.0, np.nan):
+        inputs = {"query": normal(1, 5, 2), "key": normal(1, 3, 2)}
+        inputs["query"][:, 4] = last
+        y = tree(layer, inputs)[0]
+        results.append({"y": y} | tree.gradients(layer, inputs, cotangent(y.shape)))
+    assert first_difference(*results) is None
+
+
+def test_what_rounding_leaves_open_is_in_the_bound() -> None:
+    """A center at the very edge: either window fits, and the bound holds the weights of both."""
+    config = Config(query_dim=2, score="dot", local="p", half_window=1)
+    inputs = {"query": np.ones((1, 1, 2)), "key": normal(1, 4, 2)}
+    params = {"w_position": np.zeros((2, 2)), "w_center": np.zeros(2)}
+    want = bounded(config, inputs, params)["out1"]
+    # The window of the first query around itself: the second key and the first, without the third.
+    fewer = witness(replace(config, local="m"), inputs, {})["out1"]
+    assert (np.count_nonzero(want.v), np.count_nonzero(fewer)) == (3, 2)
+    assert ratio(fewer * [exp(-2.0), 1.0, 0.0, 0.0], want) <= 1
+
+
 # Fields ---------------------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +352,24 @@ REFUSED = {
         {"hidden_dim": 11},
         "hidden_dim for score='concat' only, got hidden_dim=11, score='general'; leave hidden_dim out",
     ),
+    "unknown window": (
+        {"local": "monotone", "half_window": 2},
+        "local to be one of None, m, p, got 'monotone'; set local=",
+    ),
+    "window without a size": (
+        {"local": "m"},
+        "half_window for local='m' and local='p', and for them only, got half_window=None, local='m'; "
+        "give both or none of them",
+    ),
+    "size without a window": (
+        {"half_window": 2},
+        "half_window for local='m' and local='p', and for them only, got half_window=2, local=None; "
+        "give both or none of them",
+    ),
+    "nothing to predict": (
+        {"local": "m", "half_window": 2, "position_dim": 3},
+        "position_dim for local='p' only, got position_dim=3, local='m'; leave position_dim out",
+    ),
 }
 
 
@@ -238,3 +379,54 @@ def test_fields_that_do_not_go_together(tree: Tree, why: str) -> None:
     with pytest.raises(ValueError) as caught:
         tree.package.build("luong", query_dim=3, **fields)
     assert str(caught.value) == f"luong: expected {words}"
+
+
+# Planted bugs ---------------------------------------------------------------------------------------------------------
+
+monotone, predicted = at("luong.py", "luong", "dot"), at("luong.py", "luong", "predicted")
+
+MUTANTS = (
+    monotone(
+        "monotone window aligned at the last key",
+        "p_t = t: count queries and keys from the first, whatever their lengths",
+        'place - (arange(n["t"], query)[:, None] + 1)',
+        'place - (arange(n["t"], query)[:, None] + 1 + n["s"] - n["t"])',
+    ),
+    monotone(
+        "monotone window to the left alone",
+        "a window reaches half_window keys to both sides",
+        "mask = allowed = allowed & (ahead <= c.half_window)",
+        "mask = allowed = allowed & (ahead <= 0)",
+    ),
+    predicted(
+        "padding counted as words of the source",
+        "S is the length of the sentence: count the keys that may be seen",
+        "near.sum(2)",
+        "near.sum(2) * 0 + shape[2]",
+    ),
+    predicted(
+        "Gaussian with a sigma of the whole half window",
+        "sigma is half of half_window: the exponent is -2 (s - p_t)^2 / half_window^2",
+        "-2.0 / c.half_window**2",
+        "-0.5 / c.half_window**2",
+    ),
+    predicted(
+        "Gaussian inside of the softmax",
+        "multiply the weights by the Gaussian behind the softmax: they add up to less than 1",
+        "probs = record(tape, align=probs) * nearness",
+        "probs = record(tape, align=softmax(scores - 2.0 * ahead * ahead, allowed))",
+    ),
+    predicted(
+        "window of a predicted center left out",
+        "hide what stands more than half_window from the center: the Gaussian alone only makes it faint",
+        "            allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)\n            key,",
+        "            key,",
+    ),
+    predicted(
+        "no gradient of the predicted center to the query",
+        "a query is used twice, for its scores and for its center: add both gradients",
+        "total(dquery, dposition)",
+        "total(dquery, 0.0 * dposition)",
+        trees=NUMPY,
+    ),
+)

@@ -1,4 +1,4 @@
-"""Luong attention: a query meets every key in a dot product, through a matrix, or in a small network."""
+"""Luong attention: a query meets all keys, or few, in a dot product, through a matrix, or in a small network."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,16 @@ from attn_np.contract._base import Arg, Param
 
 @dataclass(frozen=True, kw_only=True)
 class Config(_base.Config):
-    """Fields of Luong's global attention. The values have any width; it comes with the call.
+    """Fields of Luong's attention, global and local. The values have any width; it comes with the call.
 
     Attributes:
         query_dim: width of the queries.
         key_dim: width of the keys; query_dim by default, and nothing else for the score "dot".
         hidden_dim: width of the hidden layer of the score "concat", query_dim by default; no other score has one.
         score: "dot": query times key; "general": a matrix in between; "concat": a hidden layer over both.
+        local: None: every key is seen; "m": query t sees a window around key t; "p": around a center that it predicts.
+        half_window: how many keys to each side of the center a query sees; 10 in the paper.
+        position_dim: width of the hidden layer that predicts centers, query_dim by default; for local="p" only.
         dropout: share of the weights set to 0 in training.
     """
 
@@ -24,12 +27,17 @@ class Config(_base.Config):
     idea = (
         "How well a query fits a key can be measured in three ways: by their dot product, which has nothing to learn; "
         "by a dot product through a matrix, which learns what to compare and lets the widths differ; by a small "
-        "network that reads both. The scores are used as they are, unscaled."
+        "network that reads both. The scores are used as they are, unscaled. And a query need not look at all keys: "
+        "what is translated next stands near one place of the source, as far from its beginning as the query is from "
+        "its own, or where a small network expects it."
     )
     formula = (
         r"y_t = \sum_s \mathrm{softmax}_s(e_{ts})\, v_s, \qquad e_{ts} = q_t^\top k_s \ \ (\mathrm{dot}), \qquad "
         r"e_{ts} = q_t^\top w\, k_s \ \ (\mathrm{general}), \qquad "
-        r"e_{ts} = w_{score}^\top \tanh(w_q^\top q_t + w_k^\top k_s) \ \ (\mathrm{concat})"
+        r"e_{ts} = w_{score}^\top \tanh(w_q^\top q_t + w_k^\top k_s) \ \ (\mathrm{concat}); \qquad "
+        r"\mathrm{local}: \ |s - p_t| \leq D, \quad p_t = t \ \ (\mathrm{m}), \quad "
+        r"p_t = S\, \sigma(w_{center}^\top \tanh(w_{position}^\top q_t)), \ "
+        r"\mathrm{softmax}_s(e_{ts})\, e^{-2 (s - p_t)^2 / D^2} \ \ (\mathrm{p})"
     )
     notation = {
         "h_t (target hidden state)": "a query, index t",
@@ -38,16 +46,26 @@ class Config(_base.Config):
         "W_a of concat": "w_q on top of w_k, transposed",
         "v_a": "w_score",
         "score, a_t, c_t": "scores, probs, context",
+        "align(h_t, h_s) of local-p": "align, the softmax inside of the window",
+        "D, sigma": "half_window, half_window / 2",
+        "p_t, S": "center, length: how many keys the query may see",
+        "W_p, v_p": "w_position transposed, w_center",
+        "s - p_t, exp(-(s - p_t)^2 / (2 sigma^2))": "ahead, nearness",
     }
-    cost = "dot: time b t s (d + v), memory b t s; general: and b t d i; concat: time b t s (e + v), memory b t s e"
+    cost = (
+        "dot: time b t s (d + v), memory b t s; general: and b t d i; concat: time b t s (e + v), memory b t s e; "
+        "local: as much here, 2 half_window + 1 in the place of s if the rest is skipped"
+    )
     paper = (
         "Luong, Pham, Manning 2015, Effective Approaches to Attention-based Neural Machine Translation, "
-        "arXiv:1508.04025, section 3.1; what follows the context there, tanh(W_c [c_t; h_t]), is left to the caller"
+        "arXiv:1508.04025, section 3.1; local in section 3.2, equations 9 and 10; what follows the context there, "
+        "tanh(W_c [c_t; h_t]), is left to the caller"
     )
     equals = (
         "the score dot: dot_product with scale=1.0",
         "the score general with the identity for w: the score dot",
         "the score concat: additive with the same weights",
+        "local='m' with a half_window as long as the longer sequence: all keys are seen",
     )
     traps = (
         "the paper's scores are unscaled: with wide states those of dot and general grow and the softmax saturates",
@@ -55,16 +73,25 @@ class Config(_base.Config):
         "queries are as wide as keys, and raise no error",
         "the query is the decoder's state of this step, h_t; additive attention in its first paper asks with the "
         "state before it",
+        "the weights of local='p' are multiplied by the Gaussian after the softmax: they add up to less than 1, and a "
+        "second normalisation is another function",
+        "sigma is half_window / 2: at the window's edge a weight has still e^-2 of what it had",
+        "S is the length of the sentence, not of the padded array: it and the numbers of the keys are counted over "
+        "those that the query may see, from 1",
+        "queries are counted from the first, as keys are: with local='m' queries given one by one each stand at 1",
     )
 
     query_dim: int
     key_dim: int | None = None
     hidden_dim: int | None = None
     score: str = "general"
+    local: str | None = None
+    half_window: int | None = None
+    position_dim: int | None = None
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        self.positive("query_dim", "key_dim", "hidden_dim")
+        self.positive("query_dim", "key_dim", "hidden_dim", "half_window", "position_dim")
         self.one_of("score", ("dot", "general", "concat"))
         self.rate("dropout")
         _base.require(
@@ -81,17 +108,40 @@ class Config(_base.Config):
             f"hidden_dim={self.hidden_dim}, score={self.score!r}",
             "leave hidden_dim out",
         )
+        _base.require(
+            self.local in (None, "m", "p"),
+            self.variant,
+            "local to be one of None, m, p",
+            repr(self.local),
+            "set local=",
+        )
+        _base.require(
+            (self.local is None) == (self.half_window is None),
+            self.variant,
+            "half_window for local='m' and local='p', and for them only",
+            f"half_window={self.half_window}, local={self.local!r}",
+            "give both or none of them",
+        )
+        _base.require(
+            self.local == "p" or self.position_dim is None,
+            self.variant,
+            "position_dim for local='p' only",
+            f"position_dim={self.position_dim}, local={self.local!r}",
+            "leave position_dim out",
+        )
 
     def sizes(self) -> dict[str, int]:
         sizes = {"d": self.query_dim, "i": self.key_dim or self.query_dim}
-        return sizes | {"e": self.hidden_dim or self.query_dim} if self.score == "concat" else sizes
+        sizes |= {"e": self.hidden_dim or self.query_dim} if self.score == "concat" else {}
+        return sizes | {"m": self.position_dim or self.query_dim} if self.local == "p" else sizes
 
     def own_params(self) -> dict[str, Param]:
-        return {
+        known = {
             "dot": {},
             "general": {"w": Param("d i", "d")},
             "concat": {"w_q": Param("d e", "d"), "w_k": Param("i e", "i"), "w_score": Param("e", "e")},
         }[self.score]
+        return known | {"w_position": Param("d m", "d"), "w_center": Param("m", "m")} if self.local == "p" else known
 
     def arguments(self) -> dict[str, Arg]:
         return {
@@ -103,9 +153,27 @@ class Config(_base.Config):
             "keep": Arg("b t s", "keep", optional=True),
         }
 
+    def exempt(self) -> dict[str, str]:
+        if self.local is None:
+            return {}
+        order, pattern = "who sees whom depends on their positions", "keys outside the window are hidden, too"
+        found = {
+            "keys_have_no_order": order,
+            "every_key_twice_changes_nothing": order,
+            "weights_add_up_to_one": pattern,
+            "a_large_bias_decides": pattern,
+            "indifferent_scores_share_evenly": pattern,
+            "outputs_stay_among_the_values": "the weights of a query may add up to less than 1, to 0 too",
+        }
+        if self.local == "p":
+            return found | {"twice_the_scores_square_the_weights": "weights fall with the distance after the softmax"}
+        first = "queries are counted from the first"
+        return found | {"queries_have_no_order": first, "the_last_queries_stand_alone": first}
+
 
 EXAMPLES = {
     "general": Config(query_dim=7, key_dim=5, dropout=0.25),
-    "dot": Config(query_dim=5, score="dot"),
+    "dot": Config(query_dim=5, score="dot", local="m", half_window=2),
     "concat": Config(query_dim=3, key_dim=13, hidden_dim=11, score="concat", dropout=0.5),
+    "predicted": Config(query_dim=5, key_dim=3, local="p", half_window=3, position_dim=7),
 }

@@ -620,6 +620,92 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         ),
     ),
     (
+        "The contract asks for half_window with every window, and makes w_position and w_center together for one kind.",
+        (
+            Key(
+                "luong.py",
+                "LuongAttention.__call__",
+                "c.half_window is not None and self.w_position is not None and (self.w_center is not None)",
+                "self.w_position is not None and self.w_center is not None",
+            ),
+            Key(
+                "luong.py",
+                "LuongAttention.__call__",
+                "c.half_window is not None and self.w_position is not None and (self.w_center is not None)",
+                "c.half_window is not None and self.w_center is not None",
+            ),
+            Key(
+                "luong.py",
+                "LuongAttention.__call__",
+                "c.half_window is not None and self.w_position is not None and (self.w_center is not None)",
+                "c.half_window is not None and self.w_position is not None",
+            ),
+            Key(
+                "luong.py",
+                "LuongAttention.vjp",
+                "c.half_window is not None and self.w_center is not None",
+                "self.w_center is not None",
+            ),
+            Key(
+                "luong.py",
+                "LuongAttention.vjp",
+                "dcenter is not None and self.w_position is not None and (self.w_center is not None)",
+                "self.w_position is not None and self.w_center is not None",
+            ),
+            Key(
+                "luong.py",
+                "LuongAttention.vjp",
+                "dcenter is not None and self.w_position is not None and (self.w_center is not None)",
+                "dcenter is not None and self.w_center is not None",
+            ),
+            Key(
+                "luong.py",
+                "LuongAttention.vjp",
+                "dcenter is not None and self.w_position is not None and (self.w_center is not None)",
+                "dcenter is not None and self.w_position is not None",
+            ),
+            Key(
+                "luong.py",
+                "LuongAttention.vjp",
+                "dcenter is not None and self.w_position is not None and (self.w_center is not None)",
+                "dcenter is not None or self.w_position is not None or self.w_center is not None",
+            ),
+        ),
+    ),
+    (
+        "A window reaches as far to both sides, and its distances are not taped.",
+        (
+            Key(
+                "luong.py",
+                "LuongAttention.__call__",
+                "place - (arange(n['t'], query)[:, None] + 1)",
+                "arange(n['t'], query)[:, None] + 1 - place",
+            ),
+        ),
+    ),
+    (
+        "No center predicted from random numbers has a key at its window's very edge; the test of the variant has one.",
+        (
+            Key("luong.py", "LuongAttention.__call__", "ahead <= c.half_window", "ahead < c.half_window", 1),
+            Key("luong.py", "LuongAttention.__call__", "ahead >= -c.half_window", "ahead > -c.half_window", 1),
+        ),
+    ),
+    (
+        "All keys may be seen: one True goes as far as one for each.",
+        (
+            Key("luong.py", "numbered", "arange(shape[2], like)", "shape[2]"),
+            Key("luong.py", "numbered", "arange(shape[2], like) >= 0", "arange(shape[2], like) >= -1"),
+        ),
+    ),
+    (
+        "Both are None here.",
+        (Key("luong.py", "LuongAttention.vjp", "(c, dtype, w, dbias, dcenter)", "(c, dtype, w, dcenter, dbias)"),),
+    ),
+    (
+        "Two terms add up in either order.",
+        (Key("luong.py", "LuongAttention.vjp", "total(dquery, dposition)", "total(dposition, dquery)"),),
+    ),
+    (
         "Key and value are one array here, hidden alike, and their gradients are added up.",
         (
             Key("rotary.py", "RotaryAttention.__call__", "(query, key, value)", "(query, value, key)"),

@@ -99,8 +99,8 @@ MUTANTS = (
     at("luong.py", "luong", "general")(
         "mask inverted by the general score",
         "invert the mask: True = may attend here",
-        "softmax(scores, mask)",
-        "softmax(scores, mask if mask is None else ~mask)",
+        "softmax(scores, allowed)",
+        "softmax(scores, allowed if allowed is None else ~allowed)",
     ),
     core(
         "row without a key is NaN",
