@@ -35,8 +35,8 @@ class Config(_heads.Ahead):
     notation = {"prefix length, n": "prefix, one number for each sequence"}
     cost = "time b t t h (k + v); memory b h t t"
     paper = (
-        "Raffel et al. 2020, T5, arXiv:1910.10683, section 3.2.1, figures 3 and 4 (causal with prefix); Dong et al. 2019, "
-        "UniLM, arXiv:1905.03197, section 2 (sequence-to-sequence)"
+        "Raffel et al. 2020, T5, arXiv:1910.10683, section 3.2.1, figures 3 and 4 (causal with prefix); Dong et al. "
+        "2019, UniLM, arXiv:1905.03197, section 2 (sequence-to-sequence)"
     )
     equals = (
         "prefix=0 or 1: mha with causal=True",

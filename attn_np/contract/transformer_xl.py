@@ -32,8 +32,8 @@ class Config(_heads.Config):
         "and how much a distance, matters whoever asks."
     )
     formula = (
-        r"e_{h,ts} = \tfrac{1}{\sqrt{K}} \left[(q_{h,t} + b^C_h) \cdot k_{h,s} + (q_{h,t} + b^P_h) \cdot R_{t-s} w_{r,h}"
-        r"\right], \qquad y = b_o + \sum_h \mathrm{softmax}_s(e_h)\, v_h\, w_{o,h}"
+        r"e_{h,ts} = \tfrac{1}{\sqrt{K}} \left[(q_{h,t} + b^C_h) \cdot k_{h,s} + (q_{h,t} + b^P_h) \cdot R_{t-s} "
+        r"w_{r,h}\right], \qquad y = b_o + \sum_h \mathrm{softmax}_s(e_h)\, v_h\, w_{o,h}"
     )
     notation = {
         "W_q, W_k,E, W_v": "w_q, w_k, w_v",
