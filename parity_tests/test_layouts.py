@@ -578,7 +578,8 @@ INVENTED = layouts.Layout(
 def test_blocks_shared_keys_and_biases_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table as T5's or Whisper's: two blocks in a layer, a key of layer 0 that serves all, a bias on two of three."""
     monkeypatch.setattr(layouts, "get", lambda name: INVENTED)
-    file, sizes = tmp_path / "model.safetensors", {"num_heads": 2, "head_dim": 3, "value_head_dim": 5}
+    file = tmp_path / "model.safetensors"
+    sizes: dict[str, Any] = {"num_heads": 2, "head_dim": 3, "value_head_dim": 5}
     config: Any = contract.config("t5_bias", d_model=7, num_buckets=4, max_distance=6, use_bias=True, **sizes)
     values = drawn(config)
     where: dict[str, Any] = {"layout": "nobody", "layer": 3, "part": "encoder"}

@@ -304,17 +304,20 @@ def test_every_family_is_recognised_by_one_layout() -> None:
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 MEASURE = """
-import resource, sys, importlib
+import importlib, sys
+def resident(field):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 package = importlib.import_module(sys.argv[1])
 warm = package.load_pretrained(sys.argv[2], 0)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+open("/proc/self/clear_refs", "w").write("5")  # the peak starts anew: a process inherits that of its parent
+before = resident("VmRSS")
 layer = package.load_pretrained(sys.argv[3], 1)
-peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-print(peak, sum(x.nbytes for x in layer.params().values()))
+print(resident("VmHWM") - before, sum(x.nbytes for x in layer.params().values()))
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs sparse files and a process's peak in KiB")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux for a process's peak")
 @pytest.mark.parametrize("package", ["attn_np", "attn_torch", "attn_jax"])
 def test_peak_memory(package: str, tmp_path: Path) -> None:
     """Less than twice the layer, out of a checkpoint of 2 GB in two shards whose other tensors are holes."""
@@ -338,7 +341,7 @@ def test_peak_memory(package: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     peak, size = map(int, done.stdout.split())
     assert size == 4 * 4 * width**2
-    assert peak < 2 * size
+    assert size <= peak < 2 * size
 
 
 def hollow(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
