@@ -174,6 +174,27 @@ KINDS: dict[str, dict[str, Any]] = {
         "beta_slow": 2.0,
         "attention_factor": 1.125,
     },
+    "yarn, ramp by default": {
+        "scaling": "yarn",
+        "scaling_factor": 4.0,
+        "original_max_positions": 4096,
+        "truncate": False,
+    },
+    "yarn, ramp beyond the last pair": {
+        "scaling": "yarn",
+        "scaling_factor": 4.0,
+        "original_max_positions": MANY,
+        "rope_base": 100.0,
+        "beta_fast": 5000.0,
+    },
+    "yarn, step in place of a ramp": {
+        "scaling": "yarn",
+        "scaling_factor": 4.0,
+        "original_max_positions": 4096,
+        "truncate": False,
+        "beta_fast": 8.0,
+        "beta_slow": 8.0,
+    },
     "llama3": {
         "scaling": "llama3",
         "scaling_factor": 8.0,

@@ -1224,6 +1224,15 @@ def test_weights_of_norms_start_at_one(variant: str, example: str) -> None:
         assert (start == 1.0) == norm or (start is not None and not norm), name
 
 
+@pytest.mark.parametrize(("variant", "example"), EXAMPLES)
+def test_biases_are_drawn_as_their_weights(variant: str, example: str) -> None:
+    """As in `torch.nn.Linear`: both within one over the root of how many numbers the weight sums."""
+    fans = config_of(variant, example).fans()
+    for name, fan in fans.items():
+        weight = name.replace("b_", "w_", 1)
+        assert fan == fans.get(weight, fan), name
+
+
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize(("variant", "name"), [("mla", "w_kv_norm"), ("gated_delta", "a_log"), ("qk_norm", "w_scale")])
 def test_what_is_not_drawn_starts_as_the_contract_says(tree: str, variant: str, name: str) -> None:
