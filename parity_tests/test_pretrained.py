@@ -185,6 +185,7 @@ UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "weights in a code": ({"quantization_config": {"bits": 4}}, "'quantization_config'"),
     "heads that are text": ({"num_attention_heads": "3"}, "'num_attention_heads': expected an integer from 0, got '3'"),
+    "no heads": ({"num_attention_heads": 0}, "expected a layer that can be"),
     "no width": ({"hidden_size": None}, "'hidden_size': expected this field, got none"),
     "a flag that is a number": ({"attention_bias": 1}, "'attention_bias': expected true or false, got 1"),
     "heads that don't fit": ({"num_key_value_heads": 2}, "expected a layer that can be, got .*num_kv_heads"),

@@ -183,7 +183,7 @@ def described(stated: Stated, layout: Layout, layer: int, part: str) -> tuple[st
         return table, contract.config(layout.variant_of(table), **fields)
     except WeightFileError:
         raise
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ZeroDivisionError) as error:
         todo = "build the layer by hand, or use the library the model was made for"
         raise ConfigMismatchError(stated.file, None, "a layer that can be", str(error)[:400], todo) from None
 

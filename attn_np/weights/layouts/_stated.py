@@ -64,6 +64,7 @@ class Stated:
     def __init__(self, file: str, values: Mapping[str, Any], name: str = "") -> None:
         self.file, self.name = file, name
         self._values = {key: value for key, value in values.items() if value is not None}
+        self._null = values.keys() - self._values.keys()
         self._asked: set[str] = set()
         self._inner: dict[str, Stated] = {}
 
@@ -97,6 +98,11 @@ class Stated:
         if value is None or any(type(value) is type(one) and value == one for one in known):
             return value
         return self.refuse(key, f"one of {', '.join(map(repr, known))}, what layers here can do")
+
+    def null(self, key: str) -> bool:
+        """Whether a field is there and null, for families where that is not what it is when absent."""
+        self._asked.add(key)
+        return key in self._null
 
     def skip(self, *keys: str) -> None:
         """Fields that leave this family's attention as it is."""
