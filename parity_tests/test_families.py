@@ -1,0 +1,77 @@
+"""Files as they are published, family by family: what a layer of theirs is here, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from attn_np import contract
+from attn_np.weights import WeightFileError
+from attn_np.weights._pretrained import described, recognised
+from attn_np.weights.layouts._stated import Stated
+
+Fields = dict[str, Any]
+
+
+def layer_of(stated: Fields, layer: int) -> contract.Config:
+    """The config of a layer, every field of the file asked for."""
+    file = Stated("config.json", stated)
+    found = described(file, recognised(file, None)[1], layer, "")[1]
+    file.finish()
+    return found
+
+
+def decoder(**fields: Any) -> contract.Config:
+    return contract.config("decoder", **fields)
+
+
+MISTRAL: Fields = {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+}
+EIGHT: Fields = {"d_model": 4096, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+
+# What a file states, the number of a layer, and what that layer is.
+PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
+    "Mistral 7B": (MISTRAL, 31, decoder(**EIGHT, window=(4095, None))),
+    "Mistral 7B without a window": (
+        MISTRAL | {"sliding_window": None, "rope_theta": 1e6, "head_dim": 128, "num_key_value_heads": None},
+        0,
+        decoder(**EIGHT | {"num_kv_heads": 32}, rope_base=1e6),
+    ),
+    "Mistral that says little": (
+        {"model_type": "mistral", "hidden_size": 4096, "num_attention_heads": 32},
+        0,
+        decoder(**EIGHT, window=(4095, None)),
+    ),
+}
+
+# What else a file states, and the words of the refusal.
+REFUSED: dict[str, tuple[Fields, str]] = {
+    "Mistral with types": (MISTRAL | {"layer_types": ["full_attention"] * 32}, "'layer_types'"),
+    "Mistral that turns in part": (
+        MISTRAL | {"partial_rotary_factor": 0.5},
+        "'partial_rotary_factor': expected 1, as this family turns whole heads, got 0.5",
+    ),
+    "Mistral without a past": (MISTRAL | {"sliding_window": 0}, r"expected a layer that can be, got .*window"),
+}
+
+
+@pytest.mark.parametrize("case", PUBLISHED)
+def test_a_published_file(case: str) -> None:
+    stated, layer, want = PUBLISHED[case]
+    assert layer_of(stated, layer) == want
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str) -> None:
+    stated, words = REFUSED[case]
+    with pytest.raises(WeightFileError, match=words):
+        layer_of(stated, 0)
