@@ -35,6 +35,7 @@ __all__ = [
     "einsum",
     "entmax15",
     "exp",
+    "hardmax",
     "hide",
     "inputs",
     "l2_norm",
@@ -61,6 +62,7 @@ __all__ = [
     "specs",
     "sqrt",
     "stack",
+    "straight_through",
     "take",
     "tanh",
     "visible",
@@ -300,6 +302,29 @@ def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arr
     if allowed is not None:
         lost = lost & jnp.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
     return where(lost | ~(top < jnp.inf), jnp.nan, root * root)
+
+
+def hardmax(scores: Array, allowed: Array | None = None) -> Array:
+    """1 at the largest allowed score of the last axis, the first of equals; 0 elsewhere, and where nothing is allowed.
+
+    Without a gradient. Allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    """
+    if scores.shape[-1] == 0:
+        return scores
+    z = jax.lax.stop_gradient(scores)
+    z = z if allowed is None else where(allowed, z, -jnp.inf)
+    chosen = arange(z.shape[-1], z) == argmax(z, -1)[..., None]
+    top = jnp.max(z, axis=-1, keepdims=True)
+    some = top > -jnp.inf
+    if allowed is not None:
+        some = some | ~jnp.any(allowed, axis=-1, keepdims=True)
+        chosen = chosen & allowed
+    return where(some & (top < jnp.inf), chosen.astype(z.dtype), jnp.nan)
+
+
+def straight_through(hard: Array, soft: Array) -> Array:
+    """The value of one array with the gradient of another, which has its shape (Bengio et al. 2013)."""
+    return hard + (soft - jax.lax.stop_gradient(soft))
 
 
 # Who sees whom --------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ __all__ = [
     "einsum",
     "entmax15",
     "exp",
+    "hardmax",
     "hide",
     "inputs",
     "l2_norm",
@@ -57,6 +58,7 @@ __all__ = [
     "specs",
     "sqrt",
     "stack",
+    "straight_through",
     "take",
     "tanh",
     "visible",
@@ -315,6 +317,30 @@ def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arr
     if allowed is not None:
         lost = lost & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
     return np.where(lost | ~(top < np.inf), np.nan, root * root)
+
+
+@primitive
+def hardmax(scores: Array, allowed: Array | None = None) -> Array:
+    """1 at the largest allowed score of the last axis, the first of equals; 0 elsewhere, and where nothing is allowed.
+
+    Without a gradient. Allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    """
+    if scores.shape[-1] == 0:
+        return scores
+    z = scores if allowed is None else np.where(allowed, scores, -np.inf)
+    chosen = arange(z.shape[-1], z) == argmax(z, -1)[..., None]
+    top = np.max(z, axis=-1, keepdims=True)
+    some = top > -np.inf
+    if allowed is not None:
+        some = some | ~np.any(allowed, axis=-1, keepdims=True)
+        chosen = chosen & allowed
+    return np.where(some & (top < np.inf), chosen.astype(z.dtype), np.nan)
+
+
+@primitive
+def straight_through(hard: Array, soft: Array) -> Array:
+    """The value of one array with the gradient of another, which has its shape (Bengio et al. 2013)."""
+    return hard
 
 
 # Who sees whom --------------------------------------------------------------------------------------------------------

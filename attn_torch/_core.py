@@ -32,6 +32,7 @@ __all__ = [
     "einsum",
     "entmax15",
     "exp",
+    "hardmax",
     "hide",
     "inputs",
     "l2_norm",
@@ -58,6 +59,7 @@ __all__ = [
     "specs",
     "sqrt",
     "stack",
+    "straight_through",
     "take",
     "tanh",
     "visible",
@@ -314,6 +316,28 @@ def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arr
     if allowed is not None:
         lost = lost & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
     return where(lost | ~(top < torch.inf), torch.nan, root * root)
+
+
+def hardmax(scores: Array, allowed: Array | None = None) -> Array:
+    """1 at the largest allowed score of the last axis, the first of equals; 0 elsewhere, and where nothing is allowed.
+
+    Without a gradient. Allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    """
+    if scores.shape[-1] == 0:
+        return scores
+    z = scores.detach() if allowed is None else where(allowed, scores.detach(), -torch.inf)
+    chosen = arange(z.shape[-1], z) == argmax(z, -1)[..., None]
+    top = torch.amax(z, dim=-1, keepdim=True)
+    some = top > -torch.inf
+    if allowed is not None:
+        some = some | ~torch.any(allowed, dim=-1, keepdim=True)
+        chosen = chosen & allowed
+    return where(some & (top < torch.inf), chosen.to(z.dtype), torch.nan)
+
+
+def straight_through(hard: Array, soft: Array) -> Array:
+    """The value of one array with the gradient of another, which has its shape (Bengio et al. 2013)."""
+    return hard + (soft - soft.detach())
 
 
 # Who sees whom --------------------------------------------------------------------------------------------------------

@@ -307,6 +307,18 @@ def entmax15_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
     return Dual(_vjp.entmax15_vjp(p, dp, axis), in_any_form(d, *sums, root * dprobs.d, turned * dp, turned * mean))
 
 
+@rule(FUNCTIONS, _core.hardmax)
+def hardmax(scores: Dual, allowed: Any = None) -> Dual:
+    """Without a gradient, as it is defined."""
+    return dual(_core.hardmax(scores.v, allowed))
+
+
+@rule(FUNCTIONS, _core.straight_through)
+def straight_through(hard: Any, soft: Any) -> Dual:
+    """The tangent is that of the other array, as it is defined."""
+    return Dual(dual(hard).v, dual(soft).d)
+
+
 @rule(FUNCTIONS, _vjp.part_of_softmax)
 def part_of_softmax(scores: Dual, top: Any, total: Any, parts: int) -> Dual:
     """p = e^{s - m} / l changes by p (s' - l' / l); m has no tangent."""

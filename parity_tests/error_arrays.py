@@ -698,6 +698,35 @@ def entmax15_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
     return jostled(ErrArray(v, np.where(np.isfinite(v), b, 0.0)))
 
 
+@rule(FUNCTIONS, _core.hardmax)
+def hardmax(scores: Any, allowed: Any = None) -> ErrArray:
+    """A decision, exact where the bounds of the scores leave one winner; else each that may win is 0 or 1.
+
+    A score wins if it lies above all before it and is no smaller than any after it, so scores that are equal without an
+    error have one winner, the first.
+    """
+    s = lift(scores)
+    ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
+    hard = plain(_core.hardmax)(s.v, None if allowed is None else ok)
+    if hard.size == 0:
+        return ErrArray(hard, 0.0)
+    with np.errstate(invalid="ignore"):
+        high, low = np.where(ok, s.v + s.b, -np.inf), np.where(ok, s.v - s.b, -np.inf)
+        least = np.full((*s.shape[:-1], 1), -np.inf)
+        before = np.maximum.accumulate(np.concatenate([least, low[..., :-1]], -1), axis=-1)
+        after = np.maximum.accumulate(np.concatenate([least, low[..., :0:-1]], -1), axis=-1)[..., ::-1]
+        may = ok & (high > before) & (high >= after)
+    b = np.where(may & (np.sum(may, axis=-1, keepdims=True) > 1), 1.0, 0.0)
+    lost = np.any(ok & ~np.isfinite(s.b), axis=-1, keepdims=True)
+    return ErrArray(hard, np.where(lost, np.inf, b))
+
+
+@rule(FUNCTIONS, _core.straight_through)
+def straight_through(hard: Any, soft: Any) -> ErrArray:
+    """What is added is a number less itself."""
+    return lift(hard)
+
+
 # Derivatives of the activations ---------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Maps from scores to the simplex that may give weights of 0, in the three dialects, with their rules and bounds."""
+"""Maps from scores to weights of which some, or all but one, are 0: in the three dialects, their rules and bounds."""
 
 from fractions import Fraction
 from importlib import import_module
@@ -188,6 +188,75 @@ def test_scores_that_are_no_numbers_spoil_their_row_alone(name: str, tree: Tree)
         assert np.isnan(got[0, 0]).all()
         assert np.array_equal(got[1:], want[1:])
         assert np.array_equal(got[0, 1:], want[0, 1:])
+
+
+# Hardmax --------------------------------------------------------------------------------------------------------------
+
+
+def test_one_of_every_row_is_chosen(tree: Tree) -> None:
+    """The largest in sight, the first of equals, in every tree to the bit; rows that see nothing have none."""
+    core = import_module(f"{tree.package.__name__}._core")
+    for kind in KINDS:
+        scores, allowed, _ = given(kind)
+        for seen in (allowed, None):
+            got = tree.numpy(core.hardmax(tree.array(scores), None if seen is None else tree.array(seen)))
+            for index in np.ndindex(scores.shape[:-1]):
+                there = range(7) if seen is None else np.flatnonzero(seen[index]).tolist()
+                best = [i for i in there if all(scores[index][i] >= scores[index][j] for j in there)]
+                assert np.flatnonzero(got[index]).tolist() == best[:1], kind
+            assert set(np.unique(got).tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_no_row_is_chosen_from_without_numbers(tree: Tree) -> None:
+    core = import_module(f"{tree.package.__name__}._core")
+    scores, allowed, _ = given("usual")
+    allowed[0, 0] = np.arange(7) > 2
+    want = _core.hardmax(scores, allowed)
+    for value in (np.nan, np.inf):
+        got = tree.numpy(core.hardmax(tree.array(np.where(allowed, scores, value)), tree.array(allowed)))
+        assert np.array_equal(got, want)
+        scores[0, 0, 3] = value
+        got = tree.numpy(core.hardmax(tree.array(scores), tree.array(allowed)))
+        assert np.isnan(got[0, 0]).all()
+        assert np.array_equal(got[0, 1:], want[0, 1:])
+        scores[0, 0, 3] = 0.0
+
+
+def test_the_value_of_one_with_the_gradient_of_another(tree: Tree) -> None:
+    """Exactly: soft weights that go in and out again leave the hard ones untouched."""
+    core = import_module(f"{tree.package.__name__}._core")
+    hard, soft, dy = given("far")
+    hard = np.round(hard)
+    assert np.array_equal(tree.numpy(core.straight_through(tree.array(hard), tree.array(soft / 3))), hard)
+    if tree.name == "torch":
+        leaf = torch.from_numpy(dy).requires_grad_()
+        torch.sum(core.straight_through(torch.from_numpy(hard), leaf * 3) * torch.from_numpy(dy)).backward()
+        assert leaf.grad is not None
+        assert np.array_equal(leaf.grad.numpy(), 3 * dy)
+    elif tree.name == "jax":
+        _, pull = jax.vjp(lambda x: core.straight_through(hard, 3 * x), tree.array(dy))
+        assert np.array_equal(np.asarray(pull(tree.array(dy))[0]), 3 * dy)
+
+
+@pytest.mark.parametrize(
+    ("row", "bounds", "open_"),
+    [
+        ([1.0, 3.0, 2.0], 0.25, []),
+        ([1.0, 3.0, 2.0], 0.5, []),
+        ([2.0, 1.0, 3.0], 0.5, [0, 2]),
+        ([2.0, 2.0, 2.0], 0.0, []),
+        ([2.0, 2.0, -2.0], 0.125, [0, 1]),
+        ([1.0, 3.0, 2.75], [0.0, 0.0, 0.5], [1, 2]),
+        ([1.0, 3.0, 2.75], [0.0, 0.0, 0.25], []),
+    ],
+)
+def test_where_the_bounds_leave_the_choice_open_both_may_be_chosen(row: Any, bounds: Any, open_: list[int]) -> None:
+    """An earlier score must be passed by, a later one only reached: at equality there is one winner, the first."""
+    found = _core.hardmax(ErrArray(row, bounds))
+    assert found.v.tolist() == [float(i == int(np.argmax(row))) for i in range(3)]
+    assert found.b.tolist() == [float(i in open_) for i in range(3)]
+    assert not _core.hardmax(ErrArray(row, bounds), np.arange(3) == 1).b.any()
 
 
 BUGS = {

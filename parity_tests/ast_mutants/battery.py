@@ -57,6 +57,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(functions.turned)
     add(functions.sparse)
     add(functions.entmax)
+    add(functions.hardest)
     add(functions.picked)
     add(functions.encoded)
     add(functions.watched_scan)

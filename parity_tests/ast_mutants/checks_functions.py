@@ -380,6 +380,26 @@ def entmax(alias: str) -> None:
     claim(not vjp.entmax15_vjp(0 * probs, dy).any(), "the rule without support")
 
 
+def hardest(alias: str) -> None:
+    """One of every row, the first of equals; nothing of what is hidden, and no number where there is none."""
+    core = import_module(f"{alias}._core")
+    x = np.array([[0.5, 2.0, 2.0], [-4.0, -9.0, -5.0], [-7.0, -8.0, -7.5]])
+    want = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    claim(same(core.hardmax(x), want), "the largest, the first of equals")
+    claim(same(core.hardmax(x.astype("float32")), want.astype("float32")), "the dtype of the scores")
+    seen = np.array([[True, False, True], [False, True, True], [False, False, False]])
+    claim(core.hardmax(x, seen).tolist() == [[0, 0, 1], [0, 0, 1], [0, 0, 0]], "hidden scores")
+    claim(core.hardmax(x, seen[0]).tolist() == [[0, 0, 1], [1, 0, 0], [1, 0, 0]], "a mask of fewer axes")
+    claim(core.hardmax(x, seen[2:]).tolist() == [[0, 0, 0]] * 3, "nothing in sight")
+    claim(same(core.hardmax(x[None, None], seen[None])[0], core.hardmax(x, seen)[None]), "over the last axis")
+    claim(core.hardmax(np.zeros((2, 3, 0))).shape == (2, 3, 0), "over nothing")
+    for bad in ([-np.inf, -np.inf], [np.nan, 1.0], [np.inf, 1.0]):
+        for allowed in (np.array([True, True]), np.array([True, False]), None):
+            claim(np.isnan(core.hardmax(np.array([bad, [0.0, 1.0]]), allowed)[0]).all(), f"{bad}")
+    claim(same(core.hardmax(np.array([[np.nan, 1.0]]), np.array([False, True])), np.array([[0.0, 1.0]])), "hidden NaN")
+    claim(core.straight_through(want, x) is want, "the value of the first")
+
+
 def turned(alias: str) -> None:
     """Tables are rounded once and made for known positions only; without a head axis the same; no base, no turning."""
     config: Any = contract.examples("rotary")["longrope"]
