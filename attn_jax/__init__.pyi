@@ -23,6 +23,7 @@ from attn_jax.gated import GatedAttention as GatedAttention
 from attn_jax.gated_delta import GatedDeltaRule as GatedDeltaRule
 from attn_jax.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_jax.gru import GatedRecurrentUnit as GatedRecurrentUnit
+from attn_jax.hard import HardAttention as HardAttention
 from attn_jax.linear import LinearAttention as LinearAttention
 from attn_jax.longformer import LongformerAttention as LongformerAttention
 from attn_jax.luong import LuongAttention as LuongAttention
@@ -61,6 +62,7 @@ __all__ = [
     "GatedDeltaRule",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
+    "HardAttention",
     "LinearAttention",
     "LongformerAttention",
     "LuongAttention",
@@ -387,6 +389,28 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> GatedRecurrentUnit: ...
+@overload
+def build(
+    variant: Literal["hard"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    estimator: str = "straight_through",
+    temperature: float = 1.0,
+) -> HardAttention: ...
 @overload
 def build(
     variant: Literal["linear"],

@@ -24,6 +24,7 @@ from attn_np.gated import GatedAttention as GatedAttention
 from attn_np.gated_delta import GatedDeltaRule as GatedDeltaRule
 from attn_np.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_np.gru import GatedRecurrentUnit as GatedRecurrentUnit
+from attn_np.hard import HardAttention as HardAttention
 from attn_np.linear import LinearAttention as LinearAttention
 from attn_np.longformer import LongformerAttention as LongformerAttention
 from attn_np.luong import LuongAttention as LuongAttention
@@ -62,6 +63,7 @@ __all__ = [
     "GatedDeltaRule",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
+    "HardAttention",
     "LinearAttention",
     "LongformerAttention",
     "LuongAttention",
@@ -389,6 +391,28 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> GatedRecurrentUnit: ...
+@overload
+def build(
+    variant: Literal["hard"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    estimator: str = "straight_through",
+    temperature: float = 1.0,
+) -> HardAttention: ...
 @overload
 def build(
     variant: Literal["linear"],

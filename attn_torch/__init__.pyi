@@ -25,6 +25,7 @@ from attn_torch.gated import GatedAttention as GatedAttention
 from attn_torch.gated_delta import GatedDeltaRule as GatedDeltaRule
 from attn_torch.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_torch.gru import GatedRecurrentUnit as GatedRecurrentUnit
+from attn_torch.hard import HardAttention as HardAttention
 from attn_torch.linear import LinearAttention as LinearAttention
 from attn_torch.longformer import LongformerAttention as LongformerAttention
 from attn_torch.luong import LuongAttention as LuongAttention
@@ -63,6 +64,7 @@ __all__ = [
     "GatedDeltaRule",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
+    "HardAttention",
     "LinearAttention",
     "LongformerAttention",
     "LuongAttention",
@@ -405,6 +407,29 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> GatedRecurrentUnit: ...
+@overload
+def build(
+    variant: Literal["hard"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: torch.device | str | None = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    estimator: str = "straight_through",
+    temperature: float = 1.0,
+) -> HardAttention: ...
 @overload
 def build(
     variant: Literal["linear"],

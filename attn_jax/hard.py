@@ -1,0 +1,78 @@
+"""Hard attention: every query looks at one key only; the softmax stays behind for the gradient."""
+
+from jaxtyping import Bool, Float
+
+from attn_jax._attend import attend
+from attn_jax._cache import Past, remember
+from attn_jax._core import (
+    Array,
+    Layer,
+    Output,
+    Tape,
+    dtype_name,
+    hardmax,
+    inputs,
+    linear,
+    output,
+    record,
+    shown,
+    softmax,
+    straight_through,
+    visible,
+    widen,
+)
+from attn_np.contract.hard import Config
+
+
+class HardAttention(Layer[Config]):
+    """Several heads attend in parallel, each query of each to the key that fits best."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "i h k"]
+    w_v: Float[Array, "j h v"]
+    w_o: Float[Array, "h v d"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def __call__(  # twin: torch calls its entry point forward
+        self,
+        query: Float[Array, "b t d"],
+        key: Float[Array, "b s i"] | None = None,
+        value: Float[Array, "b s j"] | None = None,
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        noise: Float[Array, "..."] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        return_weights: bool = False,
+        implementation: str = "auto",
+        past: Past | None = None,
+    ) -> Output:
+        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, noise=noise, keep=keep)
+        c, dtype = self.config, dtype_name(query)
+        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
+        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
+        k, v = remember(past, k=k, v=v)
+        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        noise = record(tape, noise=widen(noise))
+
+        def weigh(scores: Array, allowed: Array | None) -> Array:
+            noisy = scores if noise is None else record(tape, noisy=scores + noise)
+            allowed = shown(allowed, noise)
+            hard = hardmax(noisy, allowed)
+            if c.estimator == "argmax":
+                return hard
+            return straight_through(hard, record(tape, soft=softmax(noisy / c.temperature, allowed)))
+
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
+            weigh=weigh, keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+        )  # fmt: skip
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        return output(dtype, y, weights, return_weights)

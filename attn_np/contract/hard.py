@@ -1,0 +1,106 @@
+"""Hard attention: every query looks at one key only; the softmax stays behind for the gradient."""
+
+from dataclasses import dataclass
+
+from attn_np.contract import _base, mha
+from attn_np.contract._base import Arg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(mha.Config):
+    """Fields of multi-head attention with one key for each query.
+
+    Attributes:
+        d_model: width of queries and outputs.
+        num_heads: how many heads attend.
+        head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
+        value_head_dim: width of a head's values; head_dim by default.
+        key_dim: width of the key input; d_model by default.
+        value_dim: width of the value input; key_dim by default.
+        scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
+        causal: query i sees the keys up to its own position, aligned at the last key.
+        window: (left, right), how many keys before and after its own position a query sees; None is no limit.
+        softcap: scores become softcap * tanh(scores / softcap).
+        dropout: share of the weights set to 0 in training.
+        use_bias: biases on the four projections.
+        estimator: "straight_through": the gradient is that of a softmax in the choice's place; "argmax": the choice
+            has no gradient, and queries and keys get none.
+        temperature: the softmax that gives the gradient is that of scores / temperature.
+    """
+
+    layer = "HardAttention"
+    family = "scores"
+    title = "Hard attention"
+    idea = (
+        "Softmax blurs all values into one. Hard attention takes the value of one key, the one that scores highest; "
+        "with Gumbel noise added to the scores that is a draw by the softmax's own probabilities. A choice has no "
+        "slope, so learning borrows one: forward the choice, backward the softmax."
+    )
+    formula = (
+        r"y = b_o + \sum_h \mathrm{onehot}\!\left(\arg\max_j z_{hj}\right) v_h\, w_{o,h}, \quad z_h = "
+        r"\tfrac{1}{\sqrt{K}}\, q_h k_h^\top + g_h, \quad \frac{\partial\, \mathrm{onehot}}{\partial z} := "
+        r"\frac{\partial\, \mathrm{softmax}(z / \tau)}{\partial z}"
+    )
+    notation = {
+        "s_t,i (the chosen place)": "probs",
+        "g_i, Gumbel noise": "noise = -log(-log(u)) for u uniform in (0, 1), which the caller draws",
+        "log pi_i + g_i": "noisy",
+        "tau": "temperature",
+        "y (the relaxed sample)": "soft",
+        "z (the sample)": "probs",
+    }
+    cost = "time b t s h (k + v); memory b h t s"
+    paper = (
+        "Xu et al. 2015, Show, Attend and Tell, arXiv:1502.03044, section 4.1; the draw by noise: Maddison, Mnih and "
+        "Teh 2016, arXiv:1611.00712, section 2; its gradient: Jang, Gu and Poole 2016, arXiv:1611.01144, section 2.2"
+    )
+    equals = ("one key in sight, or a scale so large that one key takes all: `mha`",)
+    traps = (
+        "hard - stop_gradient(soft) + soft rounds: the weights are no longer 0 and 1; hard + (soft - "
+        "stop_gradient(soft)) is exact",
+        "the temperature changes the gradient alone: the largest of scores / temperature is the same",
+        "the gradient of the softmax belongs to the noisy scores: without the noise it is another one's",
+        "hidden keys are taken away before the choice: a hidden largest score would leave the query nothing",
+        "of equal scores the first is chosen; rounding makes equal keys unequal, so which one it is says little",
+        "softmax of the scores times their temperature, not divided by it",
+    )
+
+    estimator: str = "straight_through"
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.one_of("estimator", ("straight_through", "argmax"))
+        _base.require(
+            self.temperature is not None, self.variant, "temperature to be a number", "None", "set temperature="
+        )
+        self.number("temperature", above=0.0)
+        _base.require(
+            self.estimator == "straight_through" or self.temperature == 1.0,
+            self.variant,
+            "temperature=1.0 with estimator='argmax'",
+            f"temperature={self.temperature}",
+            "leave it out: no softmax is computed",
+        )
+
+    def arguments(self) -> dict[str, Arg]:
+        found = super().arguments()
+        keep = found.pop("keep")
+        return found | {"noise": Arg("b h t s", "bias", optional=True), "keep": keep}
+
+    def exempt(self) -> dict[str, str]:
+        return {
+            "indifferent_scores_share_evenly": "of equal scores the first is chosen",
+            "twice_the_scores_square_the_weights": "the largest score stays the largest, and its weight is 1",
+            "the_last_bits_are_felt": "queries and keys only decide, and a small change does not change the choice",
+        }
+
+
+EXAMPLES = {
+    "causal": Config(d_model=5, num_heads=3, head_dim=2, causal=True, window=(3, None), scale=0.75, temperature=0.5),
+    "cross": Config(
+        d_model=3, num_heads=2, head_dim=7, value_head_dim=5, key_dim=11, value_dim=13, softcap=2.5, dropout=0.25,
+        use_bias=False, temperature=1.5,
+    ),
+    "argmax": Config(d_model=7, num_heads=2, head_dim=3, estimator="argmax"),
+}  # fmt: skip
