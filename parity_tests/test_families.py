@@ -1,5 +1,6 @@
 """Files as they are published, family by family: what a layer of theirs is here, and what is refused."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,22 @@ MISTRAL: Fields = {
     "sliding_window": 4096,
 }
 EIGHT: Fields = {"d_model": 4096, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+QWEN2: Fields = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "attention_dropout": 0.0,
+    "hidden_size": 3584,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+    "max_window_layers": 21,
+    "rope_theta": 1000000.0,
+    "sliding_window": 131072,
+    "use_sliding_window": False,
+}
+OURS2 = decoder(d_model=3584, num_heads=28, num_kv_heads=4, head_dim=128, qkv_bias=True, rope_base=1e6)
+TYPES = ["sliding_attention", "full_attention"]
 
 # What a file states, the number of a layer, and what that layer is.
 PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
@@ -51,6 +68,14 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
         0,
         decoder(**EIGHT, window=(4095, None)),
     ),
+    "Qwen 2 7B": (QWEN2, 27, OURS2),
+    "Qwen 2 7B, window used, below": (QWEN2 | {"use_sliding_window": True}, 20, OURS2),
+    "Qwen 2 7B, window used, above": (
+        QWEN2 | {"use_sliding_window": True, "sliding_window": 100},
+        21,
+        replace(OURS2, window=(99, None)),
+    ),
+    "Qwen 2 7B, window of none": (QWEN2 | {"use_sliding_window": True, "sliding_window": None}, 27, OURS2),
 }
 
 # What else a file states, and the words of the refusal.
@@ -61,6 +86,15 @@ REFUSED: dict[str, tuple[Fields, str]] = {
         "'partial_rotary_factor': expected 1, as this family turns whole heads, got 0.5",
     ),
     "Mistral without a past": (MISTRAL | {"sliding_window": 0}, r"expected a layer that can be, got .*window"),
+    "Qwen 2 with types but no window": (
+        QWEN2 | {"layer_types": TYPES},
+        "'sliding_window': expected a window for layer 0, with use_sliding_window, got None",
+    ),
+    "Qwen 2 of another type": (QWEN2 | {"layer_types": ["linear_attention"]}, "'layer_types': expected one of sliding"),
+    "Qwen 2 with pairs for pictures": (
+        QWEN2 | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+        "'rope_scaling.rope_type': expected one of",
+    ),
 }
 
 
