@@ -54,6 +54,24 @@ QWEN2: Fields = {
 }
 OURS2 = decoder(d_model=3584, num_heads=28, num_kv_heads=4, head_dim=128, qkv_bias=True, rope_base=1e6)
 TYPES = ["sliding_attention", "full_attention"]
+QWEN3: Fields = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_size": 2560,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 36,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "use_sliding_window": False,
+}
+OURS3: Fields = EIGHT | {"d_model": 2560, "norm": "rms", "norm_eps": 1e-5, "rope_base": 1000000}
 
 # What a file states, the number of a layer, and what that layer is.
 PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
@@ -76,6 +94,12 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
         replace(OURS2, window=(99, None)),
     ),
     "Qwen 2 7B, window of none": (QWEN2 | {"use_sliding_window": True, "sliding_window": None}, 27, OURS2),
+    "Qwen 3 4B": (QWEN3, 35, decoder(**OURS3)),
+    "Qwen 3 with biases": (
+        QWEN3 | {"attention_bias": True, "rms_norm_eps": None},
+        0,
+        decoder(**OURS3 | {"norm_eps": 1e-6}, qkv_bias=True, output_bias=True),
+    ),
 }
 
 # What else a file states, and the words of the refusal.
@@ -95,6 +119,7 @@ REFUSED: dict[str, tuple[Fields, str]] = {
         QWEN2 | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
         "'rope_scaling.rope_type': expected one of",
     ),
+    "Qwen 3 with a gate": (QWEN3 | {"attn_output_gate": True}, "'attn_output_gate': expected fields whose meaning"),
 }
 
 
