@@ -72,6 +72,26 @@ QWEN3: Fields = {
     "use_sliding_window": False,
 }
 OURS3: Fields = EIGHT | {"d_model": 2560, "norm": "rms", "norm_eps": 1e-5, "rope_base": 1000000}
+GEMMA2: Fields = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "attention_bias": False,
+    "attn_logit_softcapping": 50.0,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": 30.0,
+    "head_dim": 128,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 4608,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 8192,
+    "query_pre_attn_scalar": 144,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "sliding_window_size": 4096,
+}
+OURG: Fields = {"d_model": 4608, "num_heads": 32, "num_kv_heads": 16, "head_dim": 128, "scale": 144**-0.5}
 
 # What a file states, the number of a layer, and what that layer is.
 PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
@@ -100,6 +120,14 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
         0,
         decoder(**OURS3 | {"norm_eps": 1e-6}, qkv_bias=True, output_bias=True),
     ),
+    "Gemma 2 27B, window": (GEMMA2, 0, decoder(**OURG, softcap=50.0, window=(4095, None))),
+    "Gemma 2 27B, whole": (GEMMA2, 45, decoder(**OURG, softcap=50.0)),
+    "Gemma 2 without a cap": (GEMMA2 | {"attn_logit_softcapping": None}, 1, decoder(**OURG)),
+    "Gemma 2 that says little": (
+        {"model_type": "gemma2", "hidden_size": 2304, "num_attention_heads": 8},
+        1,
+        decoder(d_model=2304, num_heads=8, num_kv_heads=4, head_dim=256, scale=1 / 16, softcap=50.0),
+    ),
 }
 
 # What else a file states, and the words of the refusal.
@@ -120,6 +148,12 @@ REFUSED: dict[str, tuple[Fields, str]] = {
         "'rope_scaling.rope_type': expected one of",
     ),
     "Qwen 3 with a gate": (QWEN3 | {"attn_output_gate": True}, "'attn_output_gate': expected fields whose meaning"),
+    "Gemma 2 in both directions": (
+        GEMMA2 | {"use_bidirectional_attention": True},
+        "'use_bidirectional_attention': expected one of False",
+    ),
+    "Gemma 2 with a scale of nothing": (GEMMA2 | {"query_pre_attn_scalar": 0}, "expected a layer that can be"),
+    "Gemma 2 with two windows": (GEMMA2 | {"sliding_window_size": 512}, "'sliding_window_size': expected one of 4096"),
 }
 
 
