@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from attn_jax._cache import Past, places
-from attn_jax._core import Array, clip, concatenate, concrete, constant, dtype_name, stack, take
+from attn_jax._core import Array, clip, concatenate, concrete, constant, cumsum, dtype_name, stack, take
 
 
 @constant
@@ -19,12 +19,19 @@ def tables(config: Any, length: int, dtype: str) -> np.ndarray:
 
 
 def rotation(
-    config: Any, positions: Array | None, t: int, *, like: Array, past: Past | None = None
+    config: Any,
+    positions: Array | None,
+    t: int,
+    *,
+    like: Array,
+    past: Past | None = None,
+    real: Array | None = None,
 ) -> tuple[Array | None, Array | None]:
     """Cosines and sines, `b t` and half the turned width, of where new positions stand; None without a base.
 
     Without positions they stand as `places` says, and the length that is planned for is that of the pass, or the room
-    of the cache, so that all keys in it agree. Given positions are planned for by `max_positions`.
+    of the cache, so that all keys in it agree. Given positions are planned for by `max_positions`. In a full pass in
+    which not all positions are real, `b t`, those that are not take no place.
 
     Raises:
         ValueError: positions beyond the table, where they are known.
@@ -33,7 +40,8 @@ def rotation(
         return None, None
     if positions is None:
         length = max(t, 1) if past is None else past.cache.max_length
-        positions = clip(places(t, t, like=like, past=past)[0], 0, length - 1)
+        at = places(t, t, like=like, past=past)[0] if real is None else cumsum(real, 1) - 1
+        positions = clip(at, 0, length - 1)
     else:
         length = config.max_positions
         if concrete(positions) and 0 not in positions.shape:

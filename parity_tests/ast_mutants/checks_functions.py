@@ -410,6 +410,10 @@ def turned(alias: str) -> None:
     for wrong, words in (([[0, 13]], "0 to 13"), ([[-1, 2]], "-1 to 2")):
         call = partial(module.rotation, config, np.array(wrong), 2, like=x)
         refuses(call, ValueError, f"rotary: expected positions from 0 to 12, got {words}")
+    whole, places = module.rotation(config, None, 3, like=x), np.array([[0, 0, 1], [0, 0, 0]])
+    real = np.array([[True, False, True], [False, False, True]])
+    found = module.rotation(config, None, 3, like=x, real=real)
+    claim(all(same(a, b[0][places]) for a, b in zip(found, whole, strict=True)), "what is not real takes no place")
     for like, length in ((x, 13), (x.astype("float32"), 13)):
         angles = np.arange(length)[:, None] * np.array(config.frequencies(length))
         want = [(f(angles) * config.amplitude()).astype(like.dtype) for f in (np.cos, np.sin)]

@@ -103,8 +103,8 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key(
                 "_rotary.py",
                 "rotation",
-                "clip(places(t, t, like=like, past=past)[0], 0, length - 1)",
-                "clip(0, places(t, t, like=like, past=past)[0], length - 1)",
+                "clip(at, 0, length - 1)",
+                "clip(0, at, length - 1)",
             ),
             Key("_core.py", "softplus", "np.logaddexp(x, 0.0)", "np.logaddexp(0.0, x)"),
             Key("_core.py", "entmax15", "maximum(z, -1.0)", "maximum(-1.0, z)"),
