@@ -570,6 +570,9 @@ def build(
     norm: str = "layer",
     eps: float = 1e-05,
     use_bias: bool = False,
+    rope_base: float | None = None,
+    layout: str = "interleaved",
+    spacing: str = "closed",
 ) -> Retention: ...
 @overload
 def build(
@@ -865,6 +868,27 @@ def build(
     use_bias: bool = True,
     sink: str = 'zero',
 ) -> SinkAttention: ...
+@overload
+def build(
+    variant: Literal["retnet"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: Any = "float32",
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    exponent: float = 5.0,
+    form: str = "parallel",
+    chunk_size: int = 64,
+    norm: str = "layer",
+    eps: float = 1e-05,
+    use_bias: bool = False,
+    rope_base: float | None = 10000.0,
+    layout: str = "interleaved",
+    spacing: str = "closed",
+) -> Retention: ...
 @overload
 def build(
     variant: Literal["sliding_window"],

@@ -29,6 +29,7 @@ from attn_np._core import (
     widen,
     zeros,
 )
+from attn_np._rotary import rotate, rotation
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -202,7 +203,10 @@ class Retention(Layer[Config]):
         tape: Tape = None,
         past: Past | None = None,
     ) -> Array:
-        """Where the padding mask is False a position is not there: no state fades, and its context is 0."""
+        """Where the padding mask is False a position is not there: no state fades, and its context is 0.
+
+        In a step `valid` says so of new positions; one that a mask hides there counts where positions turn.
+        """
         n = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=widen(query), real=counted(mask, past))
@@ -212,6 +216,9 @@ class Retention(Layer[Config]):
         v = hide("bt->bthv", real, linear("btd,dhv->bthv", x, self.w_v, self.b_v))
         q, k, v = record(tape, q=q, k=k, v=v)
         there = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
+        if c.rope_base is not None:
+            cos, sin = rotation(c, None, n["t"], like=x, past=past, real=there if past is None else None)
+            q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
         context = record(tape, context=self.read(q * (1 / sqrt(n["k"])), k, v, there, past, tape))
         norm = layer_norm(context, None, None, c.eps) if c.norm == "layer" else rms_norm(context, None, c.eps)
         g = linear("btd,dhv->bthv", x, self.w_g, self.b_g)
@@ -233,7 +240,8 @@ class Retention(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """Read the forward upwards: one line here for each line there."""
         c, w = self.config, {}
-        x, q, k, v, g, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "g", "real"))
+        turned = ("q", "k") if c.rope_base is None else ("q_rot", "k_rot")
+        x, q, k, v, g, real = (tape.get(name) for name in ("seen_query", *turned, "v", "g", "real"))
         normed, context, scale = tape["normed"], tape["context"], 1 / sqrt(q.shape[-1])
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dgated, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, self.b_o, dy)
@@ -247,7 +255,12 @@ class Retention(Layer[Config]):
         dcontext = record(tape, dcontext=dcontext)
         there = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, x.shape[:2])
         dq, dk, dv = self.read_vjp(tape, q * scale, k, v, there, dcontext)
-        dq, dk, dv = record(tape, dq=dq * scale, dk=dk, dv=dv)
+        dq = dq * scale
+        if c.rope_base is not None:
+            dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
+            cos, sin = rotation(c, None, dy.shape[1], like=dy, real=there)
+            dq, dk = rotate(dq, cos, sin, c.layout, back=True), rotate(dk, cos, sin, c.layout, back=True)
+        dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
         dq, dk, dv = (hide(f"bt->bth{axis}", real, dz) for axis, dz in (("k", dq), ("k", dk), ("v", dv)))
         dx_v, w["w_v"], w["b_v"] = linear_vjp("btd,dhv->bthv", x, self.w_v, self.b_v, dv)
         dx_k, w["w_k"], w["b_k"] = linear_vjp("btd,dhk->bthk", x, self.w_k, self.b_k, dk)

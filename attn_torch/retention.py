@@ -30,6 +30,7 @@ from attn_torch._core import (
     widen,
     zeros,
 )
+from attn_torch._rotary import rotate, rotation
 from attn_torch.linear import earlier, folded, unfolded
 
 
@@ -140,7 +141,10 @@ class Retention(Layer[Config]):
         tape: Tape = None,
         past: Past | None = None,
     ) -> Array:
-        """Where the padding mask is False a position is not there: no state fades, and its context is 0."""
+        """Where the padding mask is False a position is not there: no state fades, and its context is 0.
+
+        In a step `valid` says so of new positions; one that a mask hides there counts where positions turn.
+        """
         n = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=widen(query), real=counted(mask, past))
@@ -150,6 +154,9 @@ class Retention(Layer[Config]):
         v = hide("bt->bthv", real, linear("btd,dhv->bthv", x, self.w_v, self.b_v))
         q, k, v = record(tape, q=q, k=k, v=v)
         there = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
+        if c.rope_base is not None:
+            cos, sin = rotation(c, None, n["t"], like=x, past=past, real=there if past is None else None)
+            q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
         context = record(tape, context=self.read(q * (1 / sqrt(n["k"])), k, v, there, past, tape))
         norm = layer_norm(context, None, None, c.eps) if c.norm == "layer" else rms_norm(context, None, c.eps)
         g = linear("btd,dhv->bthv", x, self.w_g, self.b_g)

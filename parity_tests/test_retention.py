@@ -1,7 +1,7 @@
 """Retention against scalar loops, its three forms against each other, and PyTorch's group norm."""
 
 from dataclasses import replace
-from math import exp, sqrt
+from math import cos, exp, sin, sqrt
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ def tree(request: pytest.FixtureRequest) -> Tree:
 
 
 FORMS = Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, exponent=1.0, use_bias=True)
+TURNED = replace(FORMS, head_dim=6, rope_base=20.0)
 
 
 # Scalar loops: o_n = sum over m <= n of gamma^(n-m) (q_n k_m) v_m, pair by pair --------------------------------------
@@ -38,12 +39,26 @@ def normed(config: Config, x: list[float]) -> list[float]:
     return [(a - mean) / size for a in x]
 
 
+def turned(config: Config, x: list[float], n: int) -> list[float]:
+    """x e^{i n theta}: pairs as complex numbers, each turned by its own angle."""
+    if config.rope_base is None:
+        return x
+    pairs, found = len(x) // 2, list(x)
+    for i in range(pairs):
+        steps = (pairs - 1 if pairs > 1 else 1) if config.spacing == "closed" else pairs
+        angle = n / config.rope_base ** (i / steps)
+        a, b = (2 * i, 2 * i + 1) if config.layout == "interleaved" else (i, i + pairs)
+        found[a], found[b] = x[a] * cos(angle) - x[b] * sin(angle), x[a] * sin(angle) + x[b] * cos(angle)
+    return found
+
+
 def loops(config: Config, w: Any, x: Any) -> Any:
     """Outputs of one sequence: no state anywhere, every query meets every key up to its own."""
     y = [list(w.get("b_o", [0.0] * config.d_model)) for _ in x]
     for h in range(config.num_heads):
         gamma = 1 - 2.0 ** (-config.exponent - h)
         q, k, v, g = ([projected(row, w[f"w_{p}"], w.get(f"b_{p}"), h) for row in x] for p in "qkvg")
+        q, k = ([turned(config, row, n) for n, row in enumerate(rows)] for rows in (q, k))
         for n in range(len(x)):
             o = [0.0] * len(v[0])
             for m in range(n + 1):
@@ -74,20 +89,23 @@ def test_scalar_loops(example: str, call: str) -> None:
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_forms_agree(name: str, form: str, size: int) -> None:
     """Chunks of one position, chunks that do not divide the length, one chunk longer than it."""
-    assert not forms_apart(TREES[name], FORMS, form=form, chunk_size=size)
+    for config in (FORMS, TURNED):
+        assert not forms_apart(TREES[name], config, form=form, chunk_size=size)
 
 
 @pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_padding_is_not_there(name: str, form: str) -> None:
     """It takes no time either: what fades between two positions does not know of padding between them."""
-    assert not padding_seen(TREES[name], replace(FORMS, form=form, chunk_size=3))
+    for config in (FORMS, TURNED):
+        assert not padding_seen(TREES[name], replace(config, form=form, chunk_size=3))
 
 
 @pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_steps_are_the_full_pass(name: str, form: str) -> None:
-    assert not steps_apart(TREES[name], replace(FORMS, form=form, chunk_size=3))
+    for config in (FORMS, TURNED):
+        assert not steps_apart(TREES[name], replace(config, form=form, chunk_size=3))
 
 
 # PyTorch's own functions ----------------------------------------------------------------------------------------------
@@ -113,6 +131,31 @@ def test_torch_group_norm() -> None:
         assert ratio(grad, want[name]) <= 1, name
 
 
+@pytest.mark.parametrize("spacing", ["closed", "open"])
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+def test_complex_numbers(layout: str, spacing: str) -> None:
+    """Scores are real parts of q e^(i n theta) times the conjugate of k e^(i m theta), by PyTorch's complex numbers."""
+    config = replace(TURNED, layout=layout, spacing=spacing)
+    weights, x = weights_of(config), np.random.default_rng(1).normal(size=(2, 7, 5))
+    angles = 20.0 ** -torch.linspace(0, 1, 3 if spacing == "closed" else 4, dtype=torch.float64)[:3]
+    phases = torch.polar(torch.ones(7, 3, dtype=torch.float64), torch.arange(7)[:, None] * angles)
+    q, k, v, g = (
+        torch.einsum("btd,dhk->bhtk", torch.from_numpy(x), torch.from_numpy(weights[f"w_{p}"]))
+        + torch.from_numpy(weights[f"b_{p}"])[:, None]
+        for p in "qkvg"
+    )
+    axis = -1 if layout == "interleaved" else -2
+    pair = (3, 2) if layout == "interleaved" else (2, 3)
+    q, k = (torch.complex(*z.unflatten(-1, pair).unbind(axis)) * phases for z in (q, k))
+    gamma, places = 1 - 2.0 ** (-1.0 - torch.arange(2.0, dtype=torch.float64)), torch.arange(7)
+    decay = torch.tril(gamma[:, None, None] ** (places[:, None] - places).clamp(min=0))
+    context = ((q @ k.mH).real * decay / sqrt(6)) @ v
+    norm = torch.nn.functional.layer_norm(context, (7,), eps=config.eps)
+    gated = torch.nn.functional.silu(g) * norm
+    y = torch.einsum("bhtv,hvd->btd", gated, torch.from_numpy(weights["w_o"])) + torch.from_numpy(weights["b_o"])
+    assert ratio(y, bounded(config, {"query": x}, weights)["y"]) <= 1
+
+
 # Numbers known beforehand ---------------------------------------------------------------------------------------------
 
 
@@ -134,6 +177,19 @@ def test_a_huge_distance_leaves_nothing(tree: Tree) -> None:
     layer, inputs = layer_of(tree, config, weights_of(config)), {"query": np.ones((1, 200, 5))}
     assert np.isfinite(tree(layer, inputs)[0]).all()
     assert all(np.isfinite(x).all() for x in tree.gradients(layer, inputs, np.ones((1, 200, 5))).values())
+
+
+def test_angles_per_position() -> None:
+    """As in the authors' code from 1 to 1 / rope_base, and as rotary positions have them."""
+    closed = Config(d_model=6, num_heads=1, rope_base=64.0)
+    assert closed.frequencies(7) == (1.0, 0.125, 0.015625)
+    assert replace(closed, head_dim=4, spacing="open").frequencies(7) == (1.0, 0.125)
+    assert replace(closed, head_dim=2).frequencies(7) == (1.0,)
+
+
+def test_only_pairs_turn(tree: Tree) -> None:
+    with pytest.raises(ValueError, match="retention: expected an even width of heads that turn, got 3; set head_dim="):
+        tree.package.build("retention", d_model=6, num_heads=2, rope_base=50.0)
 
 
 # Planted bugs ---------------------------------------------------------------------------------------------------------
@@ -178,6 +234,28 @@ MUTANTS = (
         "gated=silu(g) * normed",
         "gated=silu(g) * context",
         "pairs",
+    ),
+    planted(
+        "keys that do not turn",
+        "turn queries and keys, each by its own position: the score then knows the distance",
+        "k_rot=rotate(k, cos, sin, c.layout)",
+        "k_rot=k",
+        "recurrent",
+    ),
+    planted(
+        "padding takes a place where positions turn",
+        "count positions over the real ones, as the decay does",
+        "real=there if past is None else None",
+        "real=there | ~there if past is None else None",
+        "chunked",
+    ),
+    planted(
+        "gradient turned further in place of back",
+        "turn gradients back, by the negative angles",
+        "rotate(dk, cos, sin, c.layout, back=True)",
+        "rotate(dk, cos, sin, c.layout)",
+        "recurrent",
+        trees=("attn_np",),
     ),
     planted(
         "gradient of the states does not fade",

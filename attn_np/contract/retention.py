@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from math import log
 
 from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param
+from attn_np.contract._base import Arg, Param, Preset
+from attn_np.contract._rotary import LAYOUTS
 
 FORMS = ("parallel", "recurrent", "chunked")
+SPACINGS = ("closed", "open")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,11 @@ class Config(_base.Config):
         norm: "layer" subtracts the mean of a head's context and divides by the deviation, "rms" divides only.
         eps: added to the mean square in that norm.
         use_bias: biases on the five projections.
+        rope_base: queries and keys turn with their positions, from one to the next their first pair by 1 and the last
+            by about 1 / rope_base; None: nothing turns.
+        layout: "interleaved", a pair is two neighbours (the authors' code), or "half", one number of each half.
+        spacing: "closed": pair i of n turns by rope_base^(-i / (n - 1)), as in the authors' code; "open": by
+            rope_base^(-i / n), as in `rotary`.
     """
 
     layer = "Retention"
@@ -44,6 +51,7 @@ class Config(_base.Config):
         "D_nm = gamma^(n-m)": "decay on the tape, 0 for later keys",
         "R_i (state after chunk i), S_n (after position n)": "states on the tape, state in the cache",
         "W_G, W_O": "w_g, w_o",
+        "Theta_n = e^(i n theta)": "q_rot, k_rot on the tape: pairs of q and k turned by n theta",
         "GroupNorm_h": "normed on the tape: over each head's width, without parameters",
     }
     cost = "time b t h k v, plus b t c h (k + v) within chunks of c (parallel: c = t); the state is b h k v"
@@ -55,7 +63,9 @@ class Config(_base.Config):
     traps = (
         "padding that counts as a position lets the state fade: distances are counted in real positions",
         "within a chunk a query reads the state before it faded by its place in the chunk, its own included",
-        "the paper turns q and k with xPos; here they are not turned, so weights trained with it do not fit",
+        "the paper turns q and k by their positions, e^(i n theta); without rope_base they are not turned, and weights "
+        "that were trained with it do not fit",
+        "the authors' code spaces the angles of n pairs by n - 1, spacing='closed'; others by n, as in `rotary`",
         "the paper's three normalisations of scores scale a head's context, which the norm takes back but for eps",
         "the norm is over each head's width, not over all heads together",
     )
@@ -70,6 +80,9 @@ class Config(_base.Config):
     norm: str = "layer"
     eps: float = 0.00001
     use_bias: bool = False
+    rope_base: float | None = None
+    layout: str = "interleaved"
+    spacing: str = "closed"
 
     def __post_init__(self) -> None:
         self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
@@ -78,6 +91,9 @@ class Config(_base.Config):
         self.one_of("form", FORMS)
         self.one_of("norm", ("layer", "rms"))
         self.flag("use_bias")
+        self.number("rope_base", above=1.0)
+        self.one_of("layout", LAYOUTS)
+        self.one_of("spacing", SPACINGS)
         if self.head_dim is None:
             _base.require(
                 self.d_model % self.num_heads == 0,
@@ -86,6 +102,24 @@ class Config(_base.Config):
                 f"d_model={self.d_model}, num_heads={self.num_heads}",
                 "change one of them or set head_dim=",
             )
+
+        width = self.sizes()["k"]
+        _base.require(
+            self.rope_base is None or width % 2 == 0,
+            self.variant,
+            "an even width of heads that turn",
+            width,
+            "set head_dim=, positions turn pairs",
+        )
+
+    def frequencies(self, length: int) -> tuple[float, ...]:
+        """By how much each pair turns from one position to the next, whatever the length."""
+        n, base = self.sizes()["k"] // 2, self.rope_base or 1.0
+        return tuple(base ** (-i / (max(n - 1, 1) if self.spacing == "closed" else n)) for i in range(n))
+
+    def amplitude(self) -> float:
+        """Factor on cosines and sines."""
+        return 1.0
 
     def decays(self) -> tuple[float, ...]:
         """Logarithm of the factor by which each head's state fades with a position."""
@@ -125,8 +159,41 @@ class Config(_base.Config):
         return {"heads_stand_alone": "each head fades at a rate of its own"}
 
 
+PRESETS = {
+    "retnet": Preset(
+        title="Retention with turned queries and keys",
+        idea=(
+            "The factor between two neighbouring positions is a complex number: its size lets the past fade, its angle "
+            "turns pairs of the queries and keys, so that a score knows the distance, too."
+        ),
+        paper="Sun et al. 2023, RetNet, arXiv:2307.08621, section 2.1, equations 3 to 6",
+        fields={"rope_base": 10000.0},
+    ),
+}
+
 EXAMPLES = {
+    "chunked": Config(
+        d_model=5,
+        num_heads=2,
+        head_dim=6,
+        value_head_dim=3,
+        exponent=0.5,
+        form="chunked",
+        chunk_size=2,
+        rope_base=50.0,
+    ),
+    "recurrent": Config(
+        d_model=7,
+        num_heads=3,
+        head_dim=6,
+        value_head_dim=2,
+        exponent=1.0,
+        form="recurrent",
+        norm="rms",
+        eps=0.25,
+        rope_base=50.0,
+        layout="half",
+        spacing="open",
+    ),
     "pairs": Config(d_model=6, num_heads=2, use_bias=True),
-    "recurrent": Config(d_model=7, num_heads=3, head_dim=5, exponent=1.0, form="recurrent", norm="rms", eps=0.25),
-    "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, exponent=0.5, form="chunked", chunk_size=2),
 }
