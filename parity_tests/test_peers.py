@@ -1,5 +1,6 @@
 """Installed libraries with random weights: what they compute is what our layers compute with their files."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 import attn_np
-from attn_np import weights
+from attn_np import contract, weights
 from attn_np.contract import Config
 from attn_np.weights import layouts
 from parity_tests import peers
@@ -20,7 +21,7 @@ from parity_tests.test_layouts import bits
 
 # Their warnings are theirs.
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("default")]
-PEERS = peers.peers()
+PEERS, REFUSED = peers.peers(), peers.refused()
 
 
 def bounded(config: Config, values: Arrays, inputs: Arrays) -> Any:
@@ -60,6 +61,24 @@ def test_the_same_numbers(family: str, name: str, tmp_path: Path) -> None:
         assert bits(same) == bits(again)
         count += 1
     assert count
+
+
+@pytest.mark.parametrize(("family", "why"), REFUSED)
+def test_what_changes_numbers_is_refused(family: str, why: str, tmp_path: Path) -> None:
+    """Fields of the library with values that no layer of ours has: refused in words, before weights are looked at."""
+    model, change, words = REFUSED[family, why]
+    pytest.importorskip(model.library)
+    (tmp_path / "config.json").write_text(json.dumps(model.stated() | change))
+    weights.write(tmp_path / "model.safetensors", *whatever())
+    for tree in TREES.values():
+        with pytest.raises(weights.ConfigMismatchError, match=words):
+            tree.package.load_pretrained(tmp_path, 1, part=model.part)
+
+
+def whatever() -> tuple[Config, Arrays]:
+    """Some layer."""
+    config = contract.config("mha", d_model=2, num_heads=1)
+    return config, {name: np.zeros(shape) for name, shape in config.shapes().items()}
 
 
 def test_every_family_has_a_peer() -> None:

@@ -173,9 +173,8 @@ def described(stated: Stated, layout: Layout, layer: int, part: str) -> tuple[st
     Raises:
         ConfigMismatchError: a field that cannot be represented.
     """
-    count = stated.get("num_hidden_layers")
-    if type(count) is int and layer >= count and part in ("", "encoder"):
-        stated.refuse("num_hidden_layers", f"more than {layer}, for layer {layer}")
+    if part in ("", "encoder"):
+        stated.layers("num_hidden_layers", layer)
     if layout.config is None:
         raise ValueError(f"expected a layout with a {CONFIG}, got {layout.origin}; use load")
     try:

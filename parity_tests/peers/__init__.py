@@ -1,7 +1,8 @@
 """Other libraries' attention beside ours: their modules with random weights, their inputs and outputs, their files.
 
-One module here for each family, named as its layout, with `PEERS`: what to build, by a short name. `test_peers.py`
-finds them. Nothing is downloaded.
+One module here for each family, named as its layout, with `PEERS`: what to build, by a short name; and, where the
+library can do what no layer here can, with `REFUSED`: one of those models, the fields of its `config.json` that say so,
+and words of the refusal. `test_peers.py` finds them. Nothing is downloaded.
 """
 
 import importlib
@@ -151,6 +152,11 @@ class Model:
                 param.copy_(torch.randn(param.shape, generator=draw) * 0.4)
         return model.eval()
 
+    def stated(self) -> dict[str, Any]:
+        """What the model's `config.json` states."""
+        transformers = importlib.import_module("transformers")
+        return getattr(transformers, self.name).config_class(**self.config).to_dict()
+
     def calls(self, model: Any, given: Mapping[str, torch.Tensor]) -> dict[int, tuple[Any, Any, np.ndarray]]:
         """What each layer's attention got and gave while the model ran."""
         got: dict[int, tuple[Any, Any]] = {}
@@ -189,3 +195,9 @@ def peers() -> dict[tuple[str, str], Peer]:
     """Everything that is compared, by family and name."""
     found = {name: importlib.import_module(f"{__name__}.{name}").PEERS for name in names()}
     return {(family, name): peer for family, those in found.items() for name, peer in those.items()}
+
+
+def refused() -> dict[tuple[str, str], tuple[Model, dict[str, Any], str]]:
+    """Every model that no layer here can be, by family and reason."""
+    found = {name: getattr(importlib.import_module(f"{__name__}.{name}"), "REFUSED", {}) for name in names()}
+    return {(family, why): case for family, those in found.items() for why, case in those.items()}

@@ -104,6 +104,12 @@ class Stated:
         self._asked.add(key)
         return key in self._null
 
+    def layers(self, key: str, layer: int) -> None:
+        """How many layers there are, by this family's name for it: `layer` must be one of them."""
+        count = self.get(key)
+        if type(count) is int and layer >= count:
+            self.refuse(key, f"more than {layer}, for layer {layer}")
+
     def skip(self, *keys: str) -> None:
         """Fields that leave this family's attention as it is."""
         self._asked.update(keys)
