@@ -151,16 +151,23 @@ def drawn(config: Config, dtype: str = "float32") -> Arrays:
 
 
 def reduced(table: layouts.Table, config: Config) -> Any:
-    """A config with its usual values where the table has no place for others; None where that cannot be."""
+    """A config with its usual values where the table has no place for others; None where that cannot be.
+
+    Where heads cannot have a width of their own, the whole is made as wide as needed.
+    """
     kept = (*table.fields(), *config.required())
     usual: Any = {field.name: field.default for field in dataclasses.fields(config) if field.name not in kept}
     usual |= table.fixed
-    try:
-        held = dataclasses.replace(config, **usual)
-        _base.steps(table, held)
-    except ValueError:
-        return None
-    return held
+    given = config.as_dict()
+    wider: Any = {"d_model": given["d_model"] * given["num_heads"]} if {"d_model", "num_heads"} <= set(given) else {}
+    for more in ({}, wider):
+        try:
+            held = dataclasses.replace(config, **usual | more)
+            _base.steps(table, held)
+        except ValueError:
+            continue
+        return held
+    return None
 
 
 def cases() -> Iterator[tuple[str, str, str]]:
