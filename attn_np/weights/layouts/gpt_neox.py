@@ -1,0 +1,60 @@
+"""GPT-NeoX as `transformers` names it: rows of query, key and value stand together for each head, in one matrix."""
+
+from typing import Any
+
+from attn_np.weights.layouts._base import Layout, Table
+from attn_np.weights.layouts._stated import ROTARY, Stated, rotary
+
+
+def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """`GPTNeoXConfig`: a quarter of each head turns where nothing else is stated."""
+    stated.skip("use_parallel_residual", "is_decoder")
+    width, heads = stated.integer("hidden_size"), stated.integer("num_attention_heads")
+    bias = stated.flag("attention_bias", True)
+    base, part_of_head = stated.number("rotary_emb_base", 10000.0), stated.number("rotary_pct", 0.25)
+    return "decoder", {
+        "d_model": width,
+        "num_heads": heads,
+        "qkv_bias": bias,
+        "output_bias": bias,
+        **rotary(stated, width // heads, base=base, part=part_of_head),
+    }
+
+
+LAYOUT = Layout(
+    origin="transformers: GPTNeoXModel and the models that keep its names",
+    prefixes=("gpt_neox.layers.{layer}.", "layers.{layer}."),
+    tables={
+        "decoder": Table(
+            rules={
+                ("w_q", "w_k", "w_v"): ("attention.query_key_value.weight", "(h p k) d -> p d h k"),
+                ("b_q", "b_k", "b_v"): ("attention.query_key_value.bias", "(h p k) -> p h k"),
+                "w_o": ("attention.dense.weight", "d (h v) -> h v d"),
+                "b_o": ("attention.dense.bias", "d -> d"),
+            },
+            sizes={"d_model": "d", "num_heads": "h"},
+            flags={"qkv_bias": ("b_q", "b_k", "b_v"), "output_bias": ("b_o",)},
+            free=ROTARY,
+        )
+    },
+    ignored=(
+        "attention.bias",  # the causal mask
+        "attention.masked_bias",  # what stood for minus infinity
+        "attention.rotary_emb.inv_freq",  # follows from the config
+        "input_layernorm.*",
+        "post_attention_layernorm.*",
+        "mlp.*",
+    ),
+    elsewhere=(
+        *(f"{start}{key}" for start in ("", "gpt_neox.") for key in ("embed_in.weight", "final_layer_norm.*")),
+        "gpt_neox.layers.*",
+        "layers.*",
+        "embed_out.weight",
+        "score.weight",
+        "classifier.*",
+        "qa_outputs.*",
+    ),
+    metadata={"format": "pt"},
+    model_types=("gpt_neox",),
+    config=config,
+)
