@@ -1,0 +1,55 @@
+"""GPT-J as `transformers` names it: neighbours turn, in the first numbers of each head, and nothing has a bias."""
+
+from typing import Any
+
+from attn_np.weights.layouts._base import Layout, Table
+from attn_np.weights.layouts._stated import Stated
+
+
+def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """`GPTJConfig`: without `rotary_dim` it would turn by the angles of the whole width, so one is needed."""
+    stated.layers("n_layer", layer)
+    stated.skip("n_positions", "n_ctx", "n_inner", "activation_function", "rotary", "scale_attn_weights")
+    stated.skip(*(f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")))
+    width, heads, turned = stated.integer("n_embd"), stated.integer("n_head"), stated.integer("rotary_dim")
+    return "decoder", {
+        "d_model": width,
+        "num_heads": heads,
+        "layout": "interleaved",
+        **({"rotary_dim": turned} if turned * heads != width else {}),
+    }
+
+
+LAYOUT = Layout(
+    origin="transformers: GPTJModel",
+    prefixes=("transformer.h.{layer}.", "h.{layer}."),
+    tables={
+        "decoder": Table(
+            rules={
+                "w_q": ("attn.q_proj.weight", "(h k) d -> d h k"),
+                "w_k": ("attn.k_proj.weight", "(g k) d -> d g k"),
+                "w_v": ("attn.v_proj.weight", "(g v) d -> d g v"),
+                "w_o": ("attn.out_proj.weight", "d (h v) -> h v d"),
+            },
+            sizes={"d_model": "d", "num_heads": "h"},
+            free=("rotary_dim", "max_positions"),
+            fixed={"layout": "interleaved"},
+        )
+    },
+    ignored=(
+        "attn.bias",  # the causal mask
+        "attn.masked_bias",  # what stood for minus infinity
+        "attn.embed_positions",  # follow from the config
+        "ln_1.*",
+        "mlp.*",
+    ),
+    elsewhere=(
+        *(f"{start}{key}" for start in ("", "transformer.") for key in ("wte.weight", "ln_f.*", "h.*")),
+        "lm_head.*",
+        "score.weight",
+        "qa_outputs.*",
+    ),
+    metadata={"format": "pt"},
+    model_types=("gptj",),
+    config=config,
+)
