@@ -1,0 +1,64 @@
+"""ViT as `transformers` keeps it in files: query, key and value under `attention.attention`, the output beside it."""
+
+from typing import Any
+
+from attn_np.weights.layouts._base import Layout, Table
+from attn_np.weights.layouts._stated import Stated
+
+AROUND = ("image_size", "patch_size", "num_channels", "encoder_stride", "pooler_output_size", "pooler_act")
+
+
+def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """`ViTConfig`: without `qkv_bias` the output keeps its bias, as `decoder` can have it."""
+    stated.skip(*AROUND)
+    width, heads = stated.integer("hidden_size"), stated.integer("num_attention_heads")
+    sizes = {"d_model": width, "num_heads": heads}
+    if stated.flag("qkv_bias", True):
+        return "mha", sizes
+    return "decoder", sizes | {"causal": False, "rope_base": None, "output_bias": True}
+
+
+def rules(k: str, v: str, heads: str) -> dict[Any, tuple[str, str]]:
+    """The weights, with the letters of a variant."""
+    return {
+        "w_q": ("attention.attention.query.weight", "(h k) d -> d h k"),
+        "w_k": ("attention.attention.key.weight", f"({heads} k) {k} -> {k} {heads} k"),
+        "w_v": ("attention.attention.value.weight", f"({heads} v) {v} -> {v} {heads} v"),
+        "w_o": ("attention.output.dense.weight", "d (h v) -> h v d"),
+        "b_o": ("attention.output.dense.bias", "d -> d"),
+    }
+
+
+LAYOUT = Layout(
+    origin="transformers: ViTModel",
+    prefixes=("encoder.layer.{layer}.", "vit.encoder.layer.{layer}."),
+    tables={
+        "mha": Table(
+            rules=rules("i", "j", "h")
+            | {
+                "b_q": ("attention.attention.query.bias", "(h k) -> h k"),
+                "b_k": ("attention.attention.key.bias", "(h k) -> h k"),
+                "b_v": ("attention.attention.value.bias", "(h v) -> h v"),
+            },
+            sizes={"d_model": "d", "num_heads": "h"},
+        ),
+        "decoder": Table(
+            rules=rules("d", "d", "g"),
+            sizes={"d_model": "d", "num_heads": "h"},
+            fixed={"causal": False, "rope_base": None, "output_bias": True},
+        ),
+    },
+    ignored=("layernorm_before.*", "layernorm_after.*", "intermediate.dense.*", "output.dense.*"),
+    elsewhere=(
+        *(
+            f"{start}{key}"
+            for start in ("", "vit.")
+            for key in ("embeddings.*", "encoder.layer.*", "layernorm.*", "pooler.dense.*")
+        ),
+        "classifier.*",
+        "decoder.*",  # of masked images
+    ),
+    metadata={"format": "pt"},
+    model_types=("vit",),
+    config=config,
+)
