@@ -231,14 +231,14 @@ class GatedDeltaRule(Layer[Config]):
         fade = record(tape, fade=hide("bt->bth", real, -(exp(widen(self.a_log)) * softplus(a))))
         q_unit = hide("bt->bthk", real, l2_norm(silu(q), c.eps))
         k_unit = hide("bt->bthk", real, l2_norm(silu(k), c.eps))
-        q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
+        q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         start = recall(past, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
         q_scaled = q_unit * (1 / sqrt(n["k"]))
         if c.form == "recurrent":
-            context, end = recurrent(q_scaled, k_unit, v, beta, fade, start, tape)
+            context, end = recurrent(q_scaled, k_unit, v_silu, beta, fade, start, tape)
         else:
             size = c.chunk_size if c.form == "chunked" else max(n["t"], 1)
-            context, end = chunked(q_scaled, k_unit, v, beta, fade, start, size, tape)
+            context, end = chunked(q_scaled, k_unit, v_silu, beta, fade, start, size, tape)
         retain(past, state=end)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps))
@@ -251,7 +251,8 @@ class GatedDeltaRule(Layer[Config]):
         """Read the forward upwards: one line here for each line there."""
         c, w = self.config, {}
         x, q, k, v, g, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "g", "real"))
-        q_unit, k_unit, beta, a, fade = (tape[name] for name in ("q_unit", "k_unit", "beta", "a", "fade"))
+        q_unit, k_unit, v_silu, beta = (tape[name] for name in ("q_unit", "k_unit", "v_silu", "beta"))
+        a, fade = tape["a"], tape["fade"]
         dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
         dgated, w["w_o"], _ = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, None, dy)
         dgated = record(tape, dgated=dgated)
@@ -260,19 +261,20 @@ class GatedDeltaRule(Layer[Config]):
         dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         if c.form == "recurrent":
-            found = recurrent_vjp(tape, q_unit * scale, k_unit, v, beta, fade, dcontext)
+            found = recurrent_vjp(tape, q_unit * scale, k_unit, v_silu, beta, fade, dcontext)
         else:
             size = c.chunk_size if c.form == "chunked" else max(q.shape[1], 1)
-            found = chunked_vjp(tape, q_unit * scale, k_unit, v, beta, fade, size, dcontext)
-        dq_scaled, dk_unit, dv, dbeta, dfade = found
-        dq_unit, dk_unit, dfade = record(tape, dq_unit=dq_scaled * scale, dk_unit=dk_unit, dfade=dfade)
+            found = chunked_vjp(tape, q_unit * scale, k_unit, v_silu, beta, fade, size, dcontext)
+        dq_scaled, dk_unit, dv_silu, dbeta, dfade = found
+        dq_unit, dk_unit = record(tape, dq_unit=dq_scaled * scale, dk_unit=dk_unit)
+        dv_silu, dfade = record(tape, dv_silu=dv_silu, dfade=dfade)
         dq = silu_vjp(q, l2_norm_vjp(silu(q), c.eps, hide("bt->bthk", real, dq_unit)))
         dk = silu_vjp(k, l2_norm_vjp(silu(k), c.eps, hide("bt->bthk", real, dk_unit)))
         # fade = -rate softplus(a) with rate = exp(a_log)
         dfade, rate = hide("bt->bth", real, dfade), exp(widen(self.a_log))
         w["a_log"] = -sum_to(dfade * softplus(a), self.a_log.shape) * rate
         da = softplus_vjp(a, -(dfade * rate))
-        dq, dk, dv, dbeta, da = record(tape, dq=dq, dk=dk, dv=dv, dbeta=dbeta, da=da)
+        dq, dk, dv, dbeta, da = record(tape, dq=dq, dk=dk, dv=silu_vjp(v, dv_silu), dbeta=dbeta, da=da)
         dx_a, w["w_a"], w["dt_bias"] = linear_vjp("btd,dh->bth", x, self.w_a, self.dt_bias, da)
         dx_beta, w["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
         dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)

@@ -134,14 +134,14 @@ class GatedDeltaRule(Layer[Config]):
         fade = record(tape, fade=hide("bt->bth", real, -(exp(widen(self.a_log)) * softplus(a))))
         q_unit = hide("bt->bthk", real, l2_norm(silu(q), c.eps))
         k_unit = hide("bt->bthk", real, l2_norm(silu(k), c.eps))
-        q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
+        q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         start = recall(past, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
         q_scaled = q_unit * (1 / sqrt(n["k"]))
         if c.form == "recurrent":
-            context, end = recurrent(q_scaled, k_unit, v, beta, fade, start, tape)
+            context, end = recurrent(q_scaled, k_unit, v_silu, beta, fade, start, tape)
         else:
             size = c.chunk_size if c.form == "chunked" else max(n["t"], 1)
-            context, end = chunked(q_scaled, k_unit, v, beta, fade, start, size, tape)
+            context, end = chunked(q_scaled, k_unit, v_silu, beta, fade, start, size, tape)
         retain(past, state=end)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps))

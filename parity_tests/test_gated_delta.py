@@ -62,7 +62,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
         state = [[0.0] * len(w["w_k"][0][h]) for _ in w["w_v"][0][h]]
         for t, row in enumerate(x):
             q, k = (unit(config, projected(row, w[name], h)) for name in ("w_q", "w_k"))
-            v, g = (projected(row, w[name], h) for name in ("w_v", "w_g"))
+            v, g = ([swish(a) for a in projected(row, w[name], h)] for name in ("w_v", "w_g"))
             beta = 1 / (1 + exp(-gate(row, w["w_beta"], h)))
             alpha = exp(-exp(w["a_log"][h]) * log(1 + exp(gate(row, w["w_a"], h) + w["dt_bias"][h])))
             state = stepped(state, k, v, alpha, beta)
@@ -70,7 +70,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
             size = sqrt(sum(a * a for a in o) / len(o) + config.eps)
             for c, a in enumerate(o):
                 for d in range(config.d_model):
-                    y[t][d] += a / size * w["w_norm"][c] * swish(g[c]) * w["w_o"][h][c][d]
+                    y[t][d] += a / size * w["w_norm"][c] * g[c] * w["w_o"][h][c][d]
     return y
 
 
@@ -112,16 +112,18 @@ def test_steps_are_the_full_pass(name: str, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["recurrent", "chunked"])
 def test_without_fading_it_is_the_delta_rule(tree: Tree, form: str) -> None:
-    """alpha = 1 to the bit where exp(a_log) is 0: the context is that of delta, over sqrt(K)."""
+    """alpha = 1 to the bit where exp(a_log) is 0: the context is that of delta with these values, over sqrt(K)."""
     config = replace(FORMS, form=form)
     weights, x = weights_of(config), np.random.default_rng(1).normal(size=(2, 7, 5))
     layer = layer_of(tree, config, weights | {"a_log": np.full(2, -1000.0)})
-    names = [name for name in weights if name in ("w_q", "w_k", "w_v", "w_beta")]
-    eye = np.eye(14).reshape(2, 7, 14)[..., :5]
-    plain = delta.Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, form=form, use_norm=False, chunk_size=3)
-    want = bounded(plain, {"query": x}, {name: weights[name] for name in names} | {"w_o": eye})["y"]
-    context = tree.trace(layer, {"query": x})[1]["context"]
-    assert ratio(context.reshape(2, 7, 14)[..., :5] * sqrt(3), 2.0 * want * 0.5) <= 1
+    tape = tree.trace(layer, {"query": x})[1]
+    # The values go in beside the inputs, which alone make queries, keys and beta.
+    both = np.concatenate([x, tape["v_silu"].reshape(2, 7, 14)], -1)
+    given = {n: np.concatenate([weights[n], np.zeros((14, *weights[n].shape[1:]))]) for n in ("w_q", "w_k", "w_beta")}
+    given |= {"w_v": np.eye(19, 14, -5).reshape(19, 2, 7), "w_o": np.eye(14, 19).reshape(2, 7, 19)}
+    plain = delta.Config(d_model=19, num_heads=2, head_dim=3, value_head_dim=7, form=form, use_norm=False, chunk_size=3)
+    want = bounded(plain, {"query": both}, given)["y"]
+    assert ratio(tape["context"].reshape(2, 7, 14) * sqrt(3), 2.0 * want[..., :14] * 0.5) <= 1
 
 
 def test_a_state_that_fades_at_once_knows_its_own_key_only(tree: Tree) -> None:
@@ -144,7 +146,7 @@ def test_torch_autograd_of_the_recurrence() -> None:
     leaves = {"query": torch.from_numpy(x).requires_grad_()}
     leaves |= {name: torch.from_numpy(p).requires_grad_() for name, p in weights.items()}
     q, k, v, g = (torch.einsum("btd,dhk->bthk", leaves["query"], leaves[f"w_{p}"]) for p in "qkvg")
-    q, k = (torch.nn.functional.silu(z) for z in (q, k))
+    q, k, v = (torch.nn.functional.silu(z) for z in (q, k, v))
     q, k = (z / torch.sqrt((z * z).sum(-1, keepdim=True) + FORMS.eps) for z in (q, k))
     beta, a = (torch.einsum("btd,dh->bth", leaves["query"], leaves[name]) for name in ("w_beta", "w_a"))
     beta = torch.sigmoid(beta)[..., None, None]
@@ -215,6 +217,13 @@ MUTANTS = (
         "solved, k * beta * left.since[..., None])",
         "solved, k * beta)",
         "chunked",
+    ),
+    planted(
+        "values without silu",
+        "silu is on queries, keys and values alike",
+        "v_silu=silu(v)",
+        "v_silu=v",
+        "whole",
     ),
     planted(
         "gate of the output before the norm",

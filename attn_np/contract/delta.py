@@ -49,7 +49,7 @@ class Config(_base.Config):
         "Yang et al. 2024, Parallelizing Linear Transformers with the Delta Rule over Sequence Length, "
         "arXiv:2406.06484, section 3, for the chunks"
     )
-    equals = ("the three forms: each other", "no decay, no gate: gated_delta")
+    equals = ("the three forms: each other", "no decay, no gate, silu on the values: gated_delta")
     traps = (
         "keys that are not of length 1 make I - beta k k^T grow, and the state with it",
         "what is looked up is the state before this position faded or wrote anything, by its own key",

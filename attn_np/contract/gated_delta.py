@@ -33,13 +33,14 @@ class Config(_base.Config):
         "own key."
     )
     formula = (
-        r"s_t = \alpha_t s_{t-1} + \beta_t\, k_t \left(v_t - \alpha_t s_{t-1}^\top k_t\right)^\top,\quad "
-        r"c_t = \tfrac{1}{\sqrt{K}}\, s_t^\top q_t,\quad "
+        r"s_t = \alpha_t s_{t-1} + \beta_t\, k_t \left(\mathrm{silu}(v_t) - \alpha_t s_{t-1}^\top k_t\right)^\top,"
+        r"\quad c_t = \tfrac{1}{\sqrt{K}}\, s_t^\top q_t,\quad "
         r"\alpha_t = e^{-e^{a}\, \mathrm{softplus}(x_t w_a + b_{dt})},\quad \beta_t = \sigma(x_t w_\beta),\quad "
         r"y = (\mathrm{rms}(c) \odot \mathrm{silu}(x w_g))\, w_o"
     )
     notation = {
         "S_t": "states on the tape, state in the cache: transposed, keys by values",
+        "v_t of the paper, behind its SiLU": "v_silu on the tape; q_unit and k_unit are behind SiLU and norm",
         "alpha_t": "exp of fade on the tape, fade = -exp(a_log) softplus(a) with a = x w_a + dt_bias",
         "gamma_t (product of alphas in a chunk)": "exp of the running sum of fade",
         "beta_t, and u_t (pseudo-values)": "beta, and corrected: what is written for a key",
@@ -52,11 +53,15 @@ class Config(_base.Config):
         "Yang et al. 2024, Gated Delta Networks: Improving Mamba2 with Delta Rule, arXiv:2412.06464, equations 10 and "
         "following; the layer's gates and norms as in Qwen3-Next"
     )
-    equals = ("the three forms: each other", "alpha_t = 1, without the gate: delta")
+    equals = (
+        "the three forms: each other",
+        "alpha_t = 1, without the gate and with values that silu leaves alone: delta",
+    )
     traps = (
         "the state fades before the key's old value is looked up, not after",
         "products of alphas are kept as sums of logarithms and compared by pairs: their quotients overflow",
         "padding must neither fade the state nor write",
+        "silu is on queries, keys and values, the norm on queries and keys alone",
         "the full layer has a short convolution on q, k and v, which is left out here: its weights need one before",
     )
 
