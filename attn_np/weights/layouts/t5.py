@@ -1,0 +1,81 @@
+"""T5 as `transformers` names it: block 0 of the encoder and of the decoder keeps the table of distances for all blocks.
+
+Queries look at the encoder's output without a bias, and nothing is divided by the root of the head's width.
+"""
+
+from typing import Any
+
+from attn_np.weights.layouts._base import Layout, Table
+from attn_np.weights.layouts._stated import Stated
+
+BLOCKS = {
+    "encoder": "encoder.block.{layer}.layer.0.",
+    "decoder": "decoder.block.{layer}.layer.0.",
+    "cross": "decoder.block.{layer}.layer.1.",
+}
+
+
+STACKS = tuple(
+    f"{stack}.{key}"
+    for stack in ("encoder", "decoder")
+    for key in ("block.*", "embed_tokens.weight", "final_layer_norm.weight")
+)
+
+
+def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """`T5Config`."""
+    own = part != "encoder" and "num_decoder_layers" in stated
+    stated.layers("num_decoder_layers" if own else "num_layers", layer)
+    stated.skip("num_layers", "num_decoder_layers", "n_positions", "output_past", "is_decoder")
+    stated.skip("d_ff", "feed_forward_proj", "dense_act_fn", "is_gated_act", "dropout_rate", "scale_decoder_outputs")
+    width, heads = stated.integer("d_model"), stated.integer("num_heads")
+    sizes = {"d_model": width, "num_heads": heads, "head_dim": stated.integer("d_kv")}
+    buckets = stated.integer("relative_attention_num_buckets", 32)
+    farthest = stated.integer("relative_attention_max_distance", 128)
+    if part == "cross":
+        return "mha", sizes | {"use_bias": False, "scale": 1.0}
+    return "t5_bias", sizes | {"causal": part == "decoder", "num_buckets": buckets, "max_distance": farthest}
+
+
+LAYOUT = Layout(
+    origin="transformers: T5Model and the models that keep its names",
+    prefixes={part: (start, f"transformer.{start}") for part, start in BLOCKS.items()},
+    tables={
+        "t5_bias": Table(
+            rules={
+                "w_q": ("SelfAttention.q.weight", "(h k) d -> d h k"),
+                "w_k": ("SelfAttention.k.weight", "(h k) d -> d h k"),
+                "w_v": ("SelfAttention.v.weight", "(h v) d -> d h v"),
+                "w_o": ("SelfAttention.o.weight", "d (h v) -> h v d"),
+                "w_bias": ("SelfAttention.relative_attention_bias.weight", "x h -> x h"),
+            },
+            sizes={"d_model": "d", "num_heads": "h", "head_dim": "k", "num_buckets": "x"},
+            free=("causal", "max_distance"),
+            shared=("SelfAttention.relative_attention_bias.weight",),
+        ),
+        "mha": Table(
+            rules={
+                "w_q": ("EncDecAttention.q.weight", "(h k) d -> d h k"),
+                "w_k": ("EncDecAttention.k.weight", "(h k) i -> i h k"),
+                "w_v": ("EncDecAttention.v.weight", "(h v) j -> j h v"),
+                "w_o": ("EncDecAttention.o.weight", "d (h v) -> h v d"),
+            },
+            sizes={"d_model": "d", "num_heads": "h", "head_dim": "k"},
+            fixed={"use_bias": False, "scale": 1.0},
+        ),
+    },
+    ignored=(
+        "layer_norm.weight",
+        "EncDecAttention.relative_attention_bias.weight",  # of the first files; no model uses it
+    ),
+    elsewhere=(
+        *(f"{start}{key}" for start in ("", "transformer.") for key in ("shared.weight", *STACKS)),
+        "lm_head.weight",
+        "classifier.*",
+        "classification_head.*",
+        "qa_outputs.*",
+    ),
+    metadata={"format": "pt"},
+    model_types=("t5", "mt5"),
+    config=config,
+)
