@@ -1,0 +1,52 @@
+"""Encoders and decoders whose layers are named as BART's: what stands where, and what their files state alike."""
+
+from typing import Any
+
+from attn_np.weights.layouts._base import Names
+from attn_np.weights.layouts._stated import Stated
+
+__all__ = ["AROUND", "ELSEWHERE", "PREFIXES", "RULES", "fields"]
+
+BLOCKS = {
+    "encoder": "encoder.layers.{layer}.self_attn.",
+    "decoder": "decoder.layers.{layer}.self_attn.",
+    "cross": "decoder.layers.{layer}.encoder_attn.",
+}
+PREFIXES = {part: (f"model.{start}", start) for part, start in BLOCKS.items()}
+RULES: dict[Names, tuple[Names, str]] = {
+    "w_q": ("q_proj.weight", "(h k) d -> d h k"),
+    "w_k": ("k_proj.weight", "(h k) i -> i h k"),
+    "w_v": ("v_proj.weight", "(h v) j -> j h v"),
+    "w_o": ("out_proj.weight", "d (h v) -> h v d"),
+    "b_q": ("q_proj.bias", "(h k) -> h k"),
+    "b_v": ("v_proj.bias", "(h v) -> h v"),
+    "b_o": ("out_proj.bias", "d -> d"),
+}
+ELSEWHERE = tuple(
+    f"{start}{stack}.{key}"
+    for start in ("model.", "")
+    for stack in ("encoder", "decoder")
+    for key in ("layers.*", "embed_tokens.weight", "embed_positions.weight", "layer_norm.*")
+)
+# Fields of what stands around attention, for all of them.
+AROUND = (
+    "activation_function",
+    "decoder_ffn_dim",
+    "decoder_layerdrop",
+    "encoder_ffn_dim",
+    "encoder_layerdrop",
+    "init_std",
+    "is_decoder",
+    "scale_embedding",
+)
+
+
+def fields(stated: Stated, layer: int, part: str) -> dict[str, Any]:
+    """Our fields of a block: the encoder and the decoder have heads and layers of their own."""
+    stated.skip(
+        *AROUND, *(f"{stack}_{what}" for stack in ("encoder", "decoder") for what in ("layers", "attention_heads"))
+    )
+    stack = "encoder" if part == "encoder" else "decoder"
+    stated.layers(f"{stack}_layers", layer)
+    heads = stated.integer(f"{stack}_attention_heads")
+    return {"d_model": stated.integer("d_model"), "num_heads": heads, "causal": part == "decoder"}
