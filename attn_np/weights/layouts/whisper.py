@@ -1,0 +1,42 @@
+"""Whisper as `transformers` names it: blocks as BART's, without a bias on keys, where any would change nothing."""
+
+from typing import Any
+
+from attn_np.weights.layouts._base import Layout, Table
+from attn_np.weights.layouts._encoder_decoder import ELSEWHERE, PREFIXES, RULES, fields
+from attn_np.weights.layouts._stated import Stated
+
+AROUND = (
+    "apply_spec_augment",
+    "classifier_proj_size",
+    "forced_decoder_ids",
+    "max_source_positions",
+    "max_target_positions",
+    "median_filter_width",
+    "num_mel_bins",
+    "use_weighted_layer_sum",
+)
+
+
+def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """`WhisperConfig`."""
+    stated.skip(*AROUND)
+    stated.skip(*(f"mask_{axis}_{what}" for axis in ("time", "feature") for what in ("prob", "length", "min_masks")))
+    return "mha", fields(stated, layer, part)
+
+
+LAYOUT = Layout(
+    origin="transformers: WhisperModel",
+    prefixes=PREFIXES,
+    tables={
+        "mha": Table(rules=RULES, sizes={"d_model": "d", "num_heads": "h"}, free=("causal",), zeros=("b_k",)),
+    },
+    elsewhere=(
+        *ELSEWHERE,
+        *(f"{start}encoder.conv{n}.*" for start in ("model.", "") for n in (1, 2)),
+        "proj_out.weight",
+    ),
+    metadata={"format": "pt"},
+    model_types=("whisper",),
+    config=config,
+)
