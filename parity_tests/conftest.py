@@ -36,10 +36,10 @@ except ModuleNotFoundError:
 WHOLE = ("mha", "additive", "gru")
 SHARES = {
     "test_conventions": 3,
-    "test_bad_input": 3,
+    "test_bad_input": 4,
     "test_semantics": 2,
     "test_relations": 2,
-    "test_fuzz": 4,
+    "test_fuzz": 6,
     "test_docs": 3,
     "test_compile": 3,
 }
@@ -94,6 +94,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         params = getattr(getattr(item, "callspec", None), "params", {})
         if isinstance(params.get("example"), str):
             item.add_marker(pytest.mark.xdist_group(f"{params.get('variant')}/{params['example']}"))
+
+
+# What JAX compiles for one example serves no other, and kept for all it takes 4 GB in each process.
+TESTS_BETWEEN = 250
+since = pytest.StashKey[int]()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Forget what was compiled, now and then, when the next test is of another example."""
+    if jax is None:
+        return
+    done = item.config.stash.get(since, 0) + 1
+    if done >= TESTS_BETWEEN and (nextitem is None or group_of(item) != group_of(nextitem)):
+        jax.clear_caches()
+        done = 0
+    item.config.stash[since] = done
+
+
+def group_of(item: pytest.Item) -> object:
+    marker = item.get_closest_marker("xdist_group")
+    return marker and marker.args
 
 
 @pytest.fixture

@@ -441,7 +441,7 @@ def turned(alias: str) -> None:
 
 
 def encoded(alias: str) -> None:
-    """Encodings of distances: sines before cosines, each slower than the one before, made and rounded once."""
+    """Encodings of distances: sines before cosines, each slower than the one before, rounded once. Their buckets."""
     module = import_module(f"{alias}._relative")
     angles = np.arange(-3, 2)[:, None] * np.power(50.0, -np.arange(0, 6, 2) / 6)
     want = np.hstack([np.sin(angles), np.cos(angles)])
@@ -449,6 +449,9 @@ def encoded(alias: str) -> None:
         found = module.sinusoids(-3, 2, 6, 50.0, dtype, like=want)
         claim(same(found, want.astype(dtype)), f"sines and cosines in {dtype}")
         claim(module.sinusoids(-3, 2, 6, 50.0, dtype, like=want) is found, "made once")
+    config: Any = contract.examples("disentangled")["p2c"]
+    found = module.bucketed(config, like=want)
+    claim(same(found, np.array(config.signed_buckets(), np.int32)), "buckets of distances")
 
 
 def picked(alias: str) -> None:
