@@ -141,6 +141,31 @@ def test_the_later_versions_in_torch() -> None:
         assert ratio(grad, want[name]) <= 1, name
 
 
+@pytest.mark.peers
+@pytest.mark.filterwarnings("default")
+def test_the_later_versions_in_transformers() -> None:
+    """Its layer with random weights; with heads of 3 numbers the root that it takes in float32 is whole."""
+    pytest.importorskip("transformers")
+    from transformers import DebertaV2Config
+    from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
+
+    fields: dict[str, Any] = {"position_buckets": 8, "max_relative_positions": 16, "pos_att_type": ["p2c", "c2p"]}
+    fields |= {"hidden_size": 9, "num_attention_heads": 3, "relative_attention": True, "share_att_key": True}
+    theirs, t = DisentangledSelfAttention(DebertaV2Config(**fields)).double().eval(), 40
+    config = Config(d_model=9, num_heads=3, max_distance=16, buckets=8, shared=True, p2c_view="query")
+    w, x = weights_of(config), np.random.default_rng(0).normal(size=(2, t, 9))
+    w |= {"w_o": np.eye(9).reshape(3, 3, 9), "b_o": np.zeros(9)}
+    for name in ("query", "key", "value"):
+        weight, shift = w[f"w_{name[0]}"].reshape(9, 9).T, w[f"b_{name[0]}"].reshape(9)
+        getattr(theirs, f"{name}_proj").load_state_dict(
+            {"weight": torch.from_numpy(weight), "bias": torch.from_numpy(shift)}
+        )
+    mask, rel = torch.ones((2, 1, t, t), dtype=torch.bool), torch.from_numpy(w["w_rel"])
+    with torch.no_grad():
+        y = theirs(torch.from_numpy(x), mask, rel_embeddings=rel)[0]
+    assert ratio(y, bounded(config, {"query": x}, w)["y"]) <= 1
+
+
 @pytest.mark.parametrize(("count", "most"), [(256, 512), (32, 128), (6, 9), (4, 5), (2, 3)])
 def test_buckets_are_those_of_the_logarithm(count: int, most: int) -> None:
     config = Config(d_model=6, num_heads=2, max_distance=most, buckets=count)
