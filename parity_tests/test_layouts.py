@@ -140,7 +140,7 @@ def test_a_table_speaks_of_parameters_and_fields_that_exist(name: str, variant: 
             # Where one array becomes one parameter, the letters are the contract's own.
             assert [letter for axis in parse(pattern)[1] for letter in axis] == params[ours[0]].split()
     assert covered >= set(params)
-    assert {key for keys, _ in table.rules.values() for key in _base.several(keys)} >= set(table.shared)
+    assert {key for keys, _ in table.rules.values() for key in _base.several(keys)} >= {*table.shared, *table.above}
 
 
 def drawn(config: Config, dtype: str = "float32") -> Arrays:
@@ -565,6 +565,7 @@ INVENTED = layouts.Layout(
             flags={"use_bias": ("b_o",)},
             zeros=("b_k",),
             shared=("relative.weight",),
+            above=("o.bias",),
         ),
         "without biases": layouts.Table(
             rules={
@@ -578,12 +579,12 @@ INVENTED = layouts.Layout(
             variant="mha",
         ),
     },
-    elsewhere=("encoder.block.*",),
+    elsewhere=("encoder.block.*", "encoder.o.bias"),
 )
 
 
 def test_blocks_shared_keys_and_biases_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table as T5's or Whisper's: two blocks in a layer, a key of layer 0 that serves all, a bias on two of three."""
+    """A table as T5's or Whisper's: blocks in a layer, keys in layer 0 or beside all, a bias on two of three."""
     monkeypatch.setattr(layouts, "get", lambda name: INVENTED)
     file = tmp_path / "model.safetensors"
     sizes: dict[str, Any] = {"num_heads": 2, "head_dim": 3, "value_head_dim": 5}
@@ -599,8 +600,9 @@ def test_blocks_shared_keys_and_biases_that_are_not_there(tmp_path: Path, monkey
     weights.write(file, config, values, **where)
     held = weights.tensors(file)
     start = "encoder.block.3.layer.0."
-    assert set(held) == {f"{start}{n}" for n in ("qkv.weight", "o.weight", "qv.bias", "o.bias")} | {
-        "encoder.block.0.layer.0.relative.weight"
+    assert set(held) == {f"{start}{n}" for n in ("qkv.weight", "o.weight", "qv.bias")} | {
+        "encoder.block.0.layer.0.relative.weight",
+        "encoder.o.bias",
     }
     assert held[f"{start}qkv.weight"][11 + 3 + 2, 6] == values["w_k"][6, 1, 2]
     assert held[f"{start}qv.bias"][6 + 5 + 4] == values["b_v"][1, 4]

@@ -35,14 +35,21 @@ MAX_SIDECAR = 2**20
 
 @dataclass(frozen=True)
 class Place:
-    """Where a layer's keys stand: what is before them, and before those that layer 0 keeps for all."""
+    """Where keys stand: what is before a layer's, before those that layer 0 keeps for all, and before all layers."""
 
     start: str
     first: str
+    above: str
 
     def key(self, table: Table, key: str) -> str:
         """A key of the table as it stands in the file."""
-        return (self.first if key in table.shared else self.start) + key
+        return (self.first if key in table.shared else self.above if key in table.above else self.start) + key
+
+
+def place_of(prefix: str, form: str, start: str) -> Place:
+    """The place of a layer: `encoder.layer.3.`, of the first, and what all of them are in, `encoder.`."""
+    above = form.partition("{layer}")[0].rstrip(".").rpartition(".")
+    return Place(prefix + start, prefix + form.format(layer=0), prefix + above[0] + above[1])
 
 
 def read_foreign(
@@ -89,7 +96,8 @@ def _shapes(file: Tensors, table: Table, place: Place) -> dict[str, tuple[int, .
     """The shapes of the tensors under a layer's prefix, and of those that layer 0 keeps for all."""
     start = place.start
     found = {key[len(start) :]: file.entries[key].shape for key in file.entries if key.startswith(start)}
-    apart = {key: place.first + key for key in table.shared if place.first + key in file.entries}
+    apart = {key: place.key(table, key) for key in (*table.shared, *table.above)}
+    apart = {key: name for key, name in apart.items() if name in file.entries}
     return found | {key: file.entries[name].shape for key, name in apart.items()}
 
 
@@ -128,7 +136,7 @@ def placed(file: Tensors, layout: Layout, table: Table, layer: int | None, part:
     """Where in the file the keys of a layer's block stand."""
     inside = [key[len(prefix) :] for key in file.entries if key.startswith(prefix)]
     form, start = _prefix(file.path, layout.starts(block(layout, part)), table, layer, inside)
-    return Place(prefix + start, prefix + form.format(layer=0))
+    return place_of(prefix, form, start)
 
 
 def _prefix(file: str, forms: Sequence[str], table: Table, layer: int | None, keys: Sequence[str]) -> tuple[str, str]:
@@ -137,7 +145,8 @@ def _prefix(file: str, forms: Sequence[str], table: Table, layer: int | None, ke
     if layer is not None and (not counted or isinstance(layer, bool) or not isinstance(layer, int) or layer < 0):
         rule = "layer= to be an integer from 0" if counted else "no layer=, as this layout has one layer"
         raise ValueError(f"expected {rule}, got {layer!r}; {'correct it' if counted else 'leave it out'}")
-    heads = tuple(key for names, _ in table.rules.values() for key in _base.several(names) if key not in table.shared)
+    apart = {*table.shared, *table.above}
+    heads = tuple(key for names, _ in table.rules.values() for key in _base.several(names) if key not in apart)
     found: dict[str, tuple[int, str]] = {}
     for form in forms:
         pattern = re.compile(re.escape(form).replace(re.escape("{layer}"), "([0-9]{1,6})"))
@@ -205,7 +214,7 @@ def _inferred(
     needed = [keys for params, keys, _ in _base.expanded(table, _first(table)) if not optional & set(params)]
     missing = [place.key(table, key) for keys in needed for key in keys if key not in shapes]
     if missing:
-        there = [place.start + key for key in shapes]
+        there = [place.key(table, key) for key in shapes]
         compare_keys(file, [*missing, *there], there)
     return _base.settled(contract.config(variant, **fields))
 
@@ -258,7 +267,7 @@ def write_foreign(
     form = found.starts(block(found, part))[0]
     if layer is not None and "{layer}" not in form:
         raise ValueError(f"expected no layer=, as this layout has one layer, got {layer!r}; leave it out")
-    place = Place(prefix + form.format(layer=layer or 0), prefix + form.format(layer=0))
+    place = place_of(prefix, form, form.format(layer=layer or 0))
     plan = _plan(file, name, table, config)
     for key in table.zeros:
         if key in values and any(np.ascontiguousarray(values[key]).view(np.uint8).flat):

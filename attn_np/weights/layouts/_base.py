@@ -35,6 +35,7 @@ class Table:
         theirs: for an origin that is a variant of ours: fields of its Config that must have this value.
         zeros: parameters that the origin does not have, where ours are 0: a bias on two of three projections.
         shared: keys that stand in layer 0 alone and serve every layer.
+        above: keys that stand beside the layers, before `layer.{layer}.`, and serve every layer.
         variant: the variant that it is of, where that is not the table's name: an origin may keep one in several ways.
     """
 
@@ -48,6 +49,7 @@ class Table:
     theirs: Mapping[str, Any] = field(default_factory=dict)
     zeros: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    above: tuple[str, ...] = ()
     variant: str | None = None
 
     def fields(self) -> tuple[str, ...]:
