@@ -1,0 +1,75 @@
+"""DeBERTa's versions 2 and 3 as `transformers` names them: the table of distances stands beside the layers, for all."""
+
+from typing import Any
+
+from attn_np.weights.layouts._base import Layout, Table
+from attn_np.weights.layouts._stated import Stated
+
+
+def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """`DebertaV2Config`. With projections of their own distances have biases, for which there is no place."""
+    width, heads = stated.integer("hidden_size"), stated.integer("num_attention_heads")
+    stated.only("attention_head_size", width // max(heads, 1))
+    for key in ("relative_attention", "share_att_key"):
+        if not stated.flag(key, False):
+            stated.refuse(key, "true, as layers here tell distances apart and project them as contents", False)
+    stated.only("norm_rel_ebd", "none")
+    stated.skip("position_biased_input", "legacy", "conv_kernel_size", "conv_act", "conv_groups")
+    stated.skip(*(f"pooler_{name}" for name in ("dropout", "hidden_act", "hidden_size")))
+    kinds = stated.get("pos_att_type", ())
+    kinds = [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
+    most = stated.get("max_relative_positions", -1)
+    if type(most) is not int or most < 1:
+        most = stated.integer("max_position_embeddings", 512)
+    buckets = stated.get("position_buckets", -1)
+    return "disentangled", {
+        "d_model": width,
+        "num_heads": heads,
+        "max_distance": most,
+        "terms": tuple(sorted(kinds)),
+        "buckets": buckets if type(buckets) is int and buckets > 0 else None,
+        "p2c_view": "query",
+        "shared": True,
+    }
+
+
+LAYOUT = Layout(
+    origin="transformers: DebertaV2Model",
+    prefixes=("encoder.layer.{layer}.", "deberta.encoder.layer.{layer}."),
+    tables={
+        "disentangled": Table(
+            rules={
+                "w_q": ("attention.self.query_proj.weight", "(h k) d -> d h k"),
+                "w_k": ("attention.self.key_proj.weight", "(h k) d -> d h k"),
+                "w_v": ("attention.self.value_proj.weight", "(h v) d -> d h v"),
+                "w_o": ("attention.output.dense.weight", "d (h v) -> h v d"),
+                "b_q": ("attention.self.query_proj.bias", "(h k) -> h k"),
+                "b_k": ("attention.self.key_proj.bias", "(h k) -> h k"),
+                "b_v": ("attention.self.value_proj.bias", "(h v) -> h v"),
+                "b_o": ("attention.output.dense.bias", "d -> d"),
+                "w_rel": ("rel_embeddings.weight", "x d -> x d"),
+            },
+            sizes={"d_model": "d", "num_heads": "h"},
+            free=("max_distance", "buckets", "terms"),
+            fixed={"p2c_view": "query", "shared": True},
+            above=("rel_embeddings.weight",),
+        )
+    },
+    ignored=("attention.output.LayerNorm.*", "intermediate.dense.*", "output.dense.*", "output.LayerNorm.*"),
+    elsewhere=(
+        *(
+            f"{start}{key}"
+            for start in ("", "deberta.")
+            for key in ("embeddings.*", "encoder.layer.*", "encoder.conv.*")
+        ),
+        "lm_predictions.*",
+        "mask_predictions.*",
+        "cls.*",
+        "pooler.dense.*",
+        "classifier.*",
+        "qa_outputs.*",
+    ),
+    metadata={"format": "pt"},
+    model_types=("deberta-v2",),
+    config=config,
+)
