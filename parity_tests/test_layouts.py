@@ -188,10 +188,10 @@ def asked(table: layouts.Table, config: Config) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-@pytest.mark.parametrize(("name", "variant", "example"), list(cases()))
-def test_both_directions_are_bit_identical(name: str, variant: str, example: str, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "kept", "example"), list(cases()))
+def test_both_directions_are_bit_identical(name: str, kept: str, example: str, dtype: str, tmp_path: Path) -> None:
     layout, file = layouts.get(name), tmp_path / "theirs.safetensors"
-    table, config = layout.tables[variant], config_of(layout.variant_of(variant), example)
+    table, config = layout.tables[kept], config_of(layout.variant_of(kept), example)
     part = layout.parts()[-1]
     layer: dict[str, Any] = {"layer": 3} if "{layer}" in layout.starts(part)[0] else {}
     layer |= {"part": part} if part else {}
@@ -200,12 +200,12 @@ def test_both_directions_are_bit_identical(name: str, variant: str, example: str
         with pytest.raises(weights.ConfigMismatchError, match=f"a config that {name} can hold"):
             weights.write(file, config, drawn(config, dtype), layout=name, **layer)
     config = reduced(table, config)
-    if config is None or layout.holding(config) != variant:
+    if config is None or layout.holding(config) != kept:
         return
     values = drawn(config, dtype)
     values |= {key: np.zeros_like(values[key]) for key in table.zeros if key in values}
     weights.write(file, config, values, layout=name, prefix="model.", **layer)
-    found = weights.read(file, layout=name, variant=variant, prefix="model.", **layer, **asked(table, config))
+    found = weights.read(file, layout=name, variant=config.variant, prefix="model.", **layer, **asked(table, config))
     assert bits(found.values) == bits(values)
     assert _base.differences(found.config, config) == []
     again = weights.read(
@@ -390,6 +390,65 @@ def test_a_torch_gru_gives_the_same_numbers(example: str, dtype: str, tmp_path: 
         found = safetensors.torch.load_file(tmp_path / "back")
         assert list(found) and all(torch.equal(found[name], p) for name, p in theirs.state_dict().items())
         theirs.load_state_dict(found)
+
+
+def test_a_torch_module_keeps_its_projections_in_one_array_or_apart(tmp_path: Path) -> None:
+    """Both are found by the variant's name, and each is written as torch keeps a module of these widths."""
+    file, packed = tmp_path / "mha.safetensors", torch.nn.MultiheadAttention(6, 2, batch_first=True)
+    for theirs, config in (
+        (packed, contract.config("mha", d_model=6, num_heads=2)),
+        (
+            torch.nn.MultiheadAttention(6, 2, kdim=5, vdim=7, bias=False),
+            contract.config("mha", d_model=6, num_heads=2, key_dim=5, value_dim=7, use_bias=False),
+        ),
+        (torch.nn.MultiheadAttention(6, 2, vdim=7), contract.config("mha", d_model=6, num_heads=2, value_dim=7)),
+    ):
+        safetensors.torch.save_file(theirs.state_dict(), file)
+        for variant in (None, "mha"):
+            layer = TREES["numpy"].package.load(file, layout="torch_mha", num_heads=2, variant=variant)
+            assert _base.differences(layer.config, config) == []
+        TREES["numpy"].package.save(layer, tmp_path / "back", layout="torch_mha")
+        back = safetensors.torch.load_file(tmp_path / "back")
+        theirs.load_state_dict(back)
+        assert all(torch.equal(back[name], p) for name, p in safetensors.torch.load_file(file).items())
+    safetensors.torch.save_file(torch.nn.MultiheadAttention(6, 2, add_bias_kv=True).state_dict(), file)
+    with pytest.raises(weights.UnexpectedKeysError, match="bias_k"):
+        weights.read(file, layout="torch_mha", num_heads=2)
+    held = packed.state_dict()
+    del held["in_proj_weight"]
+    safetensors.torch.save_file(held, file)
+    with pytest.raises(weights.MissingKeysError, match="in_proj_weight"):
+        weights.read(file, layout="torch_mha", num_heads=2)
+
+
+def refused_by(layout: str, path: Path, config: Config, change: Arrays, error: type[Exception], words: str) -> None:
+    """A file of a config with other arrays among it is refused."""
+    weights.write(path, config, drawn(config), layout=layout)
+    safetensors.numpy.save_file(weights.tensors(path) | change, path)
+    with pytest.raises(error, match=words):
+        weights.read(path, layout=layout, variant=config.variant, num_heads=config.sizes()["h"])
+
+
+def test_what_modules_of_others_have_and_ours_do_not(tmp_path: Path) -> None:
+    """Norms of queries, a gate, outputs of another width, a bias on one projection alone."""
+    path, ones = tmp_path / "module.safetensors", np.ones(5, np.float32)
+    wide: Any = contract.config("mha", d_model=7, num_heads=3, head_dim=5)
+    unknown = weights.UnexpectedKeysError
+    refused_by("flax_mha", path, wide, {"query_ln.scale": ones}, unknown, "query_ln")
+    refused_by("keras_mha", path, wide, {"gate.kernel": ones}, unknown, "gate")
+    other = {"out.kernel": np.ones((3, 5, 11), np.float32), "out.bias": np.ones(11, np.float32)}
+    refused_by("flax_mha", path, wide, other, weights.ShapeMismatchError, r"'out\.kernel'|'out\.bias'")
+    bare: Any = contract.config("mha", d_model=7, num_heads=3, head_dim=5, use_bias=False)
+    one = {"query_proj.bias": np.ones(15, np.float32)}
+    refused_by("equinox_mha", path, bare, one, weights.MissingKeysError, r"key_proj\.bias")
+    capped: Any = contract.config("mha", d_model=6, num_heads=2, softcap=1.5)
+    for layout in ("torch_mha", "flax_mha", "keras_mha", "equinox_mha"):
+        with pytest.raises(weights.ConfigMismatchError, match=r"softcap=1\.5"):
+            weights.write(path, capped, drawn(capped), layout=layout)
+    narrow: Any = contract.config("mha", d_model=7, num_heads=3, head_dim=5, value_head_dim=2)
+    for layout, what in (("torch_mha", "head_dim=5"), ("flax_mha", "value_head_dim=2")):
+        with pytest.raises(weights.ConfigMismatchError, match=what):
+            weights.write(path, narrow, drawn(narrow), layout=layout)
 
 
 def test_a_gru_in_two_directions_is_refused(tmp_path: Path) -> None:

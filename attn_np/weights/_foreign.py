@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
@@ -56,7 +56,7 @@ def read_foreign(
     file: Tensors, name: str, layer: int | None, part: str | None, prefix: str, wanted: Wanted
 ) -> WeightFile:
     layout = layouts.get(name)
-    chosen = _which(name, layout, wanted.variant)
+    chosen = _which(name, layout, wanted.variant, file.entries)
     table, variant = layout.tables[chosen], layout.variant_of(chosen)
     place = placed(file, layout, table, layer, part, prefix)
     stated = _stated(file.path, name, layout, table, variant, wanted.fields)
@@ -101,17 +101,27 @@ def _shapes(file: Tensors, table: Table, place: Place) -> dict[str, tuple[int, .
     return found | {key: file.entries[name].shape for key, name in apart.items()}
 
 
-def _which(name: str, layout: Layout, variant: str | None) -> str:
-    """The table that a caller means: by its name, by its variant, or the only one."""
-    known = layout.tables_of(variant) if variant is not None else []
-    if variant is not None and variant in layout.tables:
-        return variant
-    if variant is None and len({layout.variant_of(table) for table in layout.tables}) == 1:
-        return next(iter(layout.tables))
+def _which(name: str, layout: Layout, variant: str | None, keys: Collection[str]) -> str:
+    """The table for the variant that a caller means, or the only one: of several the first whose keys are there."""
+    variants = {layout.variant_of(table) for table in layout.tables}
+    known = layout.tables_of(next(iter(variants)) if variant is None and len(variants) == 1 else str(variant))
+    if len(known) > 1:
+        return next((table for table in known if _within(layout.tables[table], keys)), known[0])
     if known:
         return known[0]
-    todo = f"pass variant=, one of {', '.join(layout.tables)}"
+    todo = f"pass variant=, one of {', '.join(dict.fromkeys(map(layout.variant_of, layout.tables)))}"
     raise ValueError(f"expected a variant that layout {name} has, got {variant!r}; {todo}")
+
+
+def _within(table: Table, keys: Collection[str]) -> bool:
+    """Whether a file has keys of every name that the table cannot do without."""
+    return all(any(key.endswith(name) for key in keys) for names in _needed(table) for name in names)
+
+
+def _needed(table: Table) -> list[tuple[str, ...]]:
+    """The keys of the parameters that every config has."""
+    optional = {name for names in table.flags.values() for name in names}
+    return [keys for params, keys, _ in _base.expanded(table, _first(table)) if not optional & set(params)]
 
 
 def block(layout: Layout, part: str | None) -> str:
@@ -210,9 +220,7 @@ def _inferred(
 ) -> Config:
     """The config from what is stated and what the shapes give away."""
     fields = _base.infer(table, shapes, stated)
-    optional = {name for names in table.flags.values() for name in names}
-    needed = [keys for params, keys, _ in _base.expanded(table, _first(table)) if not optional & set(params)]
-    missing = [place.key(table, key) for keys in needed for key in keys if key not in shapes]
+    missing = [place.key(table, key) for keys in _needed(table) for key in keys if key not in shapes]
     if missing:
         there = [place.key(table, key) for key in shapes]
         compare_keys(file, [*missing, *there], there)
@@ -259,7 +267,7 @@ def write_foreign(
         raise ValueError(
             f"expected a foreign layout to write, got {name!r}; use attn_np.weights.convert and write its result"
         )
-    table = found.tables[found.holding(config) or _which(name, found, config.variant)]
+    table = found.tables[found.holding(config) or _which(name, found, config.variant, ())]
     lost = _base.exportable(table, config)
     if lost:
         got = ", ".join(f"{field}={getattr(config, field)!r}" for field in lost)

@@ -1,0 +1,36 @@
+"""Equinox's `nn.MultiheadAttention`: four linear layers, [out, in], whose rows or columns are the heads in turn.
+
+Keys are the paths of the module's arrays, without the dot in front: `query_proj.weight`. Each projection may have a
+bias of its own there; here all four have one or none has, so a module with some of them is refused.
+"""
+
+from attn_np.weights.layouts._base import Layout, Table
+
+LAYOUT = Layout(
+    origin="equinox: nn.MultiheadAttention",
+    tables={
+        "mha": Table(
+            rules={
+                "w_q": ("query_proj.weight", "(h k) d -> d h k"),
+                "w_k": ("key_proj.weight", "(h k) i -> i h k"),
+                "w_v": ("value_proj.weight", "(h v) j -> j h v"),
+                "w_o": ("output_proj.weight", "d (h v) -> h v d"),
+                "b_q": ("query_proj.bias", "(h k) -> h k"),
+                "b_k": ("key_proj.bias", "(h k) -> h k"),
+                "b_v": ("value_proj.bias", "(h v) -> h v"),
+                "b_o": ("output_proj.bias", "d -> d"),
+            },
+            sizes={
+                "d_model": "d",
+                "num_heads": "h",
+                "head_dim": "k",
+                "value_head_dim": "v",
+                "key_dim": "i",
+                "value_dim": "j",
+            },
+            flags={"use_bias": ("b_q", "b_k", "b_v", "b_o")},
+            # What the module is told by the mask of a call.
+            free=("causal", "window"),
+        ),
+    },
+)

@@ -1,0 +1,42 @@
+"""`torch.nn.MultiheadAttention`: three projections in one array, or apart where widths of the inputs differ.
+
+The biases are packed either way. Heads stand one after the other in the rows. The mask is no part of the file: True
+hides a key there and shows it here. `bias_k` and `bias_v`, a learned key and value that the module may add, have no
+place here and are refused; the key of zeros of `add_zero_attn` leaves no trace in a file and is not there either.
+"""
+
+from attn_np.weights.layouts._base import Layout, Table
+
+COMMON = {
+    ("b_q", "b_k", "b_v"): ("in_proj_bias", "(p h k) -> p h k"),
+    "w_o": ("out_proj.weight", "d (h v) -> h v d"),
+    "b_o": ("out_proj.bias", "d -> d"),
+}
+FLAGS = {"use_bias": ("b_q", "b_k", "b_v", "b_o")}
+# What the module is told by the mask of a call.
+FREE = ("causal", "window")
+
+LAYOUT = Layout(
+    origin="torch: nn.MultiheadAttention",
+    tables={
+        "mha": Table(
+            rules={("w_q", "w_k", "w_v"): ("in_proj_weight", "(p h k) d -> p d h k"), **COMMON},
+            sizes={"d_model": "d", "num_heads": "h"},
+            flags=FLAGS,
+            free=FREE,
+        ),
+        "split": Table(
+            rules={
+                "w_q": ("q_proj_weight", "(h k) d -> d h k"),
+                "w_k": ("k_proj_weight", "(h k) i -> i h k"),
+                "w_v": ("v_proj_weight", "(h v) j -> j h v"),
+                **COMMON,
+            },
+            sizes={"d_model": "d", "num_heads": "h", "key_dim": "i", "value_dim": "j"},
+            flags=FLAGS,
+            free=FREE,
+            variant="mha",
+        ),
+    },
+    metadata={"format": "pt"},
+)
