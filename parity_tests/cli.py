@@ -134,10 +134,11 @@ def run(
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="A weight file: ours, or a foreign one with --layout.")],
+    file: Annotated[Path, typer.Argument(help="A weight file, ours or foreign with --layout, or a model's folder.")],
     layout: Annotated[str | None, typer.Option(help="Whose names the file uses, such as bert.")] = None,
     variant: Annotated[str | None, typer.Option(help="Which variant, where the layout has several.")] = None,
-    layer: Annotated[int | None, typer.Option(min=0, help="Which layer of the file.")] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="Which layer of the file or model.")] = None,
+    part: Annotated[str | None, typer.Option(help="Which block, where a layer has several, such as cross.")] = None,
     prefix: Annotated[str, typer.Option(help="What stands before the layout's names.")] = "",
     num_heads: Annotated[int | None, typer.Option(min=1, help="Heads; else from config.json beside the file.")] = None,
     inputs: Annotated[
@@ -162,8 +163,8 @@ def check(
     writable(json, html, picture)
     try:
         with console.status("judging"):
-            options = {"layout": layout, "variant": variant, "layer": layer, "prefix": prefix, "num_heads": num_heads}
-            found = real.load(file, inputs=inputs, **options)
+            where = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
+            found = real.load(file, inputs=inputs, num_heads=num_heads, **where)
             if picture is not None:
                 real.draw_attention(found, picture, sequence, head)
             real.judge_layer(found, result)
@@ -171,6 +172,8 @@ def check(
         console.print(f"[bold red]refused[/] {error}", soft_wrap=True, markup=True)
         raise typer.Exit(2) from None
     console.print(f"{found.variant} from {file}: {found.config}", soft_wrap=True)
+    if found.report:
+        console.print(found.report, soft_wrap=True, markup=False)
     report.show(console, result, (found.dtype,))
     real.show_pairs(console, found)
     if inputs is not None and not found.recorded:

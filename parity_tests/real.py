@@ -36,6 +36,7 @@ class RealLayer:
         recorded: outputs that somebody else computed, by our names: "y" and "out1" for the weights.
         mask: padding of the keys, `b s`, or None.
         inputs: the file of activations; None where the inputs were drawn.
+        report: of a model's folder, what was read of it and what was left out.
         results: the outputs of each candidate, as they were judged.
     """
 
@@ -46,6 +47,7 @@ class RealLayer:
     drawn: Drawn
     recorded: dict[str, np.ndarray]
     mask: np.ndarray | None
+    report: str = ""
     inputs: Path | None = None
     results: dict[str, Outcome] = field(default_factory=dict)
 
@@ -60,6 +62,7 @@ def load(
     layout: str | None = None,
     variant: str | None = None,
     layer: int | None = None,
+    part: str | None = None,
     prefix: str = "",
     num_heads: int | None = None,
     inputs: Path | None = None,
@@ -68,10 +71,10 @@ def load(
 
     Raises:
         WeightFileError: the file, its keys or its numbers cannot be right.
-        ValueError: activations without an input.
+        ValueError: activations without an input, or options that a model's folder does not take.
     """
     fields: dict[str, Any] = {} if num_heads is None else {"num_heads": num_heads}
-    found = weights.read(file, layout=layout, variant=variant, layer=layer, prefix=prefix, **fields)
+    found = read(file, layout=layout, variant=variant, layer=layer, part=part, prefix=prefix, **fields)
     dtype = found.dtype or "float32"
     name = file.name if layer is None else f"{file.name}:{layer}"
     case = Case(found.config.variant, name, "full" if inputs is None else "recorded", dtype, given=found.config)
@@ -81,7 +84,35 @@ def load(
         given, recorded, mask = activations(inputs, found.config, dtype)
         drawn = Drawn(given, {}, 0)
     drawn = Drawn(drawn.inputs, found.values, drawn.seed)
-    return RealLayer(file, found.config, dtype, case, drawn, recorded, mask, inputs)
+    report = found.report() if isinstance(found, weights.Pretrained) else ""
+    return RealLayer(file, found.config, dtype, case, drawn, recorded, mask, report, inputs)
+
+
+def read(
+    path: Path,
+    *,
+    layout: str | None = None,
+    variant: str | None = None,
+    layer: int | None = None,
+    part: str | None = None,
+    prefix: str = "",
+    **fields: Any,
+) -> weights.WeightFile:
+    """One layer of a weight file, or of a model's folder, whose `config.json` says what it is.
+
+    Raises:
+        WeightFileError: the file, its keys or its numbers cannot be right.
+        ValueError: a folder without the number of a layer, or with what its `config.json` says already.
+    """
+    if not path.is_dir():
+        return weights.read(path, layout=layout, variant=variant, layer=layer, part=part, prefix=prefix, **fields)
+    if layer is None:
+        raise ValueError(f"expected the number of a layer of the model in {path}, got none; pass layer=")
+    given = {name: value for name, value in ({"variant": variant} | fields).items() if value is not None}
+    if given:
+        got = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ValueError(f"expected nothing that a model's config.json says, got {got}; leave it out")
+    return weights.read_pretrained(path, layer, part=part, layout=layout, prefix=prefix)
 
 
 def activations(path: Path, config: Config, dtype: str) -> tuple[dict[str, Any], dict[str, Any], np.ndarray | None]:

@@ -18,6 +18,7 @@ from parity_tests.cli import app
 from parity_tests.judge import Row
 from parity_tests.matrix import Result
 from parity_tests.real import EXAMPLE
+from parity_tests.test_pretrained import LLAMA, llama, model
 
 RUN = CliRunner()
 SMALL = [
@@ -160,6 +161,74 @@ def test_check_of_our_own_file(tmp_path: Path) -> None:
     result = RUN.invoke(app, ["check", str(path)])
     assert result.exit_code == 0, result.output
     assert "self_attention" in result.output
+
+
+def test_check_of_a_folder(tmp_path: Path) -> None:
+    """A layer of a model in three frameworks: what was read, what was left out, and that they agree."""
+    folder = model(tmp_path, LLAMA, llama())
+    result = RUN.invoke(app, ["check", str(folder), "--layer", "1"])
+    assert result.exit_code == 0, result.output
+    assert "llama, decoder(" in result.output and "THEY AGREE" in result.output
+    assert "left out: model.layers.1." in result.output
+    for more, words in (
+        ([], "pass layer="),
+        (["--layer", "7"], "num_hidden_layers"),
+        (["--layer", "0", "--num-heads", "3"], "num_heads=3; leave it out"),
+        (["--layer", "0", "--part", "cross"], "expected no part="),
+    ):
+        result = RUN.invoke(app, ["check", str(folder), *more])
+        assert result.exit_code == 2 and words in " ".join(result.output.split())
+
+
+def converted(source: Path, target: Path, *options: str) -> str:
+    result = RUN.invoke(app, ["convert", str(source), str(target), *options])
+    assert result.exit_code == 0, result.output
+    assert "the same bits when read back" in result.output
+    return result.output
+
+
+def test_convert_goes_round(tmp_path: Path) -> None:
+    """From ours through the names of four libraries and back: every file but the first is made of the one before."""
+    layer = attn_np.build("mha", seed=3, d_model=6, num_heads=2)
+    before = tmp_path / "ours.safetensors"
+    attn_np.save(layer, before)
+    heads: list[str] = []
+    for layout in ("torch_mha", "flax_mha", "keras_mha", "equinox_mha", "bert"):
+        after = tmp_path / f"{layout}.safetensors"
+        converted(before, after, *heads, "--to", layout)
+        before, heads = after, ["--from", layout, "--num-heads", "2", "--variant", "mha"]
+    converted(before, tmp_path / "back.safetensors", *heads, "--layer", "0")
+    again = attn_np.load(tmp_path / "back.safetensors")
+    assert again.config == layer.config
+    assert all(x.tobytes() == again.params()[name].tobytes() for name, x in layer.params().items())
+
+
+def test_convert_a_layer_of_a_model(tmp_path: Path) -> None:
+    folder = model(tmp_path / "model", LLAMA, llama())
+    said = converted(folder, tmp_path / "ours.safetensors", "--layer", "1")
+    assert "left out: model.layers.1." in said
+    converted(tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors", "--to", "llama", "--to-layer", "1")
+    held = attn_np.weights.tensors(tmp_path / "theirs.safetensors")
+    whole = llama()
+    assert held and all(x.tobytes() == whole[name].tobytes() for name, x in held.items())
+
+
+def test_convert_refuses(tmp_path: Path) -> None:
+    """What the target cannot hold, a file that exists, and words that are no fields; and nothing is written."""
+    path, target = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    attn_np.save(attn_np.build("mha", d_model=6, num_heads=2, softcap=1.5), path)
+    for options, words in (
+        (["--to", "torch_mha"], "softcap=1.5"),
+        (["--to", "torch_gru"], "expected a variant that layout torch_gru has"),
+        (["--to", "torch_nha"], "did you mean 'torch_mha'"),
+        (["--to-layer", "1"], "name the layout to write"),
+        (["--fields", "softcap"], "expected a JSON object"),
+    ):
+        result = RUN.invoke(app, ["convert", str(path), str(target), *options])
+        assert result.exit_code == 2 and words in " ".join(result.output.split()), result.output
+        assert not target.exists()
+    result = RUN.invoke(app, ["convert", str(path), str(path)])
+    assert result.exit_code == 2 and "expected a new file" in " ".join(result.output.split())
 
 
 def test_check_refuses_a_bad_file(tmp_path: Path) -> None:
