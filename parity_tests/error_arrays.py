@@ -239,11 +239,15 @@ def lift(x: Any) -> ErrArray:
 
 
 def rounded(v: np.ndarray, b: np.ndarray, roundings: float = 1.0) -> ErrArray:
-    """The result of an operation: its propagated bound, plus its own rounding; no bound beyond overflow."""
+    """The result of an operation: its propagated bound, plus its own rounding; no bound beyond overflow.
+
+    Sums, products and quotients that are 0 without an error are so in every type; functions may miss.
+    """
     p = _current.get()
     with np.errstate(invalid="ignore", over="ignore"):
         # What is infinite or NaN in float64 without an error in what it was made of is so in every type.
         exact = ~np.isfinite(v) & ~np.isposinf(b)
+        exact = exact | ((v == 0) & (b == 0)) if roundings < FUNCTION else exact
         b = b + roundings * p.u * (np.abs(v) + b) + p.eta
         return jostled(ErrArray(v, np.where(exact, 0.0, np.where(np.abs(v) + b <= LARGEST[p.work], b, np.inf))))
 
@@ -471,8 +475,9 @@ def einsum(spec: str, x: Any, y: Any) -> ErrArray:
     g = p.gamma(n + 2)
     with np.errstate(invalid="ignore"):
         v, xm, ym = dot(spec, x.v, y.v), np.abs(x.v), magnitude(y)
-        b = dot(spec, xm, g * ym + y.b) + n * p.eta
+        b = dot(spec, xm, g * ym + y.b)
         b = b + dot(spec, x.b, (1 + g) * ym) if x.b.any() else b
+        b = b + np.where((v == 0) & (b == 0), 0.0, n * p.eta)  # products with 0 do not underflow
     summed_last = {letter for letter in left + right if letter not in out} == {left[-1]}
     if x.soft is None or not summed_last:
         return rounded(v, b, 0.0)
@@ -854,7 +859,7 @@ def delivered(x: ErrArray, dtype: str, always: bool = False) -> ErrArray:
     if dtype in ("float64", "float32") and not always:
         return x
     with np.errstate(over="ignore"):
-        b = x.b + UNIT[dtype] * magnitude(x) + UNDERFLOW[dtype]
+        b = x.b + UNIT[dtype] * magnitude(x) + np.where(magnitude(x) == 0, 0.0, UNDERFLOW[dtype])
     return ErrArray(x.v, np.where(magnitude(x) <= LARGEST[dtype], b, np.inf))
 
 
