@@ -92,6 +92,27 @@ GEMMA2: Fields = {
     "sliding_window_size": 4096,
 }
 OURG: Fields = {"d_model": 4608, "num_heads": 32, "num_kv_heads": 16, "head_dim": 128, "scale": 144**-0.5}
+PHI3: Fields = {
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    "attention_bias": False,
+    "embd_pdrop": 0.0,
+    "full_attn_mod": 1,
+    "hidden_size": 16,
+    "interpolate_factor": 1,
+    "lm_head_bias": False,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 131072,
+    "original_max_position_embeddings": 4096,
+    "partial_rotary_factor": 0.75,
+    "resid_pdrop": 0.0,
+    "rope_scaling": {"long_factor": [1, 2.5, 4], "short_factor": [1, 1, 1.5], "type": "longrope"},
+    "rope_theta": 10000.0,
+    "sliding_window": 262144,
+}
+LONG: Fields = {"long_factor": (1, 2.5, 4), "short_factor": (1, 1, 1.5), "scaling": "longrope", "scaling_factor": 32.0}
+OURS_PHI: Fields = {"d_model": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "window": (262143, None)}
 
 # What a file states, the number of a layer, and what that layer is.
 PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
@@ -128,6 +149,12 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
         1,
         decoder(d_model=2304, num_heads=8, num_kv_heads=4, head_dim=256, scale=1 / 16, softcap=50.0),
     ),
+    "Phi-4 mini, as small as a toy": (PHI3, 1, decoder(**OURS_PHI, **LONG, rotary_dim=6, original_max_positions=4096)),
+    "Phi-3 mini 4k, as small as a toy": (
+        PHI3 | {"rope_scaling": None, "partial_rotary_factor": None, "sliding_window": 2047},
+        1,
+        decoder(**OURS_PHI | {"window": (2046, None)}),
+    ),
 }
 
 # What else a file states, and the words of the refusal.
@@ -154,6 +181,16 @@ REFUSED: dict[str, tuple[Fields, str]] = {
     ),
     "Gemma 2 with a scale of nothing": (GEMMA2 | {"query_pre_attn_scalar": 0}, "expected a layer that can be"),
     "Gemma 2 with two windows": (GEMMA2 | {"sliding_window_size": 512}, "'sliding_window_size': expected one of 4096"),
+    "Phi-3 with the first name of its factors": (
+        PHI3 | {"rope_scaling": {"long_factor": [1], "short_factor": [1], "type": "su"}},
+        "'rope_scaling.rope_type': expected one of .*, got 'su'",
+    ),
+    "Phi-3 with what is yarn elsewhere": (
+        PHI3 | {"rope_scaling": {"factor": 2.0, "type": "yarn"}},
+        "'rope_scaling': expected none or 'longrope', what these models are, got 'yarn'",
+    ),
+    "Phi-3 with biases": (PHI3 | {"attention_bias": True}, "'attention_bias': expected one of False"),
+    "Phi-3 with blocks": (PHI3 | {"full_attn_mod": 2}, "'full_attn_mod': expected one of 1"),
 }
 
 
