@@ -113,6 +113,21 @@ PHI3: Fields = {
 }
 LONG: Fields = {"long_factor": (1, 2.5, 4), "short_factor": (1, 1, 1.5), "scaling": "longrope", "scaling_factor": 32.0}
 OURS_PHI: Fields = {"d_model": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "window": (262143, None)}
+COHERE: Fields = {
+    "architectures": ["CohereForCausalLM"],
+    "model_type": "cohere",
+    "attention_bias": False,
+    "hidden_size": 12288,
+    "layer_norm_eps": 1e-05,
+    "logit_scale": 0.8333333333333334,
+    "num_attention_heads": 96,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rope_theta": 75000000.0,
+    "use_qk_norm": True,
+}
+PLUS: Fields = {"d_model": 12288, "num_heads": 96, "num_kv_heads": 8, "head_dim": 128, "layout": "interleaved"}
 
 # What a file states, the number of a layer, and what that layer is.
 PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
@@ -155,6 +170,12 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
         1,
         decoder(**OURS_PHI | {"window": (2046, None)}),
     ),
+    "Command R+": (
+        COHERE,
+        63,
+        decoder(**PLUS, rope_base=75000000.0, norm="layer", norm_weight="own", norm_eps=1e-5),
+    ),
+    "Command R": (COHERE | {"use_qk_norm": None, "rope_theta": None}, 0, decoder(**PLUS, rope_base=500000.0)),
 }
 
 # What else a file states, and the words of the refusal.
@@ -191,6 +212,7 @@ REFUSED: dict[str, tuple[Fields, str]] = {
     ),
     "Phi-3 with biases": (PHI3 | {"attention_bias": True}, "'attention_bias': expected one of False"),
     "Phi-3 with blocks": (PHI3 | {"full_attn_mod": 2}, "'full_attn_mod': expected one of 1"),
+    "Command R with a window": (COHERE | {"sliding_window": 4096}, "'sliding_window': expected fields whose meaning"),
 }
 
 
