@@ -128,6 +128,19 @@ COHERE: Fields = {
     "use_qk_norm": True,
 }
 PLUS: Fields = {"d_model": 12288, "num_heads": 96, "num_kv_heads": 8, "head_dim": 128, "layout": "interleaved"}
+OLMO2: Fields = {
+    "architectures": ["Olmo2ForCausalLM"],
+    "model_type": "olmo2",
+    "attention_bias": False,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 500000,
+}
+OURS_OLMO: Fields = {"norm": "rms", "norm_over": "all", "norm_weight": "own", "rope_base": 500000}
 
 # What a file states, the number of a layer, and what that layer is.
 PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
@@ -176,6 +189,12 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
         decoder(**PLUS, rope_base=75000000.0, norm="layer", norm_weight="own", norm_eps=1e-5),
     ),
     "Command R": (COHERE | {"use_qk_norm": None, "rope_theta": None}, 0, decoder(**PLUS, rope_base=500000.0)),
+    "OLMo 2 7B": (OLMO2, 0, decoder(**EIGHT | {"num_kv_heads": 32}, **OURS_OLMO)),
+    "OLMo 2 with biases": (
+        OLMO2 | {"attention_bias": True, "rms_norm_eps": None, "num_key_value_heads": None},
+        0,
+        decoder(**EIGHT | {"num_kv_heads": 32}, **OURS_OLMO, norm_eps=1e-5, qkv_bias=True, output_bias=True),
+    ),
 }
 
 # What else a file states, and the words of the refusal.
@@ -213,6 +232,7 @@ REFUSED: dict[str, tuple[Fields, str]] = {
     "Phi-3 with biases": (PHI3 | {"attention_bias": True}, "'attention_bias': expected one of False"),
     "Phi-3 with blocks": (PHI3 | {"full_attn_mod": 2}, "'full_attn_mod': expected one of 1"),
     "Command R with a window": (COHERE | {"sliding_window": 4096}, "'sliding_window': expected fields whose meaning"),
+    "OLMo 2 with values cut off": (OLMO2 | {"clip_qkv": 8.0}, "'clip_qkv': expected fields whose meaning is known"),
 }
 
 

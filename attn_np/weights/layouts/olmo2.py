@@ -1,0 +1,27 @@
+"""OLMo 2 as `transformers` names it: one norm over the queries of all heads and one over the keys of all."""
+
+from typing import Any
+
+from attn_np.weights.layouts._decoder import family, sizes, table, turned
+from attn_np.weights.layouts._stated import Stated
+
+
+def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """`Olmo2Config`: the projections share one flag for their biases."""
+    own, bias = sizes(stated), stated.flag("attention_bias", False)
+    own |= NORM | {"qkv_bias": bias, "output_bias": bias, "norm_eps": stated.number("rms_norm_eps", 1e-5)}
+    return "decoder", own | turned(stated, own["head_dim"])
+
+
+NORM = {"norm": "rms", "norm_over": "all", "norm_weight": "own"}
+TABLE = table(
+    rules={
+        "w_q_all": ("self_attn.q_norm.weight", "(h k) -> h k"),
+        "w_k_all": ("self_attn.k_norm.weight", "(g k) -> g k"),
+    },
+    flags=("qkv_bias", "output_bias"),
+    free=("norm_eps",),
+    fixed=NORM,
+)
+IGNORED = ("post_feedforward_layernorm.weight",)
+LAYOUT = family("Olmo2Model", config, {"decoder": TABLE}, model_types=("olmo2",), ignored=IGNORED)
