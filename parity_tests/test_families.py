@@ -141,6 +141,34 @@ OLMO2: Fields = {
     "rope_theta": 500000,
 }
 OURS_OLMO: Fields = {"norm": "rms", "norm_over": "all", "norm_weight": "own", "rope_base": 500000}
+RAMP = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096}
+APART = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+GPT_OSS: Fields = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "layer_types": TYPES,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "max_position_embeddings": 131072,
+    "output_router_logits": False,
+    "quantization_config": {"modules_to_not_convert": APART, "quant_method": "mxfp4"},
+    "rope_scaling": RAMP | {"rope_type": "yarn", "truncate": False},
+    "rope_theta": 150000,
+    "router_aux_loss_coef": 0.9,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+}
+OURS_OSS: Fields = {"d_model": 2880, "num_heads": 64, "num_kv_heads": 8, "head_dim": 64, "sinks": True}
+OURS_OSS |= {"qkv_bias": True, "output_bias": True, "rope_base": 150000, "scaling": "yarn", "scaling_factor": 32.0}
+OURS_OSS |= {"original_max_positions": 4096, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 
 # What a file states, the number of a layer, and what that layer is.
 PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
@@ -195,6 +223,9 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
         0,
         decoder(**EIGHT | {"num_kv_heads": 32}, **OURS_OLMO, norm_eps=1e-5, qkv_bias=True, output_bias=True),
     ),
+    "gpt-oss 20B, window": (GPT_OSS, 0, decoder(**OURS_OSS, window=(127, None))),
+    "gpt-oss 20B, whole": (GPT_OSS, 1, decoder(**OURS_OSS)),
+    "gpt-oss without types": (GPT_OSS | {"layer_types": None}, 0, decoder(**OURS_OSS, window=(127, None))),
 }
 
 # What else a file states, and the words of the refusal.
@@ -233,6 +264,14 @@ REFUSED: dict[str, tuple[Fields, str]] = {
     "Phi-3 with blocks": (PHI3 | {"full_attn_mod": 2}, "'full_attn_mod': expected one of 1"),
     "Command R with a window": (COHERE | {"sliding_window": 4096}, "'sliding_window': expected fields whose meaning"),
     "OLMo 2 with values cut off": (OLMO2 | {"clip_qkv": 8.0}, "'clip_qkv': expected fields whose meaning is known"),
+    "gpt-oss whose attention is in a code": (
+        GPT_OSS | {"quantization_config": {"modules_to_not_convert": ["lm_head"]}},
+        "'quantization_config': expected 'model.layers.*.self_attn' in its modules_to_not_convert",
+    ),
+    "gpt-oss that says nothing of positions": (
+        GPT_OSS | {"rope_scaling": None},
+        "'rope_parameters': expected how positions are scaled, got none",
+    ),
 }
 
 
