@@ -1,6 +1,7 @@
 """Files as they are published, family by family: what a layer of theirs is here, and what is refused."""
 
 from dataclasses import replace
+from math import log
 from typing import Any
 
 import pytest
@@ -169,6 +170,36 @@ GPT_OSS: Fields = {
 OURS_OSS: Fields = {"d_model": 2880, "num_heads": 64, "num_kv_heads": 8, "head_dim": 64, "sinks": True}
 OURS_OSS |= {"qkv_bias": True, "output_bias": True, "rope_base": 150000, "scaling": "yarn", "scaling_factor": 32.0}
 OURS_OSS |= {"original_max_positions": 4096, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+DEEPSEEK: Fields = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "attention_bias": False,
+    "ep_size": 1,
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "kv_lora_rank": 512,
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "num_attention_heads": 128,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "max_position_embeddings": 163840,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rope_scaling": RAMP | {"factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "type": "yarn"},
+    "rope_theta": 10000,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "v_head_dim": 128,
+}
+LATENT: Fields = {"d_model": 7168, "num_heads": 128, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64}
+LATENT |= {"value_head_dim": 128, "causal": True, "rope_base": 10000}
+RAISED: Fields = {"scaling": "yarn", "scaling_factor": 40, "original_max_positions": 4096, "attention_factor": 1.0}
+RAISED |= {"beta_fast": 32.0, "beta_slow": 1.0, "scale": 192**-0.5 * (0.1 * log(40) + 1) ** 2}
 
 # What a file states, the number of a layer, and what that layer is.
 PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
@@ -226,6 +257,12 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
     "gpt-oss 20B, window": (GPT_OSS, 0, decoder(**OURS_OSS, window=(127, None))),
     "gpt-oss 20B, whole": (GPT_OSS, 1, decoder(**OURS_OSS)),
     "gpt-oss without types": (GPT_OSS | {"layer_types": None}, 0, decoder(**OURS_OSS, window=(127, None))),
+    "DeepSeek-V3": (DEEPSEEK, 60, contract.config("mla", **LATENT, **RAISED, q_rank=1536)),
+    "DeepSeek-V3 without a latent of queries": (
+        DEEPSEEK | {"q_lora_rank": None, "rope_scaling": None, "rope_interleave": True},
+        0,
+        contract.config("mla", **LATENT),
+    ),
 }
 
 # What else a file states, and the words of the refusal.
@@ -272,6 +309,14 @@ REFUSED: dict[str, tuple[Fields, str]] = {
         GPT_OSS | {"rope_scaling": None},
         "'rope_parameters': expected how positions are scaled, got none",
     ),
+    "DeepSeek-V3 with biases": (DEEPSEEK | {"attention_bias": True}, "'attention_bias': expected one of False"),
+    "DeepSeek-V3 that turns halves": (DEEPSEEK | {"rope_interleave": False}, "'rope_interleave': expected one of True"),
+    "DeepSeek-V3 with shared heads": (
+        DEEPSEEK | {"num_key_value_heads": 8},
+        "'num_key_value_heads': expected one of 128",
+    ),
+    "DeepSeek-V3 in a code": (DEEPSEEK | {"quantization_config": {"fmt": "e4m3"}}, "'quantization_config'"),
+    "DeepSeek-V3, the layer that predicts further": (DEEPSEEK | {"num_hidden_layers": 0}, "'num_hidden_layers'"),
 }
 
 
