@@ -354,6 +354,7 @@ def build(
     form: str = "chunked",
     chunk_size: int = 64,
     eps: float = 1e-06,
+    conv_size: int | None = None,
 ) -> GatedDeltaRule: ...
 @overload
 def build(

@@ -10,6 +10,7 @@ from attn_jax._core import (
     Layer,
     Tape,
     arange,
+    broadcast_to,
     concatenate,
     cumsum,
     dtype_name,
@@ -22,6 +23,7 @@ from attn_jax._core import (
     record,
     rms_norm,
     scan,
+    scope,
     sigmoid,
     silu,
     softplus,
@@ -98,6 +100,18 @@ def recurrent(q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Arr
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
+def windows(x: Array, real: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+    """Every position with those before it, the last one last, `b t x h k`, padding left out; and the last of these."""
+
+    def step(held, xs):
+        new, real = xs
+        window = concatenate([held[:, 1:], new[:, None]], 1)
+        return where(real[:, None, None, None], window, held), (window,)
+
+    end, (found,) = scan(step, start, (x, real), names=("window",), tape=tape)
+    return found, end
+
+
 class GatedDeltaRule(Layer[Config]):
     """The state fades by a factor that each position chooses, and the delta rule writes into it."""
 
@@ -110,7 +124,17 @@ class GatedDeltaRule(Layer[Config]):
     a_log: Float[Array, "h"]
     dt_bias: Float[Array, "h"]
     w_norm: Float[Array, "v"]
+    w_q_conv: Float[Array, "x h k"] | None
+    w_k_conv: Float[Array, "x h k"] | None
+    w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v d"]
+
+    def convolved(self, name: str, x: Array, weight: Array, real: Array, past: Past | None, tape: Tape) -> Array:
+        """A weight for each of the last positions and each number; what the next step needs of them is kept."""
+        start = recall(past, f"{name}_conv", zeros((x.shape[0], *weight.shape), x))
+        window, end = windows(x, real, start, scope(tape, name))
+        retain(past, **{f"{name}_conv": end})
+        return einsum("btxhk,xhk->bthk", window, weight)
 
     def __call__(  # twin: torch calls its entry point forward
         self,
@@ -128,6 +152,11 @@ class GatedDeltaRule(Layer[Config]):
         q = linear("btd,dhk->bthk", x, self.w_q, None)
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
+        if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
+            there = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
+            q = self.convolved("q", q, self.w_q_conv, there, past, tape)
+            k = self.convolved("k", k, self.w_k_conv, there, past, tape)
+            v = self.convolved("v", v, self.w_v_conv, there, past, tape)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))

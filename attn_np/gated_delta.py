@@ -11,6 +11,7 @@ from attn_np._core import (
     Layer,
     Tape,
     arange,
+    broadcast_to,
     concatenate,
     cumsum,
     dtype_name,
@@ -23,6 +24,7 @@ from attn_np._core import (
     record,
     rms_norm,
     scan,
+    scope,
     sigmoid,
     silu,
     softplus,
@@ -195,6 +197,32 @@ def recurrent_vjp(
     return dq, total(dk, -einsum("bthkv,bthv->bthk", faded, dv)), dv, dbeta, dalpha * alpha
 
 
+def windows(x: Array, real: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+    """Every position with those before it, the last one last, `b t x h k`, padding left out; and the last of these."""
+
+    def step(held, xs):
+        new, real = xs
+        window = concatenate([held[:, 1:], new[:, None]], 1)
+        return where(real[:, None, None, None], window, held), (window,)
+
+    end, (found,) = scan(step, start, (x, real), names=("window",), tape=tape)
+    return found, end
+
+
+def windows_vjp(real: Array, dwindow: Array) -> Array:
+    """A position was in its own window and in those after it, as long as the windows held it."""
+
+    def step(dheld, xs):
+        dwindow, real = xs
+        real = real[:, None, None, None]
+        dwindow = dwindow + where(real, dheld, 0.0)
+        moved = concatenate([zeros(dwindow[:, :1].shape, dwindow), dwindow[:, :-1]], 1)
+        return where(real, 0.0, dheld) + moved, (dwindow[:, -1],)
+
+    none = zeros((dwindow.shape[0], *dwindow.shape[2:]), dwindow)
+    return scan(step, none, (dwindow, real), names=("dx",), reverse=True)[1][0]
+
+
 class GatedDeltaRule(Layer[Config]):
     """The state fades by a factor that each position chooses, and the delta rule writes into it."""
 
@@ -207,7 +235,17 @@ class GatedDeltaRule(Layer[Config]):
     a_log: Float[Array, "h"]
     dt_bias: Float[Array, "h"]
     w_norm: Float[Array, "v"]
+    w_q_conv: Float[Array, "x h k"] | None
+    w_k_conv: Float[Array, "x h k"] | None
+    w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v d"]
+
+    def convolved(self, name: str, x: Array, weight: Array, real: Array, past: Past | None, tape: Tape) -> Array:
+        """A weight for each of the last positions and each number; what the next step needs of them is kept."""
+        start = recall(past, f"{name}_conv", zeros((x.shape[0], *weight.shape), x))
+        window, end = windows(x, real, start, scope(tape, name))
+        retain(past, **{f"{name}_conv": end})
+        return einsum("btxhk,xhk->bthk", window, weight)
 
     def __call__(  # twin: torch calls its entry point forward
         self,
@@ -225,6 +263,11 @@ class GatedDeltaRule(Layer[Config]):
         q = linear("btd,dhk->bthk", x, self.w_q, None)
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
+        if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
+            there = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
+            q = self.convolved("q", q, self.w_q_conv, there, past, tape)
+            k = self.convolved("k", k, self.w_k_conv, there, past, tape)
+            v = self.convolved("v", v, self.w_v_conv, there, past, tape)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
@@ -275,6 +318,14 @@ class GatedDeltaRule(Layer[Config]):
         w["a_log"] = -sum_to(dfade * softplus(a), self.a_log.shape) * rate
         da = softplus_vjp(a, -(dfade * rate))
         dq, dk, dv, dbeta, da = record(tape, dq=dq, dk=dk, dv=silu_vjp(v, dv_silu), dbeta=dbeta, da=da)
+        if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
+            there = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, x.shape[:2])
+            dwindow, w["w_v_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["v.window"], self.w_v_conv, dv)
+            dv = windows_vjp(there, dwindow)
+            dwindow, w["w_k_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["k.window"], self.w_k_conv, dk)
+            dk = windows_vjp(there, dwindow)
+            dwindow, w["w_q_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["q.window"], self.w_q_conv, dq)
+            dq = windows_vjp(there, dwindow)
         dx_a, w["w_a"], w["dt_bias"] = linear_vjp("btd,dh->bth", x, self.w_a, self.dt_bias, da)
         dx_beta, w["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
         dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)

@@ -23,6 +23,7 @@ def tree(request: pytest.FixtureRequest) -> Tree:
 
 
 FORMS = Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, chunk_size=3)
+MIXED = replace(FORMS, conv_size=4)
 
 
 # Scalar loops: S_t = S_{t-1} alpha (I - beta k k^T) + beta v k^T, one entry at a time ---------------------------------
@@ -38,6 +39,15 @@ def gate(x: list[float], w: Any, h: int) -> float:
 
 def swish(x: float) -> float:
     return x / (1 + exp(-x))
+
+
+def mixed(rows: list[list[float]], weights: Any) -> list[list[float]]:
+    """Each number of a row by its own weights, the last of them for the row itself, the others for those before."""
+    found = []
+    for t, row in enumerate(rows):
+        spans = [(rows[t - back], w) for back, w in enumerate(reversed(weights)) if back <= t]
+        found.append([sum(past[c] * w[c] for past, w in spans) for c in range(len(row))])
+    return found
 
 
 def unit(config: Config, x: list[float]) -> list[float]:
@@ -59,10 +69,13 @@ def loops(config: Config, w: Any, x: Any) -> Any:
     """Outputs of one sequence."""
     y = [[0.0] * config.d_model for _ in x]
     for h in range(config.num_heads):
+        parts = {name: [projected(row, w[f"w_{name}"], h) for row in x] for name in "qkv"}
+        if config.conv_size is not None:
+            parts = {name: mixed(rows, [tap[h] for tap in w[f"w_{name}_conv"]]) for name, rows in parts.items()}
         state = [[0.0] * len(w["w_k"][0][h]) for _ in w["w_v"][0][h]]
         for t, row in enumerate(x):
-            q, k = (unit(config, projected(row, w[name], h)) for name in ("w_q", "w_k"))
-            v, g = ([swish(a) for a in projected(row, w[name], h)] for name in ("w_v", "w_g"))
+            q, k = (unit(config, parts[name][t]) for name in "qk")
+            v, g = ([swish(a) for a in row] for row in (parts["v"][t], projected(row, w["w_g"], h)))
             beta = 1 / (1 + exp(-gate(row, w["w_beta"], h)))
             alpha = exp(-exp(w["a_log"][h]) * log(1 + exp(gate(row, w["w_a"], h) + w["dt_bias"][h])))
             state = stepped(state, k, v, alpha, beta)
@@ -98,13 +111,15 @@ def test_forms_agree(name: str, form: str, size: int) -> None:
 @pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_padding_is_not_there(name: str, form: str) -> None:
-    assert not padding_seen(TREES[name], replace(FORMS, form=form))
+    for config in (FORMS, MIXED):
+        assert not padding_seen(TREES[name], replace(config, form=form))
 
 
 @pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_steps_are_the_full_pass(name: str, form: str) -> None:
-    assert not steps_apart(TREES[name], replace(FORMS, form=form))
+    for config in (FORMS, MIXED):
+        assert not steps_apart(TREES[name], replace(config, form=form))
 
 
 # The rules that it contains -------------------------------------------------------------------------------------------
@@ -182,6 +197,48 @@ def test_heads_start_with_long_and_short_memories(heads: int) -> None:
         assert abs(got - want) <= abs(want) * 5 * 7 * 4 * np.finfo(float).eps
 
 
+def test_torch_convolution() -> None:
+    """Every number of q, k and v by a filter of its own, as a padded convolution in groups; gradients by autograd."""
+    weights, x = weights_of(MIXED), torch.from_numpy(np.random.default_rng(1).normal(size=(2, 7, 5))).requires_grad_()
+    plain = replace(MIXED, conv_size=None)
+    want = bounded(MIXED, {"query": x.detach().numpy()}, weights)
+    leaves = {name: torch.from_numpy(p).requires_grad_() for name, p in weights.items()}
+    parts = {}
+    for name in "qkv":
+        rows = torch.einsum("btd,dhk->bhkt", x, leaves[f"w_{name}"]).flatten(1, 2)
+        taps = leaves[f"w_{name}_conv"].flatten(1).T[:, None]
+        found = torch.nn.functional.conv1d(rows, taps, padding=3, groups=rows.shape[1])[..., :7]
+        parts[name] = found.unflatten(1, (2, -1)).permute(0, 3, 1, 2)
+    q, k = (torch.nn.functional.silu(parts[name]) for name in "qk")
+    q, k = (z / torch.sqrt((z * z).sum(-1, keepdim=True) + plain.eps) for z in (q, k))
+    v, state, read = torch.nn.functional.silu(parts["v"]), torch.zeros(2, 2, 3, 7, dtype=torch.float64), []
+    beta = torch.sigmoid(torch.einsum("btd,dh->bth", x, leaves["w_beta"]))
+    step = torch.nn.functional.softplus(torch.einsum("btd,dh->bth", x, leaves["w_a"]) + leaves["dt_bias"])
+    alpha = torch.exp(-torch.exp(leaves["a_log"]) * step)
+    for n in range(7):
+        state = alpha[:, n, :, None, None] * state
+        known = torch.einsum("bhkv,bhk->bhv", state, k[:, n])
+        state = state + torch.einsum("bhk,bhv->bhkv", k[:, n], beta[:, n, :, None] * (v[:, n] - known))
+        read.append(torch.einsum("bhk,bhkv->bhv", q[:, n] / sqrt(3), state))
+    normed = torch.nn.functional.rms_norm(torch.stack(read, 1), (7,), leaves["w_norm"], plain.eps)
+    gate = torch.nn.functional.silu(torch.einsum("btd,dhv->bthv", x, leaves["w_g"]))
+    y = torch.einsum("bthv,hvd->btd", gate * normed, leaves["w_o"])
+    assert ratio(y.detach(), want["y"]) <= 1
+    for name, grad in torch_gradients(y, query=x, **leaves).items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+def test_a_convolution_of_the_own_position_changes_nothing(tree: Tree) -> None:
+    """Weights of 1 for the own position and of 0 for those before it."""
+    weights = weights_of(FORMS)
+    own, widths = np.array([0.0, 0.0, 0.0, 1.0])[:, None, None], {"q": 3, "k": 3, "v": 7}
+    taps = {f"w_{name}_conv": own * np.ones((4, 2, width)) for name, width in widths.items()}
+    x = {"query": np.random.default_rng(2).normal(size=(2, 5, 5))}
+    traces = [tree.trace(layer_of(tree, c, weights | more), x)[1] for c, more in ((FORMS, {}), (MIXED, taps))]
+    plain, mixed = ({name: np.asarray(trace[name]) for name in "qkv"} for trace in traces)
+    assert all(np.array_equal(plain[name], mixed[name]) for name in plain)
+
+
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +295,28 @@ MUTANTS = (
         "-sum_to(dfade * softplus(a), self.a_log.shape) * rate",
         "-sum_to(dfade * softplus(a), self.a_log.shape)",
         "recurrent",
+        trees=("attn_np",),
+    ),
+    planted(
+        "padding in the windows of the convolution",
+        "let padding leave the last positions as they are: the convolution is over real ones",
+        "return where(real[:, None, None, None], window, held), (window,)",
+        "return window, (window,)",
+        "chunked",
+    ),
+    planted(
+        "own position under the convolution's first weight",
+        "put the own position last: the first weight is for the one furthest back",
+        "window = concatenate([held[:, 1:], new[:, None]], 1)",
+        "window = concatenate([new[:, None], held[:, :-1]], 1)",
+        "recurrent",
+    ),
+    planted(
+        "gradient of the own window alone",
+        "a position is in the windows of those after it: add what they send back",
+        "dwindow = dwindow + where(real, dheld, 0.0)",
+        "dwindow = dwindow + 0.0 * dheld",
+        "chunked",
         trees=("attn_np",),
     ),
 )

@@ -22,6 +22,8 @@ class Config(_base.Config):
             from chunk to chunk, "parallel" takes the sequence as one chunk.
         chunk_size: positions of a chunk.
         eps: added under the roots of the norms of queries, keys and contexts.
+        conv_size: how many positions, its own the last, a convolution of each number of queries, keys and values spans
+            before SiLU; None: there is none.
     """
 
     layer = "GatedDeltaRule"
@@ -44,6 +46,7 @@ class Config(_base.Config):
         "alpha_t": "exp of fade on the tape, fade = -exp(a_log) softplus(a) with a = x w_a + dt_bias",
         "gamma_t (product of alphas in a chunk)": "exp of the running sum of fade",
         "beta_t, and u_t (pseudo-values)": "beta, and corrected: what is written for a key",
+        "conv1d.weight of Qwen3-Next": "w_q_conv, w_k_conv, w_v_conv: for all numbers of q, k and v in one array there",
         "W, U": "erasing, writing: what a chunk takes out of the state before it, and what it would write without one",
         "A_log, dt_bias, in_proj_qkvz, in_proj_ba of Qwen3-Next": "a_log, dt_bias; w_q w_k w_v w_g, w_beta w_a",
         "A and the step at the start": "from 1 to 16 and from 0.001 to 0.1, spread over the heads where Mamba 2 draws",
@@ -62,7 +65,8 @@ class Config(_base.Config):
         "products of alphas are kept as sums of logarithms and compared by pairs: their quotients overflow",
         "padding must neither fade the state nor write",
         "silu is on queries, keys and values, the norm on queries and keys alone",
-        "the full layer has a short convolution on q, k and v, which is left out here: its weights need one before",
+        "published models have a short convolution on q, k and v, conv_size=4: without it their weights do not fit",
+        "the convolution looks back: the last of its weights is that of the own position",
     )
 
     d_model: int
@@ -72,9 +76,10 @@ class Config(_base.Config):
     form: str = "chunked"
     chunk_size: int = 64
     eps: float = 0.000001
+    conv_size: int | None = None
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
+        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size", "conv_size")
         self.number("eps", above=0.0)
         self.one_of("form", FORMS)
         if self.head_dim is None:
@@ -88,13 +93,19 @@ class Config(_base.Config):
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads
-        return {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
+        sizes = {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
+        return sizes if self.conv_size is None else sizes | {"x": self.conv_size}
 
     def own_params(self) -> dict[str, Param]:
         # softplus takes a bias back to its step
         rates, steps = spread(log(1.0), log(16.0), self.num_heads), spread(log(0.001), log(0.1), self.num_heads)
         biases = tuple(log(expm1(exp(step))) for step in steps)
-        return {
+        convolutions = {
+            "w_q_conv": Param("x h k", "x"),
+            "w_k_conv": Param("x h k", "x"),
+            "w_v_conv": Param("x h v", "x"),
+        }
+        return ({} if self.conv_size is None else convolutions) | {
             "w_q": Param("d h k", "d"),
             "w_k": Param("d h k", "d"),
             "w_v": Param("d h v", "d"),
@@ -111,7 +122,9 @@ class Config(_base.Config):
         return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}
 
     def cached(self) -> dict[str, str]:
-        return {"state": "b h k v"}
+        state = {"state": "b h k v"}
+        windows = {"q_conv": "b x h k", "k_conv": "b x h k", "v_conv": "b x h v"}
+        return state if self.conv_size is None else state | windows
 
     def reach(self) -> int | None:
         return 1
@@ -124,6 +137,6 @@ def spread(low: float, high: float, n: int) -> tuple[float, ...]:
 
 EXAMPLES = {
     "whole": Config(d_model=6, num_heads=2, form="parallel"),
-    "recurrent": Config(d_model=7, num_heads=3, head_dim=5, form="recurrent", eps=0.25),
-    "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, chunk_size=2),
+    "recurrent": Config(d_model=7, num_heads=3, head_dim=5, form="recurrent", eps=0.25, conv_size=2),
+    "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, chunk_size=2, conv_size=3),
 }
