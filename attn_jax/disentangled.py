@@ -16,6 +16,7 @@ from attn_jax._core import (
     einsum,
     hide,
     inputs,
+    layer_norm,
     linear,
     output,
     pick,
@@ -37,6 +38,8 @@ class DisentangledAttention(Layer[Config]):
     w_v: Float[Array, "d h v"]
     w_o: Float[Array, "h v d"]
     w_rel: Float[Array, "x d"]
+    w_rel_norm: Float[Array, "d"] | None
+    b_rel: Float[Array, "d"] | None
     w_rel_k: Float[Array, "d h k"] | None
     w_rel_q: Float[Array, "d h k"] | None
     b_q: Float[Array, "h k"] | None
@@ -76,6 +79,8 @@ class DisentangledAttention(Layer[Config]):
         if c.buckets is not None:
             ahead = bucketed(c, like=ahead)[clip(ahead, -most, most) + most]
         found = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
+        if self.w_rel_norm is not None:
+            rel = record(tape, rel=layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps))
         if "c2p" in c.terms:
             # Equation 3: the row of a pair, as its query sees it.
             row = record(tape, row=clip(ahead + span, 0, 2 * span - 1))

@@ -268,6 +268,8 @@ def build(
     buckets: int | None = None,
     p2c_view: str = "key",
     shared: bool = False,
+    norm_rel: bool = False,
+    norm_eps: float = 1e-07,
 ) -> DisentangledAttention: ...
 @overload
 def build(
@@ -828,6 +830,8 @@ def build(
     buckets: int | None = 256,
     p2c_view: str = 'query',
     shared: bool = True,
+    norm_rel: bool = True,
+    norm_eps: float = 1e-07,
 ) -> DisentangledAttention: ...
 @overload
 def build(

@@ -16,6 +16,7 @@ from attn_np._core import (
     einsum,
     hide,
     inputs,
+    layer_norm,
     linear,
     output,
     pick,
@@ -33,6 +34,7 @@ from attn_np._vjp import (
     einsum_vjp,
     grads,
     inputs_vjp,
+    layer_norm_vjp,
     linear_vjp,
     pick_vjp,
     softmax_vjp,
@@ -50,6 +52,8 @@ class DisentangledAttention(Layer[Config]):
     w_v: Float[Array, "d h v"]
     w_o: Float[Array, "h v d"]
     w_rel: Float[Array, "x d"]
+    w_rel_norm: Float[Array, "d"] | None
+    b_rel: Float[Array, "d"] | None
     w_rel_k: Float[Array, "d h k"] | None
     w_rel_q: Float[Array, "d h k"] | None
     b_q: Float[Array, "h k"] | None
@@ -89,6 +93,8 @@ class DisentangledAttention(Layer[Config]):
         if c.buckets is not None:
             ahead = bucketed(c, like=ahead)[clip(ahead, -most, most) + most]
         found = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
+        if self.w_rel_norm is not None:
+            rel = record(tape, rel=layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps))
         if "c2p" in c.terms:
             # Equation 3: the row of a pair, as its query sees it.
             row = record(tape, row=clip(ahead + span, 0, 2 * span - 1))
@@ -132,7 +138,7 @@ class DisentangledAttention(Layer[Config]):
         scale = 1 / sqrt(k.shape[-1] * (1 + len(c.terms))) if c.scale is None else c.scale
         dscores = record(tape, dscores=dscores) * scale
         dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dcontent_scores=dscores))
-        more, dw_rel = {}, []
+        more, dw_rel, rel = {}, [], self.w_rel if self.w_rel_norm is None else tape["rel"]
         if "p2c" in c.terms:
             dp2c = record(tape, dp2c_scores=dscores)
             distances = pick_vjp(tape["p2c_distances"], tape["key_row"], dp2c.swapaxes(2, 3))
@@ -141,7 +147,7 @@ class DisentangledAttention(Layer[Config]):
             own, b_own = (self.w_q, self.b_q) if self.w_rel_q is None else (self.w_rel_q, None)
             names = ("w_q", "b_q") if self.w_rel_q is None else ("w_rel_q", "b_rel_q")
             drel_q = record(tape, drel_q=drel_q)
-            given, more[names[0]], more[names[1]] = linear_vjp("xd,dhk->xhk", self.w_rel, own, b_own, drel_q)
+            given, more[names[0]], more[names[1]] = linear_vjp("xd,dhk->xhk", rel, own, b_own, drel_q)
             dk, dw_rel = total(dk, dk_rel), [given]
         if "c2p" in c.terms:
             dc2p = record(tape, dc2p_scores=dscores)
@@ -150,9 +156,13 @@ class DisentangledAttention(Layer[Config]):
             own, b_own = (self.w_k, self.b_k) if self.w_rel_k is None else (self.w_rel_k, None)
             names = ("w_k", "b_k") if self.w_rel_k is None else ("w_rel_k", "b_rel_k")
             drel_k = record(tape, drel_k=drel_k)
-            given, more[names[0]], more[names[1]] = linear_vjp("xd,dhk->xhk", self.w_rel, own, b_own, drel_k)
+            given, more[names[0]], more[names[1]] = linear_vjp("xd,dhk->xhk", rel, own, b_own, drel_k)
             dq, dw_rel = total(dq, dq_rel), [*dw_rel, given]
         w["w_rel"] = total(*dw_rel)
+        if self.w_rel_norm is not None:
+            drel, names = record(tape, drel=w["w_rel"]), ("w_rel", "w_rel_norm", "b_rel")
+            given = layer_norm_vjp(widen(self.w_rel), self.w_rel_norm, self.b_rel, c.norm_eps, drel)
+            w |= dict(zip(names, given, strict=True))
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
         dq = hide("bhts->bthk", allowed, dq)
         dk, dv = hide("bhts->bshk", allowed, dk), hide("bhts->bshv", allowed, dv)

@@ -54,6 +54,12 @@ def delta(i: int, j: int, k: int, buckets: int | None = None) -> int:
     return i - j + k
 
 
+def normed(row: list[float], gain: list[float], shift: list[float], eps: float) -> list[float]:
+    mean = sum(row) / len(row)
+    size = sqrt(sum((a - mean) ** 2 for a in row) / len(row) + eps)
+    return [(a - mean) / size * g + b for a, g, b in zip(row, gain, shift, strict=True)]
+
+
 def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     """Outputs and the weights of every head: the terms one by one."""
     x, d = inputs["query"], config.d_model
@@ -61,6 +67,8 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     b, t, _ = x.shape
     config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
     w = {name: p.tolist() for name, p in params.items()}
+    if config.norm_rel:
+        w["w_rel"] = [normed(row, w["w_rel_norm"], w["b_rel"], config.norm_eps) for row in w["w_rel"]]
 
     def dot(a: list[float], b: list[float]) -> float:
         return sum(x * y for x, y in zip(a, b, strict=True))
@@ -115,9 +123,11 @@ def test_terms_gathered_in_torch(terms: tuple[str, ...]) -> None:
         assert ratio(grad, want[name]) <= 1, name
 
 
-def test_the_later_versions_in_torch() -> None:
+@pytest.mark.parametrize("norm", [True, False])
+def test_the_later_versions_in_torch(norm: bool) -> None:
     """As the published models compute it: logarithmic buckets, both terms by one table of rows, shared projections."""
-    config = Config(d_model=6, num_heads=2, head_dim=5, max_distance=6, buckets=4, shared=True, p2c_view="query")
+    fields: dict[str, Any] = {"max_distance": 6, "buckets": 4, "shared": True, "p2c_view": "query", "norm_rel": norm}
+    config = Config(d_model=6, num_heads=2, head_dim=5, **fields)
     t, w = 9, weights_of(config)
     x = np.random.default_rng(0).normal(size=(2, t, 6))
     p = {name: torch.from_numpy(a).requires_grad_() for name, a in w.items()}
@@ -131,8 +141,11 @@ def test_the_later_versions_in_torch() -> None:
     far = np.ceil(np.log(np.maximum(abs(distance), 1) / 2) / np.log(5 / 2)) + 2
     found = np.where(abs(distance) <= 2, distance, far * np.sign(distance)).astype(int)
     c2p, p2c = (torch.from_numpy(np.clip(x + 4, 0, 7)).expand(2, 2, t, t) for x in (found, -found))
-    scores = q @ k.mT + torch.gather(q @ heads(p["w_rel"], "k").mT, -1, c2p)
-    scores = scores + torch.gather(k @ heads(p["w_rel"], "q").mT, -1, p2c).mT
+    rel = p["w_rel"]
+    if norm:
+        rel = torch.nn.functional.layer_norm(rel, (6,), p["w_rel_norm"], p["b_rel"], 1e-7)
+    scores = q @ k.mT + torch.gather(q @ heads(rel, "k").mT, -1, c2p)
+    scores = scores + torch.gather(k @ heads(rel, "q").mT, -1, p2c).mT
     weights = torch.softmax(scores / sqrt(5 * 3), dim=-1)
     y = torch.einsum("bhtv,hvd->btd", weights @ v, p["w_o"]) + p["b_o"]
     want = bounded(config, {"query": x}, w)
@@ -251,6 +264,12 @@ MUTANTS = (
         "project the table as the contents are projected, biases included",
         "(w_k, b_k) if self.w_rel_k is None",
         "(w_k, None) if self.w_rel_k is None",
+    ),
+    both(
+        "norm of the distances without its bias",
+        "the table's layer norm has a weight and a bias",
+        "layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps)",
+        "layer_norm(rel, self.w_rel_norm, None, c.norm_eps)",
     ),
     both(
         "scale of the content term alone",

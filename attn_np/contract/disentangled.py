@@ -27,6 +27,8 @@ class Config(_heads.Config):
             to half of them have one each, and larger ones share them in buckets that grow with the distance.
         p2c_view: whose view of a distance position to content looks up: "key" (the paper) or "query" (the models).
         shared: embeddings are projected by w_q and w_k with their biases, not by weights of their own.
+        norm_rel: embeddings have a layer norm before they are projected.
+        norm_eps: added under its root.
     """
 
     layer = "DisentangledAttention"
@@ -45,6 +47,7 @@ class Config(_heads.Config):
     notation = {
         "P": "w_rel, x d: a row for each distance, 2 max_distance of them",
         "k (maximum relative distance)": "max_distance, D in the formula",
+        "layer norm of P (norm_rel_ebd of the code)": "rel, x d, with norm_rel; w_rel_norm, b_rel",
         "Q^c, K^c, V^c": "q, k, v; W_q,c, W_k,c, W_v,c: w_q, w_k, w_v",
         "K^r = P W_k,r": "rel_k, x h k; W_k,r: w_rel_k",
         "Q^r = P W_q,r": "rel_q, x h k; W_q,r: w_rel_q",
@@ -66,7 +69,8 @@ class Config(_heads.Config):
         "versions 2 and 3 project the table of distances by the weights and biases of the contents, and count "
         "distances in buckets; version 1 has weights of their own, and for Q^r a bias, which is left out here",
         "a bucket's logarithm is rounded up here and down in T5",
-        "dropout and a layer norm on the table of distances belong to the model around the layer",
+        "published models of versions 2 and 3 norm the table of distances: norm_rel",
+        "dropout on the table of distances belongs to the model around the layer",
     )
 
     max_distance: int = 512
@@ -74,12 +78,15 @@ class Config(_heads.Config):
     buckets: int | None = None
     p2c_view: str = "key"
     shared: bool = False
+    norm_rel: bool = False
+    norm_eps: float = 0.0000001
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.positive("max_distance", "buckets")
         self.one_of("p2c_view", ("key", "query"))
-        self.flag("shared")
+        self.flag("shared", "norm_rel")
+        self.number("norm_eps", above=0.0)
         known = isinstance(self.terms, tuple) and all(term in TERMS for term in self.terms)
         _base.require(
             known and 0 < len(set(self.terms)) == len(self.terms),
@@ -110,6 +117,8 @@ class Config(_heads.Config):
 
     def own_params(self) -> dict[str, Param]:
         more = {"w_rel": Param("x d", "d")}
+        if self.norm_rel:
+            more |= {"w_rel_norm": Param("d", "d", start=1.0), "b_rel": Param("d", "d")}
         if self.shared:
             return super().own_params() | more
         more |= {"w_rel_k": Param("d h k", "d")} if "c2p" in self.terms else {}
@@ -142,16 +151,18 @@ PRESETS = {
     "deberta_v3": Preset(
         title="DeBERTa's later versions",
         idea=(
-            "Far distances share embeddings in buckets that grow with the distance, and distances are projected by the "
-            "weights of the contents."
+            "Far distances share embeddings in buckets that grow with the distance, and distances are normed and "
+            "projected by the weights of the contents."
         ),
         paper="He, Gao, Chen 2021, DeBERTaV3, arXiv:2111.09543; buckets and weights as in the authors' code",
-        fields={"max_distance": 512, "buckets": 256, "p2c_view": "query", "shared": True},
+        fields={"max_distance": 512, "buckets": 256, "p2c_view": "query", "shared": True, "norm_rel": True},
     ),
 }
 
 EXAMPLES = {
-    "both": Config(d_model=6, num_heads=3, max_distance=3, dropout=0.25, shared=True),
+    "both": Config(
+        d_model=6, num_heads=3, max_distance=3, dropout=0.25, shared=True, norm_rel=True, norm_eps=0.0625,
+    ),
     "c2p": Config(d_model=5, num_heads=2, head_dim=7, value_head_dim=3, max_distance=1, terms=("c2p",), causal=True),
     "p2c": Config(
         d_model=6, num_heads=2, value_head_dim=5, scale=0.5, use_bias=False, max_distance=8, terms=("p2c",), buckets=6,
