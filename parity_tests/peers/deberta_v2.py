@@ -56,6 +56,8 @@ def peer(name: str, start: str, layers: tuple[int, ...] = (0, 1), **fields: Any)
 
 PEERS = {
     "buckets": peer("DebertaV2ForMaskedLM", "deberta."),
+    "as version 3": peer("DebertaV2Model", "", norm_rel_ebd="layer_norm"),
+    "another epsilon": peer("DebertaV2Model", "", (1,), norm_rel_ebd="layer_norm", layer_norm_eps=0.0625),
     "distances": peer("DebertaV2Model", "", (1,), position_buckets=-1, max_relative_positions=3),
     "one term": peer("DebertaV2Model", "", (1,), pos_att_type="p2c", num_attention_heads=6),
     "a convolution beside": replace(
@@ -67,7 +69,7 @@ PLAIN = PEERS["buckets"]
 REFUSED = {
     "no distances": (PLAIN, {"relative_attention": False}, "'relative_attention': expected true"),
     "projections of their own": (PLAIN, {"share_att_key": False}, "'share_att_key': expected true"),
-    "a norm of distances": (PLAIN, {"norm_rel_ebd": "layer_norm"}, "'norm_rel_ebd'"),
+    "another norm of distances": (PLAIN, {"norm_rel_ebd": "rms_norm"}, "'norm_rel_ebd'"),
     "no terms": (PLAIN, {"pos_att_type": None}, "terms to be some of c2p, p2c"),
     "heads of another width": (PLAIN, {"attention_head_size": 5}, "'attention_head_size'"),
 }

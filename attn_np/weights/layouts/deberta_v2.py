@@ -13,7 +13,7 @@ def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     for key in ("relative_attention", "share_att_key"):
         if not stated.flag(key, False):
             stated.refuse(key, "true, as layers here tell distances apart and project them as contents", False)
-    stated.only("norm_rel_ebd", "none")
+    norm = stated.only("norm_rel_ebd", "none", "layer_norm") == "layer_norm"
     stated.skip("position_biased_input", "legacy", "conv_kernel_size", "conv_act", "conv_groups")
     stated.skip(*(f"pooler_{name}" for name in ("dropout", "hidden_act", "hidden_size")))
     kinds = stated.get("pos_att_type", ())
@@ -30,6 +30,7 @@ def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
         "buckets": buckets if type(buckets) is int and buckets > 0 else None,
         "p2c_view": "query",
         "shared": True,
+        **({"norm_rel": True, "norm_eps": stated.number("layer_norm_eps", 1e-7)} if norm else {}),
     }
 
 
@@ -48,11 +49,14 @@ LAYOUT = Layout(
                 "b_v": ("attention.self.value_proj.bias", "(h v) -> h v"),
                 "b_o": ("attention.output.dense.bias", "d -> d"),
                 "w_rel": ("rel_embeddings.weight", "x d -> x d"),
+                "w_rel_norm": ("LayerNorm.weight", "d -> d"),
+                "b_rel": ("LayerNorm.bias", "d -> d"),
             },
             sizes={"d_model": "d", "num_heads": "h"},
-            free=("max_distance", "buckets", "terms"),
+            flags={"norm_rel": ("w_rel_norm", "b_rel")},
+            free=("max_distance", "buckets", "terms", "norm_eps"),
             fixed={"p2c_view": "query", "shared": True},
-            above=("rel_embeddings.weight",),
+            above=("rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"),
         )
     },
     ignored=("attention.output.LayerNorm.*", "intermediate.dense.*", "output.dense.*", "output.LayerNorm.*"),
