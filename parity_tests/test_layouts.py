@@ -119,6 +119,14 @@ def test_layouts_are_found_by_name() -> None:
         layouts.get("bret")
 
 
+def test_the_recorded_figures_are_of_layouts_that_agree() -> None:
+    """What the documentation's table shows; `attn-parity peers --record` writes it."""
+    held = json.loads((ROOT / "parity_tests" / "peers" / "results.json").read_text("utf-8"))
+    assert {"torch_mha", "llama"} <= set(held) <= set(layouts.names())
+    for found in held.values():
+        assert found["libraries"] and found["layers"] and 0 <= max(found["library"], found["ours"]) <= 1
+
+
 @pytest.mark.parametrize(("name", "variant"), TABLES)
 def test_a_table_speaks_of_parameters_and_fields_that_exist(name: str, variant: str) -> None:
     layout = layouts.get(name)

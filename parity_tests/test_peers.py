@@ -2,10 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import attn_np
 from attn_np import contract, weights
@@ -13,31 +13,13 @@ from attn_np.contract import Config
 from attn_np.weights import layouts
 from parity_tests import peers
 from parity_tests._inputs import TREES, Arrays
-from parity_tests.candidates import leaves, numpy_layer
-from parity_tests.cases import Case
-from parity_tests.error_arrays import ErrArray, delivered, precision, precision_of
-from parity_tests.judge import compare
+from parity_tests.cli import app
+from parity_tests.peers._measure import RESULTS, THEIRS, measured
 from parity_tests.test_layouts import bits
 
 # Their warnings are theirs.
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("default")]
 PEERS, REFUSED = peers.peers(), peers.refused()
-
-
-def bounded(config: Config, values: Arrays, inputs: Arrays) -> Any:
-    """The output in float64, and how far anybody who computes in float64 may be from it."""
-    layer = numpy_layer(Case(config.variant, "given", "plain", "float64", given=config), values)
-    layer.set_params({name: ErrArray(x, 0.0) for name, x in layer.params().items()})
-    lifted = {name: ErrArray(x, 0.0) if x.dtype.kind == "f" else x for name, x in inputs.items()}
-    with precision(precision_of("float64")), np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        return delivered(leaves(layer(**lifted))["y"], "float64")
-
-
-def ratio(got: np.ndarray, want: Any) -> float:
-    """The worst error in bounds."""
-    found = compare(got, want)
-    assert found["vacuous"] == 0
-    return found["ratio"]
 
 
 @pytest.mark.parametrize(("family", "name"), PEERS)
@@ -46,13 +28,8 @@ def test_the_same_numbers(family: str, name: str, tmp_path: Path) -> None:
     peer = PEERS[family, name]
     pytest.importorskip(peer.library)
     count = 0
-    for found in peer.found(tmp_path):
-        for tree in TREES.values():
-            layer = found.load(tree.package)
-            values = {key: np.asarray(tree.numpy(x)) for key, x in layer.params().items()}
-            want = bounded(layer.config, values, found.inputs)
-            assert ratio(found.output, want) <= 1, f"{peer.library}'s own output"
-            assert ratio(tree(layer, found.inputs)[0], want) <= 1, tree.name
+    for found, ratios in measured(peer, tmp_path):
+        assert set(ratios) == {THEIRS, *TREES} and all(worst <= 1 for worst in ratios.values()), ratios
         back, held = tmp_path / "back", found.load(attn_np)
         weights.write(back, held.config, held.params(), layout=family, **found.save)
         again = weights.tensors(back)
@@ -85,3 +62,12 @@ def test_every_family_has_a_peer() -> None:
     """A table that nobody held against its library is a guess."""
     families = {name for name in layouts.names() if layouts.get(name).model_types}
     assert families <= {family for family, _ in PEERS}
+
+
+def test_the_command_measures_the_same() -> None:
+    """Figures as they stand in the documentation's table; nothing is written unless asked for."""
+    before = RESULTS.read_text("utf-8")
+    result = CliRunner().invoke(app, ["peers", "--families", "torch_gru"])
+    assert result.exit_code == 0, result.output
+    assert "torch_gru" in result.output and "recorded" not in result.output
+    assert RESULTS.read_text("utf-8") == before

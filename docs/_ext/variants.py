@@ -6,6 +6,7 @@ page leaves out.
 
 import ast
 import inspect
+import json
 import re
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -419,12 +420,17 @@ def refusals() -> str:
 
 
 def foreign() -> str:
+    """Every layout; where a library was measured against it, which one and the worst error in bounds."""
+    held = json.loads((ROOT / "parity_tests" / "peers" / "results.json").read_text("utf-8"))
     rows = []
     for name in layouts.names():
-        layout = layouts.get(name)
+        layout, found = layouts.get(name), held.get(name)
         variants = dict.fromkeys(map(layout.variant_of, layout.tables))
-        rows.append((code(name), layout.origin, ", ".join(f"[`{v}`](variants/{v}.md)" for v in variants)))
-    return "\n".join(table(("`layout=`", "Origin", "Variants"), rows))
+        worst = f"{max(found['library'], found['ours']):.3g}" if found else "–"
+        measured = ", ".join(found["libraries"]) if found else "–"
+        shown = ", ".join(f"[`{v}`](variants/{v}.md)" for v in variants)
+        rows.append((code(name), layout.origin, shown, measured, worst))
+    return "\n".join(table(("`layout=`", "Origin", "Variants", "Held against", "Worst error/bound"), rows))
 
 
 def first_line(documented: Any) -> str:

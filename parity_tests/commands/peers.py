@@ -1,0 +1,53 @@
+"""attn-parity peers: layers against the libraries whose files they load."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def main(
+    families: Annotated[str | None, typer.Option(help="Comma-separated names of layouts; all by default.")] = None,
+    record: Annotated[bool, typer.Option("--record", help="Write them to parity_tests/peers/results.json.")] = False,
+) -> None:
+    """Hold layers against transformers, Flax, Keras, Equinox and torch: random weights, nothing downloaded.
+
+    The figures are the worst errors in bounds, of the library's own output and of ours from its file: at most 1 agrees.
+    """
+    import importlib
+    import json
+    import tempfile
+    from importlib.metadata import version
+
+    from rich.table import Table
+
+    from parity_tests import peers
+    from parity_tests.cli import console, listed
+    from parity_tests.matrix import FRAMEWORKS, prepare
+
+    prepare(FRAMEWORKS)
+    measure = importlib.import_module("parity_tests.peers._measure")
+    results = json.loads(measure.RESULTS.read_text("utf-8")) if measure.RESULTS.exists() else {}
+    results = {name: held for name, held in results.items() if name in peers.names()}
+    out, agree = Table(box=None, pad_edge=False), True
+    for column in ("layout", "library", "layers", "worst of the library", "worst of ours"):
+        out.add_column(column)
+    for family in listed(families, peers.names(), "the name of a layout that has a peer"):
+        rows, libraries = [], set()
+        with console.status(f"judging {family}"):
+            for (owner, _), peer in peers.peers().items():
+                if owner == family:
+                    with tempfile.TemporaryDirectory() as folder:
+                        rows += [ratios for _, ratios in measure.measured(peer, Path(folder))]
+                    libraries.add(f"{peer.library} {version(peer.library)}")
+        theirs = max(row[measure.THEIRS] for row in rows)
+        ours = max(x for row in rows for name, x in row.items() if name != measure.THEIRS)
+        agree = agree and max(theirs, ours) <= 1
+        figures = {"library": float(f"{theirs:.3g}"), "ours": float(f"{ours:.3g}")}
+        results[family] = {"libraries": sorted(libraries), "layers": len(rows)} | figures
+        out.add_row(family, ", ".join(sorted(libraries)), str(len(rows)), f"{theirs:.3g}", f"{ours:.3g}")
+    console.print(out)
+    if record and agree:
+        measure.RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=2) + "\n", "utf-8")
+        console.print(f"recorded: {measure.RESULTS}")
+    raise typer.Exit(0 if agree else 1)

@@ -1,0 +1,46 @@
+"""How far a library's own output and those of our layers are from the reference, in bounds."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attn_np.contract import Config
+from parity_tests._inputs import TREES
+from parity_tests.candidates import leaves, numpy_layer
+from parity_tests.cases import Case
+from parity_tests.error_arrays import ErrArray, delivered, precision, precision_of
+from parity_tests.judge import compare
+from parity_tests.peers import Arrays, Found, Peer
+
+THEIRS = "the library"
+RESULTS = Path(__file__).with_name("results.json")
+
+
+def bounded(config: Config, values: Arrays, inputs: Arrays) -> Any:
+    """The output in float64, and how far anybody who computes in float64 may be from it."""
+    layer = numpy_layer(Case(config.variant, "given", "plain", "float64", given=config), values)
+    layer.set_params({name: ErrArray(x, 0.0) for name, x in layer.params().items()})
+    lifted = {name: ErrArray(x, 0.0) if x.dtype.kind == "f" else x for name, x in inputs.items()}
+    with precision(precision_of("float64")), np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        return delivered(leaves(layer(**lifted))["y"], "float64")
+
+
+def ratio(got: np.ndarray, want: Any) -> float:
+    """The worst error in bounds; infinite where a bound says nothing."""
+    found = compare(got, want)
+    return found["ratio"] if found["vacuous"] == 0 else float("inf")
+
+
+def measured(peer: Peer, folder: Path) -> Iterator[tuple[Found, dict[str, float]]]:
+    """Each layer that is compared, and the worst error in bounds of each that computed it from the library's file."""
+    for found in peer.found(folder):
+        ratios = {}
+        for tree in TREES.values():
+            layer = found.load(tree.package)
+            values = {key: np.asarray(tree.numpy(x)) for key, x in layer.params().items()}
+            want = bounded(layer.config, values, found.inputs)
+            ratios[THEIRS] = max(ratios.get(THEIRS, 0.0), ratio(found.output, want))
+            ratios[tree.name] = ratio(tree(layer, found.inputs)[0], want)
+        yield found, ratios
