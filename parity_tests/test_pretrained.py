@@ -134,7 +134,6 @@ TURNING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         OLD | {"rope_scaling": {"type": "linear", "factor": 2.0}},
         {"rope_base": 10.0, "scaling": "linear", "scaling_factor": 2.0},
     ),
-    "a share of the head": (OLD | {"partial_rotary_factor": 0.5}, {"rope_base": 10.0, "rotary_dim": 2}),
     "dynamic": (
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
         {"rope_base": 10000.0, "scaling": "dynamic", "scaling_factor": 2.0, "original_max_positions": 64},
@@ -182,6 +181,10 @@ UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
     "a field of positions": (
         {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [1, 1]}},
         "'rope_parameters.mrope_section'",
+    ),
+    "a share of the head": (
+        {"partial_rotary_factor": 0.5},
+        "'partial_rotary_factor': expected 1, as this family turns whole heads, got 0.5",
     ),
     "weights in a code": ({"quantization_config": {"bits": 4}}, "'quantization_config'"),
     "heads that are text": ({"num_attention_heads": "3"}, "'num_attention_heads': expected an integer from 0, got '3'"),

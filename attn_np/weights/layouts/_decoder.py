@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Names, Table
-from attn_np.weights.layouts._stated import Stated, rotary
+from attn_np.weights.layouts._stated import Stated, turned
 from attn_np.weights.layouts.llama import LAYOUT as LLAMA
 
 __all__ = ["family", "sizes", "table", "turned", "window"]
@@ -74,18 +74,6 @@ def sizes(stated: Stated, *, kv_heads: int | None = None, head_dim: int | None =
         "num_kv_heads": stated.integer("num_key_value_heads", kv_heads),
         "head_dim": stated.integer("head_dim", head_dim),
     }
-
-
-def turned(stated: Stated, head_dim: int, **more: Any) -> dict[str, Any]:
-    """The fields of rotary positions of a family in which all of a head turns.
-
-    Raises:
-        ConfigMismatchError: the file says that a part of a head turns, which such a model can't do or does not read.
-    """
-    found = rotary(stated, head_dim, **more)
-    if "rotary_dim" in found:
-        stated.refuse("partial_rotary_factor", "1, as this family turns whole heads", found["rotary_dim"] / head_dim)
-    return found
 
 
 def window(stated: Stated, otherwise: int | None = None) -> dict[str, Any]:

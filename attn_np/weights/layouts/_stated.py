@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from attn_np.weights._errors import ConfigMismatchError, listed
 
-__all__ = ["CONFIG", "ROTARY", "Stated", "rotary", "stated_in"]
+__all__ = ["CONFIG", "ROTARY", "Stated", "rotary", "stated_in", "turned"]
 
 CONFIG = "config.json"
 MAX_CONFIG = 2**22
@@ -245,3 +245,15 @@ def stated_in(path: str) -> Stated:
     except (ValueError, RecursionError) as error:
         raise ConfigMismatchError(path, None, "a JSON object", str(error)[:200], "correct or remove it") from None
     return Stated(path, found)
+
+
+def turned(stated: Stated, head_dim: int, **more: Any) -> dict[str, Any]:
+    """The fields of rotary positions of a family in which all of a head turns.
+
+    Raises:
+        ConfigMismatchError: the file says that a part of a head turns, which such a model can't do or does not read.
+    """
+    found = rotary(stated, head_dim, **more)
+    if "rotary_dim" in found:
+        stated.refuse("partial_rotary_factor", "1, as this family turns whole heads", found["rotary_dim"] / head_dim)
+    return found

@@ -7,7 +7,7 @@ queries and keys are ordered for pairs of a number of the first half and one of 
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts._stated import ROTARY, Stated, rotary
+from attn_np.weights.layouts._stated import ROTARY, Stated, turned
 
 
 def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
@@ -22,7 +22,7 @@ def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
         "head_dim": head_dim,
         "qkv_bias": bias,
         "output_bias": bias,
-        **rotary(stated, head_dim),
+        **turned(stated, head_dim),
     }
 
 
