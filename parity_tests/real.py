@@ -189,7 +189,8 @@ def show_pairs(console: Console, found: RealLayer) -> None:
         out.add_column(name, justify="right")
     for one, other in combinations(outputs, 2):
         gap = np.abs(outputs[one] - outputs[other])
-        share = np.max(np.where(gap == 0, 0.0, gap / (2 * bound)), initial=0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):  # a bound is 0 where the number can only be 0
+            share = np.max(np.where(gap == 0, 0.0, gap / (2 * bound)), initial=0.0)
         out.add_row(one, other, f"{np.max(gap, initial=0.0):.2e}", f"{share:.3g}")
     console.print(out)
 

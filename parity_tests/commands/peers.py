@@ -21,10 +21,14 @@ def main(
 
     from rich.table import Table
 
-    from parity_tests import peers
     from parity_tests.cli import console, listed
     from parity_tests.matrix import FRAMEWORKS, prepare
 
+    try:
+        peers = importlib.import_module("parity_tests.peers")
+    except ModuleNotFoundError as missing:
+        console.print(f"[bold red]refused[/] expected {missing.name}, got none; run this in a clone of the project")
+        raise typer.Exit(2) from None
     prepare(FRAMEWORKS)
     measure = importlib.import_module("parity_tests.peers._measure")
     results = json.loads(measure.RESULTS.read_text("utf-8")) if measure.RESULTS.exists() else {}
