@@ -208,7 +208,7 @@ def test_convert_a_layer_of_a_model(tmp_path: Path) -> None:
     said = converted(folder, tmp_path / "ours.safetensors", "--layer", "1")
     assert "left out: model.layers.1." in said
     converted(tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors", "--to", "llama", "--to-layer", "1")
-    held = attn_np.weights.tensors(tmp_path / "theirs.safetensors")
+    held = weights.tensors(tmp_path / "theirs.safetensors")
     whole = llama()
     assert held and all(x.tobytes() == whole[name].tobytes() for name, x in held.items())
 

@@ -28,7 +28,7 @@ def mha(draw: Draw, *, biases: bool = False, **fields: Any) -> Made:
 
 
 HEADS = {"num_heads": 3}
-WIDE = {"key_size": 7, "value_size": 13, "qk_size": 5, "vo_size": 2}
+WIDE: dict[str, Any] = {"key_size": 7, "value_size": 13, "qk_size": 5, "vo_size": 2}
 PEERS = {
     "biases": Module("equinox", "equinox_mha", lambda draw: mha(draw, biases=True, **WIDE), HEADS),
     "no biases": Module("equinox", "equinox_mha", lambda draw: mha(draw, **WIDE), HEADS),

@@ -18,7 +18,7 @@ def linen(draw: Draw, **fields: Any) -> Made:
     module = linen.MultiHeadDotProductAttention(
         num_heads=3, qkv_features=15, dtype="float64", param_dtype="float64", **fields
     )
-    shapes = flatten_dict(jax.eval_shape(module.init, jax.random.key(0), *x.values()), sep=".")
+    shapes: dict[str, Any] = flatten_dict(jax.eval_shape(module.init, jax.random.key(0), *x.values()), sep=".")
     state = {key: draw(*held.shape) for key, held in shapes.items()}
     y = module.apply(unflatten_dict(state, sep="."), *x.values(), mask=seen(heads=True), deterministic=True)
     return Made(state, x | {"mask": seen(heads=True)}, np.asarray(y))
@@ -30,7 +30,7 @@ def nnx(draw: Draw, **fields: Any) -> Made:
     from flax import nnx
 
     x = three(draw, 11, 7)
-    module = nnx.MultiHeadAttention(
+    module: Any = nnx.MultiHeadAttention(
         fields.pop("num_heads", 3),
         11,
         fields.pop("qkv_features", 15),
@@ -45,8 +45,9 @@ def nnx(draw: Draw, **fields: Any) -> Made:
     state: Arrays = {}
     flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
     for path, param in flat:
-        state[".".join(path)] = draw(*param.get_value().shape)
-        param.set_value(jnp.asarray(state[".".join(path)]))
+        key = ".".join(map(str, path))
+        state[key] = draw(*param.get_value().shape)
+        param.set_value(jnp.asarray(state[key]))
     nnx.update(module, nnx.from_flat_state(flat))
     mask = seen()[:, None]
     return Made(state, x | {"mask": mask}, np.asarray(module(*x.values(), mask=mask, sow_weights=True)))

@@ -20,7 +20,7 @@ def called(layer: Any, draw: Draw, x: Arrays, mask: np.ndarray | None, **options
     query, value, key = (ops.convert_to_tensor(x[name], "float64") for name in ("query", "value", "key"))
     with InFloat64():  # Keras takes its products to float32, whatever a layer's dtype is
         y = layer(query, value, key, attention_mask=mask, **options)
-    return Made(state, x if mask is None else x | {"mask": mask[:, None]}, ops.convert_to_numpy(y))
+    return Made(state, x if mask is None else x | {"mask": mask[:, None]}, np.asarray(ops.convert_to_numpy(y)))
 
 
 def mha(draw: Draw, **fields: Any) -> Made:
@@ -44,7 +44,7 @@ def causal(draw: Draw) -> Made:
     import keras
 
     layer = keras.layers.GroupQueryAttention(5, 6, 2, name=LAYER, dtype="float64", flash_attention=False)
-    x = dict.fromkeys(("query", "key", "value"), draw(2, 5, 11))
+    x: Arrays = dict.fromkeys(("query", "key", "value"), draw(2, 5, 11))
     return called(layer, draw, x, None, use_causal_mask=True)
 
 
