@@ -228,6 +228,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "norm": ({"norm": "l2"}, "norm to be one of rms, layer, got 'l2'"),
     "weight": ({"norm_weight": "each"}, "norm_weight to be one of shared, own, got 'each'"),
     "over": ({"norm_over": "all"}, "norm_weight='own' or None over all heads, got 'shared'"),
+    "eps": ({"norm_eps": None}, "norm_eps to be a finite number above 0.0, got None; set norm_eps="),
+    "scale": ({"scale": 10**400}, "scale to be a finite number, got 1000"),
     "turning": ({"rope_base": None, "rotary_dim": 4}, "rope_base for scaling= or rotary_dim=, got none"),
     "scaling": ({"scaling": "yarn"}, "scaling_factor for scaling='yarn', got none"),
 }

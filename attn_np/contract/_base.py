@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from inspect import get_annotations
 from math import prod
+from sys import float_info
 from typing import Any, ClassVar, Literal
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
@@ -198,12 +199,12 @@ class Config:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
             raise field_error(self.variant, f"{name} in [0, 1)", repr(value), "it is the share of weights set to 0")
 
-    def number(self, name: str, *, above: float | None = None) -> None:
-        """The named field is a finite number (above a limit), or None."""
-        value = getattr(self, name)
-        if value is None:
+    def number(self, name: str, *, above: float | None = None, needed: bool = False) -> None:
+        """The named field is a number that float64 holds (above a limit), or None unless it is needed."""
+        if not needed and getattr(self, name) is None:
             return
-        fits = not isinstance(value, bool) and isinstance(value, int | float) and abs(value) < float("inf")
+        value = getattr(self, name)
+        fits = not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= float_info.max
         if not fits or (above is not None and value <= above):
             limit = "" if above is None else f" above {above}"
             raise field_error(self.variant, f"{name} to be a finite number{limit}", repr(value), f"set {name}=")

@@ -138,7 +138,7 @@ class Config(Rotary, _base.Config):
         self.positive("d_model", "num_heads", "num_kv_heads", "head_dim", "value_head_dim")
         self.number("scale")
         self.number("softcap", above=0.0)
-        self.number("norm_eps", above=0.0)
+        self.number("norm_eps", above=0.0, needed=True)
         self.interval("window")
         self.rate("dropout")
         self.flag("causal", "qkv_bias", "output_bias", "sinks", "gate")
