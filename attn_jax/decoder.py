@@ -24,11 +24,17 @@ from attn_jax._rotary import rotate, rotation
 from attn_np.contract.decoder import Config
 
 
+def lifted(c: Config, weight: Array | None) -> Array | None:
+    """The weight of a norm in the dtype that is computed in, where the number that it is kept less is added."""
+    weight = widen(weight)
+    return weight if weight is None or c.norm_offset == 0.0 else weight + c.norm_offset
+
+
 def normed(c: Config, x: Array, weight: Array | None) -> Array:
     """Each head on its own last axis, or all heads of a position as one."""
     if c.norm is None:
         return x
-    shape, weight = x.shape, widen(weight)
+    shape, weight = x.shape, lifted(c, weight)
     if c.norm_over == "all":
         x = x.reshape((*shape[:2], shape[2] * shape[3]))
         weight = None if weight is None else weight.reshape((shape[2] * shape[3],))

@@ -178,6 +178,7 @@ def build(
     norm: str | None = None,
     norm_over: str = "head",
     norm_weight: str | None = "shared",
+    norm_offset: float = 0.0,
     norm_eps: float = 1e-06,
     sinks: bool = False,
     gate: bool = False,

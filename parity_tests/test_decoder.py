@@ -42,7 +42,7 @@ def normal(*shape: int) -> np.ndarray:
 def normed(c: Config, x: list[float], weight: list[float]) -> list[float]:
     mean = sum(x) / len(x) if c.norm == "layer" else 0.0
     size = sqrt(sum((a - mean) ** 2 for a in x) / len(x) + c.norm_eps)
-    return [(a - mean) / size * g for a, g in zip(x, weight, strict=True)]
+    return [(a - mean) / size * (c.norm_offset + g) for a, g in zip(x, weight, strict=True)]
 
 
 def projected(w: Any, name: str, word: list[float]) -> list[list[float]]:
@@ -146,8 +146,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "Qwen 3": {"rope_base": 1e6, "norm": "rms"},
     "Qwen3-Next": {"rope_base": 1e7, "norm": "rms", "rotary_dim": 2, "gate": True},
     "Gemma 2": {"softcap": 50.0, "scale": 144**-0.5, "window": (3, None)},
-    "Gemma 3, window": {"norm": "rms", "scale": 168**-0.5, "window": (3, None)},
-    "Gemma 3, whole": {"norm": "rms", "rope_base": 1e6, "scaling": "linear", "scaling_factor": 8.0},
+    "Gemma 3, window": {"norm": "rms", "norm_offset": 1.0, "scale": 168**-0.5, "window": (3, None)},
+    "Gemma 3, whole": {"norm": "rms", "norm_offset": 1.0, "rope_base": 1e6, "scaling": "linear", "scaling_factor": 8.0},
     "Phi-2": {"num_kv_heads": 4, "rotary_dim": 4, **BOTH},
     "Phi-3": {"window": (5, None), **LONGROPE},
     "GPT-NeoX": {"num_kv_heads": 4, "rotary_dim": 2, **BOTH},
@@ -230,6 +230,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "over": ({"norm_over": "all"}, "norm_weight='own' or None over all heads, got 'shared'"),
     "eps": ({"norm_eps": None}, "norm_eps to be a finite number above 0.0, got None; set norm_eps="),
     "scale": ({"scale": 10**400}, "scale to be a finite number, got 1000"),
+    "offset of nothing": ({"norm_offset": None}, "norm_offset to be a finite number, got None; set norm_offset="),
+    "offset": ({"norm_offset": 1.0}, "a norm with a weight for norm_offset=, got norm=None, norm_weight='shared'"),
     "turning": ({"rope_base": None, "rotary_dim": 4}, "rope_base for scaling= or rotary_dim=, got none"),
     "scaling": ({"scaling": "yarn"}, "scaling_factor for scaling='yarn', got none"),
 }
@@ -250,6 +252,12 @@ MUTANTS = (
         "norm queries and keys once, before they turn",
         "q_rot=rotate(q, cos, sin, c.layout), ",
         "q_rot=normed(c, rotate(q, cos, sin, c.layout), self.w_q_norm), ",
+    ),
+    sinks(
+        "offset of the norm's weight forgotten",
+        "Gemma 3 and Qwen3-Next keep norm weights less 1: add 1 to them",
+        "c.norm_offset == 0.0 else",
+        "c.norm_offset != 0.0 else",
     ),
     gated(
         "norm over all heads made over each",

@@ -28,6 +28,7 @@ class Config(Rotary, _base.Config):
         norm: of queries and keys before they turn: "rms", "layer" (the mean is subtracted first), or None.
         norm_over: "head": each head by itself; "all": all heads of a position together.
         norm_weight: "shared": one weight for all heads; "own": each head has its own; None: without.
+        norm_offset: what is added to the weight of the norm, which is kept less this: 1.0 in Gemma 3 and Qwen3-Next.
         norm_eps: added under the root.
         sinks: each head has a learned score for seeing nothing.
         gate: what a head found is multiplied, number by number, with a sigmoid of the input.
@@ -70,9 +71,10 @@ class Config(Rotary, _base.Config):
         "second half of q_proj, per head (Qwen3-Next)": "w_gate",
         "Llama, Falcon 7B": "num_kv_heads (1 for Falcon 7B); Llama 3.1 also scaling='llama3', rope_base=500000.0",
         "Mistral": "num_kv_heads, window=(W - 1, None)",
-        "Qwen 2; Qwen 3; Qwen3-Next": "qkv_bias; norm='rms'; norm='rms', gate and a quarter of the head in rotary_dim",
+        "Qwen 2; Qwen 3": "qkv_bias; norm='rms'",
+        "Qwen3-Next": "norm='rms', norm_offset=1.0, gate, a quarter of the head in rotary_dim",
         "Gemma 2": "softcap=50.0, scale=query_pre_attn_scalar**-0.5, a window in every other layer",
-        "Gemma 3": "norm='rms', scale; windows with rope_base 10000 in most layers, a million and 'linear' in the rest",
+        "Gemma 3": "norm='rms', norm_offset=1.0, scale; most with a window, the rest with rope_base=1e6, 'linear'",
         "Phi-1, Phi-2, GPT-NeoX": "qkv_bias, output_bias, rotary_dim; Phi-3: scaling='longrope'",
         "GPT-J": "layout='interleaved', rotary_dim=64",
         "Cohere Command R+": "layout='interleaved', norm='layer', norm_weight='own'",
@@ -92,7 +94,7 @@ class Config(Rotary, _base.Config):
     )
     traps = (
         "queries and keys are normed before they turn; normed after, weights stand on numbers that have moved",
-        "Gemma and Qwen3-Next keep norm weights less 1: add 1 when they are read",
+        "Gemma 3 and Qwen3-Next keep norm weights less 1: norm_offset=1.0; left out, the norms are close to 0",
         "transformers keeps Llama's w_q and w_k for layout='half'; Meta's own files are for 'interleaved'",
         "a sliding window of 4096 tokens counts the own one: left is 4095",
         "Cohere's norm has a weight for each head, Qwen 3's one for all, OLMo 2's norm is over all heads at once",
@@ -115,6 +117,7 @@ class Config(Rotary, _base.Config):
     norm: str | None = None
     norm_over: str = "head"
     norm_weight: str | None = "shared"
+    norm_offset: float = 0.0
     norm_eps: float = 0.000001
     sinks: bool = False
     gate: bool = False
@@ -137,6 +140,7 @@ class Config(Rotary, _base.Config):
     def __post_init__(self) -> None:
         self.positive("d_model", "num_heads", "num_kv_heads", "head_dim", "value_head_dim")
         self.number("scale")
+        self.number("norm_offset", needed=True)
         self.number("softcap", above=0.0)
         self.number("norm_eps", above=0.0, needed=True)
         self.interval("window")
@@ -151,6 +155,10 @@ class Config(Rotary, _base.Config):
         if self.norm_over == "all":
             own = self.norm_weight != "shared"
             _base.require(own, self.variant, "norm_weight='own' or None over all heads", "'shared'", "set norm_weight=")
+        if self.norm_offset != 0.0:
+            learned = self.norm is not None and self.norm_weight is not None
+            got = f"norm={self.norm!r}, norm_weight={self.norm_weight!r}"
+            _base.require(learned, self.variant, "a norm with a weight for norm_offset=", got, "leave norm_offset out")
         if self.rope_base is not None or self.scaling is not None or self.rotary_dim is not None:
             self.check_rotary()
             turns = self.rope_base is not None
@@ -173,10 +181,11 @@ class Config(Rotary, _base.Config):
         found |= {"w_o": Param("h v d", "h v")}
         found |= biases if self.qkv_bias else {}
         found |= {"b_o": Param("d", "h v")} if self.output_bias else {}
+        start = 1.0 - self.norm_offset
         if self.norm is not None and self.norm_weight == "shared":
-            found |= {"w_q_norm": Param("k", "k", start=1.0), "w_k_norm": Param("k", "k", start=1.0)}
+            found |= {"w_q_norm": Param("k", "k", start=start), "w_k_norm": Param("k", "k", start=start)}
         if self.norm is not None and self.norm_weight == "own":
-            found |= {"w_q_all": Param("h k", "k", start=1.0), "w_k_all": Param("g k", "k", start=1.0)}
+            found |= {"w_q_all": Param("h k", "k", start=start), "w_k_all": Param("g k", "k", start=start)}
         return found | ({"sinks": Param("h", "k")} if self.sinks else {})
 
     def arguments(self) -> dict[str, Arg]:
@@ -227,6 +236,7 @@ EXAMPLES = {
         qkv_bias=True,
         output_bias=True,
         norm="rms",
+        norm_offset=1.0,
         sinks=True,
         rotary_dim=4,
         max_positions=13,
