@@ -93,6 +93,37 @@ GEMMA2: Fields = {
     "sliding_window_size": 4096,
 }
 OURG: Fields = {"d_model": 4608, "num_heads": 32, "num_kv_heads": 16, "head_dim": 128, "scale": 144**-0.5}
+GEMMA3: Fields = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": None,
+    "head_dim": 128,
+    "hidden_size": 5376,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 131072,
+    "query_pre_attn_scalar": 168,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    "rope_theta": 1000000,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+}
+BOTH3: Fields = {
+    "rope_scaling": None,
+    "rope_parameters": {
+        "full_attention": {"factor": 8.0, "rope_theta": 1000000, "rope_type": "linear"},
+        "sliding_attention": {"rope_theta": 10000, "rope_type": "default"},
+    },
+}
+OFFSET: Fields = {"norm": "rms", "norm_offset": 1.0}
+OURG3: Fields = {"d_model": 5376, "num_heads": 32, "num_kv_heads": 16, "head_dim": 128, "scale": 168**-0.5} | OFFSET
+FAR: Fields = {"rope_base": 1000000, "scaling": "linear", "scaling_factor": 8.0}
 PHI3: Fields = {
     "architectures": ["Phi3ForCausalLM"],
     "model_type": "phi3",
@@ -236,6 +267,24 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
         1,
         decoder(d_model=2304, num_heads=8, num_kv_heads=4, head_dim=256, scale=1 / 16, softcap=50.0),
     ),
+    "Gemma 3 27B, window": (GEMMA3, 60, decoder(**OURG3, rope_base=10000, window=(1023, None))),
+    "Gemma 3 27B, whole": (GEMMA3, 59, decoder(**OURG3, **FAR)),
+    "Gemma 3 27B as it is written now, window": (
+        GEMMA3 | BOTH3,
+        0,
+        decoder(**OURG3, rope_base=10000, window=(1023, None)),
+    ),
+    "Gemma 3 27B as it is written now, whole": (GEMMA3 | BOTH3, 5, decoder(**OURG3, **FAR)),
+    "Gemma 3 that says little, window": (
+        {"model_type": "gemma3_text", "hidden_size": 2304, "num_attention_heads": 8},
+        4,
+        decoder(d_model=2304, num_heads=8, num_kv_heads=4, head_dim=256, scale=1 / 16, window=(4095, None), **OFFSET),
+    ),
+    "Gemma 3 that says little, whole": (
+        {"model_type": "gemma3_text", "hidden_size": 2304, "num_attention_heads": 8},
+        5,
+        decoder(d_model=2304, num_heads=8, num_kv_heads=4, head_dim=256, scale=1 / 16, rope_base=1e6, **OFFSET),
+    ),
     "Phi-4 mini, as small as a toy": (PHI3, 1, decoder(**OURS_PHI, **LONG, rotary_dim=6, original_max_positions=4096)),
     "Phi-3 mini 4k, as small as a toy": (
         PHI3 | {"rope_scaling": None, "partial_rotary_factor": None, "sliding_window": 2047},
@@ -289,6 +338,22 @@ REFUSED: dict[str, tuple[Fields, str]] = {
     ),
     "Gemma 2 with a scale of nothing": (GEMMA2 | {"query_pre_attn_scalar": 0}, "expected a layer that can be"),
     "Gemma 2 with two windows": (GEMMA2 | {"sliding_window_size": 512}, "'sliding_window_size': expected one of 4096"),
+    "Gemma 3 in both directions": (
+        GEMMA3 | {"use_bidirectional_attention": True},
+        "'use_bidirectional_attention': expected one of False",
+    ),
+    "Gemma 3 with a cap": (GEMMA3 | {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping': expected none"),
+    "Gemma 3 without a base in its windows": (
+        GEMMA3 | {"rope_parameters": {"sliding_attention": {"rope_type": "default"}}},
+        "'rope_parameters.sliding_attention.rope_theta': expected this field, got none",
+    ),
+    "Gemma 3 with one kind of positions": (
+        GEMMA3 | {"rope_parameters": {"rope_theta": 10000.0}},
+        "'rope_parameters.sliding_attention': expected the positions of such layers, got none",
+    ),
+    "Gemma 3 scaled twice": (GEMMA3 | BOTH3 | {"rope_scaling": {"factor": 8.0}}, "'rope_scaling': expected fields"),
+    "Gemma 3 in no pattern": (GEMMA3 | {"sliding_window_pattern": 0}, "expected a layer that can be"),
+    "Gemma 3 that sees pictures": ({"model_type": "gemma3", "text_config": GEMMA3}, "'model_type': expected the name"),
     "Phi-3 with the first name of its factors": (
         PHI3 | {"rope_scaling": {"long_factor": [1], "short_factor": [1], "type": "su"}},
         "'rope_scaling.rope_type': expected one of .*, got 'su'",
