@@ -604,18 +604,21 @@ class Layer(Generic[C]):
             cache: from `init_cache` or the step before.
             valid: `b t`, True = a real position; all of them by default.
             tape: gets every named intermediate.
-            arguments: what else the layer takes of new positions.
+            arguments: what else the layer takes of new positions. No mask, bias or keep: their keys would be slots of
+                the cache; no `return_weights` either: the tape has them.
 
         Raises:
+            TypeError: a cache of another package, or none.
             ValueError: a cache of another layer, or no room in it, where the lengths are known. Under jit and compile
                 nothing is written then, the outputs without room are NaN and `cache.overrun` says so.
         """
-        from attn_np._cache import closed, opened  # it is written in this module's operations
-        from attn_np.contract._decode import check_step
+        from attn_np._cache import Cache, closed, opened  # it is written in this module's operations
+        from attn_np.contract._decode import check_given, check_step
 
-        given = specs(self.config.variant, query=query, valid=valid)
-        held = {name: tuple(x.shape) for name, x in cache.arrays.items()}
-        check_step(self.config, self.training, given["query"], given["valid"], held)
+        given = check_given(self.config, cache, Cache, **arguments)
+        sizes, v = self.check(query=query, **given), self.config.variant
+        held = {name: spec_of(v, f"the cache's {name}", x) for name, x in cache.arrays.items()}
+        check_step(self.config, self.training, sizes, spec_of(v, "valid", valid), held)
         past = opened(self.config, cache, query, valid)
         return closed(past, self(query, past=past, tape=tape, **arguments))  # type: ignore[operator]
 

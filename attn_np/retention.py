@@ -205,7 +205,7 @@ class Retention(Layer[Config]):
     ) -> Array:
         """Where the padding mask is False a position is not there: no state fades, and its context is 0.
 
-        In a step `valid` says so of new positions; one that a mask hides there counts where positions turn.
+        In a step `valid` says so of new positions.
         """
         n = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)

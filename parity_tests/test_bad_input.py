@@ -272,7 +272,7 @@ def bad_broadcasts(name: str, x: np.ndarray) -> Iterator[Bad]:
         if size > 2:
             short = np.take(x, range(size - 1), axis=axis)
             yield Bad(f"{name} too short on axis {axis}", name, short, ValueError, words)
-    yield Bad(f"{name} of too high a rank", name, x[None], ValueError, words)
+    yield Bad(f"{name} of too high a rank", name, x[None], ValueError, "; remove axes")
 
 
 @pytest.mark.parametrize(("variant", "example"), EXAMPLES)

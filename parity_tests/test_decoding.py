@@ -375,6 +375,34 @@ BAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         lambda layer, x: layer.step(x, layer.init_cache(2, 3), valid=x[:1, :, 0] > 0),
         "valid of shape (2, 2), got (1, 2)",
     ),
+    "no axis t": (lambda layer, x: layer.step(x[:, 0], layer.init_cache(2, 3)), "query of shape (b, t, d=WIDTH), got"),
+    "width": (lambda layer, x: layer.step(x[..., 1:], layer.init_cache(2, 1)), "query of shape (b, t, d=WIDTH), got"),
+    "old keys": (
+        lambda layer, x: layer.step(x[:, :1], layer.init_cache(2, 3), key=x, value=x),
+        "keys of the new positions, s=t=1, got s=2; the cache has those before",
+    ),
+    "no cache": (lambda layer, x: layer.step(x, None), "a cache of TREE, got NoneType; call the layer's init_cache"),
+    "arrays": (lambda layer, x: layer.step(x, {"k": x}), "a cache of TREE, got dict; call the layer's init_cache"),
+    "foreign arrays": (
+        lambda layer, x: layer.step(x, replace(layer.init_cache(2, 3), arrays={"k": [1], "v": [1]})),
+        "the cache's k as a ",
+    ),
+    "mask": (
+        lambda layer, x: layer.step(x, layer.init_cache(2, 3), mask=x[:, None, :1, :1] > 0),
+        "step without mask, got one; give padding of new positions as valid=",
+    ),
+    "bias": (
+        lambda layer, x: layer.step(x, layer.init_cache(2, 3), bias=x[:, None, :1, :1]),
+        "step without bias, got one; call the layer on whole sequences",
+    ),
+    "keep": (
+        lambda layer, x: layer.step(x, layer.init_cache(2, 3), keep=x[:, None, :1, :1] > 0),
+        "step without keep, got one; call the layer on whole sequences",
+    ),
+    "weights": (
+        lambda layer, x: layer.step(x, layer.init_cache(2, 3), return_weights=True),
+        "step without return_weights, got it; give tape={} and read the weights from it",
+    ),
 }
 
 
@@ -386,13 +414,49 @@ def test_a_step_that_cannot_be_right_is_refused(mistake: str, tree: str) -> None
     call, words = BAD[mistake]
     with pytest.raises((ValueError, TypeError)) as error:
         call(layer, array_of(tree)(todo.x[:, :2]))
+    words = words.replace("WIDTH", str(todo.x.shape[-1])).replace("TREE", tree)
     assert str(error.value).startswith(f"mha: expected {words}")
+
+
+def whole_arguments() -> list[tuple[str, str]]:
+    """Every argument of a layer that decodes, by the first of its examples, that a step cannot take."""
+    return [
+        (variant, name)
+        for variant, example in first_examples()
+        for name, arg in contract.examples(variant)[example].arguments().items()
+        if arg.kind in ("mask", "bias", "keep", "marks")
+    ]
+
+
+@pytest.mark.parametrize(("variant", "name"), whole_arguments())
+def test_a_step_takes_nothing_with_an_axis_of_keys(variant: str, name: str) -> None:
+    """Refused in all trees by the same words, with nothing written; None is taken as left out."""
+    todo = work(variant, dict(first_examples())[variant])
+    for tree in TREES:
+        layer, to = import_module(tree).build(variant, dtype="float64", **todo.config.as_dict()), array_of(tree)
+        kept, x = layer.init_cache(BATCH, T, dtype="float64", **todo.sizes()), to(todo.x[:, :1])
+        more = {n: to(a[:, :1]) for n, a in todo.more.items()}
+        with pytest.raises(ValueError, match=f"^{variant}: expected step without {name}, got one; "):
+            layer.step(x, kept, **more, **{name: to(np.ones((1, 1), bool))})
+        assert not any(bare(a).any() for a in kept.arrays.values())
+    layer.step(x, kept, **more, **{name: None})
+
+
+def test_a_cache_of_another_package_is_refused() -> None:
+    layers = {tree: import_module(tree).build("mha", d_model=6, num_heads=2, causal=True) for tree in TREES}
+    x = np.ones((1, 1, 6), np.float32)
+    for tree in TREES:
+        for other in set(TREES) - {tree}:
+            with pytest.raises(TypeError, match=f"mha: expected a cache of {tree}, got {other}._cache.Cache; call the"):
+                layers[tree].step(array_of(tree)(x), layers[other].init_cache(1, 2))
 
 
 @pytest.mark.parametrize("tree", TREES)
 def test_what_does_not_decode_says_why(tree: str) -> None:
     build = import_module(tree).build
-    with pytest.raises(ValueError, match="mha: expected a layer that decodes, got causal=False"):
+    with pytest.raises(
+        ValueError, match="mha: expected a layer that decodes, got causal=False; build it with causal=True"
+    ):
         build("mha", d_model=6, num_heads=2).init_cache(2, 3)
     with pytest.raises(ValueError, match="additive: expected a layer that decodes"):
         build("additive", query_dim=6, hidden_dim=5).init_cache(2, 3)

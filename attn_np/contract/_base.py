@@ -316,9 +316,10 @@ class Config:
             got in (1, want) for got, want in zip(reversed(shape), reversed(full), strict=False)
         )
         if not fits:
+            many = len(shape) > len(full)
+            todo = "remove axes" if many else "add axes of size 1 where it does not vary"
             raise ValueError(
-                f"{self.variant}: expected {name} broadcastable to {show(arg.axes, sizes)}, got {shape}; "
-                f"add axes of size 1 where it does not vary"
+                f"{self.variant}: expected {name} broadcastable to {show(arg.axes, sizes)}, got {shape}; {todo}"
             )
 
 

@@ -7,6 +7,8 @@ from attn_np.contract._base import Config, Spec, require
 
 # One more slot than there is room for takes the entries that are not to be kept.
 SPARE = 1
+# Kinds of arguments that speak of a whole sequence.
+WHOLE = ("mask", "bias", "keep", "marks")
 
 
 def slots(config: Config, max_length: int) -> int:
@@ -26,7 +28,9 @@ def cache_shapes(
     for name, size in {"batch_size": batch_size, "max_length": max_length, **sizes}.items():
         fits = isinstance(size, int) and not isinstance(size, bool) and size >= 1
         require(fits, v, f"{name} to be an integer of at least 1", repr(size), f"set {name}=")
-    require(bool(config.cached()), v, "a layer that decodes", config.no_cache(), "see its contract's fields")
+    why = config.no_cache()
+    todo = "build it with causal=True" if why == "causal=False" else "see its contract's fields"
+    require(bool(config.cached()), v, "a layer that decodes", why, todo)
     known = {**sizes, **config.sizes(), "b": batch_size, "s": slots(config, max_length) + SPARE}
     axes = {name: letters.split() for name, letters in config.cached().items()}
     open_ = sorted({letter for letters in axes.values() for letter in letters} - set(known))
@@ -34,30 +38,59 @@ def cache_shapes(
     return {name: tuple(known[letter] for letter in letters) for name, letters in axes.items()}
 
 
-def check_step(
-    config: Config, training: bool, query: Spec | None, valid: Spec | None, cache: Mapping[str, tuple[int, ...]]
-) -> None:
-    """Refuse a step that cannot be right, before anything is written.
+def check_given(config: Config, cache: Any, kind: type, **arguments: Any) -> dict[str, Any]:
+    """Refuse a step with what is no cache, or with an argument that has no place in one.
+
+    Returns:
+        The arguments of `arguments()` among those given, which `check` takes.
 
     Raises:
-        ValueError: no new position, a cache of another layer or batch, a layer that would drop weights at random.
-        TypeError: `valid` of another dtype than bool.
+        TypeError: a cache of another package, or none.
+        ValueError: a mask, a bias or anything else with an axis of keys: those of a step are the slots of its cache.
     """
     v = config.variant
+    if not isinstance(cache, kind):
+        other = type(cache)
+        got = f"{other.__module__}.{other.__qualname__}".removeprefix("builtins.")
+        todo = "call the layer's init_cache, or give the cache of the step before"
+        raise TypeError(f"{v}: expected a cache of {kind.__module__.partition('.')[0]}, got {got}; {todo}")
+    known = config.arguments()
+    for name, x in arguments.items():
+        if name in known and known[name].kind in WHOLE and x is not None:
+            todo = "give padding of new positions as valid=" if name == "mask" else "call the layer on whole sequences"
+            raise ValueError(f"{v}: expected step without {name}, got one; {todo}")
+    todo = "give tape={} and read the weights from it"
+    require(not arguments.get("return_weights"), v, "step without return_weights", "it", todo)
+    return {name: x for name, x in arguments.items() if name in known}
+
+
+def check_step(
+    config: Config, training: bool, sizes: Mapping[str, int], valid: Spec | None, cache: Mapping[str, Spec | None]
+) -> None:
+    """Refuse a step that cannot be right, before anything is written; `sizes` are those that `check` found.
+
+    Raises:
+        ValueError: no new position, keys of others, a cache of another layer or batch, a layer that would drop weights
+            at random.
+        TypeError: `valid` of another dtype than bool.
+    """
+    v, batch, new = config.variant, sizes["b"], sizes["t"]
     dropping = training and getattr(config, "dropout", 0) > 0
     require(not dropping, v, "a layer in evaluation mode to decode with", "training mode and dropout", "call eval()")
-    shape: tuple[int, ...] = () if query is None else query[0]
-    batch, new = (*shape, 0, 0)[:2]
-    require(len(shape) > 1 and new > 0, v, "a query of at least one new position", shape, "pass (b, t, d)")
+    require(new > 0, v, "a query of at least one new position", f"t={new}", "pass (b, t, d)")
+    keys = sizes.get("s", new)
+    require(keys == new, v, f"keys of the new positions, s=t={new}", f"s={keys}", "the cache has those before")
     known = config.cached()
     require(set(cache) == set(known), v, f"a cache of {', '.join(known)}", ", ".join(cache), "call init_cache")
-    sizes = {**config.sizes(), "b": batch}
+    fixed = {letter: n for letter, n in sizes.items() if letter != "s"}
     for name, axes in known.items():
-        want = tuple(sizes.get(letter, n) for letter, n in zip(axes.split(), cache[name], strict=False))
-        fits = want == cache[name] and len(axes.split()) == len(want)
-        require(fits, v, f"the cache's {name} of shape {want}", cache[name], "call init_cache for this layer and batch")
+        shape = (cache[name] or ((), ""))[0]
+        want = tuple(fixed.get(letter, n) for letter, n in zip(axes.split(), shape, strict=False))
+        fits = want == shape and len(axes.split()) == len(want)
+        require(fits, v, f"the cache's {name} of shape {want}", shape, "call init_cache for this layer and batch")
     if valid is not None:
-        require(valid[0] == shape[:2], v, f"valid of shape {shape[:2]}", valid[0], "say of each position if it is real")
+        shape = (batch, new)
+        require(valid[0] == shape, v, f"valid of shape {shape}", valid[0], "say of each position if it is real")
         if valid[1] != "bool":
             raise TypeError(f"{v}: expected a boolean valid (True = a real position), got {valid[1]}; pass valid == 1")
 
