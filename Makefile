@@ -147,4 +147,4 @@ endif
 help:  ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	    /^[a-z]+:.*## / { sub(/:.*/, "", $$1); printf "  make %-8s %s\n", $$1, $$2 }' Makefile
-	@printf '\nVariables: VENV=$(VENV) PYTHON=$(PYTHON) PIP_ARGS= INSTALL=1 JOBS=$(JOBS) PARITY_ARGS= PYTEST_ARGS= BENCH_ARGS=\n'
+	@printf '\nVariables: VENV=$(VENV) PYTHON=$(PYTHON) PIP_ARGS= INSTALL=1 JOBS=$(JOBS) PARITY_ARGS= PYTEST_ARGS=\n'
