@@ -228,6 +228,12 @@ def build(
     use_bias: bool = True,
     lambda_init: float | None = None,
     depth: int = 1,
+    num_kv_heads: int | None = None,
+    norm_weight: bool = True,
+    norm_eps: float = 1e-05,
+    rope_base: float | None = None,
+    layout: str = "half",
+    max_positions: int | None = None,
 ) -> DifferentialAttention: ...
 @overload
 def build(

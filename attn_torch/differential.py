@@ -1,8 +1,8 @@
 """Differential attention: the difference of two softmax maps, so that what both see cancels."""
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
-from attn_np.contract.differential import EPS, Config
+from attn_np.contract.differential import Config
 from attn_torch._cache import Past, remember
 from attn_torch._core import (
     Array,
@@ -18,6 +18,7 @@ from attn_torch._core import (
     linear,
     output,
     record,
+    repeat_heads,
     rms_norm,
     shown,
     softmax,
@@ -25,6 +26,7 @@ from attn_torch._core import (
     visible,
     widen,
 )
+from attn_torch._rotary import rotate, rotation
 
 
 def of_pair(x: Array) -> Array:
@@ -32,20 +34,27 @@ def of_pair(x: Array) -> Array:
     return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))[:, :, None]
 
 
+def turned(x: Array, cos: Array | None, sin: Array | None, layout: str, *, back: bool = False) -> Array:
+    """Queries or keys, `b t h r k`, by their positions: those of both maps by the same angles."""
+    if cos is None or sin is None:
+        return x
+    return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, back=back)
+
+
 class DifferentialAttention(Layer[Config]):
     """The difference of two softmax maps, so that what both see cancels."""
 
     w_q: Float[Array, "d h r k"]
-    w_k: Float[Array, "i h r k"]
-    w_v: Float[Array, "j h v"]
+    w_k: Float[Array, "i g r k"]
+    w_v: Float[Array, "j g v"]
     w_o: Float[Array, "h v d"]
     b_q: Float[Array, "h r k"] | None
-    b_k: Float[Array, "h r k"] | None
-    b_v: Float[Array, "h v"] | None
+    b_k: Float[Array, "g r k"] | None
+    b_v: Float[Array, "g v"] | None
     b_o: Float[Array, "d"] | None
     lambda_q: Float[Array, "r k"]
     lambda_k: Float[Array, "r k"]
-    w_norm: Float[Array, "v"]
+    w_norm: Float[Array, "v"] | None
 
     def forward(  # twin: torch calls its entry point forward
         self,
@@ -56,18 +65,23 @@ class DifferentialAttention(Layer[Config]):
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
         keep: Bool[Array, "..."] | None = None,
+        positions: Int[Array, "b t"] | None = None,
         tape: Tape = None,
         return_weights: bool = False,
         past: Past | None = None,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
         allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
         query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        positions = record(tape, positions=positions)
         q = linear("btd,dhrk->bthrk", query, self.w_q, self.b_q)
-        k = linear("bsi,ihrk->bshrk", key, self.w_k, self.b_k)
-        v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
+        k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
+        v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
+        cos, sin = rotation(c, positions, n["t"], like=query, past=past)
+        q, k = record(tape, q_rot=turned(q, cos, sin, c.layout), k_rot=turned(k, cos, sin, c.layout))
         k, v = remember(past, k=k, v=v)
+        k, v = repeat_heads(k, q), repeat_heads(v, q)
         q, k, v = hide("bhts->bthrk", allowed, q), hide("bhts->bshrk", allowed, k), hide("bhts->bshv", allowed, v)
         q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
@@ -87,6 +101,6 @@ class DifferentialAttention(Layer[Config]):
         probs = record(tape, probs=maps[:, :, 0] - factor * maps[:, :, 1])
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
-        normed = record(tape, normed=rms_norm(context, self.w_norm, EPS) * (1.0 - c.start()))
+        normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.start()))
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, self.b_o))
         return output(dtype, y, probs, return_weights)

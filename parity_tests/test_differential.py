@@ -1,6 +1,6 @@
 """Differential attention against scalar loops, and against PyTorch's own attention and norm put together."""
 
-from math import exp, sqrt, tanh
+from math import cos, exp, sin, sqrt, tanh
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,25 @@ def start(config: Config) -> float:
     return 0.8 - 0.6 * exp(-0.3 * (config.depth - 1)) if config.lambda_init is None else config.lambda_init
 
 
-def loops(config: Config, w: Any, query: Any, key: Any, value: Any, mask: Any, bias: Any, keep: Any) -> tuple[Any, Any]:
+def turned(c: Config, words: list[list[float]], places: Any) -> list[list[float]]:
+    """Pairs of numbers turn as the hands of clocks do, the further the later they stand."""
+    if c.rope_base is None:
+        return words
+    found = []
+    for word, place in zip(words, places, strict=True):
+        out, half = list(word), len(word) // 2
+        for i in range(half):
+            m = place * c.rope_base ** (-i / half)
+            first, second = (i, i + half) if c.layout == "half" else (2 * i, 2 * i + 1)
+            out[first] = word[first] * cos(m) - word[second] * sin(m)
+            out[second] = word[first] * sin(m) + word[second] * cos(m)
+        found.append(out)
+    return found
+
+
+def loops(
+    config: Config, w: Any, places: Any, query: Any, key: Any, value: Any, mask: Any, bias: Any, keep: Any
+) -> tuple[Any, Any]:
     """Output of one batch row, and the difference of the maps of every head."""
 
     def part(name: str, words: Any, *at: int) -> list[list[float]]:
@@ -61,8 +79,11 @@ def loops(config: Config, w: Any, query: Any, key: Any, value: Any, mask: Any, b
     first, second = (exp(dot(w["lambda_q"][r], w["lambda_k"][r])) for r in (0, 1))
     factor, t, s = first - second + start(config), len(query), len(key)
     y, weights = [list(w.get("b_o", [0.0] * config.d_model)) for _ in query], []
+    group = config.num_heads // (config.num_kv_heads or config.num_heads)
     for h in range(config.num_heads):
-        v, pair = part("v", value, h), [(part("q", query, h, r), part("k", key, h, r)) for r in (0, 1)]
+        g = h // group
+        v, pair = part("v", value, g), [(part("q", query, h, r), part("k", key, g, r)) for r in (0, 1)]
+        pair = [(turned(config, q, places), turned(config, k, places)) for q, k in pair]
         own = []
         for i in range(t):
             maps = []
@@ -78,8 +99,9 @@ def loops(config: Config, w: Any, query: Any, key: Any, value: Any, mask: Any, b
             own.append([a - factor * b for a, b in zip(*maps, strict=True)])
             used = [a / (1 - config.dropout) if on else 0.0 for a, on in zip(own[i], keep[h][i], strict=True)]
             found = [sum(a * word[c] for a, word in zip(used, v, strict=True)) for c in range(len(v[0]))]
-            root = sqrt(dot(found, found) / len(found) + 1e-5)
-            for x, gain, row in zip(found, w["w_norm"], w["w_o"][h], strict=True):
+            root = sqrt(dot(found, found) / len(found) + config.norm_eps)
+            gains = w.get("w_norm", [1.0] * len(found))
+            for x, gain, row in zip(found, gains, w["w_o"][h], strict=True):
                 share = (1 - start(config)) * x / root * gain
                 y[i] = [a + share * b for a, b in zip(y[i], row, strict=True)]
         weights.append(own)
@@ -92,9 +114,11 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     key = inputs.get("key", query)
     value = inputs.get("value", key)
     shape = (query.shape[0], config.num_heads, query.shape[1], key.shape[1])
+    places = inputs.get("positions", np.broadcast_to(np.arange(query.shape[1]), query.shape[:2]))
     config, rows = each_row(config, inputs, (query, key, value), shape)
     w = {name: p.tolist() for name, p in params.items()}
-    return stacked([loops(config, w, *row) for row in rows], "y", "out1")
+    found = [loops(config, w, at.tolist(), *row) for row, at in zip(rows, places, strict=True)]
+    return stacked(found, "y", "out1")
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -186,12 +210,28 @@ def test_default_widths() -> None:
     assert (shapes["w_q"], shapes["w_v"], shapes["w_o"]) == ((12, 2, 2, 3), (12, 2, 6), (2, 6, 12))
 
 
+# Where the axis of heads stands in what makes keys and values, from the end.
+KV_AXES = {"w_k": 3, "b_k": 3, "w_v": 2, "b_v": 2}
+
 REFUSED = {
     "odd": (
         {"d_model": 6},
         "d_model divisible by num_heads and by 2, got d_model=6, num_heads=2; change one of them or set head_dim=",
     ),
     "start": ({"lambda_init": 1.0}, "lambda_init in [0, 1), got 1.0; it is what the second map starts from"),
+    "groups": (
+        {"num_kv_heads": 3},
+        "num_heads divisible by num_kv_heads, got num_heads=2, num_kv_heads=3; "
+        "give every key/value head the same number of query heads",
+    ),
+    "positions of nothing": (
+        {"max_positions": 8},
+        "no max_positions without rope_base, got 8; nothing turns: leave it out",
+    ),
+    "positions of two sequences": (
+        {"rope_base": 10.0, "key_dim": 3},
+        "no key_dim with rope_base, got 3; positions turn one sequence: leave it out",
+    ),
     "depth": ({"depth": 0}, "depth to be an integer of at least 1, got 0; set depth="),
 }
 
@@ -204,12 +244,31 @@ def test_fields_that_cannot_be_right(tree: Tree, why: str) -> None:
     assert str(caught.value) == f"differential: expected {words}"
 
 
+def test_positions_turn_one_sequence(tree: Tree) -> None:
+    """Keys of another sequence have places of their own, which nobody gave."""
+    config = Config(d_model=8, num_heads=2, rope_base=10.0)
+    layer = layer_of(tree, config, weights_of(config))
+    with pytest.raises(ValueError, match="differential: expected no key with rope_base, got some; positions turn one"):
+        tree(layer, {"query": normal(1, 3, 8), "key": normal(1, 5, 8)})
+
+
+def test_shared_heads_are_equal_heads(tree: Tree) -> None:
+    """Every query head with a copy of the keys and values of its group, neighbours sharing one: the same numbers."""
+    fields: dict[str, Any] = {"d_model": 24, "num_heads": 6, "causal": True, "rope_base": 50.0, "norm_weight": False}
+    config = Config(num_kv_heads=3, **fields)
+    w, inputs = weights_of(config), {"query": normal(2, 5, 24)}
+    copies = {name: np.repeat(w[name], 2, axis=w[name].ndim - n) for name, n in KV_AXES.items()}
+    (y,) = tree(layer_of(tree, config, w), inputs)
+    assert ratio(y, bounded(Config(**fields), inputs, w | copies)["y"]) <= 1
+
+
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
 PROBS, NORMED = (
     "probs=maps[:, :, 0] - factor * maps[:, :, 1]",
-    "rms_norm(context, self.w_norm, EPS) * (1.0 - c.start())",
+    "rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.start())",
 )
+TURNED = "return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, back=back)"
 FACTOR = "factor=raised[:1] - raised[1:] + c.start()"
 first, causal = (at("differential.py", "differential", example) for example in ("cross", "causal"))
 
@@ -243,7 +302,27 @@ MUTANTS = (
         "norm of the heads left out",
         "normalise what each head found by the root of its mean square",
         NORMED,
-        "context * self.w_norm * (1.0 - c.start())",
+        "context * (1.0 - c.start())",
+    ),
+    causal(
+        "positions of the first map alone",
+        "turn the queries and keys of both maps by their positions",
+        TURNED,
+        f"{TURNED.replace('(x,', '(x[..., :1, :],').replace('return ', 'return concatenate([')}, x[..., 1:, :]], 3)",
+        needs=("concatenate",),
+    ),
+    causal(
+        "shared heads repeated as a block",
+        "query head h uses key and value head h // r: copies of one stand beside each other",
+        "k, v = repeat_heads(k, q), repeat_heads(v, q)",
+        "k, v = repeat_heads(k, q), concatenate([v, v], 2)",
+        needs=("concatenate",),
+    ),
+    causal(
+        "another number under the root",
+        "the norm adds norm_eps to the mean square",
+        NORMED,
+        NORMED.replace("c.norm_eps", "1e-6"),
     ),
     first(
         "gradient of the factor with one sign",

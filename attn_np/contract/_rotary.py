@@ -23,24 +23,27 @@ NUMBERS = tuple(dict.fromkeys(name for told in KINDS.values() for names in told 
 
 
 class Rotary:
-    """What a Config with rotary positions has besides its fields: their checks and the angles that follow from them."""
+    """What a Config with rotary positions has besides its fields: their checks and the angles that follow from them.
+
+    A contract has the base, the layout and those of the others that it names as fields; the rest stay as they are here.
+    """
 
     variant: ClassVar[str]
     rope_base: Any  # a number; None where a contract has layers without positions
-    rotary_dim: int | None
+    rotary_dim: int | None = None
     layout: str
-    max_positions: int | None
-    scaling: str | None
-    scaling_factor: float | None
-    original_max_positions: int | None
-    low_freq_factor: float | None
-    high_freq_factor: float | None
-    beta_fast: float | None
-    beta_slow: float | None
-    truncate: bool
-    attention_factor: float | None
-    short_factor: tuple[float, ...] | None
-    long_factor: tuple[float, ...] | None
+    max_positions: int | None = None
+    scaling: str | None = None
+    scaling_factor: float | None = None
+    original_max_positions: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    truncate: bool = True
+    attention_factor: float | None = None
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
 
     def rotary_width(self) -> int:
         """How many of a head's numbers turn."""

@@ -4,14 +4,12 @@ from dataclasses import dataclass
 from math import exp
 
 from attn_np.contract import mha
-from attn_np.contract._base import Param, require
-
-# Under the root of the norm of every head.
-EPS = 1e-5
+from attn_np.contract._base import Arg, Param, Spec, require
+from attn_np.contract._rotary import Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(mha.Config):
+class Config(Rotary, mha.Config):
     """Fields of differential attention: those of multi-head attention, and what the second map is multiplied by.
 
     Attributes:
@@ -29,6 +27,13 @@ class Config(mha.Config):
         use_bias: biases on the four projections.
         lambda_init: what the factor of the second map starts from, in [0, 1); from the depth by default.
         depth: number of the layer from 1; without lambda_init that is 0.8 - 0.6 exp(-0.3 (depth - 1)).
+        num_kv_heads: how many heads of keys and values there are; num_heads by default, which it must divide.
+        norm_weight: the norm of what a head found has a weight.
+        norm_eps: added under the root of that norm.
+        rope_base: pair i of a map's queries and keys turns by rope_base^(-2i / head_dim) from one position to the next,
+            in self-attention; None: nothing turns.
+        layout: "half", a pair is a number of the first half and one of the second, or "interleaved", two neighbours.
+        max_positions: what positions stay under where a call gives them; without it a call can't.
     """
 
     layer = "DifferentialAttention"
@@ -48,19 +53,30 @@ class Config(mha.Config):
         "lambda_q1, lambda_q2; lambda_k1, lambda_k2": "lambda_q[r], lambda_k[r]",
         "lambda": "factor",
         "head_i, its norm": "context, normed",
+        "the authors' code": "num_kv_heads, rope_base; DiffLlama besides norm_weight=False",
     }
-    cost = "time b t s h (2 k + v); memory 2 b h t s; half as many heads as mha cost the same"
+    cost = (
+        "time b t s h (2 k + v); memory 2 b h t s; half as many heads as mha cost the same; the cache holds "
+        "g (2 k + v) numbers for each position"
+    )
     paper = "Ye et al. 2024, Differential Transformer, arXiv:2410.05258, section 2.1, equations 1 to 3"
     equals = ("without the second map, the norm and its factor: mha",)
     traps = (
         "1 - lambda_init stands behind the norm and is fixed; 1 - lambda is something else",
         "the norm is of each head by itself: over all heads at once it is another function",
         "two softmaxes, each of them over its own scores; the softmax of a difference is one",
+        "the vectors of both maps turn by their positions, by the same angles; the values do not",
         "default widths: head_dim is half of what it is in mha, and the values are twice as wide as the keys",
     )
 
     lambda_init: float | None = None
     depth: int = 1
+    num_kv_heads: int | None = None
+    norm_weight: bool = True
+    norm_eps: float = 0.00001
+    rope_base: float | None = None
+    layout: str = "half"
+    max_positions: int | None = None
 
     def __post_init__(self) -> None:
         heads = 2 * self.num_heads if type(self.num_heads) is int else 1
@@ -78,6 +94,25 @@ class Config(mha.Config):
         start = self.lambda_init
         fits = start is None or 0 <= start < 1
         require(fits, self.variant, "lambda_init in [0, 1)", repr(start), "it is what the second map starts from")
+        self.positive("num_kv_heads")
+        require(
+            self.num_heads % (self.num_kv_heads or self.num_heads) == 0,
+            self.variant,
+            "num_heads divisible by num_kv_heads",
+            f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}",
+            "give every key/value head the same number of query heads",
+        )
+        self.flag("norm_weight")
+        self.number("norm_eps", above=0.0)
+        self.check_rotary()
+        turns = self.rope_base is not None
+        for name in ("key_dim", "value_dim") if turns else ("max_positions",):
+            words = f"no {name} {'with' if turns else 'without'} rope_base"
+            todo = "positions turn one sequence: leave it out" if turns else "nothing turns: leave it out"
+            require(getattr(self, name) is None, self.variant, words, repr(getattr(self, name)), todo)
+
+    def rotary_width(self) -> int:
+        return 0 if self.rope_base is None else self.sizes()["k"]
 
     def start(self) -> float:
         """The constant part of the second map's factor: lambda_init, or what follows from the depth."""
@@ -85,27 +120,52 @@ class Config(mha.Config):
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads // 2
-        return super().sizes() | {"k": k, "v": self.value_head_dim or 2 * k, "r": 2}
+        own = {"g": self.num_kv_heads or self.num_heads, "k": k, "v": self.value_head_dim or 2 * k, "r": 2}
+        return super().sizes() | own
 
     def own_params(self) -> dict[str, Param]:
         pairs = {
             "w_q": Param("d h r k", "d"),
-            "w_k": Param("i h r k", "i"),
+            "w_k": Param("i g r k", "i"),
+            "w_v": Param("j g v", "j"),
             "b_q": Param("h r k", "d"),
-            "b_k": Param("h r k", "i"),
+            "b_k": Param("g r k", "i"),
+            "b_v": Param("g v", "j"),
         }
         weights = {name: pairs.get(name, param) for name, param in super().own_params().items()}
-        return weights | {
-            "lambda_q": Param("r k", "k"),
-            "lambda_k": Param("r k", "k"),
-            "w_norm": Param("v", "v", start=1.0),
+        weights |= {"lambda_q": Param("r k", "k"), "lambda_k": Param("r k", "k")}
+        return weights | ({"w_norm": Param("v", "v", start=1.0)} if self.norm_weight else {})
+
+    def arguments(self) -> dict[str, Arg]:
+        if self.rope_base is None:
+            return super().arguments()
+        found = {
+            "query": Arg("b t d"),
+            "mask": Arg("b h t t", "mask", optional=True),
+            "bias": Arg("b h t t", "bias", optional=True),
+            "keep": Arg("b h t t", "keep", optional=True),
         }
+        if self.max_positions is not None:
+            found["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
+        return found
+
+    def check(self, dtype: str | None, **given: Spec | None) -> dict[str, int]:
+        self.check_positions(given.get("positions"))
+        if self.rope_base is not None:
+            for name in ("key", "value"):
+                todo = "positions turn one sequence: leave it out, or set rope_base=None"
+                require(given.get(name) is None, self.variant, f"no {name} with rope_base", "some", todo)
+        found = super().check(dtype, **given)
+        return {"s": found["t"]} | found
 
     def cached(self) -> dict[str, str]:
-        return {"k": "b s h r k", "v": "b s h v"} if self.causal else {}
+        return {"k": "b s g r k", "v": "b s g v"} if self.causal else {}
 
     def exempt(self) -> dict[str, str]:
-        return {
+        found = {}
+        if self.rope_base is not None and not self.causal and self.window is None:
+            found["keys_have_no_order"] = "scores depend on the distance of queries and keys"
+        return found | {
             "weights_add_up_to_one": "the weights are the difference of two maps",
             "indifferent_scores_share_evenly": "the weights are the difference of two maps",
             "a_large_bias_decides": "the weights are the difference of two maps",
@@ -127,5 +187,20 @@ EXAMPLES = {
         dropout=0.25,
         lambda_init=0.375,
     ),
-    "causal": Config(d_model=20, num_heads=2, scale=1.0, causal=True, window=(3, None), use_bias=False, depth=2),
+    "causal": Config(
+        d_model=5,
+        num_heads=6,
+        num_kv_heads=3,
+        head_dim=6,
+        scale=1.0,
+        causal=True,
+        window=(3, None),
+        use_bias=False,
+        depth=2,
+        norm_weight=False,
+        norm_eps=0.0625,
+        rope_base=50.0,
+        layout="interleaved",
+        max_positions=13,
+    ),
 }
