@@ -231,6 +231,21 @@ LATENT: Fields = {"d_model": 7168, "num_heads": 128, "kv_rank": 512, "nope_dim":
 LATENT |= {"value_head_dim": 128, "causal": True, "rope_base": 10000}
 RAISED: Fields = {"scaling": "yarn", "scaling_factor": 40, "original_max_positions": 4096, "attention_factor": 1.0}
 RAISED |= {"beta_fast": 32.0, "beta_slow": 1.0, "scale": 192**-0.5 * (0.1 * log(40) + 1) ** 2}
+DIFFLLAMA: Fields = {
+    "architectures": ["DiffLlamaForCausalLM"],
+    "model_type": "diffllama",
+    "attention_bias": False,
+    "hidden_size": 1024,
+    "lambda_std_dev": 0.1,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 9,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 500000.0,
+}
+OURS_DIFF: Fields = {"d_model": 1024, "num_heads": 16, "num_kv_heads": 4, "head_dim": 32, "causal": True}
+OURS_DIFF |= {"norm_weight": False, "use_bias": False}
 
 # What a file states, the number of a layer, and what that layer is.
 PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
@@ -312,6 +327,16 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
         0,
         contract.config("mla", **LATENT),
     ),
+    "DiffLlama": (
+        DIFFLLAMA,
+        8,
+        contract.config("differential", **OURS_DIFF, rope_base=500000.0, norm_eps=1e-6, depth=9),
+    ),
+    "DiffLlama that says little": (
+        {"model_type": "diffllama", "hidden_size": 1024, "num_attention_heads": 32, "attention_bias": True},
+        0,
+        contract.config("differential", **OURS_DIFF | {"num_kv_heads": 16, "use_bias": True}, rope_base=10000.0),
+    ),
 }
 
 # What else a file states, and the words of the refusal.
@@ -381,6 +406,14 @@ REFUSED: dict[str, tuple[Fields, str]] = {
         "'num_key_value_heads': expected one of 128",
     ),
     "DeepSeek-V3 in a code": (DEEPSEEK | {"quantization_config": {"fmt": "e4m3"}}, "'quantization_config'"),
+    "DiffLlama with a head over": (
+        DIFFLLAMA | {"num_attention_heads": 5, "num_key_value_heads": 5},
+        "'num_attention_heads': expected an even number from 2, as heads attend in pairs, got 5",
+    ),
+    "DiffLlama with a head of keys over": (
+        DIFFLLAMA | {"num_key_value_heads": 1},
+        "'num_key_value_heads': expected an even number from 2, as heads attend in pairs, got 1",
+    ),
     "DeepSeek-V3, the layer that predicts further": (DEEPSEEK | {"num_hidden_layers": 0}, "'num_hidden_layers'"),
 }
 

@@ -1,0 +1,65 @@
+"""DiffLlama as `transformers` names it: Llama whose heads attend in pairs, and what the second finds is subtracted.
+
+The heads of a pair do not stand beside each other: queries and keys of all first maps come before those of all second
+maps. A head's values are those of two of the model's heads, a half of all heads apart. The norm has no weight.
+"""
+
+from typing import Any
+
+from attn_np.weights.layouts._base import Layout, Table
+from attn_np.weights.layouts._decoder import sizes, turned
+from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts.llama import LAYOUT as LLAMA
+
+
+def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """`DiffLlamaConfig`: its heads are twice ours; the number of the layer says where lambda starts.
+
+    Raises:
+        ConfigMismatchError: heads that do not come in pairs, or scaled positions.
+    """
+    own = sizes(stated)
+    for key, name in (("num_attention_heads", "num_heads"), ("num_key_value_heads", "num_kv_heads")):
+        if own[name] % 2 != 0 or not own[name]:
+            stated.refuse(key, "an even number from 2, as heads attend in pairs", own[name])
+        own[name] //= 2
+    # What the parameters of lambda are drawn with.
+    stated.skip("lambda_std_dev")
+    own |= {"use_bias": stated.flag("attention_bias", False), "causal": True, "norm_weight": False}
+    own |= {"depth": layer + 1, "norm_eps": stated.number("rms_norm_eps", 1e-5)}
+    positions = turned(stated, own["head_dim"])
+    if "scaling" in positions:
+        stated.refuse("rope_parameters", "positions that are not scaled", positions["scaling"])
+    return "differential", own | positions
+
+
+LAYOUT = Layout(
+    origin="transformers: DiffLlamaModel and the models that keep its names",
+    prefixes=LLAMA.prefixes,
+    tables={
+        "differential": Table(
+            rules={
+                "w_q": ("self_attn.q_proj.weight", "(r h k) d -> d h r k"),
+                "w_k": ("self_attn.k_proj.weight", "(r g k) i -> i g r k"),
+                "w_v": ("self_attn.v_proj.weight", "(r g k) j -> j g (r k)"),
+                "w_o": ("self_attn.o_proj.weight", "d (h v) -> h v d"),
+                "b_q": ("self_attn.q_proj.bias", "(r h k) -> h r k"),
+                "b_k": ("self_attn.k_proj.bias", "(r g k) -> g r k"),
+                "b_v": ("self_attn.v_proj.bias", "(r g k) -> g (r k)"),
+                "b_o": ("self_attn.o_proj.bias", "d -> d"),
+                "lambda_q": (("self_attn.lambda_q1", "self_attn.lambda_q2"), "r k -> r k"),
+                "lambda_k": (("self_attn.lambda_k1", "self_attn.lambda_k2"), "r k -> r k"),
+            },
+            sizes={"d_model": "d", "num_heads": "h", "num_kv_heads": "g", "head_dim": "k"},
+            flags={"use_bias": ("b_q", "b_k", "b_v", "b_o")},
+            free=("depth", "lambda_init", "norm_eps", "rope_base", "max_positions"),
+            fixed={"causal": True, "norm_weight": False},
+            constants={"r": 2},
+        )
+    },
+    ignored=LLAMA.ignored,
+    elsewhere=LLAMA.elsewhere,
+    metadata=LLAMA.metadata,
+    model_types=("diffllama",),
+    config=config,
+)
