@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 import attn_np
 from attn_np import contract, weights
-from parity_tests import matrix, real, report
+from parity_tests import matrix, real, report, trace
 from parity_tests.cases import Case
 from parity_tests.cli import app
 from parity_tests.judge import Row
 from parity_tests.matrix import Result
 from parity_tests.real import EXAMPLE
-from parity_tests.test_pretrained import LLAMA, llama, model
+from parity_tests.test_pretrained import LLAMA, WANT, llama, model
 
 RUN = CliRunner()
 SMALL = [
@@ -211,6 +211,15 @@ def test_convert_a_layer_of_a_model(tmp_path: Path) -> None:
     held = weights.tensors(tmp_path / "theirs.safetensors")
     whole = llama()
     assert held and all(x.tobytes() == whole[name].tobytes() for name, x in held.items())
+
+
+def test_one_file_of_a_model_is_taken_as_its_config_says(tmp_path: Path) -> None:
+    file = model(tmp_path / "model", LLAMA, llama()) / "model.safetensors"
+    out = tmp_path / "trace.safetensors"
+    options = ["--weights", str(file), "--layout", "llama", "--layer", "0", "--out", str(out)]
+    result = CliRunner().invoke(app, ["trace", *options])
+    assert result.exit_code == 0, result.output
+    assert trace.load(out).case.config == WANT
 
 
 def test_convert_refuses(tmp_path: Path) -> None:

@@ -118,6 +118,41 @@ def test_another_dtype(tmp_path: Path) -> None:
             tree.package.load_pretrained(folder, 0, dtype="int8")
 
 
+def test_load_takes_what_stands_beside_the_file(tmp_path: Path) -> None:
+    """As load_pretrained does, and into a layer; what says otherwise, or what nobody knows, is refused."""
+    folder = model(tmp_path, LLAMA, llama())
+    file = folder / "model.safetensors"
+    for tree in TREES.values():
+        package = tree.package
+        layer, whole = package.load(file, layout="llama", layer=1), package.load_pretrained(folder, 1)
+        assert layer.config == whole.config == WANT
+        same = zip(layer.params().values(), whole.params().values(), strict=True)
+        assert all(np.array_equal(tree.numpy(a), tree.numpy(b)) for a, b in same)
+        told = package.load(file, layout="llama", layer=1, num_heads=3, max_positions=9, dropout=0.5).config
+        assert (told.rope_base, told.max_positions, told.dropout) == (500000.0, 9, 0.5)
+        package.load(file, into=layer, layout="llama", layer=0)
+    fields = WANT.as_dict() | {"rope_base": 10000.0}
+    wrongs: list[dict[str, Any]] = [{"rope_base": 10000.0}, {"config": contract.config("decoder", **fields)}]
+    for wrong in wrongs:
+        with pytest.raises(weights.ConfigMismatchError, match="rope_base"):
+            weights.read(file, layout="llama", layer=1, **wrong)
+    with pytest.raises(weights.ConfigMismatchError, match="expected more than 1, for layer 1"):
+        weights.read(model(folder, LLAMA | {"num_hidden_layers": 1}, llama()) / file.name, layout="llama", layer=1)
+    with pytest.raises(weights.ConfigMismatchError, match=r"'colour'.*load_pretrained, as allow="):
+        weights.read(model(folder, LLAMA | {"colour": "brown"}, llama()) / file.name, layout="llama", layer=1)
+
+
+def test_a_base_of_positions_that_nobody_says(tmp_path: Path) -> None:
+    """Weights look the same for every base: without a `config.json` of the family the caller gives it."""
+    file = model(tmp_path, LLAMA | {"model_type": "alpaca"}, llama()) / "model.safetensors"
+    for _ in range(2):
+        with pytest.raises(weights.ConfigMismatchError, match=r"'rope_base': .*pass rope_base="):
+            weights.read(file, layout="llama", layer=1, num_heads=3)
+        found = weights.read(file, layout="llama", layer=1, num_heads=3, rope_base=5e5)
+        assert found.config.as_dict()["rope_base"] == 5e5
+        (tmp_path / "config.json").unlink(missing_ok=True)
+
+
 # Positions ------------------------------------------------------------------------------------------------------------
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}

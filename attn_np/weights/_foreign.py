@@ -20,6 +20,7 @@ from attn_np.weights._errors import (
     ConfigMismatchError,
     MissingKeysError,
     UnexpectedKeysError,
+    WeightFileError,
     compare_keys,
     compare_shape,
     listed,
@@ -28,9 +29,12 @@ from attn_np.weights._header import write_tensors
 from attn_np.weights._shards import Tensors
 from attn_np.weights.layouts import _base
 from attn_np.weights.layouts._base import Layout, Step, Table
+from attn_np.weights.layouts._stated import CONFIG, Stated, stated_in
 
-SIDECAR = "config.json"
+SIDECAR = CONFIG
 MAX_SIDECAR = 2**20
+# Fields that a caller may say of a layer whose model states the rest.
+SAID = ("max_positions",)
 
 
 @dataclass(frozen=True)
@@ -40,16 +44,17 @@ class Place:
     start: str
     first: str
     above: str
+    layer: int
 
     def key(self, table: Table, key: str) -> str:
         """A key of the table as it stands in the file."""
         return (self.first if key in table.shared else self.above if key in table.above else self.start) + key
 
 
-def place_of(prefix: str, form: str, start: str) -> Place:
+def place_of(prefix: str, form: str, start: str, layer: int) -> Place:
     """The place of a layer: `encoder.layer.3.`, of the first, and what all of them are in, `encoder.`."""
     above = form.partition("{layer}")[0].rstrip(".").rpartition(".")
-    return Place(prefix + start, prefix + form.format(layer=0), prefix + above[0] + above[1])
+    return Place(prefix + start, prefix + form.format(layer=0), prefix + above[0] + above[1], layer)
 
 
 def read_foreign(
@@ -59,8 +64,16 @@ def read_foreign(
     chosen = _which(name, layout, wanted.variant, file.entries)
     table, variant = layout.tables[chosen], layout.variant_of(chosen)
     place = placed(file, layout, table, layer, part, prefix)
+    whole = of_family(file.path, layout, place.layer, block(layout, part))
+    if whole is not None:
+        chosen, config = whole
+        table = layout.tables[chosen]
+        config = _told(file.path, name, table, config, wanted)
+        place = placed(file, layout, table, layer, part, prefix)
+        return read_table(file, name, table, config, place, prefix, wanted)[0]
     stated = _stated(file.path, name, layout, table, variant, wanted.fields)
     if wanted.config is None:
+        _turning(file.path, layout, table, stated)
         config = _inferred(file.path, variant, table, place, _shapes(file, table, place), stated)
     else:
         config = wanted.config
@@ -124,6 +137,26 @@ def _needed(table: Table) -> list[tuple[str, ...]]:
     return [keys for params, keys, _ in _base.expanded(table, _first(table)) if not optional & set(params)]
 
 
+def described(stated: Stated, layout: Layout, layer: int, part: str) -> tuple[str, Config]:
+    """The table and the config of a layer, as the family's fields describe them.
+
+    Raises:
+        ConfigMismatchError: a field that cannot be represented.
+    """
+    if part in ("", "encoder"):
+        stated.layers("num_hidden_layers", layer)
+    if layout.config is None:
+        raise ValueError(f"expected a layout with a {CONFIG}, got {layout.origin}; use load")
+    try:
+        table, fields = layout.config(stated, layer, part)
+        return table, contract.config(layout.variant_of(table), **fields)
+    except WeightFileError:
+        raise
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        todo = "build the layer by hand, or use the library the model was made for"
+        raise ConfigMismatchError(stated.file, None, "a layer that can be", str(error)[:400], todo) from None
+
+
 def block(layout: Layout, part: str | None) -> str:
     """The name of the block of attention asked for, or of the only one.
 
@@ -145,12 +178,13 @@ def block(layout: Layout, part: str | None) -> str:
 def placed(file: Tensors, layout: Layout, table: Table, layer: int | None, part: str | None, prefix: str) -> Place:
     """Where in the file the keys of a layer's block stand."""
     inside = [key[len(prefix) :] for key in file.entries if key.startswith(prefix)]
-    form, start = _prefix(file.path, layout.starts(block(layout, part)), table, layer, inside)
-    return place_of(prefix, form, start)
+    return place_of(prefix, *_prefix(file.path, layout.starts(block(layout, part)), table, layer, inside))
 
 
-def _prefix(file: str, forms: Sequence[str], table: Table, layer: int | None, keys: Sequence[str]) -> tuple[str, str]:
-    """The prefix that this file uses, as it is written and with the number asked for, or of the only layer."""
+def _prefix(
+    file: str, forms: Sequence[str], table: Table, layer: int | None, keys: Sequence[str]
+) -> tuple[str, str, int]:
+    """The prefix that this file uses, as it is written and with the number asked for or the only one; the number."""
     counted = "{layer}" in forms[0]
     if layer is not None and (not counted or isinstance(layer, bool) or not isinstance(layer, int) or layer < 0):
         rule = "layer= to be an integer from 0" if counted else "no layer=, as this layout has one layer"
@@ -167,7 +201,8 @@ def _prefix(file: str, forms: Sequence[str], table: Table, layer: int | None, ke
     numbers = sorted({number for number, _ in found.values()})
     wanted = [start for start, (number, _) in found.items() if layer in (None, number)]
     if len(wanted) == 1:
-        return found[wanted[0]][1], wanted[0]
+        number, form = found[wanted[0]]
+        return form, wanted[0], number
     if not wanted:
         there = f"layers {', '.join(map(str, numbers))}" if found else f"keys {listed(keys)}"
         expected = forms[0].format(layer="*" if layer is None else layer) + heads[0].format(n=0)
@@ -185,14 +220,80 @@ def _stated(
 ) -> dict[str, Any]:
     """The config fields that the caller gives and those that the file's neighbour states, which must agree."""
     beside = _sidecar(file, layout)
+    _taken(file, name, table, variant, fields)
     for field, value in fields.items():
-        if field in contract.get(variant).Config.fields() and field not in table.fields():
-            todo = f"leave it out; {name} takes {', '.join(table.fields())}"
-            raise ConfigMismatchError(file, field, f"a field that {name} has", f"{field}={value!r}", todo)
         if beside.get(field, value) != value:
             todo = f"leave {field}= out, or put the file apart from that {SIDECAR}"
             raise ConfigMismatchError(file, field, f"{beside[field]!r} as in its {SIDECAR}", repr(value), todo)
     return beside | dict(fields)
+
+
+def _taken(file: str, name: str, table: Table, variant: str, fields: Mapping[str, Any]) -> None:
+    """Refuse fields of the variant that the layout has no place for."""
+    for field, value in fields.items():
+        if field in contract.get(variant).Config.fields() and field not in table.fields():
+            todo = f"leave it out; {name} takes {', '.join(table.fields())}"
+            raise ConfigMismatchError(file, field, f"a field that {name} has", f"{field}={value!r}", todo)
+
+
+def of_family(file: str, layout: Layout, layer: int, part: str) -> tuple[str, Config] | None:
+    """The table and the config of a layer by the `config.json` beside the file; None without one of this family.
+
+    Raises:
+        ConfigMismatchError: it cannot be read, or states what the layer cannot do or nobody knows.
+    """
+    path = os.path.join(os.path.dirname(file), SIDECAR)
+    if layout.config is None or not os.path.exists(path):
+        return None
+    stated = stated_in(path)
+    if stated.get("model_type") not in layout.model_types:
+        return None
+    found = described(stated, layout, layer, part)
+    left = stated.left()
+    if left:
+        todo = "name those that leave attention as it is to load_pretrained, as allow="
+        got = f"{listed(sorted(left))}, which nothing here knows"
+        raise ConfigMismatchError(path, sorted(left)[0], "fields whose meaning is known", got, todo)
+    return found
+
+
+def _told(file: str, name: str, table: Table, config: Config, wanted: Wanted) -> Config:
+    """The config that a model states, with what the caller says of it besides, which must agree.
+
+    Raises:
+        ConfigMismatchError: the caller's layer, variant or fields are not what the model states.
+        TypeError: a field that the variant does not have.
+    """
+    path = os.path.join(os.path.dirname(file), SIDECAR)
+    if wanted.variant not in (None, config.variant):
+        todo = "leave variant= out, or put the file apart from it"
+        raise ConfigMismatchError(
+            file, "variant", f"{config.variant!r} as in its {SIDECAR}", repr(wanted.variant), todo
+        )
+    _taken(file, name, table, config.variant, wanted.fields)
+    free = {field: value for field, value in wanted.fields.items() if field in (*_base.TRAINING, *SAID)}
+    if wanted.config is not None:
+        free |= {field: getattr(wanted.config, field) for field in SAID if field in config.fields()}
+    config = contract.config(config.variant, **(config.as_dict() | free))
+    for field, value in wanted.fields.items():
+        if _base.differences(config, contract.config(config.variant, **(config.as_dict() | {field: value}))):
+            todo = f"leave {field}= out, or put the file apart from that {SIDECAR}"
+            raise ConfigMismatchError(file, field, f"{getattr(config, field)!r} as in its {SIDECAR}", repr(value), todo)
+    agree(path, config, Wanted(wanted.config))
+    return config if wanted.config is None else wanted.config
+
+
+def _turning(file: str, layout: Layout, table: Table, stated: Mapping[str, Any]) -> None:
+    """Refuse a model's layer with rotary positions whose base nobody says: weights look the same for every one.
+
+    Raises:
+        ConfigMismatchError: naming what to give.
+    """
+    if layout.config is not None and "rope_base" in table.free and "rope_base" not in stated:
+        todo = f"put the model's {SIDECAR} beside the file, or pass rope_base= and what else it states of positions"
+        raise ConfigMismatchError(
+            file, "rope_base", f"a {SIDECAR} of this family beside it, or this field", "none", todo
+        )
 
 
 def _sidecar(file: str, layout: Layout) -> dict[str, Any]:
@@ -275,7 +376,7 @@ def write_foreign(
     form = found.starts(block(found, part))[0]
     if layer is not None and "{layer}" not in form:
         raise ValueError(f"expected no layer=, as this layout has one layer, got {layer!r}; leave it out")
-    place = place_of(prefix, form, form.format(layer=layer or 0))
+    place = place_of(prefix, form, form.format(layer=layer or 0), layer or 0)
     plan = _plan(file, name, table, config)
     for key in table.zeros:
         if key in values and any(np.ascontiguousarray(values[key]).view(np.uint8).flat):

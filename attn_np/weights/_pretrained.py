@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
-from attn_np import contract
 from attn_np.contract import Config, nearest
 from attn_np.weights import layouts
 from attn_np.weights._check import Wanted, WeightFile
-from attn_np.weights._errors import ConfigMismatchError, ShardIndexError, WeightFileError, listed
-from attn_np.weights._foreign import block, placed, read_table
+from attn_np.weights._errors import ConfigMismatchError, ShardIndexError, listed
+from attn_np.weights._foreign import SAID, block, described, placed, read_table
 from attn_np.weights._header import INDEX_SUFFIX, SUFFIXES, at_hand
 from attn_np.weights._shards import opened
 from attn_np.weights.layouts import Layout
@@ -167,29 +166,9 @@ def recognised(stated: Stated, layout: str | None) -> tuple[str, Layout]:
     return known[kind], layouts.get(known[kind])
 
 
-def described(stated: Stated, layout: Layout, layer: int, part: str) -> tuple[str, Config]:
-    """The table and the config of a layer, as the family's fields describe them.
-
-    Raises:
-        ConfigMismatchError: a field that cannot be represented.
-    """
-    if part in ("", "encoder"):
-        stated.layers("num_hidden_layers", layer)
-    if layout.config is None:
-        raise ValueError(f"expected a layout with a {CONFIG}, got {layout.origin}; use load")
-    try:
-        table, fields = layout.config(stated, layer, part)
-        return table, contract.config(layout.variant_of(table), **fields)
-    except WeightFileError:
-        raise
-    except (ValueError, TypeError, ZeroDivisionError) as error:
-        todo = "build the layer by hand, or use the library the model was made for"
-        raise ConfigMismatchError(stated.file, None, "a layer that can be", str(error)[:400], todo) from None
-
-
 def completed(config: Config, layout: Layout, table: str, fields: dict[str, Any]) -> Config:
     """The config with what the caller may say of it."""
-    free = {*TRAINING, "max_positions"} & set(config.fields())
+    free = {*TRAINING, *SAID} & set(config.fields())
     for name in fields:
         if name not in free:
             rule = f"{', '.join(sorted(free))} of {config.variant} alone beside what {CONFIG} states"
