@@ -566,7 +566,7 @@ class Layer(nnx.Module, Generic[C]):
         """Go on with sequences: the outputs of new positions, and the cache with them in it.
 
         Positions that are not real, such as padding on either side, take no place: every sequence goes on from its own
-        length. Their outputs say nothing. The cache that goes in is used up.
+        length. Their outputs say nothing. The cache that goes in is used up; `cache.copy()` before keeps it.
 
         Args:
             query: `b t d`, the new positions, one or many.

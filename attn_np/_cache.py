@@ -1,7 +1,7 @@
 """Decoding: what a layer keeps of the positions before, so that a step computes the new ones only."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_np._core import (
     Array,
@@ -17,7 +17,7 @@ from attn_np._core import (
     write,
     zeros,
 )
-from attn_np.contract._decode import SPARE, cache_shapes, check_room, slots
+from attn_np.contract._decode import SPARE, cache_shapes, check_room, check_unspent, slots
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Cache:
         length: `b`, how many positions each sequence has.
         overrun: `b`, True where a sequence got positions that there was no room for.
         max_length: room of each sequence.
+        spent: a step outside compiled programs has used it up; NumPy's and PyTorch's say so.
     """
 
     arrays: dict[str, Array]
@@ -40,6 +41,17 @@ class Cache:
     length: Array
     overrun: Array
     max_length: int
+    spent: ClassVar[bool] = False
+
+    def copy(self) -> "Cache":
+        """The same in arrays of its own, to go on from one place in several ways.
+
+        Raises:
+            ValueError: a step has used it up.
+        """
+        check_unspent("cache", self.spent)
+        arrays = {name: 1 * x for name, x in self.arrays.items()}
+        return Cache(arrays, 1 * self.positions, 1 * self.length, self.overrun | False, self.max_length)
 
 
 @dataclass(frozen=True)

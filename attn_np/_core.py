@@ -597,7 +597,7 @@ class Layer(Generic[C]):
         """Go on with sequences: the outputs of new positions, and the cache with them in it.
 
         Positions that are not real, such as padding on either side, take no place: every sequence goes on from its own
-        length. Their outputs say nothing. The cache that goes in is used up.
+        length. Their outputs say nothing. The cache that goes in is used up; `cache.copy()` before keeps it.
 
         Args:
             query: `b t d`, the new positions, one or many.
@@ -620,7 +620,9 @@ class Layer(Generic[C]):
         held = {name: spec_of(v, f"the cache's {name}", x) for name, x in cache.arrays.items()}
         check_step(self.config, self.training, sizes, spec_of(v, "valid", valid), held)
         past = opened(self.config, cache, query, valid)
-        return closed(past, self(query, past=past, tape=tape, **arguments))  # type: ignore[operator]
+        found = closed(past, self(query, past=past, tape=tape, **arguments))  # type: ignore[operator]
+        object.__setattr__(cache, "spent", True)
+        return found
 
     def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
         """The keep-mask of this call: the one given, in training a random one, else None."""

@@ -430,7 +430,7 @@ def whole_arguments() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("variant", "name"), whole_arguments())
 def test_a_step_takes_nothing_with_an_axis_of_keys(variant: str, name: str) -> None:
-    """Refused in all trees by the same words, with nothing written; None is taken as left out."""
+    """Refused in all trees by the same words, with nothing written."""
     todo = work(variant, dict(first_examples())[variant])
     for tree in TREES:
         layer, to = import_module(tree).build(variant, dtype="float64", **todo.config.as_dict()), array_of(tree)
@@ -439,7 +439,14 @@ def test_a_step_takes_nothing_with_an_axis_of_keys(variant: str, name: str) -> N
         with pytest.raises(ValueError, match=f"^{variant}: expected step without {name}, got one; "):
             layer.step(x, kept, **more, **{name: to(np.ones((1, 1), bool))})
         assert not any(bare(a).any() for a in kept.arrays.values())
-    layer.step(x, kept, **more, **{name: None})
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_none_is_left_out(tree: str) -> None:
+    layer = import_module(tree).build("mha", d_model=6, num_heads=2, causal=True)
+    x = array_of(tree)(np.ones((1, 1, 6), np.float32))
+    y, _ = layer.step(x, layer.init_cache(1, 2), mask=None, bias=None, keep=None, return_weights=False)
+    assert y.shape == x.shape
 
 
 def test_a_cache_of_another_package_is_refused() -> None:
@@ -462,6 +469,29 @@ def test_what_does_not_decode_says_why(tree: str) -> None:
         build("additive", query_dim=6, hidden_dim=5).init_cache(2, 3)
     with pytest.raises(ValueError, match="dot_product: expected sizes of k, v, got none; pass k=, v="):
         build("dot_product", causal=True).init_cache(2, 3)
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize(("variant", "example"), [("mha", "wide"), ("linear", "chunked")])
+def test_a_copy_goes_on_by_itself(variant: str, example: str, tree: str) -> None:
+    """Two ways from one place, each as without the other; where steps write into a cache, one used up is refused."""
+    todo, to = work(variant, example), array_of(tree)
+    layer = import_module(tree).build(variant, dtype="float64", **todo.config.as_dict())
+    x = to(todo.x)
+    _, start = layer.step(x[:, :3], layer.init_cache(BATCH, T))
+    copied = start.copy()
+    layer.step(x[:, 5:7], start)
+    y, _ = layer.step(x[:, 3:5], copied)
+    whole, _ = layer.step(x[:, 3:5], layer.step(x[:, :3], layer.init_cache(BATCH, T))[1])
+    assert bool((y == whole).all())
+    if tree == "attn_jax":
+        again, _ = layer.step(x[:, 3:5], start)
+        assert bool((again == whole).all())
+        return
+    with pytest.raises(ValueError, match=f"{variant}: expected a cache that no step has used, got one used up; go on"):
+        layer.step(x[:, 3:5], start)
+    with pytest.raises(ValueError, match="cache: expected a cache that no step has used, got one used up; go on"):
+        start.copy()
 
 
 def test_dropout_is_for_training_only() -> None:

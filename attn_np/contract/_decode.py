@@ -46,7 +46,8 @@ def check_given(config: Config, cache: Any, kind: type, **arguments: Any) -> dic
 
     Raises:
         TypeError: a cache of another package, or none.
-        ValueError: a mask, a bias or anything else with an axis of keys: those of a step are the slots of its cache.
+        ValueError: a cache that is used up; a mask, a bias or anything else with an axis of keys: those of a step are
+            the slots of its cache.
     """
     v = config.variant
     if not isinstance(cache, kind):
@@ -54,6 +55,7 @@ def check_given(config: Config, cache: Any, kind: type, **arguments: Any) -> dic
         got = f"{other.__module__}.{other.__qualname__}".removeprefix("builtins.")
         todo = "call the layer's init_cache, or give the cache of the step before"
         raise TypeError(f"{v}: expected a cache of {kind.__module__.partition('.')[0]}, got {got}; {todo}")
+    check_unspent(v, cache.spent)
     known = config.arguments()
     for name, x in arguments.items():
         if name in known and known[name].kind in WHOLE and x is not None:
@@ -62,6 +64,16 @@ def check_given(config: Config, cache: Any, kind: type, **arguments: Any) -> dic
     todo = "give tape={} and read the weights from it"
     require(not arguments.get("return_weights"), v, "step without return_weights", "it", todo)
     return {name: x for name, x in arguments.items() if name in known}
+
+
+def check_unspent(who: str, spent: bool) -> None:
+    """Refuse a cache that a step has written into: it no longer holds what it stood for.
+
+    Raises:
+        ValueError: always, where it has.
+    """
+    todo = "go on with the cache that the step gave, or copy() before it"
+    require(not spent, who, "a cache that no step has used", "one used up", todo)
 
 
 def check_step(
