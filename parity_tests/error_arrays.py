@@ -74,6 +74,7 @@ def precision_of(dtype: str) -> Precision:
 EXACT = Precision("float64", "float64")
 _current: ContextVar[Precision] = ContextVar("precision", default=EXACT)
 _noise: ContextVar[np.random.Generator | None] = ContextVar("noise", default=None)
+_roundings: ContextVar[bool] = ContextVar("roundings", default=False)
 
 
 @contextmanager
@@ -86,8 +87,30 @@ def noise(rng: np.random.Generator) -> Iterator[None]:
         _noise.reset(token)
 
 
+@contextmanager
+def roundings() -> Iterator[None]:
+    """Let every operation round to the type of the promise, as it does in that type, in place of carrying a bound on.
+
+    A sum is rounded once: products in a small type are added in a larger one nearly everywhere.
+    """
+    token = _roundings.set(True)
+    try:
+        yield
+    finally:
+        _roundings.reset(token)
+
+
+def nearest(v: np.ndarray, dtype: str) -> np.ndarray:
+    """Numbers rounded to as many binary digits as a type has, whatever their size."""
+    with np.errstate(invalid="ignore"):
+        part, power = np.frexp(v)
+        return np.ldexp(np.round(part / UNIT[dtype]) * UNIT[dtype], power)
+
+
 def jostled(x: "ErrArray") -> "ErrArray":
-    """A result as it is; under `noise` a value within its bound, without one."""
+    """A result as it is; under `noise` a value within its bound, and under `roundings` the rounded one, without one."""
+    if _roundings.get():
+        return ErrArray(nearest(x.v, _current.get().work), 0.0)
     rng = _noise.get()
     if rng is None or not x.b.any():
         return x
@@ -469,6 +492,8 @@ def einsum(spec: str, x: Any, y: Any) -> ErrArray:
     """
     dot = plain(_core.einsum)
     x, y, p = lift(x), lift(y), _current.get()
+    if p.product and _roundings.get():
+        x, y = (ErrArray(nearest(factor.v, p.product), 0.0) for factor in (x, y))
     left, right, out = spec.replace("->", ",").split(",")
     size = dict(zip(left, x.shape, strict=True)) | dict(zip(right, y.shape, strict=True))
     n = prod([size[letter] for letter in set(left + right) - set(out)])

@@ -18,7 +18,18 @@ import numpy as np
 import attn_np
 from parity_tests.candidates import Outcome, extras, leaves, numpy_layer, pulled
 from parity_tests.cases import Case, Drawn
-from parity_tests.error_arrays import UNIT, ErrArray, Precision, adopt, disown, precision_of, widened
+from parity_tests.error_arrays import (
+    UNIT,
+    ErrArray,
+    Precision,
+    adopt,
+    delivered,
+    disown,
+    nearest,
+    precision_of,
+    roundings,
+    widened,
+)
 from parity_tests.findings import Cause, Finding
 from parity_tests.judge import Anchor, Departure, Row, judge_ends, reference, tape_rows
 from parity_tests.patterns import axes_of, patterns
@@ -67,7 +78,8 @@ def verdicts(
         stages = {name: want for name, want in stages.items() if name in run.outcome.grads}
     outcome = run.outcome if backward else replace(run.outcome, grads={})
     rows += judge_ends(run.case, run.who, outcome, ends, stages)
-    anchor.wanted |= ends | stages
+    # An output that the candidate taped is judged as a stage first.
+    anchor.wanted |= {name: want for name, want in (ends | stages).items() if name not in run.outcome.tape}
     rows = rows if backward else [row for row in rows if row.stage in FORWARD]
     return sorted(rows, key=lambda row: STAGES.index(row.stage)), anchor
 
@@ -96,7 +108,7 @@ def explain(run: Judged, causes: bool = True) -> Finding | None:
         loose = {(row.stage, row.name): row.vacuous for row in rows}
         finding.causes = [
             *evident(run, finding),
-            *causes_of(run, first, once(anchor), loose, at_random(finding)),
+            *causes_of(run, first, once(anchor), loose, finding if at_random(finding) else None),
         ]
     return finding
 
@@ -130,7 +142,53 @@ def at_random(finding: Finding) -> bool:
     return all(min(np.sum(x > 0), np.sum(x < 0)) >= enough for x in (error, error * np.sign(value)) if x.any())
 
 
-ROUNDED = "it differs no more than this rounding could make it, and at random as roundings do"
+ROUNDED = "made in the reference, this rounding moves the same places about as far, and at random as roundings do"
+
+# How many times larger or smaller the errors of a rounding may be than those of the same rounding made in the
+# reference. The order of a sum and the places where a type is left and entered change them by less than this; the types
+# that are told apart, float32, float16 and bfloat16, differ by a factor of 8 and more.
+ALIKE = 2
+
+
+def accounts(arrays: dict[str, Any], whole: dict[str, Any], finding: Finding, out: str) -> bool:
+    """Whether a rounding that was made in the reference does to the first array that differs what the candidate did.
+
+    Its errors must have about the same root mean square, and no position, head, row or channel that it moves as a whole
+    may be one that the candidate has right.
+
+    Args:
+        arrays, whole: the reference with the rounding and without it, by name.
+        finding: the candidate's first array that differs.
+        out: the type that results are rounded to.
+    """
+    name, got, want, bound = finding.first.name, finding.got, finding.want, finding.bound
+    right, rounded = whole.get(name), arrays.get(name)
+    if got is None or want is None or bound is None or right is None or rounded is None:
+        return False
+    if not np.shape(right) == np.shape(rounded) == got.shape == want.shape:
+        return False
+    if finding.first.stage in ("output", "stage gradient", "gradient"):
+        rounded, bound = nearest(rounded, out), delivered(ErrArray(want, bound), out).b
+    with np.errstate(invalid="ignore"):
+        errors, real = rounded - right, got - want
+    finite = np.isfinite(errors) & np.isfinite(real)
+    size, real_size = (float(np.sqrt(np.mean(x[finite] ** 2))) if finite.any() else 0.0 for x in (errors, real))
+    if not 0 < size <= ALIKE * real_size or not real_size <= ALIKE * size:
+        return False
+    moved, wrong = np.abs(errors) > bound, ~(np.abs(real) <= bound)
+    for axis in range(got.ndim):
+        others = tuple(i for i in range(got.ndim) if i != axis)
+        if np.any((2 * moved.sum(axis=others) > moved[finite].size / got.shape[axis]) & ~wrong.any(axis=others)):
+            return False
+    return True
+
+
+def rounding_made(run: Judged, backward: bool) -> dict[str, Any]:
+    """Every array of the reference by name where each operation rounds as the run's precision says."""
+    tape: dict[str, Any] = {}
+    with roundings():
+        found, grads = reference(run.case, run.drawn, tape, run.precision, "attn_np", backward)
+    return {name: x.v if isinstance(x, ErrArray) else x for name, x in (tape | found | grads).items()}
 
 
 def plain(run: Judged, backward: bool, tree: str = "attn_np") -> dict[str, Any]:
@@ -164,11 +222,13 @@ class Search:
         whole: every array of the reference without bounds, in dataflow order.
         bounds: what was expected of each that no scan writes, with its bound. In a scan a mistake comes back in the
             next step, also in arrays before it.
+        random: what differs, where that looks like roundings; else no rounding is the cause.
     """
 
     first: str
     whole: dict[str, Any]
     bounds: dict[str, Any]
+    random: Finding | None = None
 
     def possible(self, arrays: dict[str, Any]) -> bool:
         """Whether a mistake moves the first array that differs, and none before it far beyond its bound."""
@@ -182,21 +242,27 @@ class Search:
                 return False
         return True
 
+    def allows(self, arrays: dict[str, Any], mistake: "Mistake", out: str) -> bool:
+        """Whether a mistake may be the one: it is possible, and what is rounded really does what the candidate did."""
+        if not mistake.rounding:
+            return self.possible(arrays)
+        return self.random is not None and accounts(arrays, self.whole, self.random, out)
+
 
 def causes_of(
-    run: Judged, first: Row, bounds: dict[str, Any], loose: dict[tuple[str, str], int], random: bool = True
+    run: Judged, first: Row, bounds: dict[str, Any], loose: dict[tuple[str, str], int], random: Finding | None = None
 ) -> list[Cause]:
     """The mistakes of the catalogue that give this run's numbers, best first.
 
     The best is the one whose bounds are tightest: of two that hold the candidate it says more.
 
     `loose` counts the numbers whose bound says little in the reference as it is: a mistake that makes it many more
-    explains nothing.
+    explains nothing. `random` is what differs, where its errors look like roundings.
     """
     found, backward = [], first.stage not in FORWARD
-    search = Search(first.name, plain(run, backward), bounds)
+    search = Search(first.name, plain(run, backward), bounds, random)
     for mistake in catalogue(run.case.variant):
-        if (mistake.backward and not backward) or (mistake.rounding and not random):
+        if (mistake.backward and not backward) or (mistake.rounding and random is None):
             continue
         rows = reproduced(run, mistake, backward, search)
         if not rows or any(2 * (row.vacuous - loose.get((row.stage, row.name), 0)) > row.elements for row in rows):
@@ -221,7 +287,7 @@ def tightness(rows: list[Row]) -> int:
 def reproduced(run: Judged, mistake: "Mistake", backward: bool, search: Search) -> list[Row]:
     """The verdicts on a run where the reference makes a mistake; none unless all pass.
 
-    A mistake that cannot be the one is passed over; what is rounded too early may not show in float64.
+    A mistake that cannot be the one is passed over.
     """
     with mistake.made(run.case, run.drawn) as made:
         if made is None:
@@ -230,7 +296,8 @@ def reproduced(run: Judged, mistake: "Mistake", backward: bool, search: Search) 
         changed = replace(run, case=case, drawn=drawn, precision=other[0] if other else run.precision)
         try:
             with np.errstate(invalid="ignore"):
-                if not (mistake.rounding or other or search.possible(plain(changed, backward, tree))):
+                arrays = rounding_made(changed, backward) if other else plain(changed, backward, tree)
+                if not search.allows(arrays, mistake, run.precision.out):
                     return []
             rows, _ = verdicts(changed, tree, backward, strict=True)
         except Departure:

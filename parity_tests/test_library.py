@@ -18,6 +18,7 @@ from attn_np import contract
 from parity_tests import ParityError, assert_parity
 from parity_tests.adapters import MissingDeviceError
 from parity_tests.candidates import accelerators
+from parity_tests.findings import Finding
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -679,6 +680,69 @@ def test_a_small_error_is_not_called_a_rounding(change: str) -> None:
         assert_parity(attention, "dot_product")
     assert not caught.value.finding.causes, caught.value.finding.causes
     assert not any("as if rounded" in line for line in caught.value.finding.patterns)
+
+
+class Turning(torch.nn.Module):
+    """Causal attention whose queries and keys turn by their positions, halves as pairs, in plain PyTorch."""
+
+    def __init__(self, base: float = 10000.0, factor: float = 1.0, layout: str = "half") -> None:
+        super().__init__()
+        self.base, self.factor, self.layout = base, factor, layout
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(16, 16) for _ in range(4))
+
+    def turned(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
+        n, width = x.shape[1], x.shape[-1]
+        angles = torch.arange(start, start + n, dtype=x.dtype)[:, None, None]
+        angles = angles * self.base ** (-torch.arange(0, width, 2, dtype=x.dtype) / width)
+        c, s = angles.cos() * self.factor, angles.sin() * self.factor
+        if self.layout == "half":
+            a, b = x.chunk(2, -1)
+            return torch.cat((a * c - b * s, a * s + b * c), -1)
+        a, b = x[..., ::2], x[..., 1::2]
+        return torch.stack((a * c - b * s, a * s + b * c), -1).flatten(-2)
+
+    def turn(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.turned(q), self.turned(k)
+
+    def forward(self, query: torch.Tensor) -> torch.Tensor:
+        q, k, v = (p(query).unflatten(-1, (2, 8)) for p in (self.q, self.k, self.v))
+        q, k, v = (x.transpose(1, 2) for x in (*self.turn(q, k), v))
+        found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(found.transpose(1, 2).flatten(-2))
+
+
+TURNING: dict[str, Any] = {
+    f"w_{n}": (f"{n}.weight", f"(h {w}) d -> d h {w}") for n, w in zip("qkv", "kkv", strict=True)
+}
+TURNING |= {f"b_{n}": (f"{n}.bias", f"(h {w}) -> h {w}") for n, w in zip("qkv", "kkv", strict=True)}
+TURNING |= {"w_o": ("o.weight", "d (h v) -> h v d"), "b_o": "o.bias"}
+
+
+def turning(module: torch.nn.Module, **fields: Any) -> Finding:
+    """What is found of a module that should turn queries and keys as the reference does."""
+    with pytest.raises(ParityError) as caught:
+        assert_parity(
+            module.double(), "rotary", d_model=16, num_heads=2, causal=True, weights=TURNING, calls=("plain",), **fields
+        )
+    return caught.value.finding
+
+
+@pytest.mark.parametrize(
+    ("made", "fields"),
+    [
+        ({}, {"rope_base": 1000000.0}),
+        ({"factor": 1.01}, {}),
+        ({}, {"layout": "interleaved"}),
+    ],
+    ids=["base", "factor", "layout"],
+)
+def test_a_mistake_that_leaves_a_position_right_is_no_rounding(made: dict[str, Any], fields: dict[str, Any]) -> None:
+    """The first query sees its own key only, so that its output is right: rounded products would change it too."""
+    torch.manual_seed(1)
+    finding = turning(Turning(**made), **fields)
+    assert not any("at random" in cause.evidence for cause in finding.causes), finding.causes
+    assert "only query positions 1 to 4 of 5" in finding.patterns
+    assert not any("as if rounded" in line for line in finding.patterns)
 
 
 def test_a_rounding_is_called_one() -> None:
