@@ -11,7 +11,7 @@ from flax import nnx
 from attn_jax._core import Layer, Output, check_dtype_on
 from attn_np import contract
 from attn_np.contract import check_dtype
-from attn_np.weights import draw, once, read, read_pretrained, wanted_dtype, write
+from attn_np.weights import draw, once, read, read_pretrained, require_savable, wanted_dtype, write
 
 __all__ = ["build", "layer_class", "load", "load_pretrained", "save", "trace"]
 
@@ -72,7 +72,9 @@ def save(
 
     Raises:
         WeightFileError: parameters that are not finite, or a config that the layout cannot hold.
+        TypeError: no layer of this package, or no path.
     """
+    require_savable("attn_jax", module, Layer, path)
     write(
         path,
         module.config,

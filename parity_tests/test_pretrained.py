@@ -221,7 +221,10 @@ UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
         {"partial_rotary_factor": 0.5},
         "'partial_rotary_factor': expected 1, as this family turns whole heads, got 0.5",
     ),
-    "weights in a code": ({"quantization_config": {"bits": 4}}, "'quantization_config'"),
+    "weights in a code": (
+        {"quantization_config": {"bits": 4}},
+        "'quantization_config': .*quantised ones",
+    ),
     "heads that are text": ({"num_attention_heads": "3"}, "'num_attention_heads': expected an integer from 0, got '3'"),
     "no heads": ({"num_attention_heads": 0}, "expected a layer that can be"),
     "no width": ({"hidden_size": None}, "'hidden_size': expected this field, got none"),
@@ -232,7 +235,10 @@ UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
         "'rope_parameters.factor': expected this field, got none",
     ),
     "positions that are a list": ({"rope_parameters": [1]}, "'rope_parameters': expected an object"),
-    "fewer layers": ({"num_hidden_layers": 1}, "'num_hidden_layers': expected more than 1, for layer 1, got 1"),
+    "fewer layers": (
+        {"num_hidden_layers": 1},
+        "expected more than 1, for layer 1, got 1; pass layer= from 0 to 0",
+    ),
     "other shapes": ({"head_dim": 6}, "expected shape"),
     "biases that are not there": ({"attention_bias": True}, "self_attn.q_proj.bias"),
 }
@@ -255,6 +261,7 @@ def test_a_name_that_nobody_knows_can_be_told(tmp_path: Path) -> None:
     with pytest.raises(weights.ConfigMismatchError, match="'colour'"):
         weights.read_pretrained(folder, 0, layout="llama")
     assert weights.read_pretrained(folder, 0, layout="llama", allow=["colour"]).config == WANT
+    assert weights.read_pretrained(folder, 0, layout="llama", allow="colour").config == WANT
     with pytest.raises(ValueError, match="expected a layout whose models have"):
         weights.read_pretrained(folder, 0, layout="torch_gru")
     folder = model(tmp_path, LLAMA, llama())
@@ -262,6 +269,33 @@ def test_a_name_that_nobody_knows_can_be_told(tmp_path: Path) -> None:
         weights.ConfigMismatchError, match=r"expected one of \('bert',\), got 'llama'; leave layout= out"
     ):
         weights.read_pretrained(folder, 0, layout="bert")
+
+
+@pytest.mark.parametrize("kind", ["gemma4_text", "roberta", "mixtral", "opt"])
+def test_no_family_is_guessed(kind: str, tmp_path: Path) -> None:
+    """A name that is spelt alike may have other numbers."""
+    with pytest.raises(weights.ConfigMismatchError) as caught:
+        weights.read_pretrained(model(tmp_path, LLAMA | {"model_type": kind}, llama()), 0)
+    assert f"known are {', '.join(sorted(families()))}; name one" in str(caught.value)
+
+
+def test_experts_are_no_part_of_attention(tmp_path: Path) -> None:
+    stated = LLAMA | {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.1, "mlp_only_layers": [], "num_experts": 4}
+    assert weights.read_pretrained(model(tmp_path, stated, llama()), 0).config == WANT
+
+
+def test_save_takes_a_layer_and_a_path(tmp_path: Path) -> None:
+    layers = {name: tree.package.build("mha", d_model=2, num_heads=1) for name, tree in TREES.items()}
+    for name, tree in TREES.items():
+        for other, layer in layers.items():
+            if other != name:
+                with pytest.raises(TypeError, match=f"expected a layer of {tree.package.__name__} first, got attn_"):
+                    tree.package.save(layer, tmp_path / "a")
+        with pytest.raises(TypeError, match=r"first, got .*; call save\(layer, path\)"):
+            tree.package.save(tmp_path / "a", layers[name])
+        with pytest.raises(TypeError, match="expected a path second, got int"):
+            tree.package.save(layers[name], 3)
+    assert not list(tmp_path.iterdir())
 
 
 def test_files_of_another_family(tmp_path: Path) -> None:
@@ -290,6 +324,9 @@ def test_folders_that_are_not_whole(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="expected a model's folder or a weight file, got neither"):
         weights.read_pretrained(tmp_path / "nothing", 0)
     with pytest.raises(FileNotFoundError, match="got none; get it"):
+        weights.read_pretrained(tmp_path, 0)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(FileNotFoundError, match=r"got .pytorch_model\.bin., which is not read; .*safe_serialization"):
         weights.read_pretrained(tmp_path, 0)
     safetensors.numpy.save_file(llama(), tmp_path / "a.safetensors")
     with pytest.raises(FileNotFoundError, match=r"expected a config\.json beside the weights, got none"):

@@ -7,7 +7,7 @@ refusal of a file is a `WeightFileError`.
 """
 
 from attn_np.weights import _errors
-from attn_np.weights._check import WeightFile, check, wanted_dtype
+from attn_np.weights._check import WeightFile, check, require_savable, wanted_dtype
 from attn_np.weights._draw import draw
 from attn_np.weights._errors import *  # noqa: F403
 from attn_np.weights._files import read, write
@@ -17,5 +17,5 @@ from attn_np.weights._rotary import rotary_layout
 from attn_np.weights._shards import tensors
 
 __all__ = ["Pretrained", "WeightFile", "check", "convert", "draw", "once", "read", "read_pretrained"]
-__all__ += ["rotary_layout", "tensors", "wanted_dtype", "write"]
+__all__ += ["require_savable", "rotary_layout", "tensors", "wanted_dtype", "write"]
 __all__ += _errors.__all__

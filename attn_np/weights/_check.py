@@ -73,6 +73,22 @@ def check(
     return dtype
 
 
+def require_savable(package: str, layer: Any, base: type, path: Any) -> None:
+    """Refuse to save what is no layer of a package, or to what is no path.
+
+    Raises:
+        TypeError: saying what was given.
+    """
+    if not isinstance(getattr(layer, "_orig_mod", layer), base):  # what torch.compile gives wraps the layer
+        kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
+        todo = "call save(layer, path), of the layer's own package"
+        raise TypeError(f"{package}.save: expected a layer of {package} first, got {kind}; {todo}")
+    if not isinstance(path, str | PathLike):
+        raise TypeError(
+            f"{package}.save: expected a path second, got {type(path).__qualname__}; call save(layer, path)"
+        )
+
+
 def wanted_dtype(config: Config | None, params: Mapping[str, Any], dtype: Any) -> str | None:
     """The dtype that a caller of `load` wants: the one asked for, which must be that of the layer to load into.
 

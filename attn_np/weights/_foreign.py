@@ -249,11 +249,7 @@ def of_family(file: str, layout: Layout, layer: int, part: str) -> tuple[str, Co
     if stated.get("model_type") not in layout.model_types:
         return None
     found = described(stated, layout, layer, part)
-    left = stated.left()
-    if left:
-        todo = "name those that leave attention as it is to load_pretrained, as allow="
-        got = f"{listed(sorted(left))}, which nothing here knows"
-        raise ConfigMismatchError(path, sorted(left)[0], "fields whose meaning is known", got, todo)
+    stated.finish(todo="name those that leave attention as it is to load_pretrained, as allow=")
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
-from attn_np.contract import Config, nearest
+from attn_np.contract import Config
 from attn_np.weights import layouts
 from attn_np.weights._check import Wanted, WeightFile
 from attn_np.weights._errors import ConfigMismatchError, ShardIndexError, listed
@@ -16,6 +16,9 @@ from attn_np.weights._shards import opened
 from attn_np.weights.layouts import Layout
 from attn_np.weights.layouts._base import TRAINING
 from attn_np.weights.layouts._stated import CONFIG, Stated, stated_in
+
+# Weights that can hold code or are of other libraries.
+OTHERS = (".bin", ".bin.index.json", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def read_pretrained(
     if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
         raise ValueError(f"expected layer= to be an integer from 0, got {layer!r}; correct it")
     table, config = described(stated, found, layer, chosen)
-    stated.finish(allow)
+    stated.finish([allow] if isinstance(allow, str) else allow)
     config = completed(config, found, table, fields)
     wanted = Wanted(config, config.variant, {}, dtype, cast, finite)
     with opened(file) as tensors:
@@ -127,6 +130,11 @@ def located(path: str) -> tuple[str, str]:
         usual = [name for name in known if name in ("model.safetensors", f"model{INDEX_SUFFIX}")]
         whole = usual or [name for name in known if name.endswith(INDEX_SUFFIX)] or known
         if len(whole) != 1:
+            others = sorted(name for name in os.listdir(path) if name.endswith(OTHERS))
+            if not whole and others:
+                expected, todo = "*.safetensors or its index in this folder", "have the model's library write it again"
+                how = f"{todo}, as save_pretrained(folder, safe_serialization=True) does"
+                raise FileNotFoundError(f"{path}: expected {expected}, got {listed(others)}, which is not read; {how}")
             if not whole:
                 raise FileNotFoundError(f"{path}: expected *.safetensors or its index in this folder, got none; get it")
             todo = "name the file, or get the index that says which shard holds what"
@@ -161,7 +169,7 @@ def recognised(stated: Stated, layout: str | None) -> tuple[str, Layout]:
             raise ConfigMismatchError(stated.file, "model_type", f"one of {found.model_types}", repr(kind), todo)
         return layout, found
     if kind not in known:
-        todo = f"{nearest(str(kind), sorted(known))}; or name the family whose names and numbers it has as layout="
+        todo = f"known are {', '.join(sorted(known))}; name one as layout= where the model has its names and numbers"
         raise ConfigMismatchError(stated.file, "model_type", "the name of a family that is known", repr(kind), todo)
     return known[kind], layouts.get(known[kind])
 

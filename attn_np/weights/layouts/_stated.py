@@ -12,6 +12,7 @@ __all__ = ["CONFIG", "ROTARY", "Stated", "rotary", "stated_in", "turned"]
 
 CONFIG = "config.json"
 MAX_CONFIG = 2**22
+ALLOW = "pass allow= with the names of those that leave attention as it is"
 
 # Our fields of rotary positions that weights are the same for, whatever they are. (Which numbers are pairs is not one.)
 ROTARY = (
@@ -31,7 +32,7 @@ ROTARY = (
     "long_factor",
 )
 # Fields of `transformers` that leave attention as it is in evaluation mode: the vocabulary, the rest of the layer,
-# training, generation, outputs, and who wrote the file.
+# its experts, training, generation, outputs, and who wrote the file.
 APART = frozenset({
     "_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "model_type", "transformers_version",
     "_commit_hash", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id",
@@ -49,7 +50,9 @@ APART = frozenset({
     "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
     "num_return_sequences", "output_scores", "return_dict_in_generate", "remove_invalid_values",
     "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "is_encoder_decoder",
-    "tie_encoder_decoder",
+    "tie_encoder_decoder", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
+    "shared_expert_intermediate_size", "norm_topk_prob", "output_router_logits", "router_aux_loss_coef",
+    "router_jitter_noise", "decoder_sparse_step", "mlp_only_layers",
 })  # fmt: skip
 
 
@@ -108,7 +111,8 @@ class Stated:
         """How many layers there are, by this family's name for it: `layer` must be one of them."""
         count = self.get(key)
         if type(count) is int and layer >= count:
-            self.refuse(key, f"more than {layer}, for layer {layer}")
+            expected, todo = f"more than {layer}, for layer {layer}", f"pass layer= from 0 to {count - 1}"
+            raise ConfigMismatchError(self.file, self.name + key, expected, str(count), todo)
 
     def skip(self, *keys: str) -> None:
         """Fields that leave this family's attention as it is."""
@@ -147,16 +151,27 @@ class Stated:
         todo = "build the layer by hand, or use the library the model was made for"
         raise ConfigMismatchError(self.file, self.name + key, expected, found, todo)
 
-    def finish(self, allow: Collection[str] = ()) -> None:
+    def finish(
+        self,
+        allow: Collection[str] = (),
+        todo: str = ALLOW,
+    ) -> None:
         """Refuse fields that nobody asked for, as they might change what attention computes.
+
+        Args:
+            allow: names of fields to pass over.
+            todo: what a caller can do about those that are left.
 
         Raises:
             ConfigMismatchError: naming them.
         """
         left = self.left() - set(allow)
+        if "quantization_config" in left:
+            expected, got = "weights in floating point", "quantised ones, which are not read"
+            how = "get the model unquantised, or write it again so with its library"
+            raise ConfigMismatchError(self.file, "quantization_config", expected, got, how)
         if left:
             got = f"{listed(sorted(left))}, which nothing here knows"
-            todo = "pass allow= with the names of those that leave attention as it is"
             raise ConfigMismatchError(self.file, sorted(left)[0], "fields whose meaning is known", got, todo)
 
     def left(self) -> set[str]:
