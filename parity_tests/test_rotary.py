@@ -28,7 +28,6 @@ from parity_tests._witness import (
 from parity_tests.cases import CALLS, Case
 from parity_tests.error_arrays import UNIT, ErrArray
 from parity_tests.mutants import TREES as PACKAGES
-from parity_tests.mutants._plant import NUMPY, at
 
 
 @pytest.fixture(params=list(TREES))
@@ -445,48 +444,3 @@ def test_positions_need_a_limit(tree: Tree) -> None:
     assert str(caught.value) == (
         "rotary: expected no positions without max_positions, got some; set max_positions= to what they stay under"
     )
-
-
-yarn, interleaved = (at("_rotary.py", "rotary", example) for example in ("yarn", "interleaved"))
-MUTANTS = (
-    interleaved(
-        "rotary layouts exchanged",
-        "pair as the weights were trained: halves (Llama, NeoX) or neighbours (GPT-J); rotary_layout moves columns",
-        'layout == "half"',
-        'layout != "half"',
-        many=True,
-    ),
-    yarn(
-        "rotary angles the wrong way round",
-        "turn (a, b) to (a cos - b sin, b cos + a sin), queries and keys alike",
-        "a * cos - b * sin, b * cos + a * sin",
-        "a * cos + b * sin, b * cos - a * sin",
-    ),
-    yarn(
-        "rotary angles in float32",
-        "make angles, cosines and sines in float64 and round the tables once",
-        "np.array(config.frequencies(length))",
-        "np.array(config.frequencies(length), np.float32)",
-    ),
-    yarn(
-        "attention factor of the rotary scaling left out",
-        "multiply cosines and sines by the attention factor of yarn and longrope",
-        " * config.amplitude()",
-        "",
-    ),
-    interleaved(
-        "keys not turned by their positions",
-        "turn the keys as the queries, before they go into a cache",
-        'rotate(linear("bsd,dhk->bshk", key, self.w_k, self.b_k), cos, sin, c.layout)',
-        'linear("bsd,dhk->bshk", key, self.w_k, self.b_k)',
-        file="rotary.py",
-    ),
-    interleaved(
-        "rotary gradient turned forwards once more",
-        "the gradient of a rotation is the rotation by the negative angle",
-        "dq = rotate(dq, cos, sin, c.layout, back=True)",
-        "dq = rotate(dq, cos, sin, c.layout)",
-        file="rotary.py",
-        trees=NUMPY,
-    ),
-)

@@ -5,7 +5,7 @@ stays whole. Every mistake here is one that people really make: see the traps in
 advice are also what a judged port that has such a mistake is told.
 """
 
-from parity_tests.mutants import backward, masks, projections, recurrent, scores, weights
+from parity_tests.mutants import backward, masks, projections, recurrent, rotary, scores, weights
 from parity_tests.mutants._common import call_of, oracle_free, reference_with
 from parity_tests.mutants._evidence import evidence, outcome_of
 from parity_tests.mutants._plant import TREES, Mutant, copied, edited, planted
@@ -31,6 +31,7 @@ THEMES = {
     "weights": weights.MUTANTS,
     "projections": projections.MUTANTS,
     "recurrent": recurrent.MUTANTS,
+    "rotary": rotary.MUTANTS,
     "backward": backward.MUTANTS,
 }
 MUTANTS = tuple(mutant for theme in THEMES.values() for mutant in theme)
