@@ -89,7 +89,7 @@ def test_an_exemption_without_need_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
 # In JAX, which compiles, each relation is asked of one variant that it applies to.
 ASKED = {
     "heads_stand_alone": "mha/split",
-    "outputs_stay_among_the_values": "luong/dot",
+    "outputs_stay_among_the_values": "luong/general",
     "a_window_is_a_mask": "fused_qkv/causal",
     "a_sequence_in_pieces": "gru/single",
     "layers_stand_alone": "gru/plain",

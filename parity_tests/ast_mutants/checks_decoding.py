@@ -277,6 +277,9 @@ def wrong_steps(layer: Labelled, alias: str) -> None:
     alien = replace(module.init_cache(B, 3, **sizes), arrays={})
     refuses(partial(module.step, x, alien, **rest), ValueError, f"{who}a cache of ")
     claim(stepped(x)()[0].shape[:2] == x.shape[:2], "what is right is taken")
+    kept = module.init_cache(B, 3, **sizes)
+    module.step(x, kept, **rest)
+    refuses(partial(module.step, x, kept, **rest), ValueError, f"{who}a cache that no step has used, got one used up")
     if getattr(layer[1], "causal", False):
         ahead = made(alias, (layer[0], replace(layer[1], causal=False)), "plain")[0]
         refuses(partial(ahead.init_cache, 2, 3, **sizes), ValueError, f"{who}a layer that decodes, got causal=False")
@@ -369,6 +372,16 @@ def functions_of_a_cache(alias: str) -> None:
             same(module.recall(again, "state", state), state.astype("float32").astype("float64")), "the state is back"
         )
         claim(not again.joined, "one new position takes the place of none that it sees")
+        full = replace(after, overrun=np.array([True, False]))
+        twin = full.copy()
+        for name in ("positions", "length", "overrun"):
+            one, other = getattr(full, name), getattr(twin, name)
+            claim(same(one, other) and not np.shares_memory(one, other), f"a copy's {name}")
+        claim_same(twin.arrays, full.arrays, "a copy's arrays")
+        claim(not any(np.shares_memory(x, full.arrays[n]) for n, x in twin.arrays.items()), "arrays of its own")
+        claim(twin.max_length == 5 and not twin.spent, "a copy")
+        object.__setattr__(full, "spent", True)
+        refuses(full.copy, ValueError, "cache: expected a cache that no step has used, got one used up")
     real = REAL[:, 1:]
     past = module.opened(Held(slots=3), module.empty_cache(Held(slots=3), B, 5, {}, k, k), k[:, 1:], real)
     claim(same(past.key_at, np.hstack([np.full((B, 4), -1), np.where(real, np.cumsum(real, 1) - 1, -1)])), "no key")

@@ -443,7 +443,6 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         "The shape of NumPy's arrays is a tuple.",
         (
             Key("_core.py", "spec_of", "tuple(x.shape)", "x.shape"),
-            Key("_core.py", "Layer.step", "tuple(x.shape)", "x.shape"),
         ),
     ),
     (
