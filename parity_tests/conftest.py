@@ -36,14 +36,14 @@ except ModuleNotFoundError:
 WHOLE = ("mha", "additive", "gru")
 SHARES = {
     "test_conventions": 3,
-    "test_bad_input": 4,
+    "test_bad_input": 6,
     "test_semantics": 2,
-    "test_relations": 2,
+    "test_relations": 3,
     "test_fuzz": 6,
     "test_docs": 3,
-    "test_compile": 3,
+    "test_compile": 5,
 }
-IN_JAX = {"test_conventions": 9, "test_semantics": 5, "test_bad_input": 6}
+IN_JAX = {"test_conventions": 12, "test_semantics": 6, "test_bad_input": 12}
 BEYOND_THE_FIRST = {"test_conventions": 6, "test_bad_input": 6, "test_decoding": 3}
 
 

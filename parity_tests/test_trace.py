@@ -273,12 +273,9 @@ SHOWN = [
     "scale missing",
     "mask ignored",
     "row without a key is NaN",
-    "causal aligned at the first key",
     "softmax over the queries",
     "dropout without its rescale",
     "update gate the other way round",
-    "scores rounded to float16",
-    "dropout in evaluation",
     "softmax backward without its sum",
 ]
 

@@ -441,9 +441,7 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ),
     (
         "The shape of NumPy's arrays is a tuple.",
-        (
-            Key("_core.py", "spec_of", "tuple(x.shape)", "x.shape"),
-        ),
+        (Key("_core.py", "spec_of", "tuple(x.shape)", "x.shape"),),
     ),
     (
         "To sum over an axis of size 1 changes no number, and the shape is set afterwards.",
