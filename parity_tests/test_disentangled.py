@@ -264,6 +264,7 @@ MUTANTS = (
         "project the table as the contents are projected, biases included",
         "(w_k, b_k) if self.w_rel_k is None",
         "(w_k, None) if self.w_rel_k is None",
+        survives="the bias of the keys adds the same to every score of a query, which the softmax takes away",
     ),
     both(
         "norm of the distances without its bias",
