@@ -102,9 +102,9 @@ def empty_cache(
     """
     shapes, entries = cache_shapes(config, batch_size, max_length, sizes), config.cached()
     kinds = {name: like if "s" in axes.split() else state for name, axes in entries.items()}
-    kinds |= {name: arange(1, like) for name, arg in config.arguments().items() if arg.kind == "tokens"}
-    arrays = {name: zeros(shape, kinds[name]) for name, shape in shapes.items()}
     none = 0 * arange(batch_size, like)
+    kinds |= {name: none for name, arg in config.arguments().items() if arg.kind == "tokens"}
+    arrays = {name: zeros(shape, kinds[name]) for name, shape in shapes.items()}
     positions = none[:, None] - 1 + 0 * arange(slots(config, max_length) + SPARE, like)
     return Cache(arrays, positions, none, none > 0, max_length)
 

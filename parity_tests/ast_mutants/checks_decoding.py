@@ -324,6 +324,20 @@ class Held(Config):
 Held.variant = "held"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Worded(Held):
+    """One that keeps tokens, an argument's own entries, and a state whose axis has a name with an s in it."""
+
+    def sizes(self) -> dict[str, int]:
+        return {"k": 3, "rest": 4}
+
+    def arguments(self) -> dict[str, Arg]:
+        return {"query": Arg("b t k"), "words": Arg("b t", "tokens")}
+
+    def cached(self) -> dict[str, str]:
+        return {"query": "b s k", "words": "b s", "state": "b rest"}
+
+
 def functions_of_a_cache(alias: str) -> None:
     """Entries and states come back as they were kept, in the dtype asked for; without a past nothing is kept."""
     module, rng = import_module(f"{alias}._cache"), np.random.default_rng(2)
@@ -339,6 +353,9 @@ def functions_of_a_cache(alias: str) -> None:
         kept = module.empty_cache(Held(slots=slots), B, 5, {}, single, double)
         kinds = {"k": "float32", "v": "float32", "state": "float64"}
         claim({n: x.dtype.name for n, x in kept.arrays.items()} == kinds, "dtypes")
+        kept = module.empty_cache(Worded(slots=slots), B, 5, {}, single, double)
+        words = {n: x.dtype for n, x in kept.arrays.items()}
+        claim(words == {"query": np.float32, "words": kept.positions.dtype, "state": np.float64}, "dtypes with words")
         kept = module.empty_cache(Held(slots=slots), B, 5, {}, single, single)
         claim(same(kept.positions, np.full((B, (slots or 5) + 1), -1)) and same(kept.length, np.zeros(B, int)), "empty")
         claim(same(kept.overrun, np.zeros(B, bool)) and kept.max_length == 5, "empty")
