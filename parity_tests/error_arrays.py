@@ -587,7 +587,8 @@ def softmax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
     """ds = p (dp - D), D = sum p dp. An error common to all dp cancels, so errors in p act on dp - D (centred).
 
     Automatic differentiation computes e (dp/t - sum(dp e)/t^2) from the unnormalised e = p t: with the roundings of
-    both quotients that is 8 u more, relative to |dp| and to sum p |dp|.
+    both quotients that is 8 u more, relative to |dp| and to sum p |dp|. As t >= 1, e may be seen where p underflowed:
+    it differs from p t by one underflow, which acts on dp - D. A row that sees nothing has no e.
     """
     x, y, p = lift(probs), lift(dprobs), _current.get()
     n = max(x.shape[axis], 1)
@@ -602,7 +603,9 @@ def softmax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
         centred = np.fmin(over(x.b * np.abs(y.v - dot)) + np.abs(dot) * (rho + eta), direct) if x.soft else direct
         error = centred + over((x.v + x.b) * y.b) + (p.gamma(n) + 8 * p.u) * size
         gap, inner = np.abs(y.v - dot), y.b + error
-        b = x.b * (gap + inner) + x.v * inner + 8 * p.u * (x.v + x.b) * (np.abs(y.v) + np.abs(dot) + inner)
+        seen = x.b > 0 if x.soft else over(x.v) > 0  # the softmax itself knows who may be seen
+        loose = x.b + np.where(seen, p.eta, 0.0)
+        b = loose * (gap + inner) + x.v * inner + 8 * p.u * (x.v + x.b) * (np.abs(y.v) + np.abs(dot) + inner)
     return rounded(x.v * (y.v - dot), b)
 
 
@@ -615,11 +618,15 @@ def part_of_softmax(scores: Any, top: Any, total: Any, parts: int) -> ErrArray:
 
 @rule(FUNCTIONS, _vjp.part_of_softmax_vjp)
 def part_of_softmax_vjp(probs: Any, dprobs: Any, share: Any, parts: int) -> ErrArray:
-    """Automatic differentiation divides dp and the share by the sum first, and multiplies each by the same factors."""
+    """Automatic differentiation divides dp and the share by the sum first, and multiplies each by the same factors.
+
+    A factor may be seen where the weight underflowed, as for the whole softmax: one underflow for each part.
+    """
     probs, dprobs, share = lift(probs), lift(dprobs), lift(share)
-    out = plain(_vjp.part_of_softmax_vjp)(probs, dprobs, share, parts)
-    size = magnitude(probs) * (magnitude(dprobs) + magnitude(share))
-    return ErrArray(out.v, out.b + (8 + 2 * parts) * _current.get().u * size)
+    out, p = plain(_vjp.part_of_softmax_vjp)(probs, dprobs, share, parts), _current.get()
+    size = magnitude(dprobs) + magnitude(share)
+    lost = np.where(share.v == 0, 0.0, (1 + parts) * p.eta * size)
+    return ErrArray(out.v, out.b + (8 + 2 * parts) * p.u * magnitude(probs) * size + lost)
 
 
 @rule(FUNCTIONS, _core.sparsemax)

@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_np import _core, _vjp, contract
+from attn_torch._core import softmax
 from parity_tests.candidates import Candidate, Outcome, candidates, run_numpy
 from parity_tests.cases import Case, Drawn, draw
 from parity_tests.error_arrays import (
@@ -143,6 +145,21 @@ def test_softmax_ignores_what_all_scores_share() -> None:
         centred = _core.einsum("ab,bc->ac", soft, ErrArray(values, 0.0))
         plain = _core.einsum("ab,bc->ac", ErrArray(soft.v, soft.b), ErrArray(values, 0.0))
     assert np.all(16 * centred.b < plain.b)
+
+
+def test_a_weight_may_underflow_where_its_exponential_does_not() -> None:
+    """Automatic differentiation goes on from the exponential; who sees nothing still gets exactly 0."""
+    scores = torch.tensor([[0.0, 0.0, -103.5], [-torch.inf] * 3], requires_grad=True)
+    kept = softmax(scores, scores > -torch.inf)
+    (got,) = torch.autograd.grad(kept, scores, torch.tensor([1.0, -2.0, 40.0]).expand(2, 3))
+    assert kept[0, 2] == 0 < got[0, 2]
+    with precision(precision_of("float32")):
+        probs, dprobs = ErrArray(kept.detach().numpy(), 0.0), lift(np.array([[1.0, -2.0, 40.0]] * 2))
+        whole = _vjp.softmax_vjp(probs, dprobs)
+        part = _vjp.part_of_softmax_vjp(probs, dprobs, np.sum(probs * dprobs, axis=-1, keepdims=True), 2)
+    for want in (whole, part):
+        assert compare(got.numpy(), want)["ratio"] <= 1
+        assert not want.b[1].any()
 
 
 @pytest.mark.parametrize(
