@@ -7,6 +7,7 @@ INSTALL     = 1
 JOBS        = 2
 PARITY_ARGS =
 PYTEST_ARGS =
+BENCH_ARGS  =
 # parity_tests/test_annotations.py checks annotations with jaxtyping's import hook, in processes of its own. This puts
 # every test under the hook, which doubles their time: HOOK=--jaxtyping-packages=attn_np,attn_jax,attn_torch,beartype.beartype
 HOOK        =
@@ -56,6 +57,10 @@ test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 .PHONY: peers
 peers: env  ## hold layers against transformers, Keras and Equinox (PYTEST_ARGS=...)
 	$(RUN) -m pytest -n $(JOBS) -m peers $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: env  ## time and weigh the trees beside others (BENCH_ARGS=--quick: a hint in two minutes)
+	$(RUN) -m benchmarks $(BENCH_ARGS)
 
 .PHONY: lint
 lint: env  ## check style and layout (ruff)
@@ -147,4 +152,4 @@ endif
 help:  ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	    /^[a-z]+:.*## / { sub(/:.*/, "", $$1); printf "  make %-8s %s\n", $$1, $$2 }' Makefile
-	@printf '\nVariables: VENV=$(VENV) PYTHON=$(PYTHON) PIP_ARGS= INSTALL=1 JOBS=$(JOBS) PARITY_ARGS= PYTEST_ARGS=\n'
+	@printf '\nVariables: VENV=$(VENV) PYTHON=$(PYTHON) PIP_ARGS= INSTALL=1 JOBS=$(JOBS) PARITY_ARGS= PYTEST_ARGS= BENCH_ARGS=\n'

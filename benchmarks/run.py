@@ -1,0 +1,209 @@
+"""Runs races in processes of their own and keeps what it has after every one."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.plan import PAIRS, QUICK, USUAL, Entrant, Race, races
+
+FORMAT = "attn-parity-benchmark/1"
+ROOT = Path(__file__).parents[1]
+
+# What a run has found: JSON as it is written.
+Found = dict[str, Any]
+Told = Callable[[Race, int, int], None]
+
+
+def chosen(level: int, only: Sequence[str], who: Sequence[str]) -> list[Race]:
+    """The races of a run, with those entrants that match; targets without their entrants go.
+
+    A race that is asked for by its whole name is run at any level. Quick runs leave out textbook paths.
+    """
+    found = []
+    for race in races():
+        if only and not any(fnmatchcase(race.name, pattern) for pattern in only):
+            continue
+        if race.level > level and race.name not in only:
+            continue
+        kept = tuple(e for e in race.entrants if not who or any(fnmatchcase(e.who, pattern) for pattern in who))
+        if level == QUICK and not who:
+            judged = {name for target in race.targets for name in (target.ours, target.theirs)}
+            kept = tuple(e for e in kept if not e.who.endswith(" textbook") or e.name in judged)
+        names = {entrant.name for entrant in kept}
+        targets = tuple(t for t in race.targets if t.ours in names and (t.theirs is None or t.theirs in names))
+        if kept:
+            found.append(Race(race.name, kept, targets, race.level, race.process, race.kind))
+    return found
+
+
+class Worker:
+    """A process that runs races, for as long as it lives."""
+
+    def __init__(self, process: str, threads: int) -> None:
+        count = str(threads)
+        pinned = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+        environment = os.environ | dict.fromkeys(pinned, count)
+        environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "KERAS_HOME": tempfile.gettempdir()}
+        environment |= {"KERAS_BACKEND": "jax" if process == "jax" else "torch", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.process = process
+        # Closed with the process.
+        self.said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self.child = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "benchmarks.worker"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.said,
+            text=True,
+        )
+
+    def answers(self, order: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """What it says of a race, up to the end of it; a process that ends before says so by an exception."""
+        pipes = self.child.stdin, self.child.stdout
+        if pipes[0] is None or pipes[1] is None:
+            raise ChildProcessError("the process has no pipes")
+        try:
+            pipes[0].write(json.dumps(order) + "\n")
+            pipes[0].flush()
+        except BrokenPipeError:
+            raise ChildProcessError(self.last_words()) from None
+        for line in pipes[1]:
+            answer = json.loads(line)
+            yield answer
+            if answer["event"] == "done":
+                return
+        raise ChildProcessError(self.last_words())
+
+    def last_words(self) -> str:
+        code = self.child.wait()
+        self.said.seek(0)
+        lines = [line.strip() for line in self.said.read().splitlines() if line.strip()]
+        killed = "it was killed, most likely for its memory" if code == -9 else f"it ended with status {code}"
+        return f"{killed}: {lines[-1][:200]}" if lines else killed
+
+    def close(self) -> None:
+        """End the process at once; what it was at is lost."""
+        self.child.kill()
+        self.child.wait()
+        for pipe in (self.child.stdin, self.child.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:  # the last order never reached it
+                    continue
+        self.said.close()
+
+
+def as_order(entrants: Sequence[Entrant], kind: str, rounds: int) -> dict[str, Any]:
+    told = [{"who": e.who, "work": vars(e.work), "name": e.name} for e in entrants]
+    return {"entrants": told, "kind": kind, "rounds": rounds}
+
+
+def blank(race: Race) -> Found:
+    """A race that has not been run: its facts, and entrants without samples."""
+    entrants = [{"name": e.name, "who": e.who, "work": vars(e.work), "state": "not run"} for e in race.entrants]
+    return {
+        "name": race.name,
+        "kind": race.kind,
+        "entrants": entrants,
+        "targets": [vars(target) for target in race.targets],
+    }
+
+
+def take(worker: Worker, race: Race, rounds: int, found: Found, told: Told) -> None:
+    """One race in a worker; its samples stand in `found` as they arrive."""
+    by_name = {one["name"]: one for one in found["entrants"]}
+    measured: list[str] = []
+    done = 0
+    for answer in worker.answers(as_order(race.entrants, race.kind, rounds)):
+        if answer["event"] == "ready":
+            for name, notes in answer["entrants"].items():
+                by_name[name].update(notes)
+            measured = [name for name, notes in answer["entrants"].items() if notes["state"] == "measured"]
+        elif answer["event"] == "round":
+            for name, seconds in zip(measured, answer["seconds"], strict=True):
+                by_name[name].setdefault("seconds", []).append(seconds)
+            done += 1
+            told(race, done, rounds)
+
+
+def header(command: str, level: int, pairs: int, threads: int) -> Found:
+    return {
+        "format": FORMAT,
+        "state": "running",
+        "command": command,
+        "level": level,
+        "pairs": pairs,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": machine.commit(),
+        "machine": machine.facts(threads),
+        "versions": machine.versions(),
+        "races": [],
+    }
+
+
+def write(path: Path, found: Found) -> None:
+    """Whole or not at all: a run that is stopped while writing leaves the file of before."""
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(json.dumps(found, indent=1, sort_keys=False) + "\n", "utf-8")
+    beside.replace(path)
+
+
+def read(path: Path) -> Found:
+    """What a run has written.
+
+    Raises:
+        ValueError: a file of another format.
+    """
+    found = json.loads(path.read_text("utf-8"))
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ValueError(f"{path.name}: expected results of the format {FORMAT}, got others; give a results.json")
+    return found
+
+
+def run(wanted: Sequence[Race], found: Found, pairs: int, threads: int, path: Path, told: Told) -> None:
+    """All races; after each one the file holds what there is. An interrupted run ends with what it has."""
+    worker: Worker | None = None
+    try:
+        for race in wanted:
+            result = blank(race)
+            found["races"].append(result)
+            groups = [(e,) for e in race.entrants] if race.kind == "memory" else [race.entrants]
+            for number, group in enumerate(groups):
+                if worker is not None and (race.kind == "memory" or worker.process != race.process):
+                    worker.close()
+                    worker = None
+                worker = worker or Worker(race.process, threads)
+                told(race, 0 if race.kind == "time" else number, pairs if race.kind == "time" else len(groups))
+                part = Race(race.name, tuple(group), (), race.level, race.process, race.kind)
+                try:
+                    take(worker, part, pairs, result, told)
+                except ChildProcessError as ended:
+                    names = {entrant.name for entrant in group}
+                    for one in result["entrants"]:
+                        if one["name"] in names and one["state"] in ("not run", "measured") and "bytes" not in one:
+                            one.update(state="failed", why=str(ended))
+                            one.pop("seconds", None)
+                    worker.close()
+                    worker = None
+            write(path, found)
+        found["state"] = "complete"
+    except KeyboardInterrupt:
+        found["state"] = "interrupted"
+    finally:
+        if worker is not None:
+            worker.close()
+        write(path, found)
+
+
+def default_pairs(level: int) -> int:
+    return PAIRS.get(level, PAIRS[USUAL])
