@@ -165,18 +165,19 @@ def between_padding(layer: Labelled, names: tuple[str, ...], alias: str) -> None
 
 
 def narrow_caches(layer: Labelled, alias: str) -> None:
-    """Entries are kept in the layer's dtype or in the one asked for; kept in float32 they lose nothing."""
-    names = ways(layer)[0]
+    """What is kept has the dtype asked for; by default entries have the layer's, and states float32: nothing is lost."""
+    names, entries = ways(layer)[0], {name for name, axes in layer[1].cached().items() if "s" in axes.split()}
     for dtype in ("bfloat16", "float16"):
         module, inputs = made(alias, layer, "plain", dtype)[0], positions_of(layer, names, dtype)
         sizes, found = open_sizes(layer, inputs), {}
         for kind in (None, "float32", dtype):
             kept = module.init_cache(B, T, dtype=kind, **sizes)
-            claim({x.dtype.name for x in kept.arrays.values()} == {kind or dtype}, "dtype of an empty cache")
+            kinds = {name: kind or (dtype if name in entries else "float32") for name in kept.arrays}
+            claim({name: x.dtype.name for name, x in kept.arrays.items()} == kinds, "dtypes of an empty cache")
             claim(not any(x.any() for x in kept.arrays.values()), "an empty cache")
             y, kept = module.step(**inputs, cache=kept)
             claim(y.dtype.name == dtype, f"y is {y.dtype.name}")
-            claim({x.dtype.name for x in kept.arrays.values()} == {kind or dtype}, "dtype of a cache")
+            claim({name: x.dtype.name for name, x in kept.arrays.items()} == kinds, "dtypes of a cache")
             found[kind] = y
         claim(same(found[None], found[dtype]), "the layer's dtype by default")
         claim(same(found["float32"], module(**inputs)), "entries kept in float32")
@@ -276,6 +277,10 @@ def wrong_steps(layer: Labelled, alias: str) -> None:
     refuses(stepped(x, valid=real.tolist()), TypeError, f"{who}valid as a NumPy array, got list; convert it")
     alien = replace(module.init_cache(B, 3, **sizes), arrays={})
     refuses(partial(module.step, x, alien, **rest), ValueError, f"{who}a cache of ")
+    name, kept = next(iter(layer[1].cached())), module.init_cache(B, 3, **sizes)
+    listed = replace(kept, arrays={n: a.tolist() for n, a in kept.arrays.items()})
+    words = f"{who}the cache's {name} as a NumPy array, got list; convert it"
+    refuses(partial(module.step, x, listed, **rest), TypeError, words)
     claim(stepped(x)()[0].shape[:2] == x.shape[:2], "what is right is taken")
     kept = module.init_cache(B, 3, **sizes)
     module.step(x, kept, **rest)

@@ -105,6 +105,23 @@ def sinks_that_are_none(alias: str) -> None:
         claim(not any(x.any() for x in found.values()), "sinks beyond all scores")
 
 
+def weighed(alias: str) -> None:
+    """`weigh` makes the weights of the scores and of who may be seen, and `weigh_vjp` takes their gradient back."""
+    module, inputs, tape, asked = import_module(f"{alias}._attend"), attended(2, "mask bias"), {}, []
+    made, back = (np.random.default_rng(n).normal(size=inputs["mask"].shape) for n in (7, 8))
+    context, weights = module.attend(**inputs, weigh=lambda *args: asked.append(args) or made, tape=tape)
+    claim(same(weights, made) and context.shape == (2, 5, 6, 11), "the weights")
+    claim(len(asked) == 1 and same(asked[0][0], tape["biased"]) and same(asked[0][1], inputs["mask"]), "what they see")
+    *_, dbias = module.attend_vjp(tape, np.cos(context), weigh_vjp=lambda *args: asked.append(args) or back)
+    claim(same(dbias, back) and same(asked[1][0], made) and same(asked[1][1], tape["dprobs"]), "the way back")
+    for options in ({"normalize_over": "queries"}, {"sinks": np.zeros(6)}):
+        refuses(
+            partial(module.attend, **inputs, **options, weigh=lambda *args: made),
+            ValueError,
+            "attend: expected weigh without sinks and with normalize_over='keys', which are the softmax's",
+        )
+
+
 def head_by_head(call: str, value: float, alias: str) -> None:
     """A key that the query heads of one key/value head may not see stays out, though other heads see theirs."""
     options, names = ATTENDS[call]

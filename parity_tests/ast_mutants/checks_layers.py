@@ -115,11 +115,25 @@ def nothing_written(layer: Labelled, alias: str) -> None:
     claim(same(tape["y"], plain["y"]), "the tape holds the output")
     if "implementation" in signature(type(module).__call__).parameters:
         claim_same(results(module, inputs, implementation="textbook"), plain, "the textbook's way")
+        claim(set(ways_asked(module, inputs, "textbook")) <= {"textbook"}, "every attend gets the way asked for")
         refuses(partial(module, **inputs, implementation="fast"), ValueError, "implementation to be one of")
     more = extras(layer[1].variant, layer[1].layer)
     if more:
         count = len(results(module, inputs, return_weights=False))
         claim(len(plain) == count and len(results(module, inputs, **more)) == count + 1, "weights where asked for")
+
+
+def ways_asked(module: Any, inputs: Arrays, way: str) -> list[str]:
+    """Which implementations a call asks `attend` for, where the file of the layer calls it."""
+    home, asked = vars(import_module(type(module).__module__)), []
+    attend = home.get("attend")
+    if attend is not None:
+        home["attend"] = lambda *args, **more: asked.append(more.get("implementation")) or attend(*args, **more)
+        try:
+            module(**inputs, implementation=way)
+        finally:
+            home["attend"] = attend
+    return asked
 
 
 def taped_dtypes(layer: Labelled, alias: str) -> None:
