@@ -165,7 +165,7 @@ def between_padding(layer: Labelled, names: tuple[str, ...], alias: str) -> None
 
 
 def narrow_caches(layer: Labelled, alias: str) -> None:
-    """What is kept has the dtype asked for; by default entries have the layer's, and states float32: nothing is lost."""
+    """What is kept has the dtype asked for; by default the layer's, and states float32: nothing is lost."""
     names, entries = ways(layer)[0], {name for name, axes in layer[1].cached().items() if "s" in axes.split()}
     for dtype in ("bfloat16", "float16"):
         module, inputs = made(alias, layer, "plain", dtype)[0], positions_of(layer, names, dtype)
