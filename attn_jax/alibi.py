@@ -16,7 +16,7 @@ from attn_jax._core import (
     narrow,
     output,
     record,
-    visible,
+    sight,
     widen,
 )
 from attn_np.contract.alibi import Config
@@ -49,7 +49,7 @@ class AlibiAttention(Layer[Config]):
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         query_at, key_at = places(n["t"], n["t"], like=query, past=past)
-        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
+        allowed = sight(tape, mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
         query, key, value = inputs(tape, "bhts", allowed, query, past=past)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
@@ -63,6 +63,7 @@ class AlibiAttention(Layer[Config]):
         context, weights = attend(
             q, k, v, mask=mask, bias=alibi if bias is None else alibi + bias, causal=c.causal, window=c.window,
             scale=c.scale, keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return output(dtype, y, weights, return_weights)

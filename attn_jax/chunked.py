@@ -46,7 +46,7 @@ class ChunkedAttention(Layer[Config]):
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.scale, keep=keep, rate=c.dropout, past=past,
-            tape=tape, implementation=implementation,
+            tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return output(dtype, y, weights, return_weights)

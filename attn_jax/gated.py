@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._cache import Past, remember
-from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, sigmoid, visible
+from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, sight, sigmoid
 from attn_np.contract.gated import Config
 
 
@@ -38,7 +38,7 @@ class GatedAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
+        allowed = sight(tape, mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
         query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
@@ -48,6 +48,7 @@ class GatedAttention(Layer[Config]):
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            return_weights=return_weights,
         )  # fmt: skip
         gate = record(tape, gate=linear("btd,dhf->bthf", query, self.w_gate, self.b_gate))
         opened = record(tape, opened=sigmoid(gate))

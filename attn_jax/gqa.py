@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._cache import Past, remember
-from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
+from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, sight
 from attn_np.contract.gqa import Config
 
 
@@ -36,7 +36,7 @@ class GroupedQueryAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
+        allowed = sight(tape, mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
         query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
@@ -46,6 +46,7 @@ class GroupedQueryAttention(Layer[Config]):
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return output(dtype, y, weights, return_weights)

@@ -45,7 +45,7 @@ class PrefixAttention(Layer[Config]):
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, scale=c.scale, keep=keep, rate=c.dropout,
-            tape=tape, implementation=implementation,
+            tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return output(dtype, y, weights, return_weights)

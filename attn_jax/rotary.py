@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float, Int
 
 from attn_jax._attend import attend
 from attn_jax._cache import Past, remember
-from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
+from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, sight
 from attn_jax._rotary import rotate, rotation
 from attn_np.contract.rotary import Config
 
@@ -36,7 +36,7 @@ class RotaryAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
+        allowed = sight(tape, mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
         query, key, value = inputs(tape, "bhts", allowed, query, past=past)
         positions = record(tape, positions=positions)
         cos, sin = rotation(c, positions, n["t"], like=query, past=past)
@@ -49,6 +49,7 @@ class RotaryAttention(Layer[Config]):
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return output(dtype, y, weights, return_weights)

@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._cache import Past, remember
-from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible, widen, zeros
+from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, sight, widen, zeros
 from attn_np.contract.sinks import Config
 
 
@@ -37,7 +37,7 @@ class SinkAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
+        allowed = sight(tape, mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
         query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
@@ -48,6 +48,7 @@ class SinkAttention(Layer[Config]):
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             sinks=sinks, keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return output(dtype, y, weights, return_weights)

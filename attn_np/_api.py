@@ -11,6 +11,7 @@ from attn_np import contract
 from attn_np._core import Layer, Output
 from attn_np._vjp import Grads
 from attn_np.contract import check_dtype
+from attn_np.contract._tape import Residuals
 from attn_np.weights import draw, once, read, read_pretrained, require_savable, wanted_dtype, write
 
 __all__ = ["build", "layer_class", "load", "load_pretrained", "save", "trace", "value_and_vjp"]
@@ -190,7 +191,7 @@ def trace(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, dict
 
     16-bit layers compute in float32 and the tape holds what was computed, unrounded.
     """
-    tape: dict[str, Any] = {}
+    tape: dict[str, Any] = Residuals() if options.get("implementation") == "fused" else {}
     return layer(*inputs, tape=tape, **options), tape  # type: ignore[operator]
 
 
@@ -209,7 +210,8 @@ def value_and_vjp(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Outp
         now = layer.params()
         layer.set_params(params)
         try:
-            _, tape = trace(layer, *inputs, **options)
+            tape = Residuals()
+            layer(*inputs, tape=tape, **options)  # type: ignore[operator]
             return layer.vjp(tape, *cotangents)  # type: ignore[attr-defined]
         finally:
             layer.set_params(now)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from attn_np import _kernels as kernels
 from attn_np._cache import Past
 from attn_np._core import (
     Array,
@@ -29,6 +30,7 @@ from attn_np._core import (
 )
 from attn_np._vjp import dropout_vjp, einsum_vjp, repeat_heads_vjp, softmax_vjp, sum_to, tanh_vjp
 from attn_np.contract import _attend as contract
+from attn_np.contract._tape import saved
 
 
 def per_head(spec: str, q: Array) -> str:
@@ -46,6 +48,19 @@ def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
         finite: Any = shown(None, column)
         allowed = concatenate([broadcast_to(allowed, scores.shape), finite], -1)
     return softmax(concatenate([scores, column], -1), allowed)
+
+
+def fused(tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any) -> Array:
+    """The fast path, which knows arrays with a head axis: where there is none it gets one."""
+    q, k, v = record(tape, q=q, k=k, v=v)
+    mask, bias = record(tape, allowed=mask, bias=bias)
+    heads = q.ndim == 4
+    if not heads:
+        q, k, v = q[:, :, None], k[:, :, None], v[:, :, None]
+        mask = mask if mask is None or mask.ndim < 3 else mask[:, None]
+        bias = bias if bias is None or bias.ndim < 3 else bias[:, None]
+    context = kernels.attend(q, k, v, mask=mask, bias=bias, tape=tape, **options)  # twin: NumPy has a backward by hand
+    return record(tape, context=context if heads else context[:, :, 0])
 
 
 def attend(
@@ -67,8 +82,9 @@ def attend(
     past: Past | None = None,
     tape: Tape = None,
     implementation: str = "auto",
-) -> tuple[Array, Array]:
-    """Weighted average of the values; returns it (`b t h v`) and the weights before dropout (`b h t s`).
+    return_weights: bool = False,
+) -> tuple[Array, Array | None]:
+    """Weighted average of the values; returns it (`b t h v`) and the weights before dropout (`b h t s`), if asked for.
 
     Scores are scaled, capped, biased, masked by selection and normalised, in this order. Without a head axis
     (`b t k`, `b s k`, `b s v`) the results have none. Keys and values may have fewer heads than the queries:
@@ -89,18 +105,26 @@ def attend(
         weigh: from the scores and who may be seen, None for all, to the weights, in place of the softmax.
         past: in a step of decoding, where queries and keys stand; k and v are those of the cache.
         tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, spread, probs, kept and context.
-        implementation: "textbook", or "auto" for the fastest path that means the same.
+        implementation: "auto" for the fastest path that means the same, with a tape the textbook's; "textbook";
+            or "fused" for the fast path, which never forms the weights and tapes q, k, v and context alone.
+        return_weights: return the weights too; None in their place by default.
 
     Raises:
-        ValueError: shapes that do not fit, or an unknown implementation.
+        ValueError: shapes that do not fit, an unknown implementation, or "fused" beside what needs the weights.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
     given = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
     contract.check(normalize_over, implementation, **given)
     contract.check_options(causal, window, scale, softcap, rate)
     contract.check_weigh(weigh, sinks is not None, normalize_over)
-    allowed = visible(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window, past=past)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    needs = {"return_weights": return_weights, "normalize_over": normalize_over, "weigh": weigh, "keep": keep}
+    if contract.fuses(implementation, tape, **needs) and kernels.serves(q, k, v):
+        if past is not None:
+            mask, causal, window = visible(mask, 0, 0, like=q, causal=causal, window=window, past=past), False, None
+        near = {"mask": mask, "bias": bias, "causal": causal, "window": window}
+        return fused(tape, q, k, v, **near, scale=factor, softcap=softcap, sinks=sinks), None
+    allowed = visible(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window, past=past)
     dtype = dtype_name(q)
     q, k, v, bias = widen(q), widen(k), widen(v), widen(bias)
     k, v = repeat_heads(k, q), repeat_heads(v, q)
@@ -124,7 +148,18 @@ def attend(
         probs = record(tape, probs=spread[..., :-1])
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))
-    return narrow(context, dtype), narrow(probs, dtype)
+    return narrow(context, dtype), narrow(probs, dtype) if return_weights else None
+
+
+def fused_vjp(tape: Tape, dcontext: Array) -> tuple[Array, Array, Array, Array | None]:
+    """The fast path's own backward: gradients of q, k, v and the bias; the rest is taped."""
+    heads = dcontext.ndim == 4
+    found = kernels.attend_vjp(saved(tape), dcontext if heads else dcontext[:, :, None])
+    dq, dk, dv = (x if heads else x[:, :, 0] for x in (found.dq, found.dk, found.dv))
+    dscores = found.dbiased if heads or found.dbiased is None else found.dbiased[:, 0]
+    dscores = record(tape, dbiased=dscores, dsinks=found.dsinks)[0]
+    dbias = None if dscores is None else sum_to(dscores, tape["bias"].shape)
+    return dq, dk, dv, dbias
 
 
 def attend_vjp(
@@ -149,6 +184,8 @@ def attend_vjp(
         kv_heads: how many heads k and v had, if fewer than the queries.
         weigh_vjp: from the weights and their gradient to that of the scores, where `weigh` made them.
     """
+    if saved(tape) is not None:
+        return fused_vjp(tape, dcontext)
     q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
     allowed, bias, keep = tape.get("allowed"), tape.get("bias"), tape.get("keep")
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale

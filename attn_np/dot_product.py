@@ -35,7 +35,7 @@ class DotProductAttention(Layer[Config]):
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, past=past, normalize_over=c.normalize_over,
-            tape=tape, implementation=implementation,
+            tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=context)
         return output(dtype, y, weights, return_weights)

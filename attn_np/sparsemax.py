@@ -47,6 +47,7 @@ class SparsemaxAttention(Layer[Config]):
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             weigh=sparsemax, keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return output(dtype, y, weights, return_weights)

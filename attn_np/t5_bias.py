@@ -16,8 +16,8 @@ from attn_np._core import (
     linear,
     output,
     record,
+    sight,
     take,
-    visible,
     widen,
 )
 from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, sum_to, take_vjp
@@ -52,7 +52,7 @@ class T5Attention(Layer[Config]):
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         query_at, key_at = places(n["t"], n["t"], like=query, past=past)
-        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
+        allowed = sight(tape, mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
         query, key, value = inputs(tape, "bhts", allowed, query, past=past)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
@@ -67,6 +67,7 @@ class T5Attention(Layer[Config]):
         context, weights = attend(
             q, k, v, mask=mask, bias=position_bias if bias is None else position_bias + bias, causal=c.causal,
             scale=c.scale, keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return output(dtype, y, weights, return_weights)

@@ -5,6 +5,7 @@ from math import sqrt
 from typing import Any
 
 from attn_np.contract import _attend as contract
+from attn_torch import _kernels as kernels
 from attn_torch._cache import Past
 from attn_torch._core import (
     Array,
@@ -44,6 +45,19 @@ def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
     return softmax(concatenate([scores, column], -1), allowed)
 
 
+def fused(tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any) -> Array:
+    """The fast path, which knows arrays with a head axis: where there is none it gets one."""
+    q, k, v = record(tape, q=q, k=k, v=v)
+    mask, bias = record(tape, allowed=mask, bias=bias)
+    heads = q.ndim == 4
+    if not heads:
+        q, k, v = q[:, :, None], k[:, :, None], v[:, :, None]
+        mask = mask if mask is None or mask.ndim < 3 else mask[:, None]
+        bias = bias if bias is None or bias.ndim < 3 else bias[:, None]
+    context = kernels.attend(q, k, v, mask=mask, bias=bias, **options)  # twin: NumPy has a backward by hand
+    return record(tape, context=context if heads else context[:, :, 0])
+
+
 def attend(
     q: Array,
     k: Array,
@@ -63,8 +77,9 @@ def attend(
     past: Past | None = None,
     tape: Tape = None,
     implementation: str = "auto",
-) -> tuple[Array, Array]:
-    """Weighted average of the values; returns it (`b t h v`) and the weights before dropout (`b h t s`).
+    return_weights: bool = False,
+) -> tuple[Array, Array | None]:
+    """Weighted average of the values; returns it (`b t h v`) and the weights before dropout (`b h t s`), if asked for.
 
     Scores are scaled, capped, biased, masked by selection and normalised, in this order. Without a head axis
     (`b t k`, `b s k`, `b s v`) the results have none. Keys and values may have fewer heads than the queries:
@@ -85,18 +100,26 @@ def attend(
         weigh: from the scores and who may be seen, None for all, to the weights, in place of the softmax.
         past: in a step of decoding, where queries and keys stand; k and v are those of the cache.
         tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, spread, probs, kept and context.
-        implementation: "textbook", or "auto" for the fastest path that means the same.
+        implementation: "auto" for the fastest path that means the same, with a tape the textbook's; "textbook";
+            or "fused" for the fast path, which never forms the weights and tapes q, k, v and context alone.
+        return_weights: return the weights too; None in their place by default.
 
     Raises:
-        ValueError: shapes that do not fit, or an unknown implementation.
+        ValueError: shapes that do not fit, an unknown implementation, or "fused" beside what needs the weights.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
     given = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
     contract.check(normalize_over, implementation, **given)
     contract.check_options(causal, window, scale, softcap, rate)
     contract.check_weigh(weigh, sinks is not None, normalize_over)
-    allowed = visible(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window, past=past)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    needs = {"return_weights": return_weights, "normalize_over": normalize_over, "weigh": weigh, "keep": keep}
+    if contract.fuses(implementation, tape, **needs) and kernels.serves(q, k, v):
+        if past is not None:
+            mask, causal, window = visible(mask, 0, 0, like=q, causal=causal, window=window, past=past), False, None
+        near = {"mask": mask, "bias": bias, "causal": causal, "window": window}
+        return fused(tape, q, k, v, **near, scale=factor, softcap=softcap, sinks=sinks), None
+    allowed = visible(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window, past=past)
     dtype = dtype_name(q)
     q, k, v, bias = widen(q), widen(k), widen(v), widen(bias)
     k, v = repeat_heads(k, q), repeat_heads(v, q)
@@ -120,4 +143,4 @@ def attend(
         probs = record(tape, probs=spread[..., :-1])
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))
-    return narrow(context, dtype), narrow(probs, dtype)
+    return narrow(context, dtype), narrow(probs, dtype) if return_weights else None

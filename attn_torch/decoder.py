@@ -17,8 +17,8 @@ from attn_torch._core import (
     output,
     record,
     rms_norm,
+    sight,
     sigmoid,
-    visible,
     widen,
 )
 from attn_torch._rotary import rotate, rotation
@@ -76,7 +76,7 @@ class DecoderAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
+        allowed = sight(tape, mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
         query, key, value = inputs(tape, "bhts", allowed, query, past=past)
         positions = record(tape, positions=positions)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
@@ -92,6 +92,7 @@ class DecoderAttention(Layer[Config]):
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             sinks=widen(self.sinks), keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            return_weights=return_weights,
         )  # fmt: skip
         if self.w_gate is not None:
             gate = record(tape, gate=sigmoid(linear("btd,dhv->bthv", query, self.w_gate, self.b_gate)))

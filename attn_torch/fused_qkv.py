@@ -5,14 +5,17 @@ from jaxtyping import Bool, Float
 from attn_np.contract.fused_qkv import Config
 from attn_torch._attend import attend
 from attn_torch._cache import Past, remember
-from attn_torch._core import Array, Layer, Output, Tape, dtype_name, linear, output, record, seen, visible, where, widen
+from attn_torch._core import Array, Layer, Output, Tape, dtype_name, linear, output, record, seen, sight, where, widen
 
 
 def only_live(x: Array, allowed: Array | None, past: Past | None = None) -> Array:
     """Positions that see nothing and are seen by none become 0: padding, whatever it holds, reaches no projection."""
     if past is not None:
         return where(past.real[:, :, None], x, 0.0)
-    return x if allowed is None else where(seen("bhts->btd", allowed) | seen("bhts->bsd", allowed), x, 0.0)
+    if allowed is None:
+        return x
+    seeing, seen_by = seen("bhts->btd", allowed), seen("bhts->bsd", allowed)
+    return x if seeing is None else where(seeing | seen_by, x, 0.0)
 
 
 class FusedQKVAttention(Layer[Config]):
@@ -38,7 +41,7 @@ class FusedQKVAttention(Layer[Config]):
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         x = record(tape, x=widen(query))
-        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
+        allowed = sight(tape, mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
         x = record(tape, live=only_live(x, allowed, past))
         qkv = record(tape, qkv=linear("btd,dphk->btphk", x, self.w_qkv, self.b_qkv))
         q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
@@ -47,6 +50,7 @@ class FusedQKVAttention(Layer[Config]):
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            return_weights=return_weights,
         )  # fmt: skip
         if self.w_o is None:
             y = context.reshape((n["b"], n["t"], n["h"] * n["k"]))

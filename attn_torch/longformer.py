@@ -58,12 +58,13 @@ class LongformerAttention(Layer[Config]):
         keep = record(tape, keep=self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query))
         found, weights = attend(
             q, k, v, mask=local, bias=bias, scale=c.scale, keep=keep, rate=c.dropout, tape=scope(tape, "local"),
-            implementation=implementation,
+            implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         found_global, weights_global = attend(
             q_global, k_global, v_global, mask=across, bias=bias, scale=c.scale, keep=keep, rate=c.dropout,
-            tape=scope(tape, "global"), implementation=implementation,
+            tape=scope(tape, "global"), implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         context = record(tape, context=found + found_global)
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, weights + weights_global, return_weights)
+        weights = None if weights is None else weights + weights_global
+        return output(dtype, y, weights, return_weights)

@@ -18,7 +18,7 @@ from attn_torch._core import (
     output,
     record,
     rms_norm,
-    visible,
+    sight,
 )
 from attn_torch._rotary import rotate, rotation
 
@@ -51,7 +51,7 @@ class MultiHeadLatentAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
+        allowed = sight(tape, mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
         query, key, value = inputs(tape, "bhts", allowed, query, past=past)
         positions = record(tape, positions=positions)
         cos, sin = rotation(c, positions, n["t"], like=query, past=past)
@@ -76,7 +76,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.factor(), keep=keep, rate=c.dropout,
-            past=past, tape=tape, implementation=implementation,
+            past=past, tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         if c.absorbed:
             context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))

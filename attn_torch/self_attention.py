@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from attn_np.contract.self_attention import Config
 from attn_torch._attend import attend
 from attn_torch._cache import Past, remember
-from attn_torch._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
+from attn_torch._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, sight
 
 
 class SelfAttention(Layer[Config]):
@@ -34,7 +34,7 @@ class SelfAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
+        allowed = sight(tape, mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
         query, key, value = inputs(tape, "bts", allowed, query, past=past)
         q = linear("btd,dk->btk", query, self.w_q, self.b_q)
         k = linear("bsd,dk->bsk", key, self.w_k, self.b_k)
@@ -44,6 +44,7 @@ class SelfAttention(Layer[Config]):
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            return_weights=return_weights,
         )  # fmt: skip
         y = context if self.w_o is None else linear("btv,vd->btd", context, self.w_o, self.b_o)
         y = record(tape, y=y)

@@ -100,7 +100,7 @@ class NumPyTree(Tree):
     def attend(self, inputs: Arrays) -> list[np.ndarray]:
         tape: Arrays = {}
         given: dict[str, Any] = dict(inputs)
-        context, weights = attend_np.attend(**given, tape=tape)
+        context, weights = attend_np.attend(**given, tape=tape, return_weights=True)
         return [context, weights, *attend_np.attend_vjp(tape, np.cos(context))[:3]]
 
     def gradients(self, layer: Any, inputs: Arrays, dy: np.ndarray) -> Arrays:
@@ -123,7 +123,7 @@ class TorchTree(Tree):
     def attend(self, inputs: Arrays) -> list[np.ndarray]:
         given = self.arrays(inputs)
         leaves = [given[name].requires_grad_() for name in "qkv"]
-        context, weights = attn_torch.attend(**given)
+        context, weights = attn_torch.attend(**given, return_weights=True)
         grads = torch.autograd.grad(context, leaves, torch.cos(context.detach()))
         return [self.numpy(x) for x in (context, weights, *grads)]
 
@@ -173,7 +173,7 @@ class JaxTree(Tree):
     def attend(self, inputs: Arrays) -> list[np.ndarray]:
         given = self.arrays(inputs)
         qkv, rest = [given.pop(name) for name in "qkv"], given
-        (context, weights), pull = jax.vjp(lambda q, k, v: attn_jax.attend(q, k, v, **rest), *qkv)
+        (context, weights), pull = jax.vjp(lambda q, k, v: attn_jax.attend(q, k, v, **rest, return_weights=True), *qkv)
         return [self.numpy(x) for x in (context, weights, *pull((jnp.cos(context), jnp.zeros_like(weights))))]
 
     def gradients(self, layer: Any, inputs: Arrays, dy: np.ndarray) -> Arrays:

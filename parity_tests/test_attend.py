@@ -66,7 +66,7 @@ def held(inputs: Arrays, options: dict[str, Any]) -> dict[str, ErrArray]:
 
 def numpy_results(inputs: dict[str, Any], dy: Any, options: dict[str, Any], groups: int | None) -> dict[str, Any]:
     tape: dict[str, Any] = {}
-    context, weights = attend(**inputs, **options, tape=tape)
+    context, weights = attend(**inputs, **options, tape=tape, return_weights=True)
     backward = {name: x for name, x in options.items() if name in BACKWARD}
     dq, dk, dv, dbias = attend_vjp(tape, dy, **backward, kv_heads=groups)
     found = {"context": context, "weights": weights, "dq": dq, "dk": dk, "dv": dv, "dbias": dbias}
@@ -85,12 +85,12 @@ def results(tree: Tree, inputs: Arrays, options: dict[str, Any]) -> Arrays:
     rest = {name: x for name, x in arrays.items() if name not in leaves}
     if tree.name == "torch":
         leaves = {name: x.requires_grad_() for name, x in leaves.items()}
-        context, weights = tree.package.attend(**leaves, **rest, **options)
+        context, weights = tree.package.attend(**leaves, **rest, **options, return_weights=True)
         grads = torch_gradients(context, **leaves)
     else:
 
         def call(leaves: Any) -> Any:
-            return tree.package.attend(**leaves, **rest, **options)
+            return tree.package.attend(**leaves, **rest, **options, return_weights=True)
 
         (context, weights), pull = jax.vjp(call, leaves)
         (found,) = pull((tree.array(dy), np.zeros_like(weights)))
@@ -301,9 +301,9 @@ def test_scores_far_below_their_sink_and_far_above_it(tree: Tree) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_sinks_of_16_bits_are_widened_first(tree: Tree, dtype: str) -> None:
     inputs = {name: x.astype(DTYPES[dtype]) for name, x in given(2, "sinks").items()}
-    context, weights = tree.package.attend(**tree.arrays(inputs))
+    context, weights = tree.package.attend(**tree.arrays(inputs), return_weights=True)
     wide = {name: x.astype(np.float32) for name, x in inputs.items()}
-    for x, y in zip((context, weights), tree.package.attend(**tree.arrays(wide)), strict=True):
+    for x, y in zip((context, weights), tree.package.attend(**tree.arrays(wide), return_weights=True), strict=True):
         assert same(tree.numpy(x), tree.numpy(y).astype(DTYPES[dtype]))
 
 
@@ -319,7 +319,7 @@ def test_a_function_may_take_the_softmaxs_place(tree: Tree, call: str) -> None:
     for found, more in ((want, {}), (got, {"weigh": core.softmax})):
         if tree.name == "numpy":
             tape: dict[str, Any] = {}
-            found["context"], found["weights"] = attend(**inputs, **options, **more, tape=tape)
+            found["context"], found["weights"] = attend(**inputs, **options, **more, tape=tape, return_weights=True)
             backward = {name: x for name, x in options.items() if name in BACKWARD}
             back: dict[str, Any] = {"weigh_vjp": softmax_vjp} if more else {}
             grads = attend_vjp(tape, cotangent(context_shape(inputs)), **backward, **back, kv_heads=2)
@@ -369,7 +369,7 @@ def refusal(inputs: Arrays, **options: Any) -> str:
 
 @pytest.mark.parametrize("name", ["", "flash", "Auto", "text book"])
 def test_an_unknown_implementation_is_refused(name: str) -> None:
-    assert f"implementation to be one of auto, textbook, got {name!r}" in refusal(given(2), implementation=name)
+    assert f"implementation to be one of auto, textbook, fused, got {name!r}" in refusal(given(2), implementation=name)
 
 
 def test_the_textbook_can_be_asked_for(tree: Tree) -> None:
@@ -442,7 +442,7 @@ def test_heads_shared_in_turn_are_seen(name: str, groups: int) -> None:
     for new in (REPEATED, "arange(q.shape[2], q) % x.shape[2]"):
         mutant = Mutant("heads shared in turn", "_core.py", REPEATED, new, "", "")
         with planted(mutant, name) as alias:
-            context, weights = import_module(f"{alias}._attend").attend(**tree.arrays(inputs))
+            context, weights = import_module(f"{alias}._attend").attend(**tree.arrays(inputs), return_weights=True)
         found[new] = ratio(tree.numpy(context), want["context"]), ratio(tree.numpy(weights), want["weights"])
     right, wrong = found.values()
     assert max(right) <= 1
@@ -489,7 +489,7 @@ def test_mistakes_with_sinks_are_seen(name: str, bug: str) -> None:
     inputs = given(2, "sinks")
     want = held(inputs, {})
     with planted(Mutant(bug, "_attend.py", *SUNK[bug], "", ""), name) as alias:
-        context, _ = import_module(f"{alias}._attend").attend(**tree.arrays(inputs))
+        context, _ = import_module(f"{alias}._attend").attend(**tree.arrays(inputs), return_weights=True)
     assert ratio(tree.numpy(context), want["context"]) > 1
 
 

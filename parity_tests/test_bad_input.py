@@ -438,5 +438,8 @@ def test_attend_refuses_unknown_words(words: dict[str, str]) -> None:
 
 def test_attend_takes_what_is_right() -> None:
     inputs = attend_inputs()
-    found = [[tree.numpy(x).shape for x in tree.package.attend(**tree.arrays(inputs))] for tree in TREES.values()]
+    found = [
+        [tree.numpy(x).shape for x in tree.package.attend(**tree.arrays(inputs), return_weights=True)]
+        for tree in TREES.values()
+    ]
     assert found == [[(2, 5, 6, 11), (2, 6, 5, 3)]] * 3

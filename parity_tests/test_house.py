@@ -277,7 +277,7 @@ def files(package: str) -> list[Path]:
 
 
 LIBRARIES = {
-    "attn_np": ("numpy", "ml_dtypes", "jaxtyping", "safetensors"),
+    "attn_np": ("numpy", "ml_dtypes", "jaxtyping", "safetensors", "threadpoolctl"),
     "attn_jax": ("jax", "flax", "numpy", "ml_dtypes", "jaxtyping"),
     "attn_torch": ("torch", "numpy", "ml_dtypes", "jaxtyping"),
 }

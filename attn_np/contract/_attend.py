@@ -1,10 +1,13 @@
 """What all three trees promise of `attend`: its check, in the standard library only."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from attn_np.contract._base import FLOATS, Arg, Config, Spec, require
+from attn_np.contract._tape import brief
 
-PATHS = ("auto", "textbook")
+# "fused" is the fast path or an error, "auto" the fast path wherever it means the same.
+PATHS = ("auto", "textbook", "fused")
 
 # The axis of the scores along which the weights add up to 1.
 AXES = {"keys": -1, "queries": -2}
@@ -66,6 +69,23 @@ def check_options(
     Options(causal=causal, window=window, scale=scale, softcap=softcap)
     fits = not isinstance(rate, bool) and isinstance(rate, int | float) and 0 <= rate < 1
     require(fits, "attend", "rate in [0, 1)", repr(rate), "it is the share of weights set to 0")
+
+
+def fuses(
+    implementation: str, tape: Any, *, return_weights: bool, normalize_over: str, weigh: object, keep: object
+) -> bool:
+    """Whether a call goes the fast path, which never forms the weights.
+
+    Raises:
+        ValueError: "fused" asked for beside what needs the weights.
+    """
+    asked = {"return_weights": return_weights, "weigh": weigh is not None, "keep": keep is not None}
+    asked["normalize_over='queries'"] = normalize_over == "queries"
+    needed = [name for name, so in asked.items() if so]
+    if implementation == "fused":
+        expected = "implementation='fused' without what needs the weights"
+        require(not needed, "attend", expected, " and ".join(needed), "leave it out, or set implementation='auto'")
+    return not needed and (implementation == "fused" or (implementation == "auto" and brief(tape)))
 
 
 def check_weigh(weigh: object, sinks: bool, normalize_over: str) -> None:

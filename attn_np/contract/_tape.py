@@ -26,6 +26,42 @@ def record(tape: Any, **values: Any) -> Any:
     return out[0] if len(out) == 1 else out
 
 
+class Residuals(dict[str, Any]):
+    """A tape for the backward pass alone: `attend` may go the fast path, and what that saves for its own backward
+    stands beside the named arrays, by the prefix of the scope.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved: dict[str, Any] = {}
+
+
+def home(tape: Any) -> tuple[Any, str]:
+    """The tape behind the scopes, and their prefix."""
+    prefix = ""
+    while isinstance(tape, Scope):
+        tape, prefix = tape.tape, f"{tape.prefix}.{prefix}"
+    return tape, prefix
+
+
+def save(tape: Any, value: Any) -> None:
+    """Keep what the fast path's backward needs, on a tape for that."""
+    tape, prefix = home(tape)
+    if isinstance(tape, Residuals):
+        tape.saved[prefix] = value
+
+
+def saved(tape: Any) -> Any:
+    """What the fast path kept; None where the textbook path was gone."""
+    tape, prefix = home(tape)
+    return tape.saved.get(prefix) if isinstance(tape, Residuals) else None
+
+
+def brief(tape: Any) -> bool:
+    """Nobody wants to see every intermediate: there is no tape, or one for the backward pass alone."""
+    return tape is None or isinstance(home(tape)[0], Residuals)
+
+
 class Scope:
     """A view of a tape in which every name carries a prefix; what a sub-layer writes to."""
 
