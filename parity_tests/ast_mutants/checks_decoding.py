@@ -199,10 +199,10 @@ def step_tape(layer: Labelled, alias: str) -> None:
     start = {name: x[:, :3] for name, x in inputs.items()}
     before = {name: x.tobytes() for name, x in (inputs | module.params()).items()}
     sizes, tape, whole = open_sizes(layer, inputs), {}, {}
-    plain, _ = module.step(**start, cache=module.init_cache(B, T, **sizes))
     y, _ = module.step(**start, cache=module.init_cache(B, T, **sizes), tape=tape)
     module(**start, tape=whole)
-    claim(same(y, plain) and same(tape["y"], y), "with a tape")
+    claim(same(tape["y"], y), "with a tape")
+    judged(y, at_once(layer, ways(layer)[0], tuple(range(B)), 3)["y"], "with a tape")
     claim(set(whole) <= set(tape), f"the tape lacks {set(whole) - set(tape)}")
     claim({name: x.tobytes() for name, x in (inputs | module.params()).items()} == before, "an array was written")
 

@@ -50,7 +50,7 @@ def attended(groups: int, names: str, dtype: str = "float64", queries: int = 6) 
 def run_attend(package: str, inputs: Mapping[str, Any], dy: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Context, weights and the gradients of q, k, v, the bias and the sinks."""
     module, tape = import_module(f"{package}._attend"), {}
-    context, weights = module.attend(**inputs, **options, tape=tape)
+    context, weights = module.attend(**inputs, **options, tape=tape, return_weights=True)
     backward = {name: x for name, x in options.items() if name in ("scale", "softcap", "rate", "normalize_over")}
     heads = inputs["k"].shape[2] if len(inputs["k"].shape) == 4 else None
     found = module.attend_vjp(tape, dy, **backward, kv_heads=heads)
@@ -109,14 +109,19 @@ def weighed(alias: str) -> None:
     """`weigh` makes the weights of the scores and of who may be seen, and `weigh_vjp` takes their gradient back."""
     module, inputs, tape, asked = import_module(f"{alias}._attend"), attended(2, "mask bias"), {}, []
     made, back = (np.random.default_rng(n).normal(size=inputs["mask"].shape) for n in (7, 8))
-    context, weights = module.attend(**inputs, weigh=lambda *args: asked.append(args) or made, tape=tape)
+
+    def weigh(*args: Any) -> Any:
+        asked.append(args)
+        return made
+
+    context, weights = module.attend(**inputs, weigh=weigh, tape=tape, return_weights=True)
     claim(same(weights, made) and context.shape == (2, 5, 6, 11), "the weights")
     claim(len(asked) == 1 and same(asked[0][0], tape["biased"]) and same(asked[0][1], inputs["mask"]), "what they see")
     *_, dbias = module.attend_vjp(tape, np.cos(context), weigh_vjp=lambda *args: asked.append(args) or back)
     claim(same(dbias, back) and same(asked[1][0], made) and same(asked[1][1], tape["dprobs"]), "the way back")
     for options in ({"normalize_over": "queries"}, {"sinks": np.zeros(6)}):
         refuses(
-            partial(module.attend, **inputs, **options, weigh=lambda *args: made),
+            partial(module.attend, **inputs, **options, weigh=weigh),
             ValueError,
             "attend: expected weigh without sinks and with normalize_over='keys', which are the softmax's",
         )
@@ -138,7 +143,7 @@ def head_by_head(call: str, value: float, alias: str) -> None:
 def hidden_from_attend(alias: str) -> None:
     """Gradients of a query without keys and of a hidden key are 0, though a key beside holds NaN; no tape is needed."""
     inputs = {name: x.copy() for name, x in attended(6, "mask").items()}
-    plain = import_module(f"{alias}._attend").attend(**inputs)
+    plain = import_module(f"{alias}._attend").attend(**inputs, return_weights=True)
     dy = np.cos(np.arange(plain[0].size)).reshape(plain[0].shape)
     found = run_attend(alias, inputs, dy, {})
     claim(same(plain[0], found["context"]) and same(plain[1], found["weights"]), "without a tape")
@@ -341,8 +346,8 @@ def sparse(alias: str) -> None:
     claim(same(vjp.sparsemax_vjp(want, dy), np.array([[-1.0, 1.0, 0.0], [-2.0, 0.0, 2.0]])), "its rule")
     claim(not vjp.sparsemax_vjp(0 * want, dy).any(), "the rule without support")
     inputs, tape, other = attended(2, "mask"), {}, {}
-    plain = attend.attend(**inputs, tape=tape)
-    found = attend.attend(**inputs, weigh=core.softmax, tape=other)
+    plain = attend.attend(**inputs, tape=tape, return_weights=True)
+    found = attend.attend(**inputs, weigh=core.softmax, tape=other, return_weights=True)
     dy = np.ones(plain[0].shape).cumsum(1)
     claim(all(map(same, found, plain)), "weights by softmax")
     grads = attend.attend_vjp(tape, dy), attend.attend_vjp(other, dy, weigh_vjp=vjp.softmax_vjp)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from attn_np.contract import Config
+from attn_np.contract._tape import Residuals
 from parity_tests.ast_mutants.calls import (
     Labelled,
     built,
@@ -176,8 +177,13 @@ def pulled_back(layer: Labelled, alias: str) -> None:
     module.set_params(old)
     module.rng.bit_generator.state = before
     out, tape = package.trace(module, **plain)
-    claim_same(leaves(out), y, "value and trace")
-    want = module.vjp(tape, *dys)
+    module.rng.bit_generator.state = before
+    claim_same(leaves(module(**plain, tape={})), leaves(out), "a layer and trace")
+    claim(tape.keys() >= {"y"} and type(tape) is dict, "the tape of trace")
+    module.rng.bit_generator.state = before
+    short = Residuals()
+    claim_same(leaves(module(**plain, tape=short)), y, "value with what the backward needs")
+    want = module.vjp(short, *dys)
     floats = {name for name, x in plain.items() if x.dtype.kind == "f"}
     claim(set(want.inputs) == floats and set(want.params) == set(old), "names of gradients")
     for got in grads:
