@@ -135,6 +135,7 @@ def forward() -> Iterator[Race]:
         for mask in FEATURES:
             targets = (Target("attn_torch", "attn_torch textbook", 0.5),)
             who = ("attn_torch", "attn_torch textbook", "attn_np", "attn_jax")
+            who += ("torch SDPA", "jax.nn") if mask in ("window", "alibi") else ()
             level = USUAL if length == 2048 else FULL
             yield race(f"attend/forward/{mask}/{length}", Work(length=length, mask=mask), who, targets, level=level)
     who = ("attn_np", "attn_torch", "attn_jax")

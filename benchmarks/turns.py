@@ -26,6 +26,7 @@ class Runner:
         units: what is counted within a run, such as tokens; seconds are given for one.
         output: the result of a run as a float64 array, to see that all do the same work.
         kept: bytes that a run returns.
+        ahead: gives `run` with its first-time work, such as compiling, done: what is to be weighed begins with it.
     """
 
     run: Callable[[Any], Any]
@@ -33,6 +34,7 @@ class Runner:
     units: int = 1
     output: Callable[[Any], Any] = lambda result: result
     kept: Callable[[Any], int] = lambda result: 0
+    ahead: Callable[[], Callable[[Any], Any]] | None = None
 
 
 def order(number: int, of: int) -> list[int]:

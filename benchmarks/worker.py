@@ -106,8 +106,9 @@ def peak(entrant: Entrant, say: Say) -> None:
     if warm is not None:
         warm.run(warm.fresh())
     runner, notes = ready(entrant)
-    give_back()
     if runner is not None:
+        work, state = runner.ahead() if runner.ahead is not None else runner.run, runner.fresh()
+        give_back()
         try:
             Path("/proc/self/clear_refs").write_text("5", "ascii")
             before, after = status("VmRSS"), lambda: status("VmHWM")
@@ -120,7 +121,7 @@ def peak(entrant: Entrant, say: Say) -> None:
             before = after()
             notes["method"] = "ru_maxrss"
         try:
-            result = runner.run(runner.fresh())
+            result = work(state)
             notes["bytes"] = max(0, after() - before - runner.kept(result))
         except Exception as error:
             notes = {"state": "failed", "why": f"{type(error).__name__}: {error}"[:300]}

@@ -38,13 +38,13 @@ WHO = {
     "torch SDPA": Who("with_torch", ("torch",), False, "#7c1f04", "--"),
     "nn.MultiheadAttention": Who("with_torch", ("torch",), False, "#7c1f04", "--"),
     "torch loop": Who("with_torch", ("torch",), False, "#7c1f04", "--"),
-    "Keras on torch": Who("with_keras", ("keras", "torch"), False, "#c51b7d", "--", 2),
+    "Keras on torch": Who("with_keras", ("keras", "torch"), False, "#c51b7d", "--", 3),
     "attn_jax": Who("with_jax", ("jax", "flax"), True, "#2a6aa8", "-"),
-    "attn_jax textbook": Who("with_jax", ("jax", "flax"), False, "#8fbbdf", ":", 2),
-    "jax.nn": Who("with_jax", ("jax",), False, "#12355b", "--", 2),
-    "nnx.MultiHeadAttention": Who("with_jax", ("jax", "flax"), False, "#12355b", "--", 2),
-    "Keras on JAX": Who("with_keras", ("keras", "jax"), False, "#c51b7d", "--", 2),
-    "Equinox": Who("with_jax", ("equinox", "jax"), False, "#762a83", "--", 2),
+    "attn_jax textbook": Who("with_jax", ("jax", "flax"), False, "#8fbbdf", ":", 3),
+    "jax.nn": Who("with_jax", ("jax",), False, "#12355b", "--", 3),
+    "nnx.MultiHeadAttention": Who("with_jax", ("jax", "flax"), False, "#12355b", "--", 3),
+    "Keras on JAX": Who("with_keras", ("keras", "jax"), False, "#c51b7d", "--", 3),
+    "Equinox": Who("with_jax", ("equinox", "jax"), False, "#762a83", "--", 3),
 }
 
 

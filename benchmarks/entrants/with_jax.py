@@ -23,19 +23,30 @@ def size(result: Any) -> int:
     return sum(x.nbytes for x in jax.tree.leaves(result))
 
 
-def passes(work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], dy: Any) -> Runner:
-    """A forward pass, or one with gradients of all arguments; compiled here, before anything is timed."""
+def passes(
+    work: Work, call: Callable[..., Any], arguments: tuple[Any, ...], dy: Any, fixed: dict[str, Any] | None = None
+) -> Runner:
+    """A forward pass, or one with gradients of the arguments, compiled; `fixed` are arrays without gradients."""
     if work.passes == "forward":
-        compiled = jax.jit(call).lower(*arguments).compile()
-        return Runner(lambda _: jax.block_until_ready(compiled(*arguments)), output=wide, kept=size)
+        given = arguments, fixed or {}
+        compiled = jax.jit(lambda arguments, fixed: call(*arguments, **fixed))
+    else:
+        given = arguments, fixed or {}, dy
 
-    def both(dy: Any, *arguments: Any) -> Any:
-        y, pull = jax.vjp(call, *arguments)
-        return y, pull(dy)
+        def both(arguments: Any, fixed: Any, dy: Any) -> Any:
+            y, pull = jax.vjp(lambda *arguments: call(*arguments, **fixed), *arguments)
+            return y, pull(dy)
 
-    pulled = jax.jit(both).lower(dy, *arguments).compile()
-    run = lambda _: jax.block_until_ready(pulled(dy, *arguments))  # noqa: E731
-    return Runner(run, output=lambda result: wide(result[0]), kept=size)
+        compiled = jax.jit(both)
+
+    def run(_: Any, compiled: Any = compiled) -> Any:
+        return jax.block_until_ready(compiled(*given))
+
+    def first(result: Any) -> Any:
+        return wide(result if work.passes == "forward" else result[0])
+
+    # A function that is compiled ahead takes longer to call than one that was compiled by a call.
+    return Runner(run, output=first, kept=size, ahead=lambda: partial(run, compiled=compiled.lower(*given).compile()))
 
 
 def options(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -50,10 +61,10 @@ def attend(work: Work, implementation: str) -> Runner:
     arrays, fixed = options(work)
     learned = {name: arrays.pop(name) for name in ("sinks",) if name in arrays}
 
-    def call(q: Any, k: Any, v: Any, learned: Any) -> Any:
+    def call(q: Any, k: Any, v: Any, learned: Any, **arrays: Any) -> Any:
         return attn_jax.attend(q, k, v, **arrays, **learned, **fixed, implementation=implementation)[0]
 
-    return passes(work, call, (q, k, v, learned), jnp.asarray(inputs.cotangent(work)))
+    return passes(work, call, (q, k, v, learned), jnp.asarray(inputs.cotangent(work)), arrays)
 
 
 def jax_nn(work: Work) -> Runner:
@@ -64,10 +75,10 @@ def jax_nn(work: Work) -> Runner:
     window = (WINDOW, 0) if "window" in fixed else None
     more: dict[str, Any] = {"is_causal": fixed.get("causal", False), "local_window_size": window}
 
-    def call(q: Any, k: Any, v: Any) -> Any:
+    def call(q: Any, k: Any, v: Any, **arrays: Any) -> Any:
         return jax.nn.dot_product_attention(q, k, v, **arrays, **more)
 
-    return passes(work, call, (q, k, v), jnp.asarray(inputs.cotangent(work)))
+    return passes(work, call, (q, k, v), jnp.asarray(inputs.cotangent(work)), arrays)
 
 
 def parameters(work: Work) -> dict[str, Any]:

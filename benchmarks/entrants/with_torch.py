@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import attn_torch
 from benchmarks import inputs
-from benchmarks.plan import Work
+from benchmarks.plan import WINDOW, Work
 from benchmarks.turns import Runner
 
 
@@ -60,12 +60,17 @@ def attend(work: Work, implementation: str) -> Runner:
 
 
 def sdpa(work: Work) -> Runner:
-    """The same arrays, seen as `b h t k`: with a contiguous copy of its own layout it takes the same time."""
+    """The same arrays, seen as `b h t k`. A window or a bias is a mask of all pairs, made beforehand."""
     q, k, v = (tensor(x) for x in inputs.heads(work))
     given = options(work)
-    if set(given) - {"causal", "mask"}:
+    if set(given) & {"softcap", "sinks"}:
         raise ValueError(f"SDPA has no {work.mask}")
     shared: dict[str, Any] = {"is_causal": given.get("causal", False), "attn_mask": given.get("mask")}
+    below = torch.ones(work.length, work.length, dtype=torch.bool).tril()
+    if work.mask == "window":
+        shared = {"attn_mask": below.triu(-WINDOW)}
+    if work.mask == "alibi":
+        shared = {"attn_mask": given["bias"].masked_fill(~below, -torch.inf)}
     shared["enable_gqa"] = work.heads != work.kv_heads
 
     def turned() -> torch.Tensor:
