@@ -194,7 +194,7 @@ def layers() -> Iterator[Race]:
                         targets = (Target(ours, peers[0], 1.25 if fused else 1.0),)
                     quick = length in (16, 512) and passes == "forward" and what == "mha"
                     level = QUICK if quick else FULL if length == 8192 else USUAL
-                    more = ("attn_np",) if framework == "torch" and passes == "forward" and length <= 2048 else ()
+                    more = ("attn_np",) if framework == "torch" and length <= 2048 else ()
                     yield race(
                         f"layers/{framework}/{what}/{passes}/{length}",
                         work,
