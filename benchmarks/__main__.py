@@ -1,5 +1,6 @@
 """How fast are the three trees, beside the functions and layers of others, on this machine?"""
 
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -70,13 +71,7 @@ def bench(
         if not wanted:
             raise typer.BadParameter(f"--only, --who: expected a race, got none that matches {only!r}; try --list")
         rounds = pairs or run.default_pairs(level)
-        words = [
-            "python",
-            "-m",
-            "benchmarks",
-            *(f"'{word}'" if set(word) & set(" *?[") else word for word in sys.argv[1:]),
-        ]
-        found = run.header(" ".join(words), level, rounds, threads)
+        found = run.header(shown(sys.argv[1:]), level, rounds, threads)
         out.mkdir(parents=True, exist_ok=True)
         measure(wanted, found, rounds, threads, out / "results.json")
     out.mkdir(parents=True, exist_ok=True)
@@ -91,6 +86,12 @@ def bench(
 def parts(text: str | None) -> tuple[str, ...]:
     """A comma-separated option."""
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def shown(words: list[str]) -> str:
+    """The command as somebody else would type it: of paths outside the folder the name alone."""
+    short = [Path(word).name if Path(word).is_absolute() else word for word in words]
+    return shlex.join(["python", "-m", "benchmarks", *short])
 
 
 def measure(wanted: list[Race], found: Found, rounds: int, threads: int, path: Path) -> None:

@@ -70,5 +70,5 @@ def facts(threads: int) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": threads,
         "memory in GB": memory(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
     }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from benchmarks import machine
 from benchmarks.plan import PAIRS, QUICK, USUAL, Entrant, Race, races
 
 FORMAT = "attn-parity-benchmark/1"
+# A list of numbers in JSON that is spread over lines.
+LIST = re.compile(r"\[[-\s\d.,e+]+\]")
 ROOT = Path(__file__).parents[1]
 
 # What a run has found: JSON as it is written.
@@ -131,7 +134,7 @@ def take(worker: Worker, race: Race, rounds: int, found: Found, told: Told) -> N
             measured = [name for name, notes in answer["entrants"].items() if notes["state"] == "measured"]
         elif answer["event"] == "round":
             for name, seconds in zip(measured, answer["seconds"], strict=True):
-                by_name[name].setdefault("seconds", []).append(seconds)
+                by_name[name].setdefault("seconds", []).append(float(f"{seconds:.5g}"))
             done += 1
             told(race, done, rounds)
 
@@ -152,9 +155,10 @@ def header(command: str, level: int, pairs: int, threads: int) -> Found:
 
 
 def write(path: Path, found: Found) -> None:
-    """Whole or not at all: a run that is stopped while writing leaves the file of before."""
+    """Whole or not at all: a run that is stopped while writing leaves the file of before. Samples stand on one line."""
     beside = path.with_name(path.name + ".new")
-    beside.write_text(json.dumps(found, indent=1, sort_keys=False) + "\n", "utf-8")
+    text = LIST.sub(lambda listed: " ".join(listed[0].split()), json.dumps(found, indent=1))
+    beside.write_text(text + "\n", "utf-8")
     beside.replace(path)
 
 
