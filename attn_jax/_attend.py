@@ -114,7 +114,7 @@ def attend(
     contract.check_weigh(weigh, sinks is not None, normalize_over)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
     needs = {"return_weights": return_weights, "normalize_over": normalize_over, "weigh": weigh, "keep": keep}
-    if contract.fuses(implementation, tape, **needs) and kernels.serves(q, k, v):
+    if contract.fuses(implementation, tape, kernels.serves(q, k, v), **needs):
         if past is not None:
             mask, causal, window = visible(mask, 0, 0, like=q, causal=causal, window=window, past=past), False, None
         near = {"mask": mask, "bias": bias, "causal": causal, "window": window}

@@ -11,7 +11,8 @@ they never leave the processor's cache and memory beyond inputs and output is th
 4. The largest score of a row is subtracted in a softmax so that `exp` cannot overflow. Where Cauchy and Schwarz say
    that no score can be large, |q k| <= |q| |k|, it is neither looked for nor subtracted.
 
-The backward pass keeps one number of each row, the logarithm of its sum, and makes the weights again from it.
+The backward pass keeps two numbers of each row, its largest score and its sum, and makes the weights again from them.
+(Their usual union, top + log(sum), would round away what a row with large scores can still tell.)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -227,11 +228,21 @@ class Scratch(local):
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward pass needs: the call, the context `b t h v` and the logarithm of each row's sum, `b h t`."""
+    """What the backward pass needs: the weights are exp(score - top) / total.
+
+    Attributes:
+        context: `b t h v`.
+        top: `b h t`, what was subtracted from the scores of a row.
+        total: `b h t`, infinite where a row sees nothing.
+        weights, bent: `b h t s`, exp(score - top) and the tanh of the softcap, of a call done in one piece.
+    """
 
     call: Call
     context: Array
-    logsum: Array
+    top: Array
+    total: Array
+    weights: Array | None = None
+    bent: Array | None = None
 
 
 def attend(
@@ -263,11 +274,12 @@ def attend(
 
 def at_once(call: Call) -> Saved:
     """All scores in one piece, for small calls and steps of decoding. Keys and values are read where they lie."""
-    (b, t, h, width), (_, s, g, _) = call.q.shape, call.k.shape
-    q = (call.q * call.scale).reshape(b, t, g, h // g, width).transpose(0, 2, 3, 1, 4).reshape(b, g, h // g * t, width)
-    scores = np.matmul(q, call.k.transpose(0, 2, 3, 1)).reshape(b, h, t, s)
+    (b, t, h, _), s = call.q.shape, call.k.shape[1]
+    scores = np.matmul(by_group(call.q * call.scale, call), call.k.transpose(0, 2, 3, 1)).reshape(b, h, t, s)
+    bent = None
     if call.softcap is not None:
-        scores = np.tanh(scores / call.softcap) * call.softcap
+        bent = np.tanh(scores / call.softcap)
+        scores = bent * call.softcap
     if call.bias is not None:
         scores += call.bias
     allowed = call.allowed()
@@ -289,13 +301,16 @@ def at_once(call: Call) -> Saved:
     context = mixed(scores, call.v)
     if allowed is not None and not np.isfinite(context).all():
         context = mixed(scores, call.cleaned().v)
-    # A row that sees nothing gives 0; the logarithm that makes its weights 0 again is infinite.
-    empty = total == 0
-    total[empty] = 1.0
+    total[total == 0] = np.inf  # a row that sees nothing gives 0
     context /= total
-    logsum = top + np.log(total)
-    logsum[empty] = np.inf
-    return Saved(call, context.transpose(0, 2, 1, 3), logsum[..., 0])
+    return Saved(call, context.transpose(0, 2, 1, 3), top[..., 0], total[..., 0], scores, bent)
+
+
+def by_group(x: Array, call: Call) -> Array:
+    """Queries that share a key/value head as the rows of one matrix, `b t h k` -> `b g r*t k`."""
+    b, t, h, width = x.shape
+    g = call.k.shape[2]
+    return x.reshape(b, t, g, h // g, width).transpose(0, 2, 3, 1, 4).reshape(b, g, h // g * t, width)
 
 
 def mixed(weights: Array, v: Array) -> Array:
@@ -307,7 +322,8 @@ def mixed(weights: Array, v: Array) -> Array:
 def in_blocks(call: Call) -> Saved:
     """Block by block, the blocks of queries in threads."""
     (b, t, heads, _), width, dtype = call.q.shape, call.v.shape[-1], call.q.dtype
-    context, logsum = np.empty((b, t, heads, width), dtype), np.empty((b, heads, t), dtype)
+    context, top = np.empty((b, t, heads, width), dtype), np.empty((b, heads, t), dtype)
+    total = np.empty_like(top)
     # The longest key, and whether the values leave room for weights that are far from 1.
     longest = np.sqrt(np.max(np.einsum("bsgk,bsgk->bsg", call.k, call.k), axis=1, initial=0))
     most = np.maximum(np.max(call.v, axis=1, initial=0), -np.min(call.v, axis=1, initial=0))
@@ -324,17 +340,14 @@ def in_blocks(call: Call) -> Saved:
         if call.sinks is not None:
             largest = max(largest, abs(float(call.sinks[h])))
         small = call.bias is None and gentle[n, call.of(h)] and largest <= LARGEST
-        mixed, total, top = (summed if small else summed_online)(call, n, h, queries, q, scratch)
-        empty = total == 0
-        total[empty] = 1.0
-        np.divide(mixed, total[:, None], out=context[n, queries.start : queries.stop, h])
-        row = logsum[n, h, queries.start : queries.stop]
-        np.log(total, out=row)
-        row += top
-        row[empty] = np.inf
+        values, sums, tops = (summed if small else summed_online)(call, n, h, queries, q, scratch)
+        sums[sums == 0] = np.inf  # a row that sees nothing gives 0
+        at = slice(queries.start, queries.stop)
+        np.divide(values, sums[:, None], out=context[n, at, h])
+        top[n, h, at], total[n, h, at] = tops, sums
 
     in_threads(rows, [(n, h, span) for n in range(b) for h in range(heads) for span in call.rows()])
-    return Saved(call, context, logsum)
+    return Saved(call, context, top, total)
 
 
 def summed(call: Call, n: int, h: int, queries: Span, q: Array, scratch: Scratch) -> tuple[Array, Array, Array | float]:
@@ -398,21 +411,28 @@ class Gradients:
 def attend_vjp(saved: Saved, dcontext: Array) -> Gradients:
     """The gradients of `attend` from that of its result, `b t h v`.
 
-    With the weights p = exp(score - logsum), made again block by block, and the rule of the softmax
+    With the weights p = exp(score - top) / total, made again block by block, and the rule of the softmax
 
         dscore = p (dp - sum of p dp over the row),   sum of p dp = dcontext . context,
 
-    so that a row needs one number of the forward pass and one of this. Heads that share keys and values are done by
-    one thread, which alone adds to their gradients.
+    so that a row needs two numbers of the forward pass and one of this. What is divided by the total is a row of
+    dcontext, not the block. Heads that share keys and values are done by one thread, which alone adds to their
+    gradients.
     """
     call, context = saved.call, saved.context
     if not all(np.isfinite(x).all() for x in (call.q, call.k, call.v)):
         call = call.cleaned()
     (b, t, heads, _), g, dtype = call.q.shape, call.k.shape[2], call.q.dtype
     dcontext = dcontext.astype(dtype, copy=False)
+    shares = np.einsum("bthv,bthv->bht", dcontext, context)
+    dsinks = None
+    if call.sinks is not None:
+        # The sink's weight has no value, so its score gets what the others lose.
+        dsinks = -np.sum(np.exp(call.sinks[:, None] - saved.top) / saved.total * shares, axis=(0, 2))
+    if saved.weights is not None:
+        return at_once_vjp(replace(saved, call=call), dcontext, shares, dsinks)
     dq, dk, dv = np.zeros_like(call.q), np.zeros_like(call.k), np.zeros_like(call.v)
     dbiased = None if call.bias is None else np.zeros((b, heads, t, call.k.shape[1]), dtype)
-    shares = np.einsum("bthv,bthv->bht", dcontext, context)
     scratch = Scratch()
 
     def group(n: int, i: int) -> None:
@@ -422,18 +442,18 @@ def attend_vjp(saved: Saved, dcontext: Array) -> Gradients:
 
     def rows(n: int, h: int, queries: Span) -> None:
         at, count = slice(queries.start, queries.stop), size(queries)
-        q, dy = call.q[n, at, h] * dtype.type(call.scale), np.ascontiguousarray(dcontext[n, at, h])
-        logsum, share = saved.logsum[n, h, at, None], shares[n, h, at, None]
+        q, total = call.q[n, at, h] * dtype.type(call.scale), saved.total[n, h, at, None]
+        dy, share, top = dcontext[n, at, h] / total, shares[n, h, at, None] / total, saved.top[n, h, at, None]
         for keys, hidden in call.keys(n, h, queries):
             there, i = slice(keys.start, keys.stop), call.of(h)
-            probs, dscores = scratch("probs", count, size(keys), q), scratch("dscores", count, size(keys), q)
-            bent = call.scores(n, h, queries, keys, hidden, q, probs)
-            probs -= logsum
-            np.exp(probs, out=probs)
-            dv[n, there, i] += probs.T @ dy
+            weights, dscores = scratch("weights", count, size(keys), q), scratch("dscores", count, size(keys), q)
+            bent = call.scores(n, h, queries, keys, hidden, q, weights)
+            weights -= top
+            np.exp(weights, out=weights)
+            dv[n, there, i] += weights.T @ dy
             np.matmul(dy, call.v[n, there, i].T, out=dscores)
             dscores -= share
-            dscores *= probs
+            dscores *= weights
             if hidden is not None:
                 np.copyto(dscores, 0.0, where=hidden)
             if dbiased is not None:
@@ -445,8 +465,25 @@ def attend_vjp(saved: Saved, dcontext: Array) -> Gradients:
         dq[n, at, h] *= dtype.type(call.scale)
 
     in_threads(group, [(n, i) for n in range(b) for i in range(g)])
-    dsinks = None
-    if call.sinks is not None:
-        # The sink's weight has no value, so its score gets what the others lose.
-        dsinks = -np.sum(np.exp(call.sinks[:, None] - saved.logsum) * shares, axis=(0, 2))
+    return Gradients(dq, dk, dv, dsinks, dbiased)
+
+
+def at_once_vjp(saved: Saved, dcontext: Array, shares: Array, dsinks: Array | None) -> Gradients:
+    """The same in one piece, where the forward pass was: its weights are still there."""
+    call, weights, bent = saved.call, saved.weights, saved.bent
+    (b, t, h, width), (_, s, g, _) = call.q.shape, call.k.shape
+    probs = (weights / saved.total[..., None]).reshape(b, g, h // g * t, s)
+    dy, q = by_group(dcontext, call), by_group(call.q * call.scale, call)
+    dv = np.matmul(probs.transpose(0, 1, 3, 2), dy).transpose(0, 2, 1, 3)
+    dscores = np.matmul(dy, call.v.transpose(0, 2, 3, 1)).reshape(b, h, t, s) - shares[..., None]
+    dscores *= probs.reshape(b, h, t, s)
+    allowed = call.allowed()
+    if allowed is not None:
+        np.copyto(dscores, 0.0, where=~allowed)
+    dbiased = None if call.bias is None else dscores
+    if bent is not None:
+        dscores = dscores * (1 - bent * bent)
+    dgroup = dscores.reshape(b, g, h // g * t, s)
+    dk = np.matmul(dgroup.transpose(0, 1, 3, 2), q).transpose(0, 2, 1, 3)
+    dq = np.matmul(dgroup, call.k.transpose(0, 2, 1, 3)).reshape(b, h, t, width).transpose(0, 2, 1, 3) * call.scale
     return Gradients(dq, dk, dv, dsinks, dbiased)

@@ -72,12 +72,19 @@ def check_options(
 
 
 def fuses(
-    implementation: str, tape: Any, *, return_weights: bool, normalize_over: str, weigh: object, keep: object
+    implementation: str,
+    tape: Any,
+    serves: bool,
+    *,
+    return_weights: bool,
+    normalize_over: str,
+    weigh: object,
+    keep: object,
 ) -> bool:
-    """Whether a call goes the fast path, which never forms the weights.
+    """Whether a call goes the fast path, which never forms the weights and `serves` arrays of the tree's own type.
 
     Raises:
-        ValueError: "fused" asked for beside what needs the weights.
+        ValueError: "fused" asked for beside what needs the weights, or for arrays of another type.
     """
     asked = {"return_weights": return_weights, "weigh": weigh is not None, "keep": keep is not None}
     asked["normalize_over='queries'"] = normalize_over == "queries"
@@ -85,7 +92,9 @@ def fuses(
     if implementation == "fused":
         expected = "implementation='fused' without what needs the weights"
         require(not needed, "attend", expected, " and ".join(needed), "leave it out, or set implementation='auto'")
-    return not needed and (implementation == "fused" or (implementation == "auto" and brief(tape)))
+        expected = "implementation='fused' with plain arrays of the framework"
+        require(serves, "attend", expected, "others", "set implementation='auto'")
+    return serves and not needed and (implementation == "fused" or (implementation == "auto" and brief(tape)))
 
 
 def check_weigh(weigh: object, sinks: bool, normalize_over: str) -> None:

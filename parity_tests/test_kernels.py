@@ -1,0 +1,145 @@
+"""The fast paths of `attend`: every combination that they take, in blocks and whole, by the reference's bounds."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from attn_np import _kernels as numpy_kernels
+from attn_np._attend import attend, attend_vjp
+from attn_np.contract._tape import Residuals
+from parity_tests._inputs import TREES, Arrays, Tree
+from parity_tests._witness import cotangent, ratio, torch_gradients
+from parity_tests.error_arrays import ErrArray, precision, precision_of
+
+H, K, V = 6, 5, 3
+
+# By name: arguments that are no arrays, the arrays beside q, k and v, key/value heads, queries and keys.
+CASES: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
+    "full": ({}, "", 6, 11, 13),
+    "one query": ({}, "padding", 2, 1, 13),
+    "causal": ({"causal": True}, "", 3, 13, 13),
+    "causal, more keys": ({"causal": True, "scale": 0.375}, "", 2, 7, 13),
+    "causal, more queries": ({"causal": True}, "", 6, 13, 7),
+    "window": ({"window": (3, 2)}, "", 2, 13, 13),
+    "window before": ({"causal": True, "window": (4, None)}, "padding", 3, 11, 17),
+    "window, far": ({"window": (0, 1)}, "", 6, 17, 5),
+    "mask": ({}, "mask", 2, 11, 13),
+    "padding": ({"causal": True}, "padding", 1, 13, 13),
+    "bias": ({}, "bias", 3, 11, 13),
+    "one bias": ({"window": (5, None)}, "one_bias", 2, 11, 13),
+    "softcap": ({"softcap": 1.5, "causal": True}, "", 3, 13, 13),
+    "sinks": ({"causal": True}, "sinks", 2, 13, 13),
+    "all": ({"causal": True, "window": (6, None), "softcap": 1.5, "scale": 0.75}, "mask bias sinks", 2, 11, 17),
+}
+# Scores as large as these are never safe from overflow without the largest being subtracted.
+SIZES = {"small": 1.0, "large": 300.0}
+
+
+def given(case: str, size: str = "small") -> tuple[Arrays, dict[str, Any]]:
+    """Random arrays; with a mask one query sees nothing and one key is seen by nobody."""
+    options, names, g, t, s = CASES[case]
+    rng = np.random.default_rng(len(case))
+    shapes = {"q": (2, t, H, K), "k": (2, s, g, K), "v": (2, s, g, V)}
+    found: Arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    found["q"] *= SIZES[size]
+    for name in names.split():
+        if name == "mask":
+            found["mask"] = rng.random((2, H, t, s)) < 0.7
+            found["mask"][0, :, 2] = found["mask"][1, :, :, 4] = False
+        elif name == "padding":
+            found["mask"] = np.arange(s) >= np.array([0, s // 3])[:, None, None, None]
+        elif name == "sinks":
+            found["sinks"] = rng.normal(size=H)
+        else:
+            found["bias"] = rng.normal(size=(2, H, t, s) if name == "bias" else (t, s))
+            found["bias"][..., 1, :3] = -np.inf
+    return found, options
+
+
+def allowed(inputs: Arrays, options: dict[str, Any]) -> np.ndarray:
+    """Who sees whom, `b h t s`, from the words of the contract: no code of the trees."""
+    (b, t, h, _), s = inputs["q"].shape, inputs["k"].shape[1]
+    left, right = options.get("window", (None, None))
+    right = 0 if options.get("causal") else right
+    ahead = np.arange(s) - (np.arange(t)[:, None] + s - t)
+    found = np.broadcast_to(inputs.get("mask", True), (b, h, t, s))
+    found = found if left is None else found & (ahead >= -left)
+    found = found if right is None else found & (ahead <= right)
+    return found & (inputs["bias"] != -np.inf) if "bias" in inputs else found
+
+
+def numpy_results(inputs: dict[str, Any], dy: Any, options: dict[str, Any], implementation: str) -> dict[str, Any]:
+    tape: Any = Residuals() if implementation == "fused" else {}
+    context, _ = attend(**inputs, **options, tape=tape, implementation=implementation)
+    backward = {name: x for name, x in options.items() if name in ("scale", "softcap")}
+    grads = attend_vjp(tape, dy, **backward, kv_heads=inputs["k"].shape[2])
+    names = ("context", "dq", "dk", "dv", "dbias", "dsinks")
+    found: dict[str, Any] = dict(zip(names, (context, *grads, tape.get("dsinks")), strict=True))
+    return {name: x for name, x in found.items() if x is not None}
+
+
+def held(inputs: Arrays, options: dict[str, Any], dtype: str = "float64") -> dict[str, ErrArray]:
+    """What the textbook gives, each number with the bound for a computation in a type."""
+    arrays: dict[str, Any] = {n: ErrArray(x, 0.0) if x.dtype.kind == "f" else x for n, x in inputs.items()}
+    dy = ErrArray(cotangent((*inputs["q"].shape[:-1], V)), 0.0)
+    with precision(precision_of(dtype)), np.errstate(invalid="ignore"):
+        return numpy_results(arrays, dy, options, "textbook")
+
+
+def fused(tree: Tree, inputs: Arrays, options: dict[str, Any]) -> Arrays:
+    """What a tree's fast path gives, forward and backward."""
+    dy = cotangent((*inputs["q"].shape[:-1], V)).astype(inputs["q"].dtype)
+    if tree.name == "numpy":
+        return numpy_results(inputs, dy, options, "fused")
+    arrays = tree.arrays(inputs)
+    leaves = {name: x for name, x in arrays.items() if inputs[name].dtype.kind == "f"}
+    rest = {name: x for name, x in arrays.items() if name not in leaves}
+    if tree.name == "torch":
+        leaves = {name: x.requires_grad_() for name, x in leaves.items()}
+        context, _ = tree.package.attend(**leaves, **rest, **options, implementation="fused")
+        return {"context": tree.numpy(context)} | torch_gradients(context, **leaves)
+
+    def call(leaves: Any) -> Any:
+        return tree.package.attend(**leaves, **rest, **options, implementation="fused")[0]
+
+    @jax.jit
+    def both(leaves: Any, dy: Any) -> Any:
+        context, pull = jax.vjp(call, leaves)
+        return context, pull(dy)[0]
+
+    context, grads = both(leaves, tree.array(dy))
+    return {"context": tree.numpy(context)} | {f"d{name}": tree.numpy(g) for name, g in grads.items()}
+
+
+@contextmanager
+def small_blocks(tree: Tree) -> Iterator[None]:
+    """Blocks that these sizes fill several times, the last of them in part."""
+    with pytest.MonkeyPatch.context() as patch:
+        if tree.name == "numpy":
+            for name, value in {"WHOLE": 0, "QUERIES": 4, "KEYS": 3}.items():
+                patch.setattr(numpy_kernels, name, value)
+        yield
+
+
+def judged(got: dict[str, Any], want: dict[str, ErrArray]) -> None:
+    assert set(got) == set(want)
+    worst = {name: ratio(x, want[name]) for name, x in got.items()}
+    assert max(worst.values()) <= 1, worst
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("blocks", ["blocks", "whole"])
+def test_numpys_path_gives_what_the_textbook_gives(blocks: str, size: str, case: str) -> None:
+    tree = TREES["numpy"]
+    inputs, options = given(case, size)
+    want = held(inputs, options)
+    if blocks == "whole":
+        judged(fused(tree, inputs, options), want)
+    else:
+        with small_blocks(tree):
+            judged(fused(tree, inputs, options), want)
