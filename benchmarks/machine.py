@@ -3,8 +3,10 @@
 import os
 import platform
 import subprocess
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 PACKAGES = ("numpy", "ml_dtypes", "torch", "jax", "jaxlib", "flax", "keras", "equinox")
@@ -72,3 +74,36 @@ def facts(threads: int) -> dict[str, Any]:
         "memory in GB": memory(),
         "system": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
     }
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Seconds of processor time so far: of everybody, of some processes, and of the clock."""
+
+    everybody: float
+    ours: float
+    clock: float
+
+
+def busy(*processes: int) -> Busy | None:
+    """What Linux tells of it; None elsewhere. Time that a host takes from a virtual machine is somebody's, too."""
+    try:
+        tick = os.sysconf("SC_CLK_TCK")
+        fields = [int(x) for x in Path("/proc/stat").read_text("ascii").splitlines()[0].split()[1:]]
+        user, nice, system, _, _, irq, softirq, steal = fields[:8]
+        ours = 0
+        for process in processes:
+            # The name, which stands in brackets, may hold anything.
+            found = Path(f"/proc/{process}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+            ours += int(found[11]) + int(found[12])
+    except (OSError, ValueError, IndexError):
+        return None
+    return Busy((user + nice + system + irq + softirq + steal) / tick, ours / tick, perf_counter())
+
+
+def others(before: Busy | None, after: Busy | None, cores: int) -> float | None:
+    """Which share of the cores was taken by processes that are not ours."""
+    if before is None or after is None or after.clock <= before.clock:
+        return None
+    theirs = (after.everybody - before.everybody) - (after.ours - before.ours)
+    return max(0.0, theirs / (after.clock - before.clock) / cores)

@@ -17,6 +17,8 @@ from benchmarks.run import Found
 
 # Digits that agree: half of a type's. What differs by more computes something else.
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7}
+# A share of the cores that others may take before it is told.
+BUSY = 0.1
 STYLES = {"met": "green", "met within noise": "green", "missed": "bold red", "not measured": "yellow", "": "dim"}
 
 
@@ -169,6 +171,9 @@ def headline(found: Found) -> str:
     words = f"{met} targets met ({told['met within noise']} within noise), {told['missed']} missed"
     words += f", {told['not measured']} not measured" if told["not measured"] else ""
     short = f"; {found['pairs']} pairs where a target asks for 30, so they are a hint" if found["pairs"] < 30 else ""
+    disturbed = [race["others"] for race in found["races"] if (race.get("others") or 0.0) > BUSY]
+    if disturbed:
+        short += f"; in {len(disturbed)} of the races others used up to {100 * max(disturbed):.0f} % of the cores"
     stopped = "" if found["state"] == "complete" else f"; the run was {found['state']}, what it had is here"
     return words + short + stopped
 

@@ -189,8 +189,12 @@ def run(wanted: Sequence[Race], found: Found, pairs: int, threads: int, path: Pa
                 worker = worker or Worker(race.process, threads)
                 told(race, 0 if race.kind == "time" else number, pairs if race.kind == "time" else len(groups))
                 part = Race(race.name, tuple(group), (), race.level, race.process, race.kind)
+                pids = os.getpid(), worker.child.pid
+                before = machine.busy(*pids)
                 try:
                     take(worker, part, pairs, result, told)
+                    if race.kind == "time":
+                        result["others"] = machine.others(before, machine.busy(*pids), os.cpu_count() or 1)
                 except ChildProcessError as ended:
                     names = {entrant.name for entrant in group}
                     for one in result["entrants"]:

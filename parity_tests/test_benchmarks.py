@@ -3,10 +3,12 @@
 import ast
 import io
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 pytest.importorskip("jinja2")
 
-from benchmarks import report, run, statistics, turns
+from benchmarks import machine, report, run, statistics, turns
 from benchmarks.entrants import WHO
 from benchmarks.plan import BOTH, FULL, QUICK, USUAL, Entrant, Race, Target, Work, races
 
@@ -220,6 +222,17 @@ def test_an_entrant_that_computes_something_else_is_named() -> None:
     assert notes[0] == ""
 
 
+def test_a_busy_machine_is_told() -> None:
+    before, after = machine.Busy(100.0, 10.0, 5.0), machine.Busy(118.0, 16.0, 15.0)
+    assert machine.others(before, after, 2) == (18.0 - 6.0) / 10.0 / 2
+    assert machine.others(None, after, 2) is None
+    found = outcome()
+    found["races"] = [{**found["races"][0], "others": share} for share in (None, 0.05, 0.6)]
+    assert "in 1 of the races others used up to 60 % of the cores" in report.headline(found)
+    now = machine.busy(os.getpid())
+    assert now is None or 0 < now.ours <= now.everybody
+
+
 def test_a_run_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that dies costs its race; an interruption costs what comes after."""
 
@@ -236,6 +249,8 @@ def test_a_run_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             if length == 2:
                 raise ChildProcessError("it was killed")
             yield {"event": "done"}
+
+        child = SimpleNamespace(pid=os.getpid())
 
         def close(self) -> None:
             pass
@@ -305,12 +320,15 @@ def test_a_small_run_times_and_weighs(tmp_path: Path) -> None:
     """Real processes: two entrants in turns, then each in a process of its own for its memory."""
     who = "attn_np textbook,two products"
     only = "attend/forward/full/16,memory/forward/full/512"
-    words = ("--only", only, "--who", who, "--pairs", "3", "--out", "found", "--json", "copy.json")
+    out = str(tmp_path / "found")
+    words = ("--only", only, "--who", who, "--pairs", "3", "--out", out, "--json", "copy.json")
     shown = command(*words, cwd=tmp_path)
     assert all(name in shown for name in only.split(","))
     found = run.read(tmp_path / "found/results.json")
     assert found["state"] == "complete"
     assert run.read(tmp_path / "copy.json") == found
+    command_line = f"--only {only} --who '{who}' --pairs 3 --out found --json copy.json"
+    assert found["command"] == f"python -m benchmarks {command_line}"
     timed, weighed = found["races"]
     assert [len(one["seconds"]) for one in timed["entrants"]] == [3, 3]
     assert min(second for one in timed["entrants"] for second in one["seconds"]) > 0
