@@ -86,6 +86,12 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
         # As many key/value heads as keys, as queries; as many query heads as keys, as a key is wide.
         for groups, heads in ((7, 14), (5, 10), (1, 7), (1, 3)):
             add(functions.attending, groups, call, "float64", heads)
+    add(functions.fused_past_rubbish)
+    for call, (options, _) in functions.ATTENDS.items():
+        if "normalize_over" not in options:
+            add(functions.fusing, 2, call, "float64", 1.0)
+            add(functions.fusing, 1, call, "float64", 100.0)
+            add(functions.fusing, 6, call, "bfloat16", 1.0)
     for value in (1e3, np.nan):
         add(functions.head_by_head, "all", value)
         add(functions.head_by_head, "all, sinks", value)

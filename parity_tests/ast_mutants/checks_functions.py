@@ -1,6 +1,7 @@
 """What `attend` and the functions of the dialect must do, and the rules of their derivatives."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
 from inspect import signature
@@ -11,6 +12,7 @@ import numpy as np
 
 from attn_np import _core, contract
 from attn_np._core import DTYPES
+from attn_np.contract._tape import Residuals
 from parity_tests.ast_mutants.calls import Arrays, claim, claim_same, refuses, same
 from parity_tests.error_arrays import ErrArray, precision, precision_of
 from parity_tests.judge import compare
@@ -90,6 +92,67 @@ def attending(groups: int, call: str, dtype: str, heads: int, alias: str) -> Non
         claim(x.dtype.name == out, f"{name} is {x.dtype.name}")
         verdict = compare(x.astype(np.float64), want[name], out)
         claim(verdict["ratio"] <= 1, f"{name}: error/bound {verdict['ratio']:.3g}")
+
+
+@contextmanager
+def block_sizes(alias: str, whole: int, queries: int, keys: int) -> Iterator[None]:
+    """Blocks so small that a few positions fill several."""
+    kernels = vars(import_module(f"{alias}._kernels"))
+    before = {name: kernels[name] for name in ("WHOLE", "QUERIES", "KEYS")}
+    kernels.update(WHOLE=whole, QUERIES=queries, KEYS=keys)
+    try:
+        yield
+    finally:
+        kernels.update(before)
+
+
+@cache
+def fused_expected(groups: int, call: str, dtype: str, scale: float) -> tuple[Arrays, np.ndarray, dict[str, Any]]:
+    """As `attend_expected`, of a call that needs no weights; queries so many times as large."""
+    options, names = ATTENDS[call]
+    inputs = attended(groups, names.replace("keep", ""), dtype)
+    inputs["q"] = inputs["q"] * inputs["q"].dtype.type(scale)
+    dy = np.random.default_rng(5).normal(size=(2, 5, 6, 11)).astype("float64" if dtype == "float64" else "float32")
+    carried = {n: ErrArray(x.astype(np.float64), 0.0) if x.dtype != bool else x for n, x in inputs.items()}
+    with precision(precision_of(dtype)), np.errstate(invalid="ignore", over="ignore"):
+        want = run_attend("attn_np", carried, ErrArray(dy.astype(np.float64), 0.0), options | {"rate": 0.0})
+    return inputs, dy, want
+
+
+def fusing(groups: int, call: str, dtype: str, scale: float, alias: str) -> None:
+    """The fast path gives the textbook's numbers forward and backward, in one piece and in blocks of any size."""
+    module, (inputs, dy, want) = import_module(f"{alias}._attend"), fused_expected(groups, call, dtype, scale)
+    options = ATTENDS[call][0] | {"rate": 0.0, "implementation": "fused"}
+    for sizes in ((2**18, 512, 512), (0, 4, 2), (0, 512, 3)):
+        with block_sizes(alias, *sizes):
+            tape = Residuals()
+            context, weights = module.attend(**inputs, **options, tape=tape)
+            dq, dk, dv, dbias = module.attend_vjp(tape, dy)
+        claim(weights is None and "probs" not in tape, "the weights are never formed")
+        found = {"context": context, "dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsinks": tape.get("dsinks")}
+        for name, x in found.items():
+            claim((x is None) == (name not in want), f"{name} that is asked for")
+            if x is not None:
+                out = dtype if name == "context" else dy.dtype.name
+                claim(x.dtype.name == out, f"{name} is {x.dtype.name}")
+                verdict = compare(x.astype(np.float64), want[name], out)
+                claim(verdict["ratio"] <= 1, f"{name} in blocks of {sizes}: error/bound {verdict['ratio']:.3g}")
+
+
+def fused_past_rubbish(alias: str) -> None:
+    """What nobody sees may be NaN on the fast path too, and a query that sees nothing gets 0."""
+    module, (clean, dy, want) = import_module(f"{alias}._attend"), fused_expected(2, "scaled", "float64", 1.0)
+    inputs = clean | {name: clean[name].copy() for name in "kv"}
+    inputs["k"][1, 4] = inputs["v"][1, 4] = np.nan
+    for sizes in ((2**18, 512, 512), (0, 4, 2)):
+        with block_sizes(alias, *sizes):
+            tape = Residuals()
+            context, _ = module.attend(**inputs, **ATTENDS["scaled"][0], implementation="fused", tape=tape)
+            dq, dk, dv, _ = module.attend_vjp(tape, dy)
+        for name, x in {"context": context, "dq": dq, "dk": dk, "dv": dv}.items():
+            claim(compare(x, want[name])["ratio"] <= 1, f"{name} beside NaN")
+        claim(not (context[0, 2, -1].any() or dq[0, 2, -1].any()), "a query without keys")
+        claim(not (dk[1, 4].any() or dv[1, 4].any()), "a key that nobody sees")
 
 
 def sinks_that_are_none(alias: str) -> None:
