@@ -1,15 +1,483 @@
-"""The fast path of `attend`: none yet in this tree, so that every call goes the textbook path."""
+"""The fast paths of `attend`, for the calls that ask for no weights, no tape and no dropout.
 
-from typing import Any
+Two ways, chosen in `attend` by shapes and flags only:
 
-from attn_torch._core import Array
+- *One kernel.* Where `scaled_dot_product_attention` means what we mean, it is called: PyTorch has tuned kernels that
+  never write the scores to memory. Heads are moved by views, key/value heads that several query heads share are not
+  repeated, and key/value or query rows that nobody sees are cut off or selected to 0 before.
+- *Blocks of queries.* All else: sinks, softcap, windows, causal with fewer queries than keys, a bias with a gradient,
+  values of another width than keys. A block of queries meets only the stretch of keys that its causal limit and window
+  leave, so what they hide is never computed. Its scores, of a size that stays in a processor's cache, go through the
+  softmax in place and are gone. The backward pass computes them again (Chen et al. 2016, arXiv:1604.06174; Dao et al.
+  2022, arXiv:2205.14135), so that memory grows with t, not with t s.
+
+A causal call whose last query stands at the last key sees every key, so nothing is hidden from all; a window hides
+stretches at both ends, which are cut off. Only a mask needs a look at its entries.
+
+16-bit arrays are widened to float32 before: PyTorch's kernels round the weights to 16 bits between the two products,
+which is a rounding more than we promise, and on a CPU they are no faster.
+"""
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from attn_torch._core import concrete, dtype_name, hide, narrow, seen, visible, widen
+
+Window = tuple[int | None, int | None]
+
+# How many scores a block holds at most: on a CPU they should stay in its caches, a GPU wants large products.
+CPU_BLOCK, GPU_BLOCK = 2**20, 2**25
+CPU_ROWS, GPU_ROWS = 128, 1024  # queries of a head in a block
 
 
-def serves(q: Array, k: Array, v: Array) -> bool:
-    """Whether the fast path can take these arrays."""
-    return False
+def serves(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the fast path can take these arrays: it takes all."""
+    return True
 
 
-def attend(q: Array, k: Array, v: Array, **options: Any) -> Array:
-    """`b t h k`, `b s g k`, `b s g v` -> `b t h v`."""
-    raise NotImplementedError("attend: no fast path in this tree")
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    window: Window | None = None,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Weighted average of the values, `b t h v`, of q `b t h k`, k `b s g k`, v `b s g v`; see `attn_torch.attend`."""
+    dtype = dtype_name(q)
+    q, k, v = widen(q), widen(k), widen(v)
+    t, s = q.shape[1], k.shape[1]
+    left, right = limits(causal, window, t, s)
+    first_query = 0 if right is None else max(0, t - s - right)
+    first_key = 0 if left is None else max(0, s - t - left)
+    mask, bias = rank4(mask), rank4(bias)
+    if first_query or first_key:
+        q, k, v = q[:, first_query:], k[:, first_key:], v[:, first_key:]
+        mask, bias = (cut(x, first_query, first_key) for x in (mask, bias))
+        left, right = limits(False, (left, right), t - first_query, s - first_key)
+    context = attend_seen(q, k, v, mask, bias, (left, right), scale, softcap, sinks)
+    return narrow(pad(context, (0, 0, 0, 0, first_query, 0)) if first_query else context, dtype)
+
+
+def limits(causal: bool, window: Window | None, t: int, s: int) -> Window:
+    """How far a query sees to the left and to the right; None where that hides nothing."""
+    left, right = (None, None) if window is None else window
+    right = 0 if causal else right
+    return None if left is None or left >= s - 1 else left, None if right is None or right >= t - 1 else right
+
+
+def rank4(x: Tensor | None) -> Tensor | None:
+    return x if x is None else x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))
+
+
+def cut(x: Tensor | None, first_query: int, first_key: int) -> Tensor | None:
+    """A mask or bias without the queries and keys before those given."""
+    if x is None:
+        return None
+    x = x if x.shape[2] == 1 else x[:, :, first_query:]
+    return x if x.shape[3] == 1 else x[..., first_key:]
+
+
+def attend_seen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    window: Window,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """`attend` where every query and key is within the limits of another; the mask and the bias have four axes."""
+    t, s, h, g = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
+    if mask is not None:
+        allowed: Any = visible(mask, t, s, like=q, window=window) if mask.shape[2] > 1 else mask
+        k, v = (hide("bhts->bshk", by_group(allowed, h, g), x) for x in (k, v))
+    if softcap is None and sinks is None and one_kernel(q, k, v, mask, bias, window, scale):
+        if mask is not None:
+            q = hide("bhts->bthk", mask, q)
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        added = None if mask is None else limit(mask, q).clamp_max_(0.0)
+        if bias is not None:
+            added = bias.to(q.dtype) if added is None else bias.to(q.dtype) + added
+        context = scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), added, is_causal=window[1] == 0, scale=scale,
+            enable_gqa=g != h,
+        )  # fmt: skip
+        return context.transpose(1, 2)
+    sinks = None if sinks is None else widen(sinks).to(q.dtype)[None]
+    bias = None if bias is None else widen(bias).to(q.dtype)
+    return Blocked.apply(q, k, v, mask, bias, sinks, *window, scale, softcap)
+
+
+def by_group(allowed: Tensor, h: int, g: int) -> Tensor:
+    """What any query head of a key/value head may see."""
+    if allowed.shape[1] == 1 or g == h:
+        return allowed
+    return seen("bgrts->bgts", allowed.unflatten(1, (g, h // g)))
+
+
+def one_kernel(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, window: Window, scale: float
+) -> bool:
+    """Whether PyTorch's kernel computes this, and fast."""
+    square = window == (None, 0) and q.shape[1] == k.shape[1] and mask is None and bias is None
+    if not (square or window == (None, None)) or v.shape[-1] != q.shape[-1] or 0 in (*q.shape, *k.shape):
+        return False
+    if transformed(q):
+        return False  # blocks have rules for it
+    if mask is None and bias is None:
+        return True
+    if q.device.type != "cpu" or (bias is not None and bias.requires_grad and torch.is_grad_enabled()):
+        return False  # the kernels elsewhere differ in what they take; none gives the gradient of a bias in O(t) memory
+    if mask is not None and bias is not None:
+        both = torch.broadcast_shapes(mask.shape, bias.shape)
+        if both not in (mask.shape, bias.shape):
+            return False
+    return not concrete(q) or scores_are_finite(q, k, scale)
+
+
+def scores_are_finite(q: Tensor, k: Tensor, scale: float) -> bool:
+    """Whether no score can overflow, by the inequality of Cauchy and Schwarz: -inf added to inf would not hide it."""
+    largest = torch.linalg.vector_norm(q.detach()) * torch.linalg.vector_norm(k.detach()) * max(1.0, abs(scale))
+    return bool(largest < torch.finfo(q.dtype).max / 2)
+
+
+def transformed(x: Tensor) -> bool:
+    """Whether `vmap` or `torch.func.grad` is at work: PyTorch's CPU kernel has no rule for them."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# Blocks of queries ----------------------------------------------------------------------------------------------------
+
+
+class Blocked(torch.autograd.Function):
+    """`attend` by blocks of queries; the mask and the bias have four axes, the sinks are `1 h` or `b h`."""
+
+    @staticmethod
+    def forward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        sinks: Tensor | None,
+        left: int | None,
+        right: int | None,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor:
+        return forward(Call(q, k, v, mask, bias, sinks, left, right, scale, softcap))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:ARRAYS])
+        ctx.options = inputs[ARRAYS:]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (dout,), inputs = grad_outputs, (*ctx.saved_tensors, *ctx.options)
+        compiling = torch.compiler.is_compiling()
+        dq, dk, dv, dbias, dsinks = backward(Call(*inputs), dout) if compiling else Gradients.apply(dout, *inputs)
+        return (dq, dk, dv, None, dbias, dsinks, *(None for _ in ctx.options))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+        n = info.batch_size
+        arrays = merge(n, in_dims, inputs[:ARRAYS])
+        return Blocked.apply(*arrays, *inputs[ARRAYS:]).unflatten(0, (n, -1)), 0
+
+
+class Gradients(torch.autograd.Function):
+    """The gradients of `Blocked`, an operation of their own, so that `vmap` and `torch.func.grad` can take them."""
+
+    @staticmethod
+    def forward(dout: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:
+        return backward(Call(*inputs), dout)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        raise NotImplementedError(
+            "attend: expected derivatives of the first order, got a second; set implementation='textbook'"
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        n, last = info.batch_size, ARRAYS + 1
+        given = (*merge(n, in_dims[:1], inputs[:1]), *merge(n, in_dims[1:last], inputs[1:last], shared=False))
+        found: list[Any] = [
+            x if x is None else x.unflatten(0, (n, -1)) for x in Gradients.apply(*given, *inputs[last:])
+        ]
+        for i, x, dim in ((3, inputs[5], in_dims[5]), (4, inputs[6], in_dims[6])):
+            if x is not None and x.shape[0 if dim is None else int(dim == 0)] == 1:
+                found[i] = found[i].sum(1, keepdim=True)
+        return tuple(found), tuple(None if x is None else 0 for x in found)
+
+
+ARRAYS = 6  # of the inputs: q, k, v, mask, bias, sinks
+
+
+def merge(n: int, dims: tuple[Any, ...], arrays: tuple[Any, ...], shared: bool = True) -> list[Any]:
+    """Join a mapped axis and the axis of the batch; what is not mapped may stay one row for the whole batch."""
+    rows, found = None, []
+    for x, dim in zip(arrays, dims, strict=False):
+        if x is None or (shared and rows is not None and dim is None and x.shape[0] == 1):
+            found.append(x)
+            continue
+        x = x.expand(n, *x.shape) if dim is None else x.movedim(dim, 0)
+        rows = x.shape[1] if rows is None else rows
+        found.append(x.expand(n, rows, *x.shape[2:]).flatten(0, 1))
+    return found
+
+
+class Block(NamedTuple):
+    """Stretches of the batch, of key/value heads, of queries and of keys."""
+
+    b: slice
+    g: slice
+    t: slice
+    s: slice
+
+    def of(self, x: Tensor, axes: str) -> Tensor:
+        """The part of an array; an axis of length 1 serves all."""
+        at = self._asdict()
+        return x[tuple(at.get(a, slice(None)) if n > 1 else slice(None) for a, n in zip(axes, x.shape, strict=True))]
+
+
+class Call:
+    """The arrays of a call with their heads first: q `b g r t k`, k `b g s k`, v `b g s v`, mask and bias `b g r t s`.
+
+    The queries are scaled. A sink is one more key before the others, whose score is set.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        sinks: Tensor | None,
+        left: int | None,
+        right: int | None,
+        scale: float,
+        softcap: float | None,
+    ) -> None:
+        (self.b, self.t, h, _), (self.s, self.g) = q.shape, k.shape[1:3]
+        self.r = h // self.g if self.g else 0
+        self.left, self.right, self.softcap = left, right, softcap
+        self.scale, self.extra = scale if softcap is None else scale / softcap, 0 if sinks is None else 1
+        self.q = self.grouped(q * self.scale).contiguous()
+        self.k, self.v = (pad(x.transpose(1, 2), (0, 0, self.extra, 0)).contiguous() for x in (k, v))
+        self.mask, self.bias = (None if x is None else self.by_group(x) for x in (mask, bias))
+        self.sinks = None if sinks is None else self.by_group(sinks[:, :, None])[..., 0]
+        self.rows = max(1, min(self.t, CPU_ROWS if q.device.type == "cpu" else GPU_ROWS))
+        later = torch.ones(self.rows, self.rows, dtype=torch.bool, device=q.device).triu()
+        self.edges = limit(~later, q), limit(later, q)
+        self.rooms: dict[str, Tensor] = {}
+
+    def new(self, like: Tensor) -> Tensor:
+        """`b t h k` for what is by queries, of the width of another array."""
+        return like.new_zeros(self.b, self.t, self.g * self.r, like.shape[-1])
+
+    def grouped(self, x: Tensor) -> Tensor:
+        """`b t h k` -> `b g r t k`."""
+        return x.unflatten(2, (self.g, self.r)).permute(0, 2, 3, 1, 4)
+
+    def by_group(self, x: Tensor) -> Tensor:
+        """`b h ...` -> `b g r ...`; one head serves all."""
+        return x.unflatten(1, (1, 1) if x.shape[1] == 1 else (self.g, self.r))
+
+    def blocks(self) -> Iterator[Block]:
+        """What is computed at once, from the first query to the last; nothing where there is nothing to see."""
+        if 0 in (self.b, self.t, self.s, self.g, self.r):
+            return
+        most = CPU_BLOCK if self.q.device.type == "cpu" else GPU_BLOCK
+        for i in range(0, self.t, self.rows):
+            t = slice(i, min(i + self.rows, self.t))
+            ahead = self.s - self.t
+            first = 0 if self.left is None else max(0, t.start + ahead - self.left)
+            last = self.s if self.right is None else min(self.s, t.stop + ahead + self.right)
+            heads = max(1, most // (self.r * self.rows * (last - first)))
+            for b, g in stretches(self.b, self.g, heads):
+                yield Block(b, g, t, slice(first, last + self.extra))
+
+    def into(self, name: str, shape: tuple[int, ...], operation: Callable[..., Tensor], *args: Any) -> Tensor:
+        """The result of an operation, in the memory that the last one of this name had: new memory is dear."""
+        if torch.compiler.is_compiling():
+            return operation(*args)
+        if name not in self.rooms or self.rooms[name].numel() < prod(shape):
+            self.rooms[name] = self.q.new_empty(prod(shape))
+        return operation(*args, out=self.rooms[name][: prod(shape)].view(shape))
+
+    def product(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        return self.into(name, (x.shape[0], x.shape[1], y.shape[2]), torch.bmm, x, y)
+
+    def split(self, x: Tensor, block: Block) -> Tensor:
+        """`(b g) (r t) s` -> `b g r t s`."""
+        return x.view(block.b.stop - block.b.start, -1, self.r, block.t.stop - block.t.start, x.shape[-1])
+
+    def queries(self, x: Tensor, block: Block, empty: Tensor | None) -> Tensor:
+        """A block of what is by queries, `(b g) (r t) k`; 0 where a query sees no key."""
+        x = block.of(x, "bgrtk")
+        x = x if empty is None else x.masked_fill(empty, 0.0)
+        return x.reshape(-1, self.r * x.shape[3], x.shape[4])
+
+    def limits(self, block: Block) -> tuple[Tensor | None, Tensor | None]:
+        """The limits by mask, bias and window, and the queries that see nothing, which get no limit then."""
+        block = self.real(block)
+        mask = None if self.mask is None else block.of(self.mask, "bgrts")
+        bias = None if self.bias is None else block.of(self.bias, "bgrts") != -torch.inf
+        if mask is None and bias is None:
+            return None, None
+        near = None if self.left is None and self.right is None else self.near(block)
+        allowed = shown_by(near, mask, bias)
+        empty = allowed.view(torch.uint8).amax(-1, keepdim=True) == 0
+        return limit(allowed | empty, self.q), empty
+
+    def real(self, block: Block) -> Block:
+        """The block without the sink."""
+        return block._replace(s=slice(block.s.start, block.s.stop - self.extra))
+
+    def near(self, block: Block) -> Tensor:
+        """Who is within the limits: `t s`."""
+        device = self.q.device
+        at = torch.arange(block.t.start, block.t.stop, device=device)[:, None] + (self.s - self.t)
+        ahead = torch.arange(block.s.start, block.s.stop, device=device) - at
+        near = torch.ones_like(ahead, dtype=torch.bool)
+        near = near if self.right is None else near & (ahead <= self.right)
+        return near if self.left is None else near & (ahead >= -self.left)
+
+    def hide_edges(self, scores: Tensor, block: Block) -> None:
+        """Hide what is outside the limits: two triangles at the ends of the stretch of keys."""
+        rows, keys = scores.shape[-2:]
+        at = block.t.start + self.s - self.t - block.s.start  # of the first query, from the first key on
+        if self.right is not None and (first := at + self.right + 1) < keys:
+            scores[..., first:].clamp_max_(self.edges[0][:rows, : keys - first])
+        if self.left is not None and (last := min(keys, at - self.left + rows - 1)) > 0:
+            skipped = self.left - at
+            scores[..., :last].clamp_max_(self.edges[1][:rows, skipped : skipped + last])
+
+    def weights(self, block: Block) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The weights `(b g) (r t) s`; the queries, the queries that see nothing, and the tanh of the softcap."""
+        most, empty = self.limits(block)
+        q, tanh = self.queries(self.q, block, empty), None
+        scores = self.product("scores", q, block.of(self.k, "bgsk").flatten(0, 1).mT)
+        if self.softcap is not None:
+            tanh = scores.tanh_()
+            scores = self.into("capped", tanh.shape, torch.mul, tanh, self.softcap)
+        whole = self.split(scores, block)
+        real = whole[..., self.extra :]
+        if self.bias is not None:
+            bias = self.real(block).of(self.bias, "bgrts")
+            real += torch.nan_to_num(bias, torch.nan, torch.inf, 0.0)
+        if most is None:
+            self.hide_edges(real, block)
+        else:
+            real.clamp_max_(most)
+        if self.sinks is not None:
+            whole[..., 0] = block.of(self.sinks, "bgr")[..., None]
+        probs = torch.softmax(scores, -1, out=None if torch.compiler.is_compiling() else scores)
+        return probs, q, empty, tanh
+
+
+def shown_by(*limits: Tensor | None) -> Tensor:
+    """What every one of some masks shows; None shows all."""
+    given = [x for x in limits if x is not None]
+    allowed = given[0]
+    for x in given[1:]:
+        allowed = allowed & x
+    return allowed
+
+
+def limit(allowed: Tensor, like: Tensor) -> Tensor:
+    """inf where allowed and -inf elsewhere: the smaller of this and a score selects, as `where` does, and is faster."""
+    return allowed.view(torch.uint8).to(like.dtype).sub_(0.5).mul_(torch.inf)
+
+
+def forward(call: Call) -> Tensor:
+    out = call.new(call.v)
+    context = call.grouped(out)
+    for block in call.blocks():
+        probs, _, empty, _ = call.weights(block)
+        if call.extra:
+            probs[..., 0] = 0.0
+        found = call.split(call.product("context", probs, block.of(call.v, "bgsk").flatten(0, 1)), block)
+        block.of(context, "bgrtk").copy_(found if empty is None else found.masked_fill_(empty, 0.0))
+    return out
+
+
+def backward(call: Call, dout: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k, v, the bias and the sinks: every block's weights once more, then the textbook's rules."""
+    dq, dk, dv = call.new(call.q), torch.zeros_like(call.k), torch.zeros_like(call.v)
+    dbias = None if call.bias is None else torch.zeros_like(call.bias)
+    dsinks = None if call.sinks is None else torch.zeros_like(call.sinks)
+    dcontext, dqueries = call.grouped(dout), call.grouped(dq)
+    for block in call.blocks():
+        probs, q, empty, tanh = call.weights(block)
+        k, v = (block.of(x, "bgsk").flatten(0, 1) for x in (call.k, call.v))
+        df = call.queries(dcontext, block, empty)
+        dprobs = call.product("dprobs", df, v.mT)
+        if dsinks is not None:
+            dprobs[..., 0] = 0.0
+        dscores = softmax_backward(dprobs, probs)
+        if dsinks is not None:
+            add(block.of(dsinks, "bgr"), call.split(dscores, block)[..., 0].sum(-1))
+            dscores[..., 0] = probs[..., 0] = 0.0
+        add(block.of(dv, "bgsk"), call.product("dv", probs.mT, df))
+        if dbias is not None:
+            add(call.real(block).of(dbias, "bgrts"), call.split(dscores, block)[..., call.extra :])
+        if tanh is not None:
+            dscores = tanh_backward(dscores, tanh)
+        add(block.of(dk, "bgsk"), call.product("dk", dscores.mT, q))
+        block.of(dqueries, "bgrtk").copy_(call.split(call.product("dq", dscores, k), block))
+    dk = dk if call.softcap is None else dk * call.softcap
+    dk, dv = (x[:, :, call.extra :].transpose(1, 2) for x in (dk, dv))
+    factor = call.scale if call.softcap is None else call.scale * call.softcap
+    found = (None if x is None else x.flatten(1, 2) for x in (dbias, dsinks))
+    return dq * factor, dk, dv, *found
+
+
+def softmax_backward(dprobs: Tensor, probs: Tensor) -> Tensor:
+    """probs (dprobs - sum of probs dprobs), in the place of dprobs."""
+    if torch.compiler.is_compiling():
+        return torch.ops.aten._softmax_backward_data(dprobs, probs, -1, probs.dtype)
+    return torch.ops.aten._softmax_backward_data.out(dprobs, probs, -1, probs.dtype, grad_input=dprobs)
+
+
+def tanh_backward(dy: Tensor, tanh: Tensor) -> Tensor:
+    """dy (1 - tanh^2), in the place of dy."""
+    if torch.compiler.is_compiling():
+        return torch.ops.aten.tanh_backward(dy, tanh)
+    return torch.ops.aten.tanh_backward.grad_input(dy, tanh, grad_input=dy)
+
+
+def add(total: Tensor, x: Tensor) -> None:
+    """Add in place, summed over the axes that have length 1 in the total."""
+    total += x.view(total.shape) if x.numel() == total.numel() else x.sum_to_size(total.shape)
+
+
+def stretches(b: int, g: int, heads: int) -> Iterator[tuple[slice, slice]]:
+    """The batch and the heads in parts of about as many heads: rows of the batch with all of them, or some of a row."""
+    if heads >= g:
+        for i in range(0, b, heads // g):
+            yield slice(i, min(i + heads // g, b)), slice(0, g)
+    else:
+        for i in range(b):
+            for j in range(0, g, heads):
+                yield slice(i, i + 1), slice(j, min(j + heads, g))
