@@ -19,7 +19,7 @@ which is a rounding more than we promise, and on a CPU they are no faster.
 """
 
 from collections.abc import Callable, Iterator
-from math import prod
+from math import log, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -137,6 +137,9 @@ def one_kernel(
         return False
     if transformed(q):
         return False  # blocks have rules for it
+    learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if learning and (bias is not None or not precise(q, k, scale)):
+        return False
     if mask is None and bias is None:
         return True
     if q.device.type != "cpu" or (bias is not None and bias.requires_grad and torch.is_grad_enabled()):
@@ -145,13 +148,27 @@ def one_kernel(
         both = torch.broadcast_shapes(mask.shape, bias.shape)
         if both not in (mask.shape, bias.shape):
             return False
-    return not concrete(q) or scores_are_finite(q, k, scale)
+    # -inf added to inf would not hide it.
+    return not concrete(q) or largest(q, k, max(1.0, abs(scale))) < torch.finfo(q.dtype).max / 2
 
 
-def scores_are_finite(q: Tensor, k: Tensor, scale: float) -> bool:
-    """Whether no score can overflow, by the inequality of Cauchy and Schwarz: -inf added to inf would not hide it."""
-    largest = torch.linalg.vector_norm(q.detach()) * torch.linalg.vector_norm(k.detach()) * max(1.0, abs(scale))
-    return bool(largest < torch.finfo(q.dtype).max / 2)
+def precise(q: Tensor, k: Tensor, scale: float) -> bool:
+    """Whether the kernel's gradients keep our bound.
+
+    Its backward pass takes the weights from exp(score - log-sum-exp), whose relative error is u |log-sum-exp|: more
+    than a softmax errs, where one score is far above the others. The bound grants the gradient of the values t u for
+    the sum over the queries and s u for that over the keys, of which the kernel, which adds in lanes and blocks, does
+    not use half. Compiled calls are not looked at.
+    """
+    t, s = q.shape[1], k.shape[1]
+    room = (t + s) / 2
+    return room >= 8 and (not concrete(q) or largest(q, k, scale) + log(s) <= room)
+
+
+def largest(q: Tensor, k: Tensor, scale: float) -> float:
+    """No score is larger, by the inequality of Cauchy and Schwarz."""
+    norms = (torch.linalg.vector_norm(x.detach(), dim=-1).amax().item() for x in (q, k))
+    return prod(norms) * abs(scale)
 
 
 def transformed(x: Tensor) -> bool:
