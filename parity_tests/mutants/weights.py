@@ -6,7 +6,7 @@ cross, core = at(ATTEND, "mha", "cross"), at(CORE, "mha", "cross")
 
 PROBS = "probs=softmax(scores, allowed, contract.AXES[normalize_over]))"
 KEPT = "kept=dropout(probs, keep, rate)"
-RETURNED = "narrow(probs, dtype)\n"
+RETURNED = "narrow(probs, dtype) if return_weights"
 EXP = "e = {exp}(scores - {where}(top == -{np}.inf, 0.0, top))"
 TOTAL = "e / {where}(total == 0, 1.0, total)"
 SELECTED = "where(keep, weights / (1.0 - rate), 0.0)"
@@ -184,19 +184,19 @@ MUTANTS = (
         "weights returned after dropout",
         "return the weights as they were before dropout",
         RETURNED,
-        "narrow(kept, dtype)\n",
+        "narrow(kept, dtype) if return_weights",
     ),
     cross(
         "scores returned for weights",
         "return what comes out of the softmax",
         RETURNED,
-        "narrow(scores, dtype)\n",
+        "narrow(scores, dtype) if return_weights",
     ),
     cross(
         "returned weights averaged over the heads",
         "return the weights of every head (PyTorch: average_attn_weights=False)",
         RETURNED,
-        "narrow(sum(probs[:, h] for h in range(probs.shape[1])) / probs.shape[1], dtype)\n",
+        "narrow(sum(probs[:, h] for h in range(probs.shape[1])) / probs.shape[1], dtype) if return_weights",
     ),
     # Rounding on the way
     core(
