@@ -64,6 +64,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(functions.wrong_attends)
     add(functions.hidden_from_attend)
     add(functions.weighed)
+    add(functions.sights)
     for layer in layers(("mla",)):  # some of its parameters are not drawn
         add(of_layers.constructor, layer)
     add(decoding.written)

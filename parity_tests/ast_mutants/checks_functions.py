@@ -94,6 +94,22 @@ def attending(groups: int, call: str, dtype: str, heads: int, alias: str) -> Non
         claim(verdict["ratio"] <= 1, f"{name}: error/bound {verdict['ratio']:.3g}")
 
 
+def sights(alias: str) -> None:
+    """Who sees whom, before it is an array, hides what the array does."""
+    core, rng = import_module(f"{alias}._core"), np.random.default_rng(3)
+    masks = (None, rng.random(7) < 0.3, rng.random((2, 1, 1, 7)) < 0.3, np.zeros((2, 1, 1, 7), bool))
+    windows = ({}, {"causal": True}, {"window": (1, None)}, {"window": (0, 0)}, {"window": (None, 1), "causal": True})
+    for t, s in ((5, 7), (7, 7), (9, 7)):
+        q, k = rng.normal(size=(2, t, 3, 4)), rng.normal(size=(2, s, 3, 4))
+        for mask in masks:
+            for options in windows:
+                near = core.sight(None, mask, t, s, like=q, **options)
+                full = core.visible(mask, t, s, like=q, **options)
+                claim(type(near) is core.Sight, "no array is made")
+                claim(same(core.hide("bhts->bthk", near, q), core.hide("bhts->bthk", full, q)), "queries that see none")
+                claim(same(core.hide("bhts->bshk", near, k), core.hide("bhts->bshk", full, k)), "keys unseen")
+
+
 @contextmanager
 def block_sizes(alias: str, whole: int, queries: int, keys: int) -> Iterator[None]:
     """Blocks so small that a few positions fill several."""
