@@ -1,15 +1,487 @@
-"""The fast path of `attend`: none yet in this tree, so that every call goes the textbook path."""
+"""The fast paths of `attend`: the same numbers as the textbook path, without the `t s` matrix of scores.
 
-from typing import Any
+Blocks. Queries are cut into blocks and so are the keys; only the scores of one block with another exist at a time. The
+softmax runs along ("online", Milakov and Gimelshein 2018): each block of queries keeps the largest score so far, the
+sum of exponentials relative to it and the weighted sum of values; where a block of keys raises the largest score, the
+two sums are scaled down. What a causal order or a window hides from a whole block of queries is not in the loop at all.
 
-from attn_jax._core import Array
+Backward. Only the output and each query's largest score and sum are kept; the weights are computed again, block by
+block (Rabe and Staats 2021, Dao et al. 2022): memory grows with t, not with t s. So first-order reverse mode only.
+
+Why it is fast. On a CPU, XLA divides a product among the cores and starts and joins them for each, which takes about
+as long as a small product. So a step takes several heads and many queries: about half a million scores, which stay in
+the cache between the two products. Query heads that share a key/value head are rows of one product, so keys are never
+repeated. The products of the backward pass are written such that none of them reads a matrix across its rows.
+
+Small inputs take one block and no loop: quicker to compile and to run, and differentiable in every mode.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from attn_jax._core import (
+    Array,
+    broadcast_to,
+    dtype_name,
+    einsum,
+    exp,
+    hide,
+    maximum,
+    narrow,
+    shown,
+    softmax,
+    tanh,
+    visible,
+    where,
+    widen,
+    zeros,
+)
+
+ONE_BLOCK = 512 * 512  # up to so many scores of a head are computed as one block
+ROWS = 2048  # queries in a step, those of all its heads together
+QUERIES = 512  # at most so many of one head where causality or a window hides keys: more would hide less
+KEYS = 256  # keys in a step
+HEADS = 4  # heads in a step
+
+
+class Plan(NamedTuple):
+    """What is known before the numbers are.
+
+    Attributes:
+        t, s: numbers of queries and keys.
+        parts, heads: the key/value heads are so many parts of so many heads; a step takes one part.
+        shared: query heads that share a key/value head.
+        queries, keys: sizes of the blocks.
+        left, right: how many keys before and after its own position a query sees; None for all.
+        softcap: as in `attend`.
+    """
+
+    t: int
+    s: int
+    parts: int
+    heads: int
+    shared: int
+    queries: int
+    keys: int
+    left: int | None
+    right: int | None
+    softcap: float | None
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of queries."""
+        return -(-self.t // self.queries)
+
+    def span(self, i: Any) -> tuple[Any, Any]:
+        """The first key that any query of block i sees, and how many blocks of keys begin there."""
+        place = i * self.queries + self.s - self.t
+        first = 0 if self.left is None else _clip(place - self.left, 0, self.s)
+        end = self.s if self.right is None else _clip(place + self.queries + self.right, 0, self.s)
+        return first, _clip(-((first - end) // self.keys), 0, self.s)
+
+    @property
+    def hides(self) -> bool:
+        """Whether causality, a window or padding hides any key."""
+        return self.left is not None or self.right is not None or self.room > self.s
+
+    @property
+    def room(self) -> int:
+        """How many keys the blocks reach over; those beyond s are padding."""
+        return max(first + self.keys * count for first, count in map(self.span, range(self.blocks)))
+
+
+def _clip(x: Any, low: int, high: int) -> Any:
+    return min(max(x, low), high) if isinstance(x, int) else jnp.clip(x, low, high)
+
+
+def _even(n: int, size: int) -> int:
+    """The size of equal blocks, at most `size` rounded up to eight, that hold n with little to spare."""
+    return -(-n // (-(-n // size) * 8)) * 8
+
+
+def _plan(q: Array, k: Array, left: int | None, right: int | None, softcap: float | None) -> Plan:
+    (t, h), (s, g) = q.shape[1:3], k.shape[1:3]
+    heads = max(n for n in range(1, HEADS + 1) if g % n == 0 and (n == 1 or n * h // g <= HEADS))
+    queries = max(ROWS // (heads * (h // g)), 1)
+    if left is not None or right is not None:
+        queries = min(queries, QUERIES)
+    keys = KEYS if left is not None else _even(s, KEYS)
+    return Plan(t, s, g // heads, heads, h // g, _even(t, queries), keys, left, right, softcap)
 
 
 def serves(q: Array, k: Array, v: Array) -> bool:
     """Whether the fast path can take these arrays."""
-    return False
+    return True
 
 
-def attend(q: Array, k: Array, v: Array, **options: Any) -> Array:
-    """`b t h k`, `b s g k`, `b s g v` -> `b t h v`."""
-    raise NotImplementedError("attend: no fast path in this tree")
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Array | None,
+    bias: Array | None,
+    causal: bool,
+    window: tuple[int | None, int | None] | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Array | None,
+) -> Array:
+    """Softmax dot-product attention with the arguments of `attn_jax.attend`, all checked: `b t h v`."""
+    left, right = (None, None) if window is None else window
+    right = 0 if causal else right
+    q, k, v = (x[...] if isinstance(x, nnx.Variable) else jnp.asarray(x) for x in (q, k, v))
+    bare = all(x is None for x in (mask, bias, softcap, sinks))
+    if bare and cudnn_serves(q, k, v, left, right):
+        return by_cudnn(q, k, v, left, right, scale)
+    dtype = dtype_name(q)
+    arrays = [widen(x) for x in (q, k, v, bias, sinks)]
+    if q.shape[1] * k.shape[1] <= ONE_BLOCK or q.size == 0 or v.size == 0:
+        return narrow(_one_block(*arrays, mask, left, right, scale, softcap), dtype)
+    return narrow(_many_blocks(*arrays, mask, scale, _plan(q, k, left, right, softcap)), dtype)
+
+
+# One block ------------------------------------------------------------------------------------------------------------
+
+
+def _grouped(x: Array | None, g: int) -> Array | None:
+    """Something broadcastable to the scores `b h t s` as `b g r t s`."""
+    if x is None:
+        return None
+    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    b, h, t, s = x.shape
+    return x.reshape(b, *((1, 1) if h == 1 else (g, h // g)), t, s)
+
+
+def _allowed(
+    mask: Array | None, bias: Array | None, t: int, s: int, left: int | None, right: int | None, like: Array
+) -> Array | None:
+    return shown(visible(mask, t, s, like=like, window=(left, right)), bias)
+
+
+@partial(jax.jit, static_argnums=(6, 7, 8, 9))
+def _one_block(
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Array | None,
+    sinks: Array | None,
+    mask: Array | None,
+    left: int | None,
+    right: int | None,
+    scale: float,
+    softcap: float | None,
+) -> Array:
+    b, t, h, width = q.shape
+    g = k.shape[2]
+    mask, bias = _grouped(mask, g), _grouped(bias, g)
+    allowed = _allowed(mask, bias, t, k.shape[1], left, right, q)
+    q = hide("bgrts->btgrk", allowed, q.reshape(b, t, g, h // g, width))
+    k, v = hide("bgrts->bsgk", allowed, k), hide("bgrts->bsgv", allowed, v)
+    scores = einsum("btgrk,bsgk->bgrts", q, k) * scale
+    if softcap is not None:
+        scores = softcap * tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    if sinks is None:
+        probs = softmax(scores, allowed)
+    else:
+        column = broadcast_to(sinks.reshape(g, h // g, 1, 1), (*scores.shape[:-1], 1))
+        if allowed is not None:
+            allowed = jnp.concatenate([broadcast_to(allowed, scores.shape), column != -jnp.inf], -1)
+        probs = softmax(jnp.concatenate([scores, column], -1), allowed)[..., :-1]
+    return einsum("bgrts,bsgv->btgrv", probs, v).reshape(b, t, h, v.shape[-1])
+
+
+# Many blocks ----------------------------------------------------------------------------------------------------------
+#
+# Letters: n parts of all batch rows, i blocks of queries, p heads of a part, r query heads that share one of them.
+
+
+@partial(jax.jit, static_argnums=(6, 7))
+def _many_blocks(
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Array | None,
+    sinks: Array | None,
+    mask: Array | None,
+    scale: float,
+    plan: Plan,
+) -> Array:
+    b, t, h, _ = q.shape
+    mask, bias = _grouped(mask, k.shape[2]), _grouped(bias, k.shape[2])
+    k, v = _hide_keys(plan, k, v, mask, bias)
+    lead, rows, room = (b * plan.parts, plan.blocks), plan.blocks * plan.queries, plan.room
+    q = _pad(q * scale, 1, rows).reshape(b, plan.blocks, plan.queries, plan.parts, plan.heads, plan.shared, -1)
+    q = q.transpose(0, 3, 1, 4, 5, 2, 6).reshape(*lead, plan.heads, plan.shared * plan.queries, -1)
+    k, v = (_pad(x, 1, room).reshape(b, room, plan.parts, plan.heads, -1) for x in (k, v))
+    k, v = (x.transpose(0, 2, 3, 1, 4).reshape(b * plan.parts, plan.heads, room, -1) for x in (k, v))
+    mask, bias = _tiled(plan, mask), _tiled(plan, bias)
+    sinks = None if sinks is None else sinks.reshape(plan.parts, plan.heads, plan.shared)
+    y: Any = _online(plan, q, k, v, bias, sinks, mask)
+    y = y.reshape(b, plan.parts, plan.blocks, plan.heads, plan.shared, plan.queries, -1)
+    return y.transpose(0, 2, 5, 1, 3, 4, 6).reshape(b, rows, h, -1)[:, :t]
+
+
+def _pad(x: Array, axis: int, size: int) -> Array:
+    """Zeros, or False, at the end of an axis."""
+    return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
+
+
+def _hide_keys(plan: Plan, k: Array, v: Array, mask: Array | None, bias: Array | None) -> tuple[Array, Array]:
+    """Select to 0 the keys that no query sees."""
+    before = 0 if plan.left is None else plan.s - plan.t - plan.left
+    if mask is not None or bias is not None:
+        allowed = _allowed(mask, bias, plan.t, plan.s, plan.left, plan.right, k)
+        k, v = hide("bgrts->bsgk", allowed, k), hide("bgrts->bsgv", allowed, v)
+    elif before > 0:
+        seen = (jnp.arange(plan.s) >= before)[:, None, None]
+        k, v = where(seen, k, 0.0), where(seen, v, 0.0)
+    return k, v
+
+
+def _tiled(plan: Plan, x: Array | None) -> Array | None:
+    """Something broadcastable to the scores, `b g r t s` to `b parts heads r t s`, the last two padded."""
+    if x is None:
+        return None
+    b, g, r, t, s = x.shape
+    x = x.reshape(b, *((1, 1) if g == 1 else (plan.parts, plan.heads)), r, t, s)
+    x = x if t == 1 else _pad(x, 4, plan.blocks * plan.queries)
+    return x if s == 1 else _pad(x, 5, plan.room)
+
+
+class Block(NamedTuple):
+    """A block of scores: part n, block i of the queries, keys from `first` on."""
+
+    n: Any
+    i: Any
+    first: Any
+
+    def place(self, plan: Plan, x: Array) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        """Where its part of a tiled array begins, and the shape; on an axis that broadcasts JAX begins at 0."""
+        begin = (self.n // plan.parts, self.n % plan.parts, 0, 0, self.i * plan.queries, self.first)
+        sizes = (1, 1, plan.heads, plan.shared, plan.queries, plan.keys)
+        return begin, tuple(size if n > 1 else 1 for size, n in zip(sizes, x.shape, strict=True))
+
+    def read(self, plan: Plan, x: Array) -> Array:
+        begin, sizes = self.place(plan, x)
+        return jax.lax.dynamic_slice(x, begin, sizes)[0, 0]
+
+    def near(self, plan: Plan) -> Array | None:
+        """Who sees whom by causality and window; padding is seen by nobody. None for all."""
+        key = self.first + jnp.arange(plan.keys)
+        ahead = key - (self.i * plan.queries + jnp.arange(plan.queries)[:, None] + (plan.s - plan.t))
+        limits = [key < plan.s] if plan.room > plan.s else []
+        limits += [] if plan.left is None else [ahead >= -plan.left]
+        limits += [] if plan.right is None else [ahead <= plan.right]
+        return None if not limits else broadcast_to(_all(limits), ahead.shape)
+
+    def scores(
+        self, plan: Plan, q: Array, k: Array, bias: Array | None, mask: Array | None
+    ) -> tuple[Array, Array | None, Array | None]:
+        """Scores `p r t s`, -inf where hidden; who sees whom; and the slope of the cap.
+
+        An allowed score that is -inf becomes the least finite number, so that only a query that sees no key has
+        nothing but -inf.
+        """
+        x = einsum("ptk,psk->pts", q, k).reshape(plan.heads, plan.shared, plan.queries, plan.keys)
+        slope = None
+        if plan.softcap is not None:
+            x = tanh(x / plan.softcap)
+            slope = 1.0 - x * x
+            x = plan.softcap * x
+        near = self.near(plan)
+        limits = [] if near is None else [near]
+        limits += [] if mask is None else [self.read(plan, mask)]
+        if bias is not None:
+            added = self.read(plan, bias)
+            x = x + added
+            limits.append(added != -jnp.inf)
+        if not limits:
+            return x, None, slope
+        allowed = _all(limits)
+        slope = None if slope is None else where(allowed, slope, 0.0)
+        return where(allowed, maximum(x, _least(x)), -jnp.inf), allowed, slope
+
+
+def _all(limits: list[Array]) -> Array:
+    allowed = limits[0]
+    for limit in limits[1:]:
+        allowed = allowed & limit
+    return allowed
+
+
+def _least(x: Array) -> Any:
+    return jnp.finfo(x.dtype).min
+
+
+def _block_of(x: Array, n: Any, first: Any, size: int) -> Array:
+    """Some rows of part n: `n p s k` -> `p s k`."""
+    _, heads, _, width = x.shape
+    return jax.lax.dynamic_slice(x, (n, 0, first, 0), (1, heads, size, width))[0]
+
+
+def _forward(
+    plan: Plan, q: Array, k: Array, v: Array, bias: Array | None, sinks: Array | None, mask: Array | None
+) -> tuple[Array, Array, Array]:
+    """Outputs `n i p (r t) v`, the largest scores and the sums of exponentials relative to them, both `n i p (r t)`.
+
+    The largest score of a query that sees no key is said to be inf, so that all its exponentials are 0.
+    """
+    shape = q.shape[2:4]
+
+    def rows(at: Array) -> tuple[Array, Array, Array]:
+        n, i = at // plan.blocks, at % plan.blocks
+        qi = q[n, i]
+        first, count = plan.span(i)
+
+        def step(j: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            top, total, context = carry
+            block = Block(n, i, first + j * plan.keys)
+            x, _, _ = block.scores(plan, qi, _block_of(k, n, block.first, plan.keys), bias, mask)
+            x = x.reshape(*shape, plan.keys)
+            new = maximum(top, jnp.max(x, -1))
+            level = where(new == -jnp.inf, 0.0, new)
+            e, shrink = exp(x - level[..., None]), exp(top - level)
+            part = einsum("pts,psv->ptv", e, _block_of(v, n, block.first, plan.keys))
+            return new, total * shrink + jnp.sum(e, -1), context * shrink[..., None] + part
+
+        start = (zeros(shape, q) - jnp.inf, zeros(shape, q), zeros((*shape, v.shape[-1]), q))
+        top, total, context = jax.lax.fori_loop(0, count, step, start)
+        dead = top == -jnp.inf if hiding else None
+        if sinks is not None:
+            sink = broadcast_to(sinks[n % plan.parts][..., None], (plan.heads, plan.shared, plan.queries)).reshape(
+                shape
+            )
+            new = maximum(top, sink)
+            level = where(new == -jnp.inf, 0.0, new)
+            shrink = exp(top - level)
+            top, total, context = new, total * shrink + exp(sink - level), context * shrink[..., None]
+        if dead is None:
+            return context / total[..., None], top, total
+        total = where(dead, 1.0, where(top == _least(q), jnp.nan, total))
+        y = where(dead[..., None], 0.0, context / total[..., None])
+        return y, where(dead, jnp.inf, top), total
+
+    hiding = mask is not None or bias is not None or plan.hides
+    lead = q.shape[:2]
+    found = jax.lax.map(rows, jnp.arange(lead[0] * lead[1]))
+    y, top, total = (x.reshape(*lead, *x.shape[1:]) for x in found)
+    return y, top, total
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _online(
+    plan: Plan, q: Array, k: Array, v: Array, bias: Array | None, sinks: Array | None, mask: Array | None
+) -> Array:
+    return _forward(plan, q, k, v, bias, sinks, mask)[0]
+
+
+def _online_fwd(plan: Plan, *arrays: Any) -> tuple[Array, Any]:
+    y, top, total = _forward(plan, *arrays)
+    return y, (arrays, y, top, total)
+
+
+def _online_bwd(plan: Plan, kept: Any, dy: Array) -> Any:
+    """Gradients: ds = p (dy v - dy y), and of the products dq = ds k, dk = ds q, dv = p dy.
+
+    The exponentials stand for the weights p, because dy is divided by their sum beforehand.
+    """
+    (q, k, v, bias, sinks, mask), y, top, total = kept
+    dead = (top == jnp.inf)[..., None]
+    q, dy = where(dead, 0.0, q), where(dead, 0.0, dy / total[..., None])
+    mean = jnp.sum(dy * y, -1)
+    shape = q.shape[2:4]
+
+    def part(dbias: Array | None, n: Array) -> tuple[Any, Any]:
+        def rows(i: Array, carry: Any) -> Any:
+            qi, dyi, top_i, mean_i = q[n, i], dy[n, i], top[n, i][..., None], mean[n, i][..., None]
+            first, count = plan.span(i)
+
+            def step(j: Array, carry: Any) -> Any:
+                dqi, dk, dv, dbias = carry
+                block = Block(n, i, first + j * plan.keys)
+                kj, vj = (_block_of(x, n, block.first, plan.keys) for x in (k, v))
+                x, allowed, slope = block.scores(plan, qi, kj, bias, mask)
+                e = exp(x.reshape(*shape, plan.keys) - top_i)
+                ds = (e * (einsum("ptv,psv->pts", dyi, vj) - mean_i)).reshape(x.shape)
+                ds = ds if allowed is None else where(allowed, ds, 0.0)
+                if dbias is not None:
+                    dbias = _add_to_bias(plan, block, dbias, ds)
+                ds = (ds if slope is None else ds * slope).reshape(e.shape)
+                dk = _add_columns(dk, block.first, einsum("ptk,pts->pks", qi, ds))
+                dv = _add_columns(dv, block.first, einsum("ptv,pts->pvs", dyi, e))
+                return dqi + einsum("pts,psk->ptk", ds, kj), dk, dv, dbias
+
+            dq, dk, dv, dbias = carry
+            dqi, dk, dv, dbias = jax.lax.fori_loop(0, count, step, (zeros(qi.shape, q), dk, dv, dbias))
+            return jax.lax.dynamic_update_index_in_dim(dq, dqi, i, 0), dk, dv, dbias
+
+        columns = [zeros((x.shape[1], x.shape[3], x.shape[2]), q) for x in (k, v)]
+        dq, dk, dv, dbias = jax.lax.fori_loop(0, plan.blocks, rows, (zeros(q.shape[1:], q), *columns, dbias))
+        return dbias, (dq, dk, dv)
+
+    start = None if bias is None else zeros(bias.shape, q)
+    dbias, (dq, dk, dv) = jax.lax.scan(part, start, jnp.arange(q.shape[0]))
+    dsinks = None
+    if sinks is not None:
+        split = (-1, plan.parts, plan.blocks, plan.heads, plan.shared, plan.queries)
+        top, mean = top.reshape(split), mean.reshape(split)
+        dsinks = -jnp.sum(exp(sinks[:, None, :, :, None] - top) * mean, (0, 2, 5))
+    return dq, dk.mT, dv.mT, dbias, dsinks, None
+
+
+def _add_columns(x: Array, first: Any, y: Array) -> Array:
+    """Add to some columns, in place: `p k s`."""
+    place = (0, 0, first)
+    return jax.lax.dynamic_update_slice(x, jax.lax.dynamic_slice(x, place, y.shape) + y, place)
+
+
+def _add_to_bias(plan: Plan, block: Block, dbias: Array, ds: Array) -> Array:
+    """Add the gradient of a block's scores, summed over the axes on which the bias broadcasts."""
+    begin, sizes = block.place(plan, dbias)
+    ds = jnp.sum(ds[None, None], [axis for axis, n in enumerate(sizes) if n == 1 and axis > 1], keepdims=True)
+    return jax.lax.dynamic_update_slice(dbias, jax.lax.dynamic_slice(dbias, begin, sizes) + ds, begin)
+
+
+_online.defvjp(_online_fwd, _online_bwd)
+
+
+# cuDNN ----------------------------------------------------------------------------------------------------------------
+
+
+def cudnn_serves(q: Array, k: Array, v: Array, left: int | None, right: int | None) -> bool:
+    """Whether cuDNN's kernel means the same for these arrays and is there; nothing else chooses it.
+
+    It counts positions from the first key, leaves its output undefined where a query sees no key, and knows no cap and
+    no sinks. It keeps the weights in the type of the arrays, so it serves 16-bit types alone.
+    """
+    (t, heads, width), (s, groups) = q.shape[1:], k.shape[1:3]
+    device = jax.config.jax_default_device or jax.devices()[0]  # pyright: ignore[reportAttributeAccessIssue]
+    capability = str(getattr(device, "compute_capability", ""))
+    return (
+        capability[:1].isdigit()
+        and float(capability) >= 8
+        and {dtype_name(x) for x in (q, k, v)} in ({"float16"}, {"bfloat16"})
+        and 0 not in (q.size, k.size)
+        and heads % groups == 0
+        and v.shape[-1] == width <= 128
+        and width % 8 == 0
+        and ((left, right) == (None, None) or (right == 0 and t == s))
+    )
+
+
+def by_cudnn(
+    q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, implementation: Any = "cudnn"
+) -> Array:
+    """The call of JAX's function that means the same where `cudnn_serves`."""
+    window = None if left is None else (left, 0)
+    causal = right == 0
+    return jax.nn.dot_product_attention(
+        q, k, v, scale=scale, is_causal=causal, local_window_size=window, implementation=implementation
+    )
