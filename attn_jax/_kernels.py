@@ -46,6 +46,7 @@ ROWS = 2048  # queries in a step, those of all its heads together
 QUERIES = 512  # at most so many of one head where causality or a window hides keys: more would hide less
 KEYS = 256  # keys in a step
 HEADS = 4  # heads in a step
+EVEN = 8  # sizes of blocks are multiples
 
 
 class Plan(NamedTuple):
@@ -99,8 +100,8 @@ def _clip(x: Any, low: int, high: int) -> Any:
 
 
 def _even(n: int, size: int) -> int:
-    """The size of equal blocks, at most `size` rounded up to eight, that hold n with little to spare."""
-    return -(-n // (-(-n // size) * 8)) * 8
+    """The size of as many equal blocks as blocks of `size` would be, which hold n with little to spare."""
+    return -(-n // (-(-n // size) * EVEN)) * EVEN
 
 
 def _plan(q: Array, k: Array, left: int | None, right: int | None, softcap: float | None) -> Plan:

@@ -1,0 +1,122 @@
+"""The fast path of `attend` in JAX, with blocks so small that its loops and the edges of its blocks are run."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_jax import _kernels, attend
+from attn_np._attend import attend as reference
+from parity_tests._inputs import Arrays
+from parity_tests._witness import cotangent
+from parity_tests.error_arrays import ErrArray, precision, precision_of
+from parity_tests.test_attend import context_shape, given, held, judged
+
+# Number of key/value heads, the options, the arrays beside q, k and v, and which axes of these have one entry.
+CASES: dict[str, tuple[int, dict[str, Any], str, dict[str, tuple[int, ...]]]] = {
+    "plain": (6, {}, "", {}),
+    "causal": (2, {"causal": True, "scale": 0.375}, "mask", {"mask": (1, 2)}),
+    "all": (3, {"window": (2, 1), "softcap": 1.5}, "mask bias sinks", {}),
+    "broadcast": (1, {"window": (None, 1)}, "mask bias", {"mask": (1,), "bias": (0, 2)}),
+}
+
+
+@pytest.fixture(params=["small blocks", "one block"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "small blocks":
+        small_blocks(monkeypatch)
+
+
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two queries and three keys of two heads: 5 queries and 7 keys fill neither the last block nor the second."""
+    for name, n in {"ONE_BLOCK": 0, "ROWS": 4, "QUERIES": 2, "KEYS": 3, "HEADS": 2, "EVEN": 1}.items():
+        monkeypatch.setattr(_kernels, name, n)
+
+
+def drawn(case: str) -> tuple[Arrays, dict[str, Any]]:
+    groups, options, names, ones = CASES[case]
+    inputs = given(groups, names)
+    for name, axes in ones.items():
+        inputs[name] = inputs[name][tuple(slice(1) if axis in axes else slice(None) for axis in range(4))]
+    if "bias" in inputs:
+        inputs["bias"][..., 5] = -np.inf
+    return inputs, options
+
+
+def fused(inputs: Arrays, **options: Any) -> dict[str, Any]:
+    """Context and gradients of the fast path."""
+    leaves = {name: jnp.asarray(x) for name, x in inputs.items() if x.dtype.kind == "f"}
+    rest = {name: jnp.asarray(x) for name, x in inputs.items() if name not in leaves}
+
+    def call(leaves: Any) -> Any:
+        return attend(**leaves, **rest, **options, implementation="fused")[0]
+
+    context, pull = jax.vjp(call, leaves)
+    (found,) = pull(jnp.asarray(cotangent(context_shape(inputs)), context.dtype))
+    return {"context": np.asarray(context)} | {f"d{name}": np.asarray(g) for name, g in found.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_context_and_gradients(case: str, blocks: None) -> None:
+    inputs, options = drawn(case)
+    want = held(inputs, options)
+    want.pop("weights")
+    judged(fused(inputs, **options), want)
+
+
+def test_what_nobody_sees_leaks_nowhere(blocks: None) -> None:
+    inputs, options = drawn("all")
+    clean = fused(inputs, **options)
+    unseen = np.zeros((2, 7), bool)
+    unseen[:, 5], unseen[1, 4] = True, True
+    inputs["k"][unseen], inputs["v"][unseen] = np.nan, np.inf
+    inputs["q"][0, 2, -1] = np.nan
+    for name, x in fused(inputs, **options).items():
+        assert np.array_equal(x, clean[name]), name
+
+
+def test_hidden_blocks_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is multiplied by a weight of 0 leaves its NaN; what is not in the loop cannot."""
+    small_blocks(monkeypatch)
+    inputs = given(2)
+    inputs["v"][:, -1] = np.nan
+    y = fused(inputs, causal=True)["context"]
+    assert np.isfinite(y[:, :2]).all()
+    assert np.isnan(y[:, -1]).all()
+    plan = _kernels.Plan(8192, 8192, 1, 8, 1, 512, 256, 255, 0, None)
+    assert sum(count for _, count in map(plan.span, range(plan.blocks))) == 2 + 15 * 3
+
+
+def test_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_blocks(monkeypatch)
+    inputs, options = drawn("causal")
+    both = {name: jnp.stack([jnp.asarray(x), jnp.flip(jnp.asarray(x), 0)]) for name, x in inputs.items()}
+
+    def context(given: Any) -> Any:
+        return attend(**given, **options, implementation="fused")[0]
+
+    got = jax.vmap(context)(both)
+    one = fused(inputs, **options)["context"]
+    assert np.array_equal(got, np.stack([one, one[::-1]]))
+
+
+@pytest.mark.parametrize("window", [None, (2, None)])
+def test_arguments_for_cudnn(window: tuple[int, None] | None) -> None:
+    """JAX's own function by XLA takes the arguments that it would pass to cuDNN."""
+    inputs = {name: x.astype(np.float32) for name, x in given(2).items()}
+    inputs["k"], inputs["v"] = inputs["k"][:, :5], inputs["v"][:, :5, :, :3]
+    left = None if window is None else window[0]
+    y = _kernels.by_cudnn(*(jnp.asarray(inputs[name]) for name in "qkv"), left, 0, 0.375, "xla")
+    with precision(precision_of("float32")):
+        arrays: dict[str, Any] = {name: ErrArray(inputs[name].astype(np.float64), 0.0) for name in "qkv"}
+        want: Any = reference(**arrays, causal=True, window=window, scale=0.375)[0]
+    judged({"context": np.asarray(y)}, {"context": want})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_cudnn_on_a_cpu(dtype: str) -> None:
+    q = jnp.zeros((1, 2, 4, 8), dtype, device=jax.devices("cpu")[0])
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert not _kernels.cudnn_serves(q, q, q, None, None)
