@@ -402,6 +402,7 @@ def _online_bwd(plan: Plan, kept: Any, dy: Array) -> Any:
     def part(dbias: Array | None, n: Array) -> tuple[Any, Any]:
         def rows(i: Array, carry: Any) -> Any:
             qi, dyi, top_i, mean_i = q[n, i], dy[n, i], top[n, i][..., None], mean[n, i][..., None]
+            across, dacross = qi.mT, dyi.mT
             first, count = plan.span(i)
 
             def step(j: Array, carry: Any) -> Any:
@@ -415,8 +416,8 @@ def _online_bwd(plan: Plan, kept: Any, dy: Array) -> Any:
                 if dbias is not None:
                     dbias = _add_to_bias(plan, block, dbias, ds)
                 ds = (ds if slope is None else ds * slope).reshape(e.shape)
-                dk = _add_columns(dk, block.first, einsum("ptk,pts->pks", qi, ds))
-                dv = _add_columns(dv, block.first, einsum("ptv,pts->pvs", dyi, e))
+                dk = _add_columns(dk, block.first, einsum("pkt,pts->pks", across, ds))
+                dv = _add_columns(dv, block.first, einsum("pvt,pts->pvs", dacross, e))
                 return dqi + einsum("pts,psk->ptk", ds, kj), dk, dv, dbias
 
             dq, dk, dv, dbias = carry
