@@ -41,7 +41,8 @@ from attn_jax._core import (
     zeros,
 )
 
-ONE_BLOCK = 512 * 512  # up to so many scores of a head are computed as one block
+ONE_BLOCK = 1 << 15  # up to so many scores of a head are computed as one block
+FEW = 16  # and so are those of so few queries: a block of queries would be mostly padding
 ROWS = 2048  # queries in a step, those of all its heads together
 QUERIES = 512  # at most so many of one head where causality or a window hides keys: more would hide less
 KEYS = 256  # keys in a step
@@ -141,7 +142,8 @@ def attend(
         return by_cudnn(q, k, v, left, right, scale)
     dtype = dtype_name(q)
     arrays = [widen(x) for x in (q, k, v, bias, sinks)]
-    if q.shape[1] * k.shape[1] <= ONE_BLOCK or q.size == 0 or v.size == 0:
+    t, s = q.shape[1], k.shape[1]
+    if t * s <= ONE_BLOCK or t <= FEW or 0 in (q.size, v.size):
         return narrow(_one_block(*arrays, mask, left, right, scale, softcap), dtype)
     return narrow(_many_blocks(*arrays, mask, scale, _plan(q, k, left, right, softcap)), dtype)
 
