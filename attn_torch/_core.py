@@ -182,6 +182,11 @@ def narrow(x: Any, dtype: str) -> Any:
 def einsum(spec: str, a: Array, b: Array) -> Array:
     """Sum of products over the letters that the output lacks; one batched matrix product, as in the other trees."""
     left, right, out = spec.replace("->", ",").split(",")
+    n = (len(left) + len(right) - len(out)) // 2
+    if n and left[-n:] == right[:n] and out == left[:-n] + right[n:]:  # a projection: nothing to move
+        first, last, between = a.shape[:-n], b.shape[n:], prod(b.shape[:n])
+        product = widen(a).reshape(prod(first), between) @ widen(b).reshape(between, prod(last))
+        return product.reshape(*first, *last)
     batch = [x for x in left if x in right and x in out]
     summed = [x for x in left if x in right and x not in out]
     rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
@@ -591,7 +596,8 @@ class Layer(torch.nn.Module, Generic[C]):
     @property
     def dtype(self) -> str | None:
         """Name of the parameters' dtype; None for a layer without parameters."""
-        return next((dtype_name(p) for p in self.parameters()), None)
+        own = next((p for p in self._parameters.values() if p is not None), None)  # faster than the walk over all
+        return next((dtype_name(p) for p in self.parameters()), None) if own is None else dtype_name(own)
 
     def extra_repr(self) -> str:
         return f"{self.config}, dtype={self.dtype!r}"
