@@ -100,8 +100,8 @@ def test_only_the_work_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     log.clear()
     found = list(turns.rounds([("slow", slow), ("short", short)], 3))
     assert [row[0] for row in found] == pytest.importorskip("numpy").full(3, 0.125).tolist()
-    # Four of the short one make a sample, after one that is not counted.
-    assert Counter(log[-(1 + 5) * 3 :]) == {"slow": 3, "short": 15}
+    # After one or four tries, four of the short one make a sample, and one more before it is not counted.
+    assert Counter(log) == {"slow": 1 + 3, "short": 4 + 3 * (1 + 4)}
     assert {f"{row[1]:.6f}" for row in found} == {f"{turns.LEAST / 4:.6f}"}
 
 
@@ -163,6 +163,9 @@ def test_what_is_hoped_for_is_judged(race: str, ours: str, theirs: str | None, a
 def test_a_run_is_chosen_by_level_name_and_entrant() -> None:
     sizes = [len(run.chosen(level, (), ())) for level in (QUICK, USUAL, FULL)]
     assert 0 < sizes[0] < sizes[1] < sizes[2] == len(races())
+    quick = {entrant.who for race in run.chosen(QUICK, (), ()) for entrant in race.entrants}
+    assert not quick & {"attn_np textbook", "attn_torch textbook", "attn_jax textbook"}
+    assert {"attn_np", "attn_torch", "attn_jax", "two products", "torch SDPA", "jax.nn", "torch loop"} <= quick
     assert all(race.name.startswith("decode/") for race in run.chosen(USUAL, ("decode/*",), ()))
     only = run.chosen(QUICK, ("attend/forward/full/16384", "memory/*/window/4096"), ())
     assert [race.name for race in only] == ["attend/forward/full/16384"]
@@ -257,15 +260,21 @@ def test_a_run_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(run, "Worker", Worker)
     wanted = [Race(f"race/{n}", (Entrant("attn_np", Work(length=n), "attn_np"),)) for n in (1, 2, 1, 3, 1)]
-    seen: list[tuple[str, int]] = []
+    seen: list[tuple[str, int, int]] = []
     path = tmp_path / "results.json"
-    run.run(wanted, run.header("", USUAL, 1, 2), 1, 2, path, lambda race, done, of: seen.append((race.name, done)))
+
+    def told(race: Race, done: int, of: int) -> None:
+        seen.append((race.name, done, len(run.read(path)["races"]) if path.exists() else 0))
+
+    run.run(wanted, run.header("", USUAL, 1, 2), 1, 2, path, told)
     found = run.read(path)
     assert found["state"] == "interrupted"
-    told = [(one["state"], one.get("seconds"), one.get("why")) for race in found["races"] for one in race["entrants"]]
+    outcomes = [
+        (one["state"], one.get("seconds"), one.get("why")) for race in found["races"] for one in race["entrants"]
+    ]
     whole, died = ("measured", [1.0], None), ("failed", None, "it was killed")
-    assert told == [whole, died, whole, ("not run", None, None)]
-    assert ("race/1", 1) in seen
+    assert outcomes == [whole, died, whole, ("not run", None, None)]
+    assert seen[:4] == [("race/1", 0, 0), ("race/1", 1, 0), ("race/2", 0, 1), ("race/2", 1, 1)]
 
 
 def test_an_absent_package_and_too_large_work_are_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
