@@ -75,7 +75,7 @@ def calls(tree: Tree, inputs: Arrays, **options: Any) -> Arrays:
 def by_hand(package: str, inputs: dict[str, Any], dy: Any, options: dict[str, Any]) -> dict[str, Any]:
     """With NumPy's own backward pass, from a package or a copy of it, on arrays or on error-carrying arrays."""
     module, tape = import_module(f"{package}._attend"), {}
-    context, weights = module.attend(**inputs, **options, tape=tape)
+    context, weights = module.attend(**inputs, **options, tape=tape, return_weights=True)
     backward = {name: x for name, x in options.items() if name in signature(module.attend_vjp).parameters}
     grads = dict(zip(("dq", "dk", "dv", "dbias"), module.attend_vjp(tape, dy, **backward), strict=True))
     return {name: x for name, x in ({"context": context, "weights": weights} | grads).items() if x is not None}
@@ -83,7 +83,7 @@ def by_hand(package: str, inputs: dict[str, Any], dy: Any, options: dict[str, An
 
 def by_torch(attend: Callable[..., Any], leaves: dict[str, Any], rest: dict[str, Any], dy: Any) -> dict[str, Any]:
     leaves = {name: x.requires_grad_() for name, x in leaves.items()}
-    context, weights = attend(**leaves, **rest)
+    context, weights = attend(**leaves, **rest, return_weights=True)
     grads = torch.autograd.grad(context, list(leaves.values()), dy)
     return {"context": context, "weights": weights} | {f"d{n}": g for n, g in zip(leaves, grads, strict=True)}
 
@@ -98,7 +98,9 @@ def by_jax(attend: Callable[..., Any], leaves: dict[str, Any], rest: dict[str, A
 @cache
 def compiled(attend: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     def run(leaves: Any, arrays: Any, dy: Any) -> Any:
-        (context, weights), pull = jax.vjp(lambda leaves: attend(**leaves, **arrays, **options), leaves)
+        (context, weights), pull = jax.vjp(
+            lambda leaves: attend(**leaves, **arrays, **options, return_weights=True), leaves
+        )
         return context, weights, pull((dy, jnp.zeros_like(weights)))[0]
 
     return jax.jit(run)
