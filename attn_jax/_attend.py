@@ -4,7 +4,7 @@ from collections.abc import Callable
 from math import sqrt
 from typing import Any
 
-from attn_jax import _kernels as kernels
+import attn_jax._kernels as kernels
 from attn_jax._cache import Past
 from attn_jax._core import (
     Array,

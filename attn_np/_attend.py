@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _kernels as kernels
+import attn_np._kernels as kernels
 from attn_np._cache import Past
 from attn_np._core import (
     Array,

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from math import sqrt
 from typing import Any
 
+import attn_torch._kernels as kernels
 from attn_np.contract import _attend as contract
-from attn_torch import _kernels as kernels
 from attn_torch._cache import Past
 from attn_torch._core import (
     Array,

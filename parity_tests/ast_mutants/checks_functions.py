@@ -46,7 +46,10 @@ def attended(groups: int, names: str, dtype: str = "float64", queries: int = 6) 
         "keep": rng.random(mask.shape) > 0.25,
         "sinks": rng.normal(size=h).astype(DTYPES[dtype]),
     }
-    return found | {name: others[name] for name in names.split()}
+    found |= {name: others[name] for name in names.split()}
+    for x in found.values():
+        x.setflags(write=False)
+    return found
 
 
 def run_attend(package: str, inputs: Mapping[str, Any], dy: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -126,12 +129,14 @@ def block_sizes(alias: str, whole: int, queries: int, keys: int) -> Iterator[Non
 def fused_expected(groups: int, call: str, dtype: str, scale: float) -> tuple[Arrays, np.ndarray, dict[str, Any]]:
     """As `attend_expected`, of a call that needs no weights; queries so many times as large."""
     options, names = ATTENDS[call]
-    inputs = attended(groups, names.replace("keep", ""), dtype)
+    inputs = dict(attended(groups, names.replace("keep", ""), dtype))
     inputs["q"] = inputs["q"] * inputs["q"].dtype.type(scale)
     dy = np.random.default_rng(5).normal(size=(2, 5, 6, 11)).astype("float64" if dtype == "float64" else "float32")
     carried = {n: ErrArray(x.astype(np.float64), 0.0) if x.dtype != bool else x for n, x in inputs.items()}
     with precision(precision_of(dtype)), np.errstate(invalid="ignore", over="ignore"):
         want = run_attend("attn_np", carried, ErrArray(dy.astype(np.float64), 0.0), options | {"rate": 0.0})
+    for x in (*inputs.values(), dy):
+        x.setflags(write=False)
     return inputs, dy, want
 
 

@@ -31,8 +31,8 @@ def shared() -> tuple[str, ...]:
 
 
 def files() -> tuple[str, ...]:
-    """What a run examines that names no files."""
-    return (*shared(), *(f"{variant}.py" for variant in VARIANTS))
+    """What a run examines that names no files; not the kernels, whose many lines are for speed."""
+    return (*(file for file in shared() if file != "_kernels.py"), *(f"{variant}.py" for variant in VARIANTS))
 
 
 def every() -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def every() -> tuple[str, ...]:
 def needed(names: Iterable[str]) -> tuple[str, ...]:
     """The variants whose checks see mutants of these files: the file's own, and for those of every run all of a run."""
     found = tuple(name.removesuffix(".py") for name in names)
-    others = tuple(name for name in found if f"{name}.py" not in files())
+    others = tuple(name for name in found if f"{name}.py" not in (*shared(), *files()))
     return others if len(others) == len(found) else (*VARIANTS, *others)
 
 
