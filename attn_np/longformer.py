@@ -67,7 +67,8 @@ class LongformerAttention(Layer[Config]):
         )  # fmt: skip
         context = record(tape, context=found + found_global)
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        weights = None if weights is None else weights + weights_global
+        if weights is not None and weights_global is not None:
+            weights = weights + weights_global
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:

@@ -100,7 +100,8 @@ class NumPyTree(Tree):
     def attend(self, inputs: Arrays) -> list[np.ndarray]:
         tape: Arrays = {}
         given: dict[str, Any] = dict(inputs)
-        context, weights = attend_np.attend(**given, tape=tape, return_weights=True)
+        found: Any = attend_np.attend(**given, tape=tape, return_weights=True)
+        context, weights = found
         return [context, weights, *attend_np.attend_vjp(tape, np.cos(context))[:3]]
 
     def gradients(self, layer: Any, inputs: Arrays, dy: np.ndarray) -> Arrays:
@@ -173,7 +174,8 @@ class JaxTree(Tree):
     def attend(self, inputs: Arrays) -> list[np.ndarray]:
         given = self.arrays(inputs)
         qkv, rest = [given.pop(name) for name in "qkv"], given
-        (context, weights), pull = jax.vjp(lambda q, k, v: attn_jax.attend(q, k, v, **rest, return_weights=True), *qkv)
+        found: Any = jax.vjp(lambda q, k, v: attn_jax.attend(q, k, v, **rest, return_weights=True), *qkv)
+        (context, weights), pull = found
         return [self.numpy(x) for x in (context, weights, *pull((jnp.cos(context), jnp.zeros_like(weights))))]
 
     def gradients(self, layer: Any, inputs: Arrays, dy: np.ndarray) -> Arrays:

@@ -87,6 +87,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
         # As many key/value heads as keys, as queries; as many query heads as keys, as a key is wide.
         for groups, heads in ((7, 14), (5, 10), (1, 7), (1, 3)):
             add(functions.attending, groups, call, "float64", heads)
+    add(functions.fused_for_plain_arrays)
     add(functions.fused_past_rubbish)
     for call, (options, _) in functions.ATTENDS.items():
         if "normalize_over" not in options:

@@ -160,6 +160,25 @@ def fusing(groups: int, call: str, dtype: str, scale: float, alias: str) -> None
                 claim(verdict["ratio"] <= 1, f"{name} in blocks of {sizes}: error/bound {verdict['ratio']:.3g}")
 
 
+def fused_for_plain_arrays(alias: str) -> None:
+    """What the fast path does not serve goes the textbook's way, and is refused where the fast one is asked for."""
+    module, inputs = import_module(f"{alias}._attend"), attended(2, "")
+    kernels = vars(import_module(f"{alias}._kernels"))
+    serves, kernels["serves"] = kernels["serves"], lambda q, k, v: False
+    try:
+        textbook = module.attend(**inputs, implementation="textbook")[0]
+        claim(same(module.attend(**inputs)[0], textbook), "the textbook's bits")
+        expected = "attend: expected implementation='fused' with plain arrays of the framework"
+        refuses(partial(module.attend, **inputs, implementation="fused"), ValueError, expected)
+    finally:
+        kernels["serves"] = serves
+    claim(serves(*inputs.values()), "plain arrays")
+    for n in range(3):
+        arrays: list[Any] = list(inputs.values())
+        arrays[n] = ErrArray(arrays[n], 0.0)
+        claim(not serves(*arrays), "arrays that carry errors")
+
+
 def fused_past_rubbish(alias: str) -> None:
     """What nobody sees may be NaN on the fast path too, and a query that sees nothing gets 0."""
     module, (clean, dy, want) = import_module(f"{alias}._attend"), fused_expected(2, "scaled", "float64", 1.0)
