@@ -31,7 +31,7 @@ from attn_np.contract._band import Band, Span
 from attn_np.contract._tape import save
 
 QUERIES, KEYS = 512, 512  # the block: its scores, a megabyte in float32, fit a core's second cache
-WHOLE = 2**18  # so many scores are computed in one piece: below, starting threads costs more than they give
+WHOLE = 2**20  # so many scores are computed in one piece: below, threads cost more than they give
 LARGEST = 30.0  # exp(LARGEST) summed over a million keys, times values up to 2**60, is a float32; so is exp(-LARGEST)
 
 
