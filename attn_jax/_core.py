@@ -561,7 +561,7 @@ class Layer(nnx.Module, Generic[C]):
             if name not in own and name not in children:
                 setattr(self, name, None)
         for name in own:
-            limit, start = fans[name] ** -0.5, own[name].start
+            limit, start = fans[name] ** -0.5, own[name].first()
             if _values is not None:
                 value = jnp.asarray(_values[name], kind)
             elif start is not None:

@@ -573,7 +573,7 @@ class Layer(Generic[C]):
             if name not in own and name not in children:
                 setattr(self, name, None)
         for name in own:
-            limit, start = fans[name] ** -0.5, own[name].start
+            limit, start = fans[name] ** -0.5, own[name].first()
             if _values is not None:
                 drawn = _values[name]
             elif start is not None:

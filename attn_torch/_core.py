@@ -575,7 +575,7 @@ class Layer(torch.nn.Module, Generic[C]):
             if name not in own and name not in children:
                 self.register_parameter(name, None)
         for name in own:
-            limit, start = fans[name] ** -0.5, own[name].start
+            limit, start = fans[name] ** -0.5, own[name].first()
             if _values is not None:
                 value = _values[name].to(device=device, dtype=kind)
             elif start is not None:

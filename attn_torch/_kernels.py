@@ -104,9 +104,10 @@ def attend_seen(
     if mask is not None:
         allowed: Any = visible(mask, t, s, like=q, window=window) if mask.shape[2] > 1 else mask
         k, v = (hide("bhts->bshk", by_group(allowed, h, g), x) for x in (k, v))
-    if softcap is None and sinks is None and one_kernel(q, k, v, mask, bias, window, scale):
-        if mask is not None:
-            q = hide("bhts->bthk", mask, q)
+    plain = softcap is None and sinks is None
+    if plain and mask is not None and window == (None, None):
+        q = hide("bhts->bthk", mask, q)  # before the kernel is chosen by how large queries are
+    if plain and one_kernel(q, k, v, mask, bias, window, scale):
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         added = None if mask is None else limit(mask, q).clamp_max_(0.0)
         if bias is not None:

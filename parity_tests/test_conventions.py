@@ -318,7 +318,8 @@ def test_a_query_without_keys(tree: Tree, variant: str, example: str) -> None:
     assert same(y[0, 2], left)
     if keyed(config):
         assert not grads["dquery"][0, 2].any()
-        assert grads["dquery"][0, 1].any()
+        chosen = getattr(config, "estimator", None) == "argmax"  # a choice has no gradient, and no query gets any
+        assert grads["dquery"][0, 1].any() != chosen
 
 
 @pytest.mark.parametrize(

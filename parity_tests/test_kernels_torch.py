@@ -9,7 +9,7 @@ from torch.func import grad, vmap
 
 from attn_torch import _kernels as kernels
 from attn_torch import attend
-from parity_tests._inputs import TREES, Arrays
+from parity_tests._inputs import TREES, Arrays, first_difference
 from parity_tests._witness import cotangent
 from parity_tests.test_kernels import CASES, SIZES, fused, given, held, judged
 
@@ -45,7 +45,9 @@ def test_what_nobody_sees_may_hold_anything(case: str) -> None:
     inputs = as_wide(inputs)
     want, spoilt = held(inputs, options), {name: x.copy() for name, x in inputs.items()}
     spoilt["q"][0, 2], spoilt["k"][1, 4], spoilt["v"][1, 4] = np.nan, np.nan, np.inf
-    judged(fused(TORCH, spoilt, options), want)
+    found = fused(TORCH, spoilt, options)
+    judged(found, want)
+    assert first_difference(found, fused(TORCH, inputs, options)) is None, "nor choose another kernel"
 
 
 @pytest.mark.parametrize("name", ["mask", "bias"])

@@ -554,9 +554,10 @@ def in_training(tree: Tree, config: Config, seed: int) -> Any:
 
 
 def drawn_masks(tree: Tree, layer: Any, inputs: Arrays) -> Arrays:
-    """Every keep-mask that a call in training draws, by its name on the tape."""
+    """Every keep-mask that a call in training draws, by its name on the tape; not again where it is handed on."""
     _, tape = Tree.trace(tree, layer, inputs)
-    return {name: x for name, x in tape.items() if name.endswith("keep") and x.size}
+    masks = {name: x for name, x in tape.items() if name.endswith("keep") and x.size}
+    return {name: x for name, x in masks.items() if not ("." in name and name.rpartition(".")[2] in masks)}
 
 
 @cache

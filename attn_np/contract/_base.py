@@ -1,6 +1,6 @@
 """The base of every contract: parameters and arguments by axis letters, and the checks that follow from them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from inspect import get_annotations
 from math import prod
@@ -24,13 +24,19 @@ class Param:
 
     `inputs` names the axes on the input side (for a bias: those of its weight). They give the fan, and with it the
     range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan` overrides it. What is not
-    drawn at all, such as the weight of a norm, starts at `start`: a number, or one for each place on the only axis.
+    drawn at all, such as the weight of a norm, starts at `start`: a number, or a function that gives it, or one number
+    for each place on the only axis. A function, because the shapes of a config that a file states are asked for before
+    anybody knows that its sizes are possible.
     """
 
     axes: str
     inputs: str
     fan: str | None = None
-    start: float | tuple[float, ...] | None = None
+    start: float | Callable[[], float | tuple[float, ...]] | None = None
+
+    def first(self) -> float | tuple[float, ...] | None:
+        """What it starts at; None where it is drawn."""
+        return self.start() if callable(self.start) else self.start
 
 
 @dataclass(frozen=True)
@@ -163,7 +169,7 @@ class Config:
 
     def starts(self) -> dict[str, float | tuple[float, ...] | None]:
         """What every parameter starts at, by its dotted name; None where it is drawn."""
-        return {name: param.start for name, (param, _) in self._walk().items()}
+        return {name: param.first() for name, (param, _) in self._walk().items()}
 
     def _walk(self) -> dict[str, tuple[Param, dict[str, int]]]:
         found = {name: (param, self.sizes()) for name, param in self.own_params().items()}

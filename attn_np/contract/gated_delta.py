@@ -97,9 +97,6 @@ class Config(_base.Config):
         return sizes if self.conv_size is None else sizes | {"x": self.conv_size}
 
     def own_params(self) -> dict[str, Param]:
-        # softplus takes a bias back to its step
-        rates, steps = spread(log(1.0), log(16.0), self.num_heads), spread(log(0.001), log(0.1), self.num_heads)
-        biases = tuple(log(expm1(exp(step))) for step in steps)
         convolutions = {
             "w_q_conv": Param("x h k", "x"),
             "w_k_conv": Param("x h k", "x"),
@@ -112,11 +109,19 @@ class Config(_base.Config):
             "w_g": Param("d h v", "d"),
             "w_beta": Param("d h", "d"),
             "w_a": Param("d h", "d"),
-            "a_log": Param("h", "", start=rates),
-            "dt_bias": Param("h", "", start=biases),
+            "a_log": Param("h", "", start=self.rates),
+            "dt_bias": Param("h", "", start=self.steps),
             "w_norm": Param("v", "", start=1.0),
             "w_o": Param("h v d", "h v"),
         }
+
+    def rates(self) -> tuple[float, ...]:
+        """What `a_log` starts at: decays from 1 to 16."""
+        return spread(log(1.0), log(16.0), self.num_heads)
+
+    def steps(self) -> tuple[float, ...]:
+        """What `dt_bias` starts at: steps from 0.001 to 0.1, before the softplus that makes them."""
+        return tuple(log(expm1(exp(step))) for step in spread(log(0.001), log(0.1), self.num_heads))
 
     def arguments(self) -> dict[str, Arg]:
         return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}

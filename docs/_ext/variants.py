@@ -354,6 +354,8 @@ def use(variant: str, examples: dict[str, Config]) -> list[str]:
     lines = {
         name: f'rng.normal(size={x.shape}).astype("float32")'
         if x.dtype.kind == "f"
+        else f"rng.random(size={x.shape}) < 0.25"
+        if x.dtype.kind == "b"
         else f"rng.integers(0, {sizes.get('u', 2)}, size={x.shape})"
         for name, x in given.items()
     }

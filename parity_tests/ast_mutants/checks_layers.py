@@ -142,7 +142,9 @@ def taped_dtypes(layer: Labelled, alias: str) -> None:
         module, inputs = made(alias, layer, "full", dtype)
         tape: dict[str, Any] = {}
         y, *others = leaves(module(**inputs, tape=tape)).values()
-        module.vjp(tape, y, *others[: takes_last(layer[1].variant, layer[1].layer)])
+        # Gradients as large as some outputs would overflow on their way back.
+        ended = (y, *others[: takes_last(layer[1].variant, layer[1].layer)])
+        module.vjp(tape, *(np.cos(np.arange(x.size)).reshape(x.shape).astype(x.dtype) for x in ended))
         wrong = [name for name, x in tape.items() if x.dtype.kind not in "biu" and x.dtype != np.float32]
         claim(not wrong and y.dtype == DTYPES[dtype], f"not in float32: {wrong}")
 
@@ -267,7 +269,7 @@ def constructor(layer: Labelled, alias: str) -> None:
         params, fans = module.params(), config.fans()
         claim(list(params) == list(config.params()), "names of the parameters")
         for name, shape in config.shapes().items():
-            limit, start = fans[name] ** -0.5, config.params()[name].start
+            limit, start = fans[name] ** -0.5, config.params()[name].first()
             want = rng.uniform(-limit, limit, shape) if start is None else np.full(shape, start)
             claim(same(params[name], want.astype(DTYPES[dtype])), name)
     claim(built(alias, layer).dtype == "float32", "float32 by default")
