@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from attn_np import contract
 from parity_tests.ast_mutants import equivalent, runner, show, sources
+from parity_tests.ast_mutants.battery import Check, battery
+from parity_tests.ast_mutants.calls import claim
 from parity_tests.ast_mutants.operators import OPERATORS, replacements
 from parity_tests.ast_mutants.sources import ALIAS, VARIANTS, Key, copied, files, mutants
 
@@ -165,25 +168,30 @@ def test_a_mutant_that_no_check_may_see_survives() -> None:
 
 
 def test_the_file_of_any_variant_can_be_named() -> None:
-    """Its checks are its own; what its original does not keep is left out and told."""
+    """Its checks are its own."""
     assert sources.needed(["gqa.py"]) == ("gqa",)
     assert sources.needed(["mha.py", "gqa.py"]) == (*VARIANTS, "gqa")
     assert sources.needed(["_core.py"]) == sources.needed(files()) == VARIANTS
     results = runner.run(short=True, jobs=1, only=["gqa.py"])
     assert {result.file for result in results} == {"gqa.py"}
     assert show.well(results)
-    assert runner.left_out(["gqa.py"]) == ()
     with pytest.raises(ValueError, match=r"expected files of attn_np, got nix\.py"):
         runner.run(only=["nix.py"])
 
 
-def test_checks_that_a_named_original_fails_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = runner.survey(("gqa",))[0], ("a check: it is not kept",)
-    monkeypatch.setattr(runner, "survey", lambda variants: said)
-    assert runner.reach(("gqa",)) == said[0]
-    assert runner.left_out(["gqa.py"]) == said[1]
-    with pytest.raises(ValueError, match="to pass every check, got a check: it is not kept"):
-        runner.reach(VARIANTS)
+@pytest.mark.parametrize("variant", sorted({*contract.variants()} - {*VARIANTS}))
+def test_every_original_passes_the_checks_of_its_file(variant: str) -> None:
+    """A check that fails on the original sees no mutant, so it is an error."""
+    assert len(runner.reach((variant,))) == len(battery((variant,)))
+
+
+def test_a_check_that_the_original_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(alias: str) -> None:
+        claim(False, "it is not kept")
+
+    monkeypatch.setattr(runner, "battery", lambda variants: (Check("a check", broken),))
+    with pytest.raises(ValueError, match="to pass every check, got a check: it is not kept; mend it first"):
+        runner.reach.__wrapped__(("gqa",))
 
 
 @pytest.mark.skipif(not hasattr(runner.signal, "SIGPROF"), reason="this system has no alarms for processor time")

@@ -11,7 +11,7 @@ reviewed, with the reason why nothing that is promised changes, or a hole in the
 * `runner`: `run`, which brings them together; `show`: its results as a table.
 """
 
-from parity_tests.ast_mutants.runner import Result, left_out, run
+from parity_tests.ast_mutants.runner import Result, run
 from parity_tests.ast_mutants.sources import every
 
-__all__ = ["Result", "every", "left_out", "run"]
+__all__ = ["Result", "every", "run"]

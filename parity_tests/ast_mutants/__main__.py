@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from parity_tests.ast_mutants.runner import left_out, run
+from parity_tests.ast_mutants.runner import run
 from parity_tests.ast_mutants.show import show, well, write_json
 from parity_tests.ast_mutants.sources import every, files
 
@@ -30,7 +30,7 @@ def main() -> int:
         results = run(
             given.short, given.jobs, lambda done, of: bar.update(task, completed=done, total=of), only=given.files
         )
-    show(console, results, left_out(given.files))
+    show(console, results)
     console.print(f"{len(results)} mutants in {time.perf_counter() - start:.0f} s")
     if given.json is not None:
         write_json(given.json, results)

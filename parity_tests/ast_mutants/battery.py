@@ -74,6 +74,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(package.foreign_files)
     add(package.pretrained_files)
     add(package.doubtful_files)
+    add(package.traced)
     add(functions.judged_functions, "float64")
     add(functions.judged_functions, "float32")
     add(functions.sinks_that_are_none)
@@ -88,6 +89,8 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
         for groups, heads in ((7, 14), (5, 10), (1, 7), (1, 3)):
             add(functions.attending, groups, call, "float64", heads)
     add(functions.fused_for_plain_arrays)
+    for ranks in ((0, 0), (3, 0), (2, 3), (1, 2), (0, 1)):
+        add(functions.fused_without_heads, *ranks)
     add(functions.fused_past_rubbish)
     for call, (options, _) in functions.ATTENDS.items():
         if "normalize_over" not in options:

@@ -24,9 +24,9 @@ from parity_tests.ast_mutants.calls import (
     same,
 )
 from parity_tests.candidates import numpy_layer
-from parity_tests.cases import call_sizes
-from parity_tests.error_arrays import ErrArray, precision, precision_of
-from parity_tests.judge import compare
+from parity_tests.cases import call_sizes, tokens_below
+from parity_tests.error_arrays import ErrArray, precision, precision_of, widened
+from parity_tests.judge import compare, reference
 
 B, T, WIDTH = 2, 7, 11  # WIDTH: of values whose width the config leaves open
 CHUNKS = ((7,), (1,) * 7, (4, 1, 2), (2, 3, 1, 1))
@@ -47,11 +47,16 @@ def decoding(variants: tuple[str, ...]) -> tuple[Labelled, ...]:
 
 @cache
 def positions_of(layer: Labelled, names: tuple[str, ...], dtype: str = "float64") -> Arrays:
-    """T positions of B sequences: random arrays of these names."""
+    """T positions of B sequences: random arrays of these names, and tokens where numbers are counted."""
     arguments, rng = layer[1].arguments(), np.random.default_rng(5)
     sizes = call_sizes(layer[1]) | {"b": B, "t": T, "s": T} | ({} if "v" in layer[1].sizes() else {"v": WIDTH})
     shapes = {name: [sizes[letter] for letter in arguments[name].axes.split()] for name in names}
-    return {name: rng.normal(size=shape).astype(DTYPES[dtype]) for name, shape in shapes.items()}
+    return {
+        name: rng.integers(0, tokens_below(layer[1], name), size=shape)
+        if arguments[name].kind == "tokens"
+        else rng.normal(size=shape).astype(DTYPES[dtype])
+        for name, shape in shapes.items()
+    }
 
 
 @cache
@@ -60,7 +65,8 @@ def at_once(layer: Labelled, names: tuple[str, ...], rows: tuple[int, ...], leng
     params = {name: ErrArray(x, 0.0) for name, x in drawn_for(layer, "plain").params.items()}
     whole = numpy_layer(case_of(layer, "plain"), params)
     whole.set_params(params)
-    inputs = {name: ErrArray(x[list(rows), :length], 0.0) for name, x in positions_of(layer, names).items()}
+    given = {name: x[list(rows), :length] for name, x in positions_of(layer, names).items()}
+    inputs = {name: ErrArray(x, 0.0) if x.dtype.kind == "f" else x for name, x in given.items()}
     tape: dict[str, Any] = {}
     with precision(precision_of("float64")):
         whole(**inputs, tape=tape)
@@ -70,7 +76,7 @@ def at_once(layer: Labelled, names: tuple[str, ...], rows: tuple[int, ...], leng
 def ways(layer: Labelled) -> tuple[tuple[str, ...], ...]:
     """Which inputs a step may get: those that it must, and each that may be another, where others can stand in."""
     arguments = layer[1].arguments()
-    arrays = [name for name, arg in arguments.items() if arg.kind == "array"]
+    arrays = [name for name, arg in arguments.items() if arg.kind in ("array", "tokens")]
     needed = tuple(n for n in arrays if arguments[n].default is None and not arguments[n].optional)
     found = dict.fromkeys((needed, *((*needed, n) for n in arrays if n not in needed), tuple(arrays)))
     return tuple(names for names in found if fits(layer, names))
@@ -142,7 +148,8 @@ def between_padding(layer: Labelled, names: tuple[str, ...], alias: str) -> None
     """Padding takes no place, whatever it holds; then each sequence goes on from a length of its own."""
     module, inputs = made(alias, layer, "plain")[0], positions_of(layer, names)
     taken = [np.flatnonzero(row) for row in REAL]
-    before = {name: np.full((B, REAL.shape[1], *x.shape[2:]), np.nan) for name, x in inputs.items()}
+    rubbish = {name: np.nan if x.dtype.kind == "f" else 1 for name, x in inputs.items()}
+    before = {name: np.full((B, REAL.shape[1], *x.shape[2:]), rubbish[name]) for name, x in inputs.items()}
     for name, x in inputs.items():
         for row, at in enumerate(taken):
             before[name][row, at] = x[row, : len(at)]
@@ -164,6 +171,11 @@ def between_padding(layer: Labelled, names: tuple[str, ...], alias: str) -> None
                 judged(y[row, at][None], want[:, :-1], f"sequence {row}, beside padding")
 
 
+def float_dtypes(kept: Any) -> dict[str, str]:
+    """Of what a cache holds, without tokens, which stay integers."""
+    return {name: x.dtype.name for name, x in kept.arrays.items() if x.dtype.kind not in "iu"}
+
+
 def narrow_caches(layer: Labelled, alias: str) -> None:
     """What is kept has the dtype asked for; by default the layer's, and states float32: nothing is lost."""
     names, entries = ways(layer)[0], {name for name, axes in layer[1].cached().items() if "s" in axes.split()}
@@ -172,22 +184,25 @@ def narrow_caches(layer: Labelled, alias: str) -> None:
         sizes, found = open_sizes(layer, inputs), {}
         for kind in (None, "float32", dtype):
             kept = module.init_cache(B, T, dtype=kind, **sizes)
-            kinds = {name: kind or (dtype if name in entries else "float32") for name in kept.arrays}
-            claim({name: x.dtype.name for name, x in kept.arrays.items()} == kinds, "dtypes of an empty cache")
+            kinds = {name: kind or (dtype if name in entries else "float32") for name in float_dtypes(kept)}
+            claim(float_dtypes(kept) == kinds, "dtypes of an empty cache")
             claim(not any(x.any() for x in kept.arrays.values()), "an empty cache")
             y, kept = module.step(**inputs, cache=kept)
             claim(y.dtype.name == dtype, f"y is {y.dtype.name}")
-            claim({name: x.dtype.name for name, x in kept.arrays.items()} == kinds, "dtypes of a cache")
+            claim(float_dtypes(kept) == kinds, "dtypes of a cache")
             found[kind] = y
         claim(same(found[None], found[dtype]), "the layer's dtype by default")
-        claim(same(found["float32"], module(**inputs)), "entries kept in float32")
+        case, drawn = case_of(layer, "plain", dtype), replace(drawn_for(layer, "plain", dtype), inputs=inputs)
+        want = reference(case, drawn, {}, precision_of(dtype), backward=False)[0]["y"]
+        verdict = compare(widened(found["float32"]), want, dtype)
+        claim(verdict["ratio"] <= 1, f"entries kept in float32: error/bound {verdict['ratio']:.3g}")
     wide, inputs = made(alias, layer, "plain")[0], positions_of(layer, names)
     found = {}
     for kind in ("float64", "float32"):
         first, last = ({name: x[:, part] for name, x in inputs.items()} for part in (slice(3), slice(3, T)))
         _, kept = wide.step(**first, cache=wide.init_cache(B, T, dtype=kind, **sizes))
         found[kind], kept = wide.step(**last, cache=kept)
-        claim({x.dtype.name for x in kept.arrays.values()} == {kind}, "dtype of a narrower cache")
+        claim(set(float_dtypes(kept).values()) == {kind}, "dtype of a narrower cache")
     claim(
         {y.dtype.name for y in found.values()} == {"float64"} and not same(*found.values()), "what is kept is rounded"
     )
@@ -266,7 +281,8 @@ def wrong_steps(layer: Labelled, alias: str) -> None:
         refuses(partial(module.init_cache, 2, 3), ValueError, f"{who}sizes of {', '.join(sizes)}, got none")
 
     def stepped(query: Any, batch: int = B, **more: Any) -> Any:
-        return partial(module.step, query, module.init_cache(batch, 3, **sizes), **rest, **more)
+        beside = {name: a[:, : len(query[0])] for name, a in rest.items()}
+        return partial(module.step, query, module.init_cache(batch, 3, **sizes), **beside, **more)
 
     refuses(stepped(x, batch=3), ValueError, f"{who}the cache's ")
     refuses(stepped(x[:, :0]), ValueError, f"{who}a query of at least one new position")

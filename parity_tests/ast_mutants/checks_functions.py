@@ -97,20 +97,42 @@ def attending(groups: int, call: str, dtype: str, heads: int, alias: str) -> Non
         claim(verdict["ratio"] <= 1, f"{name}: error/bound {verdict['ratio']:.3g}")
 
 
+class _Past:
+    """A step of decoding, as far as who sees whom asks for it: only the window and its answer."""
+
+    def visible(self, left: int | None, right: int | None) -> np.ndarray:
+        return np.arange(7) <= np.arange(5)[:, None] + (0 if right is None else right)
+
+
 def sights(alias: str) -> None:
-    """Who sees whom, before it is an array, hides what the array does."""
+    """Who sees whom, before it is an array, hides what the array does; in a step and for other masks it is one."""
     core, rng = import_module(f"{alias}._core"), np.random.default_rng(3)
-    masks = (None, rng.random(7) < 0.3, rng.random((2, 1, 1, 7)) < 0.3, np.zeros((2, 1, 1, 7), bool))
     windows = ({}, {"causal": True}, {"window": (1, None)}, {"window": (0, 0)}, {"window": (None, 1), "causal": True})
-    for t, s in ((5, 7), (7, 7), (9, 7)):
+    for t, s in ((5, 7), (7, 7), (9, 7), (12, 3), (5, 1), (5, 0)):
         q, k = rng.normal(size=(2, t, 3, 4)), rng.normal(size=(2, s, 3, 4))
-        for mask in masks:
+        last = np.arange(s) == s - 1
+        masks = [None, rng.random(s) < 0.3, rng.random((2, 1, 1, s)) < 0.3, np.zeros((2, 1, 1, s), bool), last]
+        arrays = [np.ones((2, 1, 1, 1), bool), np.array([[[[True]]], [[[False]]]]), rng.random((2, 3, t, s)) < 0.3]
+        for mask in [*masks, *(x for x in arrays if x.shape[-1] != s or t > 1)]:
             for options in windows:
                 near = core.sight(None, mask, t, s, like=q, **options)
                 full = core.visible(mask, t, s, like=q, **options)
-                claim(type(near) is core.Sight, "no array is made")
+                plain = s > 0 and (mask is None or (mask.shape[-1] == s and (mask.ndim < 2 or mask.shape[-2] == 1)))
+                claim((type(near) is core.Sight) == plain, "no array is made where none is needed")
                 claim(same(core.hide("bhts->bthk", near, q), core.hide("bhts->bthk", full, q)), "queries that see none")
                 claim(same(core.hide("bhts->bshk", near, k), core.hide("bhts->bshk", full, k)), "keys unseen")
+        q, k = q[:, :, 0], k[:, :, 0]
+        for mask in (last, last[None], rng.random((2, 1, s)) < 0.3):
+            near, full = (
+                core.sight(None, mask, t, s, like=q, causal=True),
+                core.visible(mask, t, s, like=q, causal=True),
+            )
+            claim((type(near) is core.Sight) == (s > 0), "no array is made without a head axis")
+            claim(same(core.hide("bts->btk", near, q), core.hide("bts->btk", full, q)), "queries without a head axis")
+            claim(same(core.hide("bts->bsk", near, k), core.hide("bts->bsk", full, k)), "keys without a head axis")
+    for options in ({}, {"causal": True}):
+        near = core.sight(None, None, 5, 7, like=np.ones(1), past=_Past(), **options)
+        claim(same(near, _Past().visible(None, 0 if options else None)), "in a step the cache says who sees whom")
 
 
 @contextmanager
@@ -140,16 +162,18 @@ def fused_expected(groups: int, call: str, dtype: str, scale: float) -> tuple[Ar
     return inputs, dy, want
 
 
-def fusing(groups: int, call: str, dtype: str, scale: float, alias: str) -> None:
-    """The fast path gives the textbook's numbers forward and backward, in one piece and in blocks of any size."""
-    module, (inputs, dy, want) = import_module(f"{alias}._attend"), fused_expected(groups, call, dtype, scale)
-    options = ATTENDS[call][0] | {"rate": 0.0, "implementation": "fused"}
+def judge_fused(
+    alias: str, inputs: Arrays, dy: np.ndarray, want: dict[str, Any], options: dict[str, Any], dtype: str
+) -> None:
+    """The fast path gives the numbers of the reference forward and backward, in one piece and in blocks of any size."""
+    module = import_module(f"{alias}._attend")
     for sizes in ((2**18, 512, 512), (0, 4, 2), (0, 512, 3)):
         with block_sizes(alias, *sizes):
             tape = Residuals()
-            context, weights = module.attend(**inputs, **options, tape=tape)
+            context, weights = module.attend(**inputs, **options, implementation="fused", tape=tape)
             dq, dk, dv, dbias = module.attend_vjp(tape, dy)
         claim(weights is None and "probs" not in tape, "the weights are never formed")
+        claim(all(same(tape[name], inputs[name]) for name in "qkv"), "what was given is taped")
         found = {"context": context, "dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsinks": tape.get("dsinks")}
         for name, x in found.items():
             claim((x is None) == (name not in want), f"{name} that is asked for")
@@ -158,6 +182,27 @@ def fusing(groups: int, call: str, dtype: str, scale: float, alias: str) -> None
                 claim(x.dtype.name == out, f"{name} is {x.dtype.name}")
                 verdict = compare(x.astype(np.float64), want[name], out)
                 claim(verdict["ratio"] <= 1, f"{name} in blocks of {sizes}: error/bound {verdict['ratio']:.3g}")
+
+
+def fusing(groups: int, call: str, dtype: str, scale: float, alias: str) -> None:
+    """The fast path gives the textbook's numbers."""
+    judge_fused(alias, *fused_expected(groups, call, dtype, scale), ATTENDS[call][0] | {"rate": 0.0}, dtype)
+
+
+@cache
+def headless_expected(mask: int, bias: int) -> tuple[Arrays, np.ndarray, dict[str, Any]]:
+    """As `fused_expected`, of a call without a head axis; mask and bias of these ranks, 0 for none."""
+    inputs = flattened(attended(1, " ".join(["mask"] * (mask > 0) + ["bias"] * (bias > 0)), queries=1))
+    inputs |= {name: inputs[name][(1,) * (3 - n)] for name, n in (("mask", mask), ("bias", bias)) if n}
+    dy = np.random.default_rng(5).normal(size=(2, 5, 11))
+    carried = {n: ErrArray(x, 0.0) if x.dtype != bool else x for n, x in inputs.items()}
+    with precision(precision_of("float64")), np.errstate(invalid="ignore"):
+        return inputs, dy, run_attend("attn_np", carried, ErrArray(dy, 0.0), {})
+
+
+def fused_without_heads(mask: int, bias: int, alias: str) -> None:
+    """The fast path where there is no head axis, with masks and biases of any rank."""
+    judge_fused(alias, *headless_expected(mask, bias), {}, "float64")
 
 
 def fused_for_plain_arrays(alias: str) -> None:
@@ -170,8 +215,13 @@ def fused_for_plain_arrays(alias: str) -> None:
         claim(same(module.attend(**inputs)[0], textbook), "the textbook's bits")
         expected = "attend: expected implementation='fused' with plain arrays of the framework"
         refuses(partial(module.attend, **inputs, implementation="fused"), ValueError, expected)
+        claim(module.attend(**inputs, implementation="textbook")[1] is None, "weights that nobody asked for")
     finally:
         kernels["serves"] = serves
+    needing = {"keep": np.ones((2, 6, 5, 7), bool), "weigh": lambda scores, allowed: scores, "return_weights": True}
+    for name, x in needing.items():
+        words = f"'fused' without what needs the weights, got {name}; leave it out"
+        refuses(partial(module.attend, **inputs, **{name: x}, implementation="fused"), ValueError, words)
     claim(serves(*inputs.values()), "plain arrays")
     for n in range(3):
         arrays: list[Any] = list(inputs.values())

@@ -70,6 +70,19 @@ def files(layer: Labelled, alias: str) -> None:
             claim_same(other.params(), module.params(), "loaded in place")
 
 
+def traced(alias: str) -> None:
+    """`trace` shows every intermediate; on the fast path what that has, and both tapes can be read backward."""
+    package = api(alias)
+    module = package.build("mha", dtype="float64", d_model=6, num_heads=2)
+    x = np.cos(np.arange(60.0)).reshape(2, 5, 6)
+    (y, whole), (fused, brief) = package.trace(module, x), package.trace(module, x, implementation="fused")
+    claim("probs" in whole and "probs" not in brief and {"q", "k", "v", "context", "y"} <= set(brief), "what is taped")
+    claim(same(y, module(x, implementation="textbook")) and same(fused, module(x)), "the outputs")
+    grads = [module.vjp(tape, np.sin(y)) for tape in (whole, brief)]
+    claim(same(grads[1].inputs["query"], package.value_and_vjp(module, x)[1](np.sin(y)).inputs["query"]), "gradients")
+    claim(set(grads[0].params) == set(grads[1].params), "gradients of the parameters")
+
+
 def foreign_files(alias: str) -> None:
     """Layout, number of the layer, prefix and fields of the config are those that are asked for."""
     package, fields = api(alias), {"d_model": 6, "num_heads": 2}

@@ -850,6 +850,90 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         "The largest of Booleans is the first True.",
         (Key("seq2seq.py", "Seq2Seq.greedy", "where(ends, 1, 0)", "where(1, ends, 0)"),),
     ),
+    (
+        "One head: its axis has length 1.",
+        (
+            Key("_attend.py", "fused", "context[:, :, 0]", "context[:, :, -1]"),
+            Key("_attend.py", "fused_vjp", "x if heads else x[:, :, 0]", "x if heads else x[:, :, -1]"),
+            Key("_attend.py", "fused_vjp", "found.dbiased[:, 0]", "found.dbiased[:, -1]"),
+        ),
+    ),
+    (
+        "All three must be plain arrays, in whatever order they are asked.",
+        (
+            Key("_attend.py", "attend", "kernels.serves(q, k, v)", "kernels.serves(k, q, v)"),
+            Key("_attend.py", "attend", "kernels.serves(q, k, v)", "kernels.serves(q, v, k)"),
+        ),
+    ),
+    (
+        "In a step the cache says how many queries and keys there are.",
+        tuple(
+            Key(
+                "_attend.py",
+                "attend",
+                "visible(mask, 0, 0, like=q, causal=causal, window=window, past=past)",
+                f"visible(mask, {sizes}, like=q, causal=causal, window=window, past=past)",
+            )
+            for sizes in ("1, 0", "-1, 0", "0, 1", "0, -1")
+        ),
+    ),
+    (
+        "Slots stand in the order of their positions, or the new ones last: no query sees a slot after its own.",
+        (
+            Key(
+                "_attend.py",
+                "attend",
+                "(visible(mask, 0, 0, like=q, causal=causal, window=window, past=past), False, None)",
+                "(visible(mask, 0, 0, like=q, causal=causal, window=window, past=past), True, None)",
+            ),
+        ),
+    ),
+    (
+        "All keys are at the first or after it: a mask that hides none.",
+        tuple(
+            Key(
+                "_core.py",
+                "Sight.keys",
+                "None if first == 0 else arange(self.band.s, self.like) >= first",
+                f"None if {condition} else arange(self.band.s, self.like) >= first",
+            )
+            for condition in ("False", "first == -1")
+        ),
+    ),
+    (
+        "Below 0 only where the first key is shown, and then every other count is above 0 anyway.",
+        (Key("_core.py", "Sight.queries", "0 * count[..., :1]", "-1 * count[..., :1]"),),
+    ),
+    (
+        "The larger of two numbers, whichever is named first.",
+        tuple(
+            Key("_core.py", "Sight.queries", f"clip({x}, 0, self.band.s)", f"clip(0, {x}, self.band.s)")
+            for x in (
+                "at - (self.band.s if left is None else left)",
+                "at + (self.band.s + t if right is None else right) + 1",
+            )
+        ),
+    ),
+    (
+        "The first query stands s - t, so t further is already beyond the last key.",
+        (Key("_core.py", "Sight.queries", "self.band.s + t", "t"),),
+    ),
+    (
+        "Two axes exchanged are the same two named the other way round.",
+        (Key("_core.py", "Sight.queries", "some.swapaxes(-1, -2)", "some.swapaxes(-2, -1)"),),
+    ),
+    (
+        "As many queries as keys: both are None or neither is, and who sees or is seen is one question.",
+        (
+            Key("fused_qkv.py", "only_live", "(seeing, seen_by)", "(seen_by, seeing)"),
+            Key(
+                "fused_qkv.py",
+                "only_live",
+                "(seen('bhts->btd', allowed), seen('bhts->bsd', allowed))",
+                "(seen('bhts->bsd', allowed), seen('bhts->btd', allowed))",
+            ),
+        ),
+    ),
 )
 
 EQUIVALENT: dict[Key, str] = {key: reason for reason, keys in REVIEWED for key in keys}

@@ -46,11 +46,9 @@ def table(results: Sequence[Result]) -> Table:
     return out
 
 
-def show(console: Console, results: Sequence[Result], left_out: Sequence[str] = ()) -> None:
-    """The table, then checks that were left out, every survivor and every refuted reason."""
+def show(console: Console, results: Sequence[Result]) -> None:
+    """The table, then every survivor and every refuted reason."""
     console.print(table(results))
-    for words in left_out:
-        console.print(f"left out, as the variant itself does not keep it: {words}", soft_wrap=True, markup=False)
     for result in results:
         if result.verdict in ("survived", "refuted"):
             why = "" if result.killed_by is None else f"; not equivalent: {result.killed_by}"

@@ -62,7 +62,7 @@ def main(
     if generic or only:
         from parity_tests.ast_mutants.show import show, well
 
-        show(console, careless, ast_mutants.left_out(only))
+        show(console, careless)
         wrong = wrong or not well(careless)
     if json is not None:
         report.write_json(json, verdicts, careless)
