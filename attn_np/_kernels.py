@@ -2,13 +2,14 @@
 
 The scores of a block of queries against a block of keys are made, weighted and used up before the next block, so that
 they never leave the processor's cache and memory beyond inputs and output is that of a few blocks (Rabe and Staats
-2021; Dao et al. 2022). Four things make it fast:
+2021; Dao et al. 2022). Five things make it fast:
 
 1. Both matrix products are BLAS's, one thread each; the blocks of queries are spread over as many threads as BLAS had.
 2. Everything between the products happens in place, in one scratch block for each thread.
 3. Blocks that causality, a window or the mask hide whole are never computed, and only those that they hide in part
-   are masked.
-4. The largest score of a row is subtracted in a softmax so that `exp` cannot overflow. Where Cauchy and Schwarz say
+   are masked; along a causal edge or in a window blocks are lower, so that less of them is in vain.
+4. Powers of 2 in the place of e, where NumPy makes them faster: the scale of the scores takes the factor log2(e).
+5. The largest score of a row is subtracted in a softmax so that `exp` cannot overflow. Where Cauchy and Schwarz say
    that no score can be large, |q k| <= |q| |k|, it is neither looked for nor subtracted.
 
 The backward pass keeps two numbers of each row, its largest score and its sum, and makes the weights again from them.
@@ -20,8 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from math import log2, prod
 from threading import Lock, local
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -30,7 +32,9 @@ from attn_np._core import Array, hide, narrow, visible, widen
 from attn_np.contract._band import Band, Span
 from attn_np.contract._tape import save
 
-QUERIES, KEYS = 512, 512  # the block: its scores, a megabyte in float32, fit a core's second cache
+QUERIES, KEYS = 1024, 512  # the block: its scores, two megabytes in float32, fit a core's caches
+EDGE = 128  # so many queries, at most, where causality or a window hides a part of a block
+PARTS = 16  # blocks of queries, at least, where that is possible: there should be work for every thread
 WHOLE = 2**20  # so many scores are computed in one piece: below, threads cost more than they give
 LARGEST = 30.0  # exp(LARGEST) summed over a million keys, times values up to 2**60, is a float32; so is exp(-LARGEST)
 
@@ -38,6 +42,34 @@ LARGEST = 30.0  # exp(LARGEST) summed over a million keys, times values up to 2*
 def serves(q: Array, k: Array, v: Array) -> bool:
     """Plain arrays only: those of other types bring operations of their own, which the textbook path calls."""
     return type(q) is type(k) is type(v) is np.ndarray
+
+
+E = 2.718281828459045
+
+
+@cache
+def base(dtype: np.dtype) -> float:
+    """Whose powers are the weights before they are divided by their sum: 2 where NumPy has a loop of its own for this
+    processor, as it has for AVX-512, else e.
+    """
+    inspect = getattr(np.lib, "introspect", None)  # since NumPy 2.1
+    found = {} if inspect is None else inspect.opt_func_info(func_name="^exp2$").get("exp2", {})
+    return E if found.get(2 * dtype.char, {}).get("current", "baseline").startswith("baseline") else 2.0
+
+
+class Part(NamedTuple):
+    """What a thread does at a time: some queries of some heads of a row of the batch.
+
+    Attributes:
+        n: the row of the batch.
+        heads, shared: the query heads, and the key/value heads that they use.
+        queries: the queries.
+    """
+
+    n: int
+    heads: Span
+    shared: Span
+    queries: Span
 
 
 @dataclass(frozen=True)
@@ -61,9 +93,20 @@ class Call:
     softcap: float | None
     sinks: Array | None
 
-    def of(self, h: int) -> int:
-        """The key/value head of a query head."""
-        return h * self.k.shape[2] // self.q.shape[2]
+    @property
+    def units(self) -> float:
+        """What scores are multiplied by in blocks, so that a power of `base` is the weight."""
+        # A bias would have to be multiplied too, number by number, which takes what a power of 2 saves.
+        return 1.0 if self.bias is not None or base(self.q.dtype) == E else log2(E)
+
+    @property
+    def factor(self) -> float:
+        """What queries are multiplied by in blocks."""
+        return self.scale * self.units if self.softcap is None else self.scale / self.softcap
+
+    def power(self, x: Array) -> Array:
+        """Of `base`, in place."""
+        return np.exp(x, out=x) if self.units == 1.0 else np.exp2(x, out=x)
 
     def allowed(self) -> Array | None:
         """Who sees whom, as one array; None where all see all."""
@@ -87,63 +130,113 @@ class Call:
         q = hide("bhts->bthk", allowed, self.q)
         return replace(self, q=q, k=hide("bhts->bshk", near, self.k), v=hide("bhts->bshv", near, self.v))
 
-    def hidden(self, n: int, h: int, queries: Span, keys: Span) -> Array | None:
-        """What these queries may not see of these keys, broadcastable to `t s`; None for nothing."""
-        found = None
+    def parts(self, apart: bool = False) -> list[Part]:
+        """The work in parts: stretches of queries, of several heads at a time where one head's would be little.
+
+        Args:
+            apart: there should be many parts that share no key/value head with each other.
+        """
+        (b, t, h, _), s, g = self.q.shape, self.band.s, self.k.shape[2]
+        if self.stretch is None:
+            rows, keys = min(t, QUERIES, max(EDGE, -(-b * h * t // PARTS))), min(s, KEYS)
+        else:
+            rows, keys = min(t, EDGE), self.stretch
+        shares = b * g // 4 if apart else b * h * -(-t // rows) // PARTS
+        most = min(QUERIES * KEYS // (rows * keys), shares)
+        alike = h if g == h else h // g  # heads of their own each, or those that share one
+        heads = max([n for n in range(1, most + 1) if alike % n == 0], default=1)
+        return [
+            Part(n, Span(i, i + heads), Span(i * g // h, (i + heads - 1) * g // h + 1), Span(j, min(j + rows, t)))
+            for n in range(b)
+            for i in range(0, h, heads)
+            for j in reversed(range(0, t, rows))  # the longest first where causality makes them unequal
+        ]
+
+    @property
+    def stretch(self) -> int | None:
+        """How many keys a low block of queries sees within a narrow window; None where the window is none or wide."""
+        left, right = self.band.left, self.band.right
+        if left is None or right is None or left + right >= KEYS:
+            return None
+        return left + right + EDGE
+
+    def blocks(self, part: Part) -> Iterator[tuple[Span, Span, Array | None]]:
+        """The keys that some queries of a part see, block by block: queries, keys, and what is hidden of them."""
+        start, stop = self.band.keys(part.queries)
+        step = self.stretch or KEYS
+        for i in range(start, stop, step):
+            yield from self.cut(part, Span(i, min(i + step, stop)))
+
+    def cut(self, part: Part, keys: Span) -> Iterator[tuple[Span, Span, Array | None]]:
+        """One block; where causality or a window runs through it, its halves, each with the keys that it sees."""
+        queries, near = part.queries, self.band.keys(part.queries)
+        keys = Span(max(keys.start, near.start), min(keys.stop, near.stop))
+        if size(keys) < 1:
+            return
+        if size(queries) > EDGE and not self.band.covers(queries, keys):
+            middle = (queries.start + queries.stop) // 2
+            for half in Span(queries.start, middle), Span(middle, queries.stop):
+                yield from self.cut(part._replace(queries=half), keys)
+        elif (hidden := self.hidden(part, keys)) is None or not hidden.all():
+            yield queries, keys, hidden
+
+    def hidden(self, part: Part, keys: Span) -> Array | None:
+        """What the queries of a part may not see of these keys, broadcastable to `h t s`; None for nothing."""
+        found, queries = None, part.queries
         if not self.band.covers(queries, keys):
             ahead = keys.start - queries.start - (self.band.s - self.band.t)
             found = beyond(size(queries), size(keys), ahead, self.band.left, self.band.right)
-        if self.mask is not None and not (near := block(self.mask, n, h, queries, keys)).all():
+        if self.mask is not None and not (near := block(self.mask, part, keys)).all():
             found = ~near if found is None else found | ~near
-        if self.bias is not None and (shut := block(self.bias, n, h, queries, keys) == -np.inf).any():
+        if self.bias is not None and (shut := block(self.bias, part, keys) == -np.inf).any():
             found = shut if found is None else found | shut
         return found
 
-    def rows(self) -> list[Span]:
-        """The queries, in blocks: lower ones where much of a block may be hidden, since the rest of it is computed."""
-        t = self.band.t
-        rows = QUERIES if self.band.full else max(1, QUERIES // 2)
-        return [Span(i, min(i + rows, t)) for i in range(0, t, rows)]
+    def queries(self, x: Array, part: Part) -> Array:
+        """A part of what is by queries, `b t h k` -> `h t k`."""
+        return x[part.n, slice(*part.queries), slice(*part.heads)].swapaxes(0, 1)
 
-    def keys(self, n: int, h: int, queries: Span) -> Iterator[tuple[Span, Array | None]]:
-        """The keys that some of these queries see, block by block, with what is hidden of a block."""
-        start, stop = self.band.keys(queries)
-        for i in range(start, stop, KEYS):
-            keys = Span(i, min(i + KEYS, stop))
-            hidden = self.hidden(n, h, queries, keys)
-            if hidden is None or not hidden.all():
-                yield keys, hidden
+    def keys(self, x: Array, part: Part, keys: Span) -> Array:
+        """A block of what is by keys, `b s g k` -> `g s k`."""
+        return x[part.n, slice(*keys), slice(*part.shared)].swapaxes(0, 1)
 
-    def scores(
-        self, n: int, h: int, queries: Span, keys: Span, hidden: Array | None, q: Array, out: Array
-    ) -> Array | None:
-        """Fill a block with scores as they go into `exp`, hidden ones -inf; q is scaled already.
+    def scores(self, part: Part, keys: Span, q: Array, out: Array) -> Array | None:
+        """Fill a block `h t s` with scores as they go into `power`, hidden ones too; q is scaled already.
 
         Returns the tanh of the softcap, which the backward pass asks for, if there is one.
         """
-        np.matmul(q, self.k[n, keys.start : keys.stop, self.of(h)].T, out=out)
+        k = self.keys(self.k, part, keys)
+        np.matmul(by_shared(q, k), k.swapaxes(1, 2), out=by_shared(out, k))
         bent = None
         if self.softcap is not None:
-            out /= self.softcap
             np.tanh(out, out=out)
             bent = out.copy()
-            out *= self.softcap
+            out *= self.softcap * self.units
         if self.bias is not None:
-            out += block(self.bias, n, h, queries, keys)
-        if hidden is not None:
-            np.copyto(out, -np.inf, where=hidden)
+            out += block(self.bias, part, keys)
         return bent
+
+    def mixed(self, part: Part, keys: Span, weights: Array, room: "Scratch") -> Array:
+        """The values of a block by their weights, `h t s` -> `h t v`."""
+        v = self.keys(self.v, part, keys)
+        found = room("mixed", (*weights.shape[:2], v.shape[-1]), weights)
+        np.matmul(by_shared(weights, v), v, out=by_shared(found, v))
+        return found
+
+
+def by_shared(x: Array, like: Array) -> Array:
+    """Queries that share a key/value head as the rows of one matrix, `h t k` -> `g (h t) k`."""
+    return x.reshape(like.shape[0], -1, x.shape[-1])
 
 
 def size(span: Span) -> int:
     return span.stop - span.start
 
 
-def block(x: Array, n: int, h: int, queries: Span, keys: Span) -> Array:
-    """One block of an array that is broadcastable to `b h t s`: `t s`, with axes of 1."""
-    x = x[n if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0]
-    x = x[queries.start : queries.stop] if x.shape[0] > 1 else x
-    return x[:, keys.start : keys.stop] if x.shape[1] > 1 else x
+def block(x: Array, part: Part, keys: Span) -> Array:
+    """One block of an array that is broadcastable to `b h t s`: `h t s`, with axes of 1."""
+    spans = Span(part.n, part.n + 1), part.heads, part.queries, keys
+    return x[tuple(slice(*span) if n > 1 else slice(0, 1) for span, n in zip(spans, x.shape, strict=True))][0]
 
 
 @lru_cache(maxsize=64)
@@ -217,10 +310,11 @@ class Scratch(local):
     def __init__(self) -> None:
         self.held: dict[str, Array] = {}
 
-    def __call__(self, name: str, rows: int, columns: int, like: Array) -> Array:
-        if name not in self.held or self.held[name].size < rows * columns:
-            self.held[name] = np.empty(rows * columns, like.dtype)
-        return self.held[name][: rows * columns].reshape(rows, columns)
+    def __call__(self, name: str, shape: tuple[int, ...], like: Array) -> Array:
+        count = prod(shape)
+        if name not in self.held or self.held[name].size < count:
+            self.held[name] = np.empty(count, like.dtype)
+        return self.held[name][:count].reshape(shape)
 
 
 # Forward --------------------------------------------------------------------------------------------------------------
@@ -326,70 +420,75 @@ def in_blocks(call: Call) -> Saved:
     total = np.empty_like(top)
     # The longest key, and whether the values leave room for weights that are far from 1.
     longest = np.sqrt(np.max(np.einsum("bsgk,bsgk->bsg", call.k, call.k), axis=1, initial=0))
-    most = np.maximum(np.max(call.v, axis=1, initial=0), -np.min(call.v, axis=1, initial=0))
-    gentle = np.all((most == 0) | ((most >= 2.0**-60) & (most <= 2.0**60)), axis=-1)
+    squares = np.einsum("bsgv,bsgv->bg", call.v, call.v)
+    gentle = (squares >= 2.0**-100) & (squares <= 2.0**100)
     if not (np.isfinite(longest).all() and gentle.all()):
         call = call.cleaned()
-    scratch = Scratch()
+    units, room = call.units, Scratch()
 
-    def rows(n: int, h: int, queries: Span) -> None:
-        q = call.q[n, queries.start : queries.stop, h] * dtype.type(call.scale)
+    def work(part: Part) -> None:
+        q = call.queries(call.q, part) * dtype.type(call.factor)
         largest = call.softcap
         if largest is None:
-            largest = float(np.sqrt(np.max(np.einsum("tk,tk->t", q, q)))) * float(longest[n, call.of(h)])
+            norms = np.sqrt(np.max(np.einsum("htk,htk->ht", q, q), axis=1))
+            largest = float(np.max(norms * longest[part.n, slice(*part.shared)])) / units
         if call.sinks is not None:
-            largest = max(largest, abs(float(call.sinks[h])))
-        small = call.bias is None and gentle[n, call.of(h)] and largest <= LARGEST
-        values, sums, tops = (summed if small else summed_online)(call, n, h, queries, q, scratch)
+            largest = max(largest, float(np.max(np.abs(call.sinks[slice(*part.heads)]))))
+        small = call.bias is None and gentle[part.n, slice(*part.shared)].all() and largest <= LARGEST
+        values, sums, tops = (summed if small else summed_online)(call, part, q, room)
         sums[sums == 0] = np.inf  # a row that sees nothing gives 0
-        at = slice(queries.start, queries.stop)
-        np.divide(values, sums[:, None], out=context[n, at, h])
-        top[n, h, at], total[n, h, at] = tops, sums
+        np.divide(values, sums[:, :, None], out=call.queries(context, part))
+        at = part.n, slice(*part.heads), slice(*part.queries)
+        top[at], total[at] = tops, sums
 
-    in_threads(rows, [(n, h, span) for n in range(b) for h in range(heads) for span in call.rows()])
+    in_threads(work, [(part,) for part in call.parts()])
     return Saved(call, context, top, total)
 
 
-def summed(call: Call, n: int, h: int, queries: Span, q: Array, scratch: Scratch) -> tuple[Array, Array, Array | float]:
-    """Weighted values and weights of rows whose scores are all small, added up over the blocks of keys."""
-    rows, width = size(queries), call.v.shape[-1]
-    mixed, total = np.zeros((rows, width), q.dtype), np.zeros(rows, q.dtype)
+def summed(call: Call, part: Part, q: Array, room: Scratch) -> tuple[Array, Array, Array | float]:
+    """Weighted values `h t v` and weights `h t` of rows whose scores are small, added up over the blocks of keys."""
+    heads, rows, _ = q.shape
+    mixed, total = np.zeros((heads, rows, call.v.shape[-1]), q.dtype), np.zeros((heads, rows), q.dtype)
     if call.sinks is not None:
-        total += np.exp(call.sinks[h])
-    for keys, hidden in call.keys(n, h, queries):
-        weights = scratch("weights", rows, size(keys), q)
-        call.scores(n, h, queries, keys, hidden, q, weights)
-        np.exp(weights, out=weights)
-        total += weights @ np.ones(size(keys), q.dtype)
-        part = np.matmul(weights, call.v[n, keys.start : keys.stop, call.of(h)], out=scratch("part", rows, width, q))
-        mixed += part
+        total += call.power(call.sinks[slice(*part.heads), None] * q.dtype.type(call.units))
+    for queries, keys, hidden in call.blocks(part):
+        at = slice(queries.start - part.queries.start, queries.stop - part.queries.start)
+        weights = room("weights", (heads, size(queries), size(keys)), q)
+        call.scores(part._replace(queries=queries), keys, q[:, at], weights)
+        call.power(weights)  # of hidden scores too: that of -inf takes several times as long
+        if hidden is not None:
+            np.copyto(weights, 0.0, where=hidden)
+        total[:, at] += weights @ np.ones(size(keys), q.dtype)
+        mixed[:, at] += call.mixed(part, keys, weights, room)
     return mixed, total, 0.0
 
 
-def summed_online(
-    call: Call, n: int, h: int, queries: Span, q: Array, scratch: Scratch
-) -> tuple[Array, Array, Array | float]:
+def summed_online(call: Call, part: Part, q: Array, room: Scratch) -> tuple[Array, Array, Array | float]:
     """The same for any scores: relative to the largest so far, and what was added before shrinks when it grows."""
-    rows, width = size(queries), call.v.shape[-1]
-    mixed, total, top = np.zeros((rows, width), q.dtype), np.zeros(rows, q.dtype), np.full(rows, -np.inf, q.dtype)
-    if call.sinks is not None and call.sinks[h] != -np.inf:
-        total[:], top[:] = 1.0, call.sinks[h]
-    some = np.zeros(rows, np.bool_)
-    for keys, hidden in call.keys(n, h, queries):
-        weights = scratch("weights", rows, size(keys), q)
-        call.scores(n, h, queries, keys, hidden, q, weights)
-        before, top = top, np.maximum(top, weights.max(-1))
-        base = np.where(top == -np.inf, 0.0, top)
-        if (base != top).any():
-            some |= True if hidden is None else ~np.all(np.broadcast_to(hidden, weights.shape), axis=-1)
-        weights -= base[:, None]
-        np.exp(weights, out=weights)
-        fade = np.exp(before - base)
-        total *= fade
-        total += weights @ np.ones(size(keys), q.dtype)
-        part = np.matmul(weights, call.v[n, keys.start : keys.stop, call.of(h)], out=scratch("part", rows, width, q))
-        mixed *= fade[:, None]
-        mixed += part
+    heads, rows, _ = q.shape
+    mixed, total = np.zeros((heads, rows, call.v.shape[-1]), q.dtype), np.zeros((heads, rows), q.dtype)
+    top, some = np.full((heads, rows), -np.inf, q.dtype), np.zeros((heads, rows), np.bool_)
+    if call.sinks is not None:
+        top[:] = call.sinks[slice(*part.heads), None] * q.dtype.type(call.units)
+        total[top > -np.inf] = 1.0
+    for queries, keys, hidden in call.blocks(part):
+        at = slice(queries.start - part.queries.start, queries.stop - part.queries.start)
+        weights = room("weights", (heads, size(queries), size(keys)), q)
+        call.scores(part._replace(queries=queries), keys, q[:, at], weights)
+        if hidden is not None:
+            np.copyto(weights, -np.inf, where=hidden)
+        before, top[:, at] = top[:, at].copy(), np.maximum(top[:, at], weights.max(-1))
+        level = np.where(top[:, at] == -np.inf, 0.0, top[:, at])
+        if (level != top[:, at]).any():
+            shown = True if hidden is None else ~np.all(np.broadcast_to(hidden, weights.shape), axis=-1)
+            some[:, at] |= shown
+        weights -= level[:, :, None]
+        call.power(weights)
+        fade = call.power(before - level)
+        total[:, at] *= fade
+        total[:, at] += weights @ np.ones(size(keys), q.dtype)
+        mixed[:, at] *= fade[:, :, None]
+        mixed[:, at] += call.mixed(part, keys, weights, room)
     total[some & (top == -np.inf)] = np.nan  # allowed scores that are all -inf have overflowed
     return mixed, total, np.where(top == -np.inf, 0.0, top)
 
@@ -428,43 +527,55 @@ def attend_vjp(saved: Saved, dcontext: Array) -> Gradients:
     dsinks = None
     if call.sinks is not None:
         # The sink's weight has no value, so its score gets what the others lose.
-        dsinks = -np.sum(np.exp(call.sinks[:, None] - saved.top) / saved.total * shares, axis=(0, 2))
+        if saved.weights is None:
+            weight = call.power(call.sinks[:, None] * dtype.type(call.units) - saved.top)
+        else:
+            weight = np.exp(call.sinks[:, None] - saved.top)
+        dsinks = -np.sum(weight / saved.total * shares, axis=(0, 2))
     if saved.weights is not None:
         return at_once_vjp(replace(saved, call=call), dcontext, shares, dsinks)
     dq, dk, dv = np.zeros_like(call.q), np.zeros_like(call.k), np.zeros_like(call.v)
     dbiased = None if call.bias is None else np.zeros((b, heads, t, call.k.shape[1]), dtype)
-    scratch = Scratch()
+    room = Scratch()
 
-    def group(n: int, i: int) -> None:
-        for h in range(i * heads // g, (i + 1) * heads // g):
-            for queries in call.rows():
-                rows(n, h, queries)
+    def work(parts: list[Part]) -> None:
+        for part in parts:
+            q = call.queries(call.q, part) * dtype.type(call.factor)
+            for queries, keys, hidden in call.blocks(part):
+                at = slice(queries.start - part.queries.start, queries.stop - part.queries.start)
+                add(part._replace(queries=queries), keys, hidden, q[:, at])
 
-    def rows(n: int, h: int, queries: Span) -> None:
-        at, count = slice(queries.start, queries.stop), size(queries)
-        q, total = call.q[n, at, h] * dtype.type(call.scale), saved.total[n, h, at, None]
-        dy, share, top = dcontext[n, at, h] / total, shares[n, h, at, None] / total, saved.top[n, h, at, None]
-        for keys, hidden in call.keys(n, h, queries):
-            there, i = slice(keys.start, keys.stop), call.of(h)
-            weights, dscores = scratch("weights", count, size(keys), q), scratch("dscores", count, size(keys), q)
-            bent = call.scores(n, h, queries, keys, hidden, q, weights)
-            weights -= top
-            np.exp(weights, out=weights)
-            dv[n, there, i] += weights.T @ dy
-            np.matmul(dy, call.v[n, there, i].T, out=dscores)
-            dscores -= share
-            dscores *= weights
-            if hidden is not None:
-                np.copyto(dscores, 0.0, where=hidden)
-            if dbiased is not None:
-                dbiased[n, h, at, there] = dscores
-            if bent is not None:
-                dscores *= 1 - bent * bent
-            dk[n, there, i] += dscores.T @ q
-            dq[n, at, h] += dscores @ call.k[n, there, i]
-        dq[n, at, h] *= dtype.type(call.scale)
+    def add(part: Part, keys: Span, hidden: Array | None, q: Array) -> None:
+        at = part.n, slice(*part.heads), slice(*part.queries)
+        total = saved.total[at][:, :, None]
+        dy, share = call.queries(dcontext, part) / total, shares[at][:, :, None] / total
+        shape = (*q.shape[:2], size(keys))
+        weights, dscores = room("weights", shape, q), room("dscores", shape, q)
+        bent = call.scores(part, keys, q, weights)
+        weights -= saved.top[at][:, :, None]
+        call.power(weights)
+        if hidden is not None:
+            np.copyto(weights, 0.0, where=hidden)
+        k, v = call.keys(call.k, part, keys), call.keys(call.v, part, keys)
+        call.keys(dv, part, keys)[...] += by_shared(weights, v).swapaxes(1, 2) @ by_shared(dy, v)
+        np.matmul(by_shared(dy, v), v.swapaxes(1, 2), out=by_shared(dscores, v))
+        dscores -= share
+        dscores *= weights
+        if hidden is not None:
+            np.copyto(dscores, 0.0, where=hidden)
+        if dbiased is not None:
+            dbiased[*at, slice(*keys)] = dscores
+        if bent is not None:
+            dscores *= 1 - bent * bent
+        call.keys(dk, part, keys)[...] += by_shared(dscores, k).swapaxes(1, 2) @ by_shared(q, k)
+        call.queries(dq, part)[...] += (by_shared(dscores, k) @ k).reshape(q.shape)
 
-    in_threads(group, [(n, i) for n in range(b) for i in range(g)])
+    together: dict[tuple[int, Span], list[Part]] = {}
+    for part in call.parts(apart=call.q.shape[2] == g):
+        together.setdefault((part.n, part.shared), []).append(part)
+    in_threads(work, [(parts,) for parts in together.values()])
+    dq *= dtype.type(call.scale)
+    dk *= dtype.type(1 / call.units if call.softcap is None else call.softcap)
     return Gradients(dq, dk, dv, dsinks, dbiased)
 
 

@@ -12,7 +12,7 @@ LEAST = 0.005
 # Work that takes longer needs no more than one run to be warm. Seconds.
 LONG = 0.1
 # Idle threads of OpenMP and OpenBLAS look for work for so long before they sleep. Seconds.
-SPINNING = {"attn_np": 0.03, "two products": 0.03}
+SPINNING = {"attn_np": 0.1, "two products": 0.1}
 OTHERS_SPIN = 0.008
 
 

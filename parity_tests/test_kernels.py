@@ -31,6 +31,7 @@ CASES: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
     "padding": ({"causal": True}, "padding", 1, 13, 13),
     "bias": ({}, "bias", 3, 11, 13),
     "one bias": ({"window": (5, None)}, "one_bias", 2, 11, 13),
+    "window, shared heads": ({"causal": True, "window": (1, None)}, "mask", 2, 11, 13),
     "softcap": ({"softcap": 1.5, "causal": True}, "", 3, 13, 13),
     "sinks": ({"causal": True}, "sinks", 2, 13, 13),
     "all": ({"causal": True, "window": (6, None), "softcap": 1.5, "scale": 0.75}, "mask bias sinks", 2, 11, 17),
@@ -115,13 +116,24 @@ def fused(tree: Tree, inputs: Arrays, options: dict[str, Any]) -> Arrays:
     return {"context": tree.numpy(context)} | {f"d{name}": tree.numpy(g) for name, g in grads.items()}
 
 
+# By name: sizes of blocks, and the base whose powers the weights are.
+BLOCKS = {
+    "blocks": ({"WHOLE": 0, "QUERIES": 4, "KEYS": 3, "EDGE": 2}, 2.0),
+    "powers of e": ({"WHOLE": 0, "QUERIES": 4, "KEYS": 3, "EDGE": 2}, numpy_kernels.E),
+    "blocks of several heads": ({"WHOLE": 0, "QUERIES": 4, "KEYS": 50, "EDGE": 2, "PARTS": 1}, 2.0),
+    "whole": ({}, 2.0),
+}
+
+
 @contextmanager
-def small_blocks(tree: Tree) -> Iterator[None]:
+def small_blocks(tree: Tree, blocks: str = "blocks") -> Iterator[None]:
     """Blocks that these sizes fill several times, the last of them in part."""
     with pytest.MonkeyPatch.context() as patch:
         if tree.name == "numpy":
-            for name, value in {"WHOLE": 0, "QUERIES": 4, "KEYS": 3}.items():
+            values, base = BLOCKS[blocks]
+            for name, value in values.items():
                 patch.setattr(numpy_kernels, name, value)
+            patch.setattr(numpy_kernels, "base", lambda dtype: base)
         yield
 
 
@@ -133,13 +145,10 @@ def judged(got: dict[str, Any], want: dict[str, ErrArray]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("blocks", ["blocks", "whole"])
+@pytest.mark.parametrize("blocks", BLOCKS)
 def test_numpys_path_gives_what_the_textbook_gives(blocks: str, size: str, case: str) -> None:
     tree = TREES["numpy"]
     inputs, options = given(case, size)
     want = held(inputs, options)
-    if blocks == "whole":
+    with small_blocks(tree, blocks):
         judged(fused(tree, inputs, options), want)
-    else:
-        with small_blocks(tree):
-            judged(fused(tree, inputs, options), want)
