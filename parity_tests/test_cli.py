@@ -324,3 +324,15 @@ def test_many_variants_get_a_line_each(variants: int, lines: int) -> None:
     last = shown[-1].replace("│", " ").split()
     assert last[-1] == ("10" if variants > report.LONG else "5")
     assert str(variants - 0.5) in last
+
+
+def test_fast_judges_a_share_of_all_combinations(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    asked = ["--share", "300", "--rounds", "1", "--frameworks", "numpy", "--dtypes", "float64", "--jobs", "1"]
+    result = RUN.invoke(app, ["fast", *asked, "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    assert "NO ALARM: 0 in 4 calls" in result.output
+    content = json.loads(path.read_text())
+    assert content["alarms"] == []
+    assert 0 < content["figures"]["numpy float64"]["worst"] <= 1
+    assert RUN.invoke(app, ["fast", "--frameworks", "tensorflow"]).exit_code == 2
