@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from itertools import product
+from math import e
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,18 @@ from parity_tests.matrix import prepare
 
 HARD = tuple(style for style in STYLES if style != "steep")  # which is about weights, and there are none
 LENGTHS = (5, 7, 11, 13, 17)
-# Names of constants of each tree's kernels, and what they are where blocks are small.
-SMALL = {
-    "attn_np": {"WHOLE": 0, "QUERIES": 4, "KEYS": 3},
-    "attn_torch": {"CPU_ROWS": 3, "CPU_BLOCK": 70},
-    "attn_jax": {"ONE_BLOCK": 0, "FEW": 0, "ROWS": 12, "QUERIES": 2, "KEYS": 3, "HEADS": 2, "EVEN": 1},
+# Constants of each tree's kernels: blocks that these sizes fill several times, one setting after the other. NumPy's
+# hold one head or several, and the weights are powers of 2 or of e, by the processor: all are judged.
+BASES = [{"base": lambda dtype, base=base: base} for base in (2.0, e)]
+SMALL: dict[str, list[dict[str, Any]]] = {
+    "numpy": [
+        *({"WHOLE": 0, "QUERIES": 4, "KEYS": 3, "EDGE": 2} | base for base in BASES),
+        {"WHOLE": 0, "QUERIES": 4, "KEYS": 50, "EDGE": 2, "PARTS": 1},
+    ],
+    "torch": [{"CPU_ROWS": 3, "CPU_BLOCK": 70}],
+    "jax": [{"ONE_BLOCK": 0, "FEW": 0, "ROWS": 12, "QUERIES": 2, "KEYS": 3, "HEADS": 2, "EVEN": 1}],
 }
+OWN: dict[str, list[dict[str, Any]]] = {"numpy": BASES, "torch": [{}], "jax": [{}]}
 
 
 @dataclass(frozen=True)
@@ -197,12 +204,11 @@ TREES = {"numpy": "attn_np", "torch": "attn_torch", "jax": "attn_jax"}
 
 
 @contextmanager
-def blocks(tree: str, small: bool = True) -> Iterator[None]:
-    """A tree's kernels with small blocks, or as they are."""
+def blocks(tree: str, setting: Mapping[str, Any]) -> Iterator[None]:
+    """A tree's kernels with other constants."""
     kernels: Any = import_module(f"{tree}._kernels")
-    constants = SMALL.get(tree, SMALL["attn_np"]) if small else {}
-    before = {name: getattr(kernels, name) for name in constants}
-    vars(kernels).update(constants)
+    before = {name: getattr(kernels, name) for name in setting}
+    vars(kernels).update(setting)
     try:
         yield
     finally:
@@ -269,8 +275,9 @@ def work(task: tuple[tuple[str, ...], tuple[str, ...], int, tuple[int, ...]]) ->
                 continue
             call = drawn(number, seed, dtype)
             want = expected(call)
-            for framework in asking:
-                with blocks(TREES[framework], small=seed % 2 == 0):
+            settings = SMALL if seed % 2 == 0 else OWN
+            for framework, setting in [(name, setting) for name in asking for setting in settings[name]]:
+                with blocks(TREES[framework], setting):
                     verdicts = judge(RUN[framework](call), want, call, framework == "numpy")
                 figures = Figures(1, len(verdicts), worst=max(x["ratio"] for x in verdicts.values()))
                 figures.numbers = sum(x.get("elements", 0) for x in verdicts.values())
@@ -278,7 +285,7 @@ def work(task: tuple[tuple[str, ...], tuple[str, ...], int, tuple[int, ...]]) ->
                 result.add(Judged({(framework, dtype): figures}))
                 result.alarms += [
                     f"{framework}, {dtype}, seed {seed}, combination {number} ({combinations()[number]}), "
-                    f"inputs {call.style}, {call.options}: {name}: {verdict}"
+                    f"inputs {call.style}, {call.options}, blocks {list(setting.items())}: {name}: {verdict}"
                     for name, verdict in verdicts.items()
                     if not verdict["ratio"] <= 1
                 ]

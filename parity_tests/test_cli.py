@@ -331,7 +331,7 @@ def test_fast_judges_a_share_of_all_combinations(tmp_path: Path) -> None:
     asked = ["--share", "300", "--rounds", "1", "--frameworks", "numpy", "--dtypes", "float64", "--jobs", "1"]
     result = RUN.invoke(app, ["fast", *asked, "--json", str(path)])
     assert result.exit_code == 0, result.output
-    assert "NO ALARM: 0 in 4 calls" in result.output
+    assert "NO ALARM: 0 in 12 calls" in result.output
     content = json.loads(path.read_text())
     assert content["alarms"] == []
     assert 0 < content["figures"]["numpy float64"]["worst"] <= 1

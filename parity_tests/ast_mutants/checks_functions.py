@@ -1,7 +1,6 @@
 """What `attend` and the functions of the dialect must do, and the rules of their derivatives."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache, partial
 from importlib import import_module
 from inspect import signature
@@ -13,6 +12,7 @@ import numpy as np
 from attn_np import _core, contract
 from attn_np._core import DTYPES
 from attn_np.contract._tape import Residuals
+from parity_tests import fast
 from parity_tests.ast_mutants.calls import Arrays, claim, claim_same, refuses, same
 from parity_tests.error_arrays import ErrArray, precision, precision_of
 from parity_tests.judge import compare
@@ -135,18 +135,6 @@ def sights(alias: str) -> None:
         claim(same(near, _Past().visible(None, 0 if options else None)), "in a step the cache says who sees whom")
 
 
-@contextmanager
-def block_sizes(alias: str, whole: int, queries: int, keys: int) -> Iterator[None]:
-    """Blocks so small that a few positions fill several."""
-    kernels = vars(import_module(f"{alias}._kernels"))
-    before = {name: kernels[name] for name in ("WHOLE", "QUERIES", "KEYS")}
-    kernels.update(WHOLE=whole, QUERIES=queries, KEYS=keys)
-    try:
-        yield
-    finally:
-        kernels.update(before)
-
-
 @cache
 def fused_expected(groups: int, call: str, dtype: str, scale: float) -> tuple[Arrays, np.ndarray, dict[str, Any]]:
     """As `attend_expected`, of a call that needs no weights; queries so many times as large."""
@@ -167,8 +155,8 @@ def judge_fused(
 ) -> None:
     """The fast path gives the numbers of the reference forward and backward, in one piece and in blocks of any size."""
     module = import_module(f"{alias}._attend")
-    for sizes in ((2**18, 512, 512), (0, 4, 2), (0, 512, 3)):
-        with block_sizes(alias, *sizes):
+    for setting in ({}, *fast.SMALL["numpy"]):
+        with fast.blocks(alias, setting):
             tape = Residuals()
             context, weights = module.attend(**inputs, **options, implementation="fused", tape=tape)
             dq, dk, dv, dbias = module.attend_vjp(tape, dy)
@@ -181,7 +169,7 @@ def judge_fused(
                 out = dtype if name == "context" else dy.dtype.name
                 claim(x.dtype.name == out, f"{name} is {x.dtype.name}")
                 verdict = compare(x.astype(np.float64), want[name], out)
-                claim(verdict["ratio"] <= 1, f"{name} in blocks of {sizes}: error/bound {verdict['ratio']:.3g}")
+                claim(verdict["ratio"] <= 1, f"{name} in blocks {setting}: error/bound {verdict['ratio']:.3g}")
 
 
 def fusing(groups: int, call: str, dtype: str, scale: float, alias: str) -> None:
@@ -234,8 +222,8 @@ def fused_past_rubbish(alias: str) -> None:
     module, (clean, dy, want) = import_module(f"{alias}._attend"), fused_expected(2, "scaled", "float64", 1.0)
     inputs = clean | {name: clean[name].copy() for name in "kv"}
     inputs["k"][1, 4] = inputs["v"][1, 4] = np.nan
-    for sizes in ((2**18, 512, 512), (0, 4, 2)):
-        with block_sizes(alias, *sizes):
+    for setting in ({}, *fast.SMALL["numpy"]):
+        with fast.blocks(alias, setting):
             tape = Residuals()
             context, _ = module.attend(**inputs, **ATTENDS["scaled"][0], implementation="fused", tape=tape)
             dq, dk, dv, _ = module.attend_vjp(tape, dy)
