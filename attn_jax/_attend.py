@@ -19,6 +19,7 @@ from attn_jax._core import (
     record,
     repeat_heads,
     shown,
+    signature,
     softmax,
     specs,
     tanh,
@@ -26,6 +27,7 @@ from attn_jax._core import (
     widen,
 )
 from attn_np.contract import _attend as contract
+from attn_np.contract import exact
 
 
 def per_head(spec: str, q: Array) -> str:
@@ -108,14 +110,15 @@ def attend(
         ValueError: shapes that do not fit, an unknown implementation, or "fused" beside what needs the weights.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
-    given = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
-    contract.check(normalize_over, implementation, **given)
-    contract.check_options(causal, window, scale, softcap, rate)
-    contract.check_weigh(weigh, sinks is not None, normalize_over)
+    given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "sinks": sinks, "keep": keep}
+    words = (causal, window, scale, softcap, rate), normalize_over, implementation, weigh is not None
+    # In a step the layer has made keys and values for the queries, more of them each time.
+    call = signature(exact(*words[0], *words[1:]), given if past is None else {"q": q, "mask": mask, "bias": bias})
+    contract.CALLS[4].remembered(call, lambda: contract.check(*words, **specs("attend", **given)))
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
     needs = {"return_weights": return_weights, "normalize_over": normalize_over, "weigh": weigh, "keep": keep}
     if contract.fuses(implementation, tape, kernels.serves(q, k, v), **needs):
-        if past is not None:
+        if past is not None and past.start is None:
             mask, causal, window = visible(mask, 0, 0, like=q, causal=causal, window=window, past=past), False, None
         near = {"mask": mask, "bias": bias, "causal": causal, "window": window}
         return fused(tape, q, k, v, **near, scale=factor, softcap=softcap, sinks=sinks), None

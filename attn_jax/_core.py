@@ -40,6 +40,7 @@ __all__ = [
     "hardmax",
     "hide",
     "inputs",
+    "known",
     "l2_norm",
     "layer_norm",
     "lerp",
@@ -49,15 +50,18 @@ __all__ = [
     "narrow",
     "output",
     "pick",
+    "put",
     "record",
     "repeat_heads",
     "rms_norm",
+    "rooms",
     "scan",
     "scope",
     "seen",
     "shown",
     "sight",
     "sigmoid",
+    "signature",
     "silu",
     "softmax",
     "softplus",
@@ -144,6 +148,11 @@ def concrete(x: Array) -> bool:
     return not isinstance(x, Tracer)
 
 
+def known(x: Array) -> bool:
+    """Whether shapes may follow from numbers: where a new shape costs nothing, and the numbers are known."""
+    return False  # every shape is compiled for
+
+
 def constant(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
     """A function of plain values that makes an array by NumPy: kept, and a constant under jit and compile."""
     kept = lru_cache(maxsize=8)(make)
@@ -158,6 +167,16 @@ def cumsum(x: Array, axis: int) -> Array:
 def write(buffer: Array, slot: Array, x: Array) -> Array:
     """Put entries into slots: `b s ...`, `b t`, `b t ...` -> `b s ...`. Under jit in place if the buffer is donated."""
     return buffer.at[jnp.arange(buffer.shape[0])[:, None], slot].set(x)
+
+
+def put(buffer: Array, start: int, x: Array) -> Array:
+    """Put entries side by side into every row: `b s ...`, a slot, `b t ...` -> `b s ...`. In place as `write` is."""
+    return buffer.at[:, start : start + x.shape[1]].set(x)
+
+
+def rooms(shape: tuple[int, ...], like: Array) -> Array:
+    """Empty slots of a cache, `b s ...`."""
+    return zeros(shape, like)
 
 
 def dtype_name(x: Any) -> str:
@@ -350,11 +369,12 @@ def visible(
     """
     left, right = (None, None) if window is None else window
     right = 0 if causal else right
-    if past is not None:
+    if past is not None and past.start is None:
         near = past.visible(left, right)
     elif left is None and right is None:
         return mask
     else:
+        s = s if past is None else past.start + t
         ahead = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
         near = ahead == ahead
         near = near if right is None else near & (ahead <= right)
@@ -404,8 +424,10 @@ def sight(
     past: Any = None,
 ) -> Any:
     """What `visible` gives; without a tape a `Sight`, where that can stand for it: `seen` and `hide` take both."""
+    ordered = past is None or past.start is not None
+    s = s if past is None or not ordered else past.start + t
     of_keys = mask is None or (mask.shape[-1] == s and (mask.ndim == 1 or mask.shape[-2] == 1))
-    if tape is None and past is None and of_keys and s > 0:
+    if tape is None and ordered and of_keys and s > 0:
         return Sight(mask, Band.of(t, s, causal, window), like)
     return visible(mask, t, s, like=like, causal=causal, window=window, past=past)
 
@@ -504,7 +526,7 @@ def inputs(
     if past is None:
         query = hide(f"{axes}->btd", allowed, query)
         key, value = hide(f"{axes}->bsi", allowed, key), hide(f"{axes}->bsj", allowed, value)
-    else:
+    elif past.real is not None:
         given: tuple[Any, ...] = (query, key, value)
         query, key, value = (where(past.real[:, :, None], x, 0.0) for x in given)
     allowed = record(tape, allowed=allowed)
@@ -595,9 +617,14 @@ class Layer(nnx.Module, Generic[C]):
 
     def check(self, **given: Array | None) -> dict[str, int]:
         """Refuse arguments that cannot be right; sizes of all axis letters."""
-        if self.config.params():
-            return self.config.check(self.dtype, **{n: spec_of(self.config.variant, n, x) for n, x in given.items()})
-        return self.config.check(None, **specs(self.config.variant, **given))
+        config = self.config
+
+        def check() -> dict[str, int]:
+            if config.params():
+                return config.check(self.dtype, **{n: spec_of(config.variant, n, x) for n, x in given.items()})
+            return config.check(None, **specs(config.variant, **given))
+
+        return config.remembered(signature(self.dtype, given), check)
 
     def init_cache(self, batch_size: int, max_length: int, *, dtype: Any = None, **sizes: int) -> Any:
         """An empty cache to decode with, by `step`.
@@ -643,9 +670,16 @@ class Layer(nnx.Module, Generic[C]):
         from attn_np.contract._decode import check_given, check_step
 
         given = check_given(self.config, cache, Cache, **arguments)
-        sizes, v = self.check(query=query, **given), self.config.variant
-        held = {name: spec_of(v, f"the cache's {name}", x) for name, x in cache.arrays.items()}
-        check_step(self.config, not self.deterministic, sizes, spec_of(v, "valid", valid), held)
+        config, dropping = self.config, not self.deterministic
+
+        def check() -> dict[str, int]:
+            sizes, v = self.check(query=query, **given), config.variant
+            held = {name: spec_of(v, f"the cache's {name}", x) for name, x in cache.arrays.items()}
+            check_step(config, dropping, sizes, spec_of(v, "valid", valid), held)
+            return sizes
+
+        new = {"query": query, **given, "valid": valid}
+        config.remembered(signature(("step", self.dtype, dropping), new, cache.arrays), check)
         past = opened(self.config, cache, query, valid)
         return closed(past, self(query, past=past, tape=tape, **arguments))
 
@@ -680,6 +714,18 @@ def specs(variant: str, **given: Array | None) -> dict[str, tuple[tuple[int, ...
     if any(isinstance(x, np.ndarray) and dtype_name(x) == "float64" for x in given.values()):
         check_dtype_on(variant, "float64")
     return {name: spec_of(variant, name, x) for name, x in given.items()}
+
+
+def signature(words: Any, *given: dict[str, Array | None]) -> Any:
+    """What a check sees of a call, as a key: some words, then the type, shape and dtype of every array.
+
+    None where it must look itself.
+    """
+    every = [(n, x) for some in given for n, x in some.items() if x is not None]
+    # What is traced is looked at once anyway. NumPy's float64 passes or not as JAX is set.
+    if not all(isinstance(x, jax.Array) and not isinstance(x, Tracer) for _, x in every):
+        return None
+    return words, *[(n, type(x), x.shape, x.dtype) for n, x in every]
 
 
 def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:

@@ -36,6 +36,7 @@ __all__ = [
     "hardmax",
     "hide",
     "inputs",
+    "known",
     "l2_norm",
     "layer_norm",
     "lerp",
@@ -45,15 +46,18 @@ __all__ = [
     "narrow",
     "output",
     "pick",
+    "put",
     "record",
     "repeat_heads",
     "rms_norm",
+    "rooms",
     "scan",
     "scope",
     "seen",
     "shown",
     "sight",
     "sigmoid",
+    "signature",
     "silu",
     "softmax",
     "softplus",
@@ -152,6 +156,11 @@ def concrete(x: Array) -> bool:
     return True
 
 
+def known(x: Array) -> bool:
+    """Whether shapes may follow from numbers: where a new shape costs nothing, and the numbers are known."""
+    return True
+
+
 def constant(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
     """A function of plain values that makes an array by NumPy: kept, and a constant under jit and compile."""
     kept = lru_cache(maxsize=8)(make)
@@ -167,6 +176,20 @@ def write(buffer: Array, slot: Array, x: Array) -> Array:
     """Put entries into slots: `b s ...`, `b t`, `b t ...` -> `b s ...`. In place: the buffer is used up."""
     buffer[np.arange(buffer.shape[0])[:, None], slot] = x
     return buffer
+
+
+def put(buffer: Array, start: int, x: Array) -> Array:
+    """Put entries side by side into every row: `b s ...`, a slot, `b t ...` -> `b s ...`. In place as `write` is."""
+    buffer[:, start : start + x.shape[1]] = x
+    return buffer
+
+
+def rooms(shape: tuple[int, ...], like: Array) -> Array:
+    """Empty slots of a cache, `b s ...`; a head's entries `b s h k` lie side by side in memory."""
+    if len(shape) != 4:
+        return zeros(shape, like)
+    b, s, h, k = shape
+    return zeros((b, h, s, k), like).swapaxes(1, 2)
 
 
 def dtype_name(x: Array) -> str:
@@ -366,11 +389,12 @@ def visible(
     """
     left, right = (None, None) if window is None else window
     right = 0 if causal else right
-    if past is not None:
+    if past is not None and past.start is None:
         near = past.visible(left, right)
     elif left is None and right is None:
         return mask
     else:
+        s = s if past is None else past.start + t
         ahead = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
         near = ahead == ahead
         near = near if right is None else near & (ahead <= right)
@@ -420,8 +444,10 @@ def sight(
     past: Any = None,
 ) -> Any:
     """What `visible` gives; without a tape a `Sight`, where that can stand for it: `seen` and `hide` take both."""
+    ordered = past is None or past.start is not None
+    s = s if past is None or not ordered else past.start + t
     of_keys = mask is None or (mask.shape[-1] == s and (mask.ndim == 1 or mask.shape[-2] == 1))
-    if tape is None and past is None and of_keys and s > 0:
+    if tape is None and ordered and of_keys and s > 0:
         return Sight(mask, Band.of(t, s, causal, window), like)
     return visible(mask, t, s, like=like, causal=causal, window=window, past=past)
 
@@ -531,7 +557,7 @@ def inputs(
     if past is None:
         query = hide(f"{axes}->btd", allowed, query)
         key, value = hide(f"{axes}->bsi", allowed, key), hide(f"{axes}->bsj", allowed, value)
-    else:
+    elif past.real is not None:
         given: tuple[Any, ...] = (query, key, value)
         query, key, value = (where(past.real[:, :, None], x, 0.0) for x in given)
     allowed = record(tape, allowed=allowed)
@@ -627,8 +653,12 @@ class Layer(Generic[C]):
 
     def check(self, **given: Array | None) -> dict[str, int]:
         """Refuse arguments that cannot be right; sizes of all axis letters."""
-        dtype = self.dtype if self.config.params() else None
-        return self.config.check(dtype, **specs(self.config.variant, **given))
+        config = self.config
+
+        def check() -> dict[str, int]:
+            return config.check(self.dtype if config.params() else None, **specs(config.variant, **given))
+
+        return config.remembered(signature(self.dtype, given), check)
 
     def init_cache(self, batch_size: int, max_length: int, *, dtype: str | None = None, **sizes: int) -> Any:
         """An empty cache to decode with, by `step`.
@@ -674,9 +704,16 @@ class Layer(Generic[C]):
         from attn_np.contract._decode import check_given, check_step
 
         given = check_given(self.config, cache, Cache, **arguments)
-        sizes, v = self.check(query=query, **given), self.config.variant
-        held = {name: spec_of(v, f"the cache's {name}", x) for name, x in cache.arrays.items()}
-        check_step(self.config, self.training, sizes, spec_of(v, "valid", valid), held)
+        config, dropping = self.config, self.training
+
+        def check() -> dict[str, int]:
+            sizes, v = self.check(query=query, **given), config.variant
+            held = {name: spec_of(v, f"the cache's {name}", x) for name, x in cache.arrays.items()}
+            check_step(config, dropping, sizes, spec_of(v, "valid", valid), held)
+            return sizes
+
+        new = {"query": query, **given, "valid": valid}
+        config.remembered(signature(("step", self.dtype, dropping), new, cache.arrays), check)
         past = opened(self.config, cache, query, valid)
         found = closed(past, self(query, past=past, tape=tape, **arguments))  # type: ignore[operator]
         object.__setattr__(cache, "spent", True)
@@ -693,6 +730,17 @@ class Layer(Generic[C]):
 def specs(variant: str, **given: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every argument, as the contract's checks take them; None where it was left out."""
     return {name: spec_of(variant, name, x) for name, x in given.items()}
+
+
+def signature(words: Any, *given: dict[str, Array | None]) -> Any:
+    """What a check sees of a call, as a key: some words, then the type, shape and dtype of every array.
+
+    None where it must look itself.
+    """
+    try:
+        return words, *[(n, type(x), x.shape, x.dtype) for some in given for n, x in some.items() if x is not None]
+    except AttributeError:
+        return None
 
 
 def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:

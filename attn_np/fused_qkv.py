@@ -26,7 +26,7 @@ from attn_np.contract.fused_qkv import Config
 def only_live(x: Array, allowed: Array | None, past: Past | None = None) -> Array:
     """Positions that see nothing and are seen by none become 0: padding, whatever it holds, reaches no projection."""
     if past is not None:
-        return where(past.real[:, :, None], x, 0.0)
+        return x if past.real is None else where(past.real[:, :, None], x, 0.0)
     if allowed is None:
         return x
     seeing, seen_by = seen("bhts->btd", allowed), seen("bhts->bsd", allowed)

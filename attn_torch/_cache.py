@@ -12,11 +12,13 @@ from attn_torch._core import (
     concrete,
     cumsum,
     dtype_name,
+    known,
     narrow,
+    put,
+    rooms,
     where,
     widen,
     write,
-    zeros,
 )
 
 
@@ -58,13 +60,19 @@ class Cache:
 class Past:
     """The new positions of a step beside those of a cache: what a forward needs to know of them.
 
+    Where it is known that all sequences are of one length, that every new position counts and that there is room in
+    front of the first, the step is the end of a full pass: its keys are the slots up to the new ones, and nothing but
+    `start` says where they stand. Arrays are None then.
+
     Attributes:
         cache: as it was before.
+        start: how many positions every sequence has before, in a step that is the end of a full pass; else None.
+        filled: how many slots hold keys, where it is known; else None.
+        length: `b`, how many positions each sequence has after.
         real: `b t`, the new positions that count and have room.
         lost: `b t`, those that count and have none.
         slot: `b t`, where their entries go.
         positions: `b s`, whose entries the slots hold after.
-        length: `b`, how many positions each sequence has after.
         query_at: `b t`, where the new positions stand in their sequences.
         key_at: `b s`, where the keys stand; -1 for none.
         joined: the keys are the slots as they were and then the new ones, instead of the slots as they are after: in a
@@ -74,15 +82,17 @@ class Past:
     """
 
     cache: Cache
-    real: Array
-    lost: Array
-    slot: Array
-    positions: Array
+    start: int | None
+    filled: int | None
     length: Array
-    query_at: Array
-    key_at: Array
-    joined: bool
-    headed: bool
+    real: Any = None
+    lost: Any = None
+    slot: Any = None
+    positions: Any = None
+    query_at: Any = None
+    key_at: Any = None
+    joined: bool = False
+    headed: bool = False
     kept: dict[str, Array] = field(default_factory=dict)
 
     def visible(self, left: int | None, right: int | None) -> Array:
@@ -104,7 +114,7 @@ def empty_cache(
     kinds = {name: like if "s" in axes.split() else state for name, axes in entries.items()}
     none = 0 * arange(batch_size, like)
     kinds |= {name: none for name, arg in config.arguments().items() if arg.kind == "tokens"}
-    arrays = {name: zeros(shape, kinds[name]) for name, shape in shapes.items()}
+    arrays = {name: rooms(shape, kinds[name]) for name, shape in shapes.items()}
     positions = none[:, None] - 1 + 0 * arange(slots(config, max_length) + SPARE, like)
     return Cache(arrays, positions, none, none > 0, max_length)
 
@@ -116,6 +126,13 @@ def opened(config: Any, cache: Cache, query: Array, valid: Array | None) -> Past
         ValueError: no room, where the lengths are known.
     """
     b, t, room, most = query.shape[0], query.shape[1], cache.positions.shape[1] - SPARE, cache.max_length
+    filled = None
+    if known(cache.length):
+        lengths = cache.length.tolist()
+        start, longest = min(lengths), max(lengths)
+        if valid is None and start == longest and start + t <= room:
+            return Past(cache, start, start + t, cache.length + t)
+        filled = min(longest + t, room)
     counted = broadcast_to(arange(t, query)[None, :] >= 0, (b, t)) if valid is None else valid
     query_at = cache.length[:, None] + cumsum(counted, 1) - 1
     length = query_at[:, -1] + 1
@@ -127,14 +144,20 @@ def opened(config: Any, cache: Cache, query: Array, valid: Array | None) -> Past
     slot = where(stays, query_at % room, room)
     positions = write(0 + cache.positions, slot, where(stays, query_at, -1))
     joined = room < most and t > 1
-    key_at = concatenate([cache.positions, where(real, query_at, -1)], 1) if joined else positions
+    before = cache.positions[:, :filled]
+    key_at = concatenate([before, where(real, query_at, -1)], 1) if joined else positions[:, :filled]
     mask = config.arguments().get("mask")
     headed = mask is not None and "h" in mask.axes.split()
-    return Past(cache, real, counted & ~real, slot, positions, length, query_at, key_at, joined, headed)
+    lost = counted & ~real
+    return Past(cache, None, filled, length, real, lost, slot, positions, query_at, key_at, joined, headed)
 
 
 def closed(past: Past, y: Array) -> tuple[Array, Cache]:
     """The outputs, NaN where there was no room, and the cache as it is after."""
+    if past.start is not None:
+        new = arange(y.shape[1], y)[None, :] + past.start
+        positions = put(past.cache.positions, past.start, new)
+        return y, Cache(past.kept, positions, past.length, past.cache.overrun, past.cache.max_length)
     overrun = past.cache.overrun | (past.lost.sum(1) > 0)
     after = Cache(past.kept, past.positions, past.length, overrun, past.cache.max_length)
     return narrow(where(past.lost[:, :, None], float("nan"), widen(y)), dtype_name(y)), after
@@ -152,9 +175,9 @@ def remember(past: Past | None, **new: Array) -> Any:
     for name, x in new.items():
         old = past.cache.arrays[name]
         entry = narrow(x, dtype_name(old))
-        joined = concatenate([old, entry], 1) if past.joined else None
-        past.kept[name] = write(old, past.slot, entry)
-        found += (narrow(past.kept[name] if joined is None else joined, dtype_name(x)),)
+        joined = concatenate([old[:, : past.filled], entry], 1) if past.joined else None
+        kept = past.kept[name] = write(old, past.slot, entry) if past.start is None else put(old, past.start, entry)
+        found += (narrow(kept[:, : past.filled] if joined is None else joined, dtype_name(x)),)
     return found[0] if len(found) == 1 else found
 
 
@@ -163,9 +186,10 @@ def places(t: int, s: int, *, like: Array, past: Past | None = None) -> tuple[Ar
 
     In a step where the cache says; -1 for a key that is not there.
     """
-    if past is None:
-        return arange(t, like)[None, :] + (s - t), arange(s, like)[None, :]
-    return past.query_at, past.key_at
+    if past is not None and past.start is None:
+        return past.query_at, past.key_at
+    s = s if past is None else past.start + t
+    return arange(t, like)[None, :] + (s - t), arange(s, like)[None, :]
 
 
 def counted(mask: Array | None, past: Past | None = None) -> Array | None:
@@ -173,7 +197,7 @@ def counted(mask: Array | None, past: Past | None = None) -> Array | None:
 
     None where all do.
     """
-    if past is None:
+    if past is None or past.real is None:
         return mask
     return past.real if mask is None else past.real & mask
 

@@ -37,6 +37,7 @@ __all__ = [
     "hardmax",
     "hide",
     "inputs",
+    "known",
     "l2_norm",
     "layer_norm",
     "lerp",
@@ -46,15 +47,18 @@ __all__ = [
     "narrow",
     "output",
     "pick",
+    "put",
     "record",
     "repeat_heads",
     "rms_norm",
+    "rooms",
     "scan",
     "scope",
     "seen",
     "shown",
     "sight",
     "sigmoid",
+    "signature",
     "silu",
     "softmax",
     "softplus",
@@ -83,6 +87,8 @@ DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NARROW = (torch.float16, torch.bfloat16)
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
@@ -142,6 +148,11 @@ def concrete(x: Array) -> bool:
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def known(x: Array) -> bool:
+    """Whether shapes may follow from numbers: where a new shape costs nothing, and the numbers are known."""
+    return concrete(x)
+
+
 def constant(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
     """A function of plain values that makes an array by NumPy: kept, and a constant under jit and compile."""
     kept = lru_cache(maxsize=8)(make)
@@ -165,13 +176,29 @@ def write(buffer: Array, slot: Array, x: Array) -> Array:
     return buffer.index_put((rows, slot), x) if traced else buffer.index_put_((rows, slot), x)
 
 
+def put(buffer: Array, start: int, x: Array) -> Array:
+    """Put entries side by side into every row: `b s ...`, a slot, `b t ...` -> `b s ...`. In place as `write` is."""
+    if torch.is_grad_enabled() and (x.requires_grad or buffer.requires_grad):
+        return torch.slice_scatter(buffer, x.expand(buffer.shape[0], *x.shape[1:]), 1, start, start + x.shape[1])
+    buffer.narrow(1, start, x.shape[1]).copy_(x)
+    return buffer
+
+
+def rooms(shape: tuple[int, ...], like: Array) -> Array:
+    """Empty slots of a cache, `b s ...`; a head's entries `b s h k` lie side by side in memory."""
+    if len(shape) != 4:
+        return zeros(shape, like)
+    b, s, h, k = shape
+    return zeros((b, h, s, k), like).transpose(1, 2)
+
+
 def dtype_name(x: Array) -> str:
-    return str(x.dtype).removeprefix("torch.")
+    return NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
 
 
 def widen(x: Any) -> Any:
     """16-bit types are computed in float32; other types, and None, stay as they are."""
-    return x.float() if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
+    return x.float() if x is not None and x.dtype in NARROW else x
 
 
 def narrow(x: Any, dtype: str) -> Any:
@@ -181,12 +208,10 @@ def narrow(x: Any, dtype: str) -> Any:
 
 def einsum(spec: str, a: Array, b: Array) -> Array:
     """Sum of products over the letters that the output lacks; one batched matrix product, as in the other trees."""
+    n = projected(spec)
+    if n:
+        return project(a, b, n, None)
     left, right, out = spec.replace("->", ",").split(",")
-    n = (len(left) + len(right) - len(out)) // 2
-    if n and left[-n:] == right[:n] and out == left[:-n] + right[n:]:  # a projection: nothing to move
-        first, last, between = a.shape[:-n], b.shape[n:], prod(b.shape[:n])
-        product = widen(a).reshape(prod(first), between) @ widen(b).reshape(between, prod(last))
-        return product.reshape(*first, *last)
     batch = [x for x in left if x in right and x in out]
     summed = [x for x in left if x in right and x not in out]
     rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
@@ -204,8 +229,28 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
 
 def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
     """A projection: `einsum`, plus a bias over its last axes where there is one."""
+    n = projected(spec)
+    if n:
+        return project(x, weight, n, bias)
     y = einsum(spec, x, weight)
     return y if bias is None else y + widen(bias)
+
+
+def projected(spec: str) -> int:
+    """How many letters a projection sums over, the last of x and the first of a weight; 0 where it is none."""
+    left, right, out = spec.replace("->", ",").split(",")
+    n = (len(left) + len(right) - len(out)) // 2
+    return n if n and left[-n:] == right[:n] and out == left[:-n] + right[n:] else 0
+
+
+def project(x: Array, weight: Array, n: int, bias: Array | None) -> Array:
+    """One matrix product: nothing to move, and the bias goes into it."""
+    x, weight, bias = widen(x), widen(weight), widen(bias)
+    first, last = x.shape[:-n], weight.shape[n:]
+    rows, between, columns = prod(first), prod(weight.shape[:n]), prod(last)
+    x, weight = x.reshape(rows, between), weight.reshape(between, columns)
+    y = x @ weight if bias is None else torch.addmm(bias.reshape(columns), x, weight)
+    return y.reshape(*first, *last)
 
 
 def lerp(a: Array, b: Array, z: Array) -> Array:
@@ -368,11 +413,12 @@ def visible(
     """
     left, right = (None, None) if window is None else window
     right = 0 if causal else right
-    if past is not None:
+    if past is not None and past.start is None:
         near = past.visible(left, right)
     elif left is None and right is None:
         return mask
     else:
+        s = s if past is None else past.start + t
         ahead = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
         near = ahead == ahead
         near = near if right is None else near & (ahead <= right)
@@ -422,8 +468,10 @@ def sight(
     past: Any = None,
 ) -> Any:
     """What `visible` gives; without a tape a `Sight`, where that can stand for it: `seen` and `hide` take both."""
+    ordered = past is None or past.start is not None
+    s = s if past is None or not ordered else past.start + t
     of_keys = mask is None or (mask.shape[-1] == s and (mask.ndim == 1 or mask.shape[-2] == 1))
-    if tape is None and past is None and of_keys and s > 0:
+    if tape is None and ordered and of_keys and s > 0:
         return Sight(mask, Band.of(t, s, causal, window), like)
     return visible(mask, t, s, like=like, causal=causal, window=window, past=past)
 
@@ -533,7 +581,7 @@ def inputs(
     if past is None:
         query = hide(f"{axes}->btd", allowed, query)
         key, value = hide(f"{axes}->bsi", allowed, key), hide(f"{axes}->bsj", allowed, value)
-    else:
+    elif past.real is not None:
         given: tuple[Any, ...] = (query, key, value)
         query, key, value = (where(past.real[:, :, None], x, 0.0) for x in given)
     allowed = record(tape, allowed=allowed)
@@ -622,7 +670,9 @@ class Layer(torch.nn.Module, Generic[C]):
 
     def check(self, **given: Array | None) -> dict[str, int]:
         """Refuse arguments that cannot be right; sizes of all axis letters."""
-        return self.config.check(self.dtype, **specs(self.config.variant, **given))
+        config, dtype = self.config, self.dtype
+        call = signature(dtype, given)
+        return config.remembered(call, lambda: config.check(dtype, **specs(config.variant, **given)))
 
     def init_cache(self, batch_size: int, max_length: int, *, dtype: Any = None, **sizes: int) -> Any:
         """An empty cache to decode with, by `step`.
@@ -669,9 +719,16 @@ class Layer(torch.nn.Module, Generic[C]):
         from attn_torch._cache import Cache, closed, opened  # it is written in this module's operations
 
         given = check_given(self.config, cache, Cache, **arguments)
-        sizes, v = self.check(query=query, **given), self.config.variant
-        held = {name: spec_of(v, f"the cache's {name}", x) for name, x in cache.arrays.items()}
-        check_step(self.config, self.training, sizes, spec_of(v, "valid", valid), held)
+        config, dropping = self.config, self.training
+
+        def check() -> dict[str, int]:
+            sizes, v = self.check(query=query, **given), config.variant
+            held = {name: spec_of(v, f"the cache's {name}", x) for name, x in cache.arrays.items()}
+            check_step(config, dropping, sizes, spec_of(v, "valid", valid), held)
+            return sizes
+
+        new = {"query": query, **given, "valid": valid}
+        config.remembered(signature(("step", self.dtype, dropping), new, cache.arrays), check)
         past = opened(self.config, cache, query, valid)
         found = closed(past, self(query, past=past, tape=tape, **arguments))
         if not torch.compiler.is_compiling():
@@ -689,6 +746,19 @@ class Layer(torch.nn.Module, Generic[C]):
 def specs(variant: str, **given: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every argument, as the contract's checks take them; None where it was left out."""
     return {name: spec_of(variant, name, x) for name, x in given.items()}
+
+
+def signature(words: Any, *given: dict[str, Array | None]) -> Any:
+    """What a check sees of a call, as a key: some words, then the type, shape and dtype of every array.
+
+    None where it must look itself.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        return words, *[(n, type(x), x.shape, x.dtype) for some in given for n, x in some.items() if x is not None]
+    except AttributeError:
+        return None
 
 
 def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:

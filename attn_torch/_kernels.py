@@ -134,11 +134,11 @@ def one_kernel(
 ) -> bool:
     """Whether PyTorch's kernel computes this, and fast."""
     square = window == (None, 0) and q.shape[1] == k.shape[1] and mask is None and bias is None
-    if not (square or window == (None, None)) or v.shape[-1] != q.shape[-1] or 0 in (*q.shape, *k.shape):
+    if not (square or window == (None, None)) or v.shape[-1] != q.shape[-1] or 0 in (q.numel(), k.numel()):
         return False
     if transformed(q):
         return False  # blocks have rules for it
-    learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if learning and (bias is not None or not precise(q, k, scale)):
         return False
     if mask is None and bias is None:

@@ -1,5 +1,6 @@
 """Input that cannot be right is refused: by the same class with the same words in all three trees."""
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from flax import nnx
 
 from attn_np import contract
 from attn_np.contract import Arg, Config, mha
+from attn_np.contract._base import MAX_CALLS
 from parity_tests._inputs import EXAMPLES, TREES, Arrays, Tree, config_of, flat, inputs_for
 from parity_tests.conftest import WHOLE
 
@@ -376,6 +378,8 @@ def test_float64_arrays_in_jax_without_x64(variant: str) -> None:
 
 # attend ---------------------------------------------------------------------------------------------------------------
 
+SIZES = {"b": 2, "t": 3, "s": 3, "i": 6, "j": 6}
+
 
 def attend_inputs() -> Arrays:
     rng = np.random.default_rng(5)
@@ -434,6 +438,61 @@ def test_attend_refuses_unknown_words(words: dict[str, str]) -> None:
     ((name, word),) = words.items()
     assert f"{name} to be one of" in text
     assert repr(word) in text
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ({"scale": 1.0}, {"scale": True}),
+        ({"causal": True}, {"causal": 1}),
+        ({"window": (1, 0)}, {"window": (True, 0)}),
+        ({"window": (1, 0)}, {"window": [1, 0]}),
+        ({"softcap": 1.0}, {"softcap": True}),
+        ({"rate": 0.0}, {"rate": False}),
+    ],
+)
+def test_attend_refuses_after_a_call_that_is_equal(right: dict[str, Any], wrong: dict[str, Any]) -> None:
+    """What passed is not looked at again; 1 and True are one key of a dictionary and two things to say."""
+    inputs = {name: x for name, x in attend_inputs().items() if name in "qkv"}
+    for tree in TREES.values():
+        tree.package.attend(**tree.arrays(inputs), **right)
+    for _ in range(2):
+        refused_by_all(lambda tree: tree.package.attend(**tree.arrays(inputs), **wrong), ValueError, "attend")
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_what_passed_is_remembered_and_no_more(tree: Tree) -> None:
+    """A call is looked at once, one that is refused every time; a copy of the config remembers nothing."""
+    layer = tree.package.build("mha", d_model=6, num_heads=2)
+    x = np.zeros((2, 3, 6), np.float32)
+    assert layer.check(query=tree.array(x)) == layer.check(query=tree.array(x)) == layer.config.sizes() | SIZES
+    layer.check(query=tree.array(x)).clear()
+    assert layer.check(query=tree.array(x)) == layer.config.sizes() | SIZES
+    assert len(layer.config.passed) == 1
+    for _ in range(2):
+        refused(lambda: layer.check(query=tree.array(x), mask=tree.array(x)), TypeError, "mha")
+        refused(lambda: layer.check(query=tree.array(x[0])), ValueError, "mha")
+        refused(lambda: layer.check(query=x.tolist()), TypeError, "mha")
+    assert len(layer.config.passed) == 1
+    for copied in (copy.copy(layer.config), copy.deepcopy(layer.config)):
+        assert copied == layer.config
+        assert vars(copied) == layer.config.as_dict() | {"window": layer.config.window}
+    for n in range(1, MAX_CALLS + 2):
+        layer.check(query=tree.array(np.zeros((n, 1, 6), np.float32)))
+    assert 1 <= len(layer.config.passed) <= MAX_CALLS
+
+
+def test_a_size_that_is_a_symbol_is_looked_at_every_time() -> None:
+    """It has no hash; here a stand-in that behaves like one."""
+
+    class Symbol(int):
+        __hash__ = None  # type: ignore[assignment]
+
+    config, asked = mha.Config(d_model=6, num_heads=2), []
+    for _ in range(2):
+        assert config.remembered((Symbol(3),), lambda: asked.append(1) or {"t": 3}) == {"t": 3}
+        assert config.remembered(None, lambda: asked.append(1) or {"t": 3}) == {"t": 3}
+    assert (len(asked), config.passed) == (4, {})
 
 
 def test_attend_takes_what_is_right() -> None:

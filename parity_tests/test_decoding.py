@@ -508,6 +508,13 @@ PLANTED = (
     ("_cache.py", "near & (ahead >= -left)", "near & (ahead > -left)"),
     ("_cache.py", "near & (ahead <= right)", "near & (ahead <= right + 1)"),
     ("_cache.py", "past.joined else None", "False else None"),
+    ("_cache.py", "valid is None and start", "start"),
+    ("_cache.py", "start == longest and ", ""),
+    ("_cache.py", "start + t <= room", "start + t <= most"),
+    ("_cache.py", "Past(cache, start, start + t,", "Past(cache, start, start + t + 1,"),
+    ("_cache.py", "else put(old, past.start, entry)", "else put(old, 0, entry)"),
+    ("_cache.py", "past.start, new)", "past.start + 1, new)"),
+    ("_cache.py", "filled = min(longest + t, room)", "filled = longest"),
 )
 
 
@@ -531,6 +538,14 @@ def test_a_planted_bug_is_seen(file: str, old: str, new: str) -> None:
                 y, cache = made.step(x, cache, valid=real)
                 seen += ["not finite"] * (not np.isfinite(y).all())
                 seen += [wrong(y[:1, 1:4], todo.full(slice(0, 1), slice(1, 4)))]
+                seen += [wrong(y[1:], todo.full(slice(1, 2)))]
+                cache = made.init(BATCH, T)
+                _, cache = made.step(x[:, :2], cache, valid=real[:, :2])
+                for i in (2, 3):
+                    y, cache = made.step(todo.x[:, i : i + 1], cache)
+                    for row in (0, 1):
+                        whole = todo.full(slice(row, row + 1), slice(1 - row, i + 1))
+                        seen += [wrong(y[row : row + 1], whole[:, -1:])]
             except (ValueError, IndexError) as e:
                 seen.append(str(e))
     assert any(seen)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from attn_np.contract._base import FLOATS, Arg, Config, Spec, require
+from attn_np.contract._base import FLOATS, Arg, Config, Spec, field_error, require
 from attn_np.contract._tape import brief
 
 # "fused" is the fast path or an error, "auto" the fast path wherever it means the same.
@@ -86,32 +86,35 @@ def fuses(
     Raises:
         ValueError: "fused" asked for beside what needs the weights, or for arrays of another type.
     """
-    asked = {"return_weights": return_weights, "weigh": weigh is not None, "keep": keep is not None}
-    asked["normalize_over='queries'"] = normalize_over == "queries"
-    needed = [name for name, so in asked.items() if so]
+    needed = return_weights or weigh is not None or keep is not None or normalize_over == "queries"
     if implementation == "fused":
+        asked = {"return_weights": return_weights, "weigh": weigh is not None, "keep": keep is not None}
+        asked["normalize_over='queries'"] = normalize_over == "queries"
+        names = " and ".join(name for name, so in asked.items() if so)
         expected = "implementation='fused' without what needs the weights"
-        require(not needed, "attend", expected, " and ".join(needed), "leave it out, or set implementation='auto'")
+        require(not needed, "attend", expected, names, "leave it out, or set implementation='auto'")
         expected = "implementation='fused' with plain arrays of the framework"
         require(serves, "attend", expected, "others", "set implementation='auto'")
     return serves and not needed and (implementation == "fused" or (implementation == "auto" and brief(tape)))
 
 
-def check_weigh(weigh: object, sinks: bool, normalize_over: str) -> None:
+def check_weigh(weighed: bool, sinks: bool, normalize_over: str) -> None:
     """Refuse weights made in two ways at once.
 
     Raises:
         ValueError: a function beside what is for the softmax only.
     """
-    if weigh is not None:
+    if weighed:
         expected = "weigh without sinks and with normalize_over='keys', which are the softmax's"
         got = f"{'sinks' if sinks else 'no sinks'}, {normalize_over!r}"
         require(not sinks and normalize_over == "keys", "attend", expected, got, "leave them out")
 
 
 def check(
+    options: tuple[bool, tuple[int | None, int | None] | None, float | None, float | None, float],
     normalize_over: str,
     implementation: str,
+    weighed: bool,
     *,
     q: Spec | None,
     k: Spec | None,
@@ -120,10 +123,11 @@ def check(
     bias: Spec | None,
     sinks: Spec | None,
     keep: Spec | None,
-) -> None:
-    """Refuse arrays that cannot be attended over, and unknown words.
+) -> dict[str, int]:
+    """Refuse arrays that cannot be attended over, unknown words, and numbers that no attention can mean.
 
-    The bias may be of another float dtype than the others: a 16-bit layer widens its queries before they come here.
+    The options are those of `check_options`. The bias may be of another float dtype than the others: a 16-bit layer
+    widens its queries before they come here.
 
     Raises:
         ValueError: a shape that does not fit, or an unknown word.
@@ -146,8 +150,7 @@ def check(
     call = CALLS.get(4 if q is None else len(q[0]))
     if call is None:
         expected = "q of shape (b, t, h, k), or (b, t, k) for one head"
-        require(False, "attend", expected, q and q[0], "put its axes in this order")
-        return
+        raise field_error("attend", expected, q and q[0], "put its axes in this order")
     if q is not None and bias is not None and bias[1] in FLOATS:
         bias = (bias[0], q[1])
     if q is not None and sinks is not None and sinks[1] in FLOATS:
@@ -165,3 +168,6 @@ def check(
             f"{sizes['h']} and {sizes['g']}",
             "share each key/value head among equally many query heads",
         )
+    check_options(*options)
+    check_weigh(weighed, sinks is not None, normalize_over)
+    return sizes

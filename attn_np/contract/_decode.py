@@ -56,7 +56,7 @@ def check_given(config: Config, cache: Any, kind: type, **arguments: Any) -> dic
         todo = "call the layer's init_cache, or give the cache of the step before"
         raise TypeError(f"{v}: expected a cache of {kind.__module__.partition('.')[0]}, got {got}; {todo}")
     check_unspent(v, cache.spent)
-    known = config.arguments()
+    known = config.arguments() if arguments else {}
     for name, x in arguments.items():
         if name in known and known[name].kind in WHOLE and x is not None:
             todo = "give padding of new positions as valid=" if name == "mask" else "call the layer on whole sequences"

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -359,6 +360,10 @@ class Worded(Held):
         return {"query": "b s k", "words": "b s", "state": "b rest"}
 
 
+def broadcast(x: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(x, (B, x.shape[1]))
+
+
 def functions_of_a_cache(alias: str) -> None:
     """Entries and states come back as they were kept, in the dtype asked for; without a past nothing is kept."""
     module, rng = import_module(f"{alias}._cache"), np.random.default_rng(2)
@@ -369,7 +374,7 @@ def functions_of_a_cache(alias: str) -> None:
     claim(same(query_at, np.array([[3, 4]])) and same(key_at, np.arange(5)[None]), "the last query at the last key")
     query_at, key_at = module.places(5, 2, like=k)
     claim(same(query_at, np.array([[-3, -2, -1, 0, 1]])) and same(key_at, np.arange(2)[None]), "more queries than keys")
-    for slots in (None, 3):
+    for slots, real in product((None, 3), (None, np.ones((B, 4), bool))):
         single, double = np.zeros((), np.float32), np.zeros(())
         kept = module.empty_cache(Held(slots=slots), B, 5, {}, single, double)
         kinds = {"k": "float32", "v": "float32", "state": "float64"}
@@ -380,21 +385,27 @@ def functions_of_a_cache(alias: str) -> None:
         kept = module.empty_cache(Held(slots=slots), B, 5, {}, single, single)
         claim(same(kept.positions, np.full((B, (slots or 5) + 1), -1)) and same(kept.length, np.zeros(B, int)), "empty")
         claim(same(kept.overrun, np.zeros(B, bool)) and kept.max_length == 5, "empty")
-        past = module.opened(Held(slots=slots), kept, k[:, :4], None)
-        claim(past.joined == (slots == 3) and same(past.real, np.ones((B, 4), bool)) and not past.lost.any(), "opened")
-        claim(same(past.query_at, np.tile(np.arange(4), (B, 1))), "where the new positions stand")
-        claim(module.places(9, 9, like=k, past=past) == (past.query_at, past.key_at), "places in a step")
+        past = module.opened(Held(slots=slots), kept, k[:, :4], real)
+        query_at, key_at = (broadcast(x) for x in module.places(4, 9, like=k, past=past))
+        if slots is None and real is None:
+            claim(past.start == 0 and past.filled == 4 and past.length.tolist() == [4, 4], "the end of a full pass")
+            claim(past.real is None and past.lost is None and not past.joined and not past.headed, "nothing else")
+        else:
+            claim(past.start is None and past.joined == (slots == 3) and past.filled == (slots or 4), "opened")
+            claim(same(past.real, np.ones((B, 4), bool)) and not past.lost.any(), "opened")
+            claim(same(query_at, past.query_at) and same(key_at, past.key_at), "places in a step")
+        claim(same(query_at, np.tile(np.arange(4), (B, 1))), "where the new positions stand")
         keys, values = module.remember(past, k=k[:, :4], v=v[:, :4])
         fresh = module.empty_cache(Held(slots=slots), B, 5, {}, single, single)
-        alone = module.remember(module.opened(Held(slots=slots), fresh, k[:, :4], None), v=v[:, :4])
+        alone = module.remember(module.opened(Held(slots=slots), fresh, k[:, :4], real), v=v[:, :4])
         claim(same(alone, values), "one array by itself")
-        claim(keys.dtype == np.float64 and keys.shape[:2] == values.shape[:2] == past.key_at.shape, "entries of all")
+        claim(keys.dtype == np.float64 and keys.shape[:2] == values.shape[:2] == key_at.shape, "entries of all")
         for row in range(B):
-            for place, at in enumerate(past.key_at[row].tolist()):
+            for place, at in enumerate(key_at[row].tolist()):
                 if at >= 0:
                     claim(same(keys[row, place], k[row, at].astype("float32").astype("float64")), "an entry of k")
                     claim(same(values[row, place], v[row, at].astype("float32").astype("float64")), "an entry of v")
-        claim(set(past.key_at[0].tolist()) - {-1} == set(range(4)), "where the keys stand")
+        claim(set(key_at[0].tolist()) - {-1} == set(range(4)), "where the keys stand")
         claim(past.kept["k"].dtype == np.float32 and past.kept["k"].shape == kept.arrays["k"].shape, "what is kept")
         claim(
             same(module.recall(past, "state", state), np.zeros((B, 2))), "an empty state, in the dtype of the fresh one"
@@ -405,7 +416,14 @@ def functions_of_a_cache(alias: str) -> None:
             same(after.arrays["state"], state.astype("float32")) and list(after.arrays) == ["k", "v", "state"], "kept"
         )
         claim(same(y, k[:, :4]) and after.length.tolist() == [4, 4], "closed")
+        held = [0, 1, 2, 3] if slots is None else [3, 1, 2]
+        claim(after.positions[:, :-1].tolist() == [[*held, *[-1] * ((slots or 5) - len(held))]] * B, "where they stand")
         again = module.opened(Held(slots=slots), after, k[:, 4:], None)
+        claim(
+            again.start == (4 if slots is None else None) and again.filled == (5 if slots is None else 3), "it goes on"
+        )
+        claim((module.counted(None, again) is None) == (slots is None), "all of them count")
+        claim(slots is not None or module.counted(real, again) is real, "all of them count")
         claim(
             same(module.recall(again, "state", state), state.astype("float32").astype("float64")), "the state is back"
         )
@@ -422,14 +440,17 @@ def functions_of_a_cache(alias: str) -> None:
         refuses(full.copy, ValueError, "cache: expected a cache that no step has used, got one used up")
     real = REAL[:, 1:]
     past = module.opened(Held(slots=3), module.empty_cache(Held(slots=3), B, 5, {}, k, k), k[:, 1:], real)
-    claim(same(past.key_at, np.hstack([np.full((B, 4), -1), np.where(real, np.cumsum(real, 1) - 1, -1)])), "no key")
+    claim(same(past.key_at, np.hstack([np.full((B, 3), -1), np.where(real, np.cumsum(real, 1) - 1, -1)])), "no key")
     for heads in (True, False, None):
-        past = module.opened(Held(heads=heads), kept := module.empty_cache(Held(), B, 9, {}, k, k), k[:, :2], None)
+        kept, real = module.empty_cache(Held(), B, 9, {}, k, k), np.array([[True, True], [True, False]])
+        past = module.opened(Held(heads=heads), kept, k[:, :2], real)
         near = past.visible(None, None)
-        claim(near.shape == ((B, 1, 2, 10) if heads else (B, 2, 10)) and kept.max_length == 9, "with heads or without")
-        claim(near.reshape(B, 2, 10)[0].tolist() == [[True, True, *[False] * 8]] * 2, "every key that is there")
-        claim(past.visible(None, 0).reshape(B, 2, 10)[0, 0].tolist() == [True, *[False] * 9], "no later key")
-        claim(past.visible(0, 0).reshape(B, 2, 10)[0, 1].tolist() == [False, True, *[False] * 8], "its own alone")
+        claim(near.shape == ((B, 1, 2, 2) if heads else (B, 2, 2)) and kept.max_length == 9, "with heads or without")
+        claim(
+            near.reshape(B, 2, 2).tolist() == [[[True, True]] * 2, [[True, False], [False] * 2]], "keys that are there"
+        )
+        claim(past.visible(None, 0).reshape(B, 2, 2)[0, 0].tolist() == [True, False], "no later key")
+        claim(past.visible(0, 0).reshape(B, 2, 2)[0, 1].tolist() == [False, True], "its own alone")
 
 
 def what_counts(alias: str) -> None:
@@ -453,6 +474,14 @@ def written(alias: str) -> None:
         for i in range(2):
             claim(same(buffer[row, slot[row, i]], x[row, i]), "an entry")
     claim(buffer[0, 1:3].any() == buffer[1, [0, 3]].any() == np.False_, "other slots")
+    buffer = np.zeros((2, 4, 3))
+    claim(core.put(buffer, 1, x) is buffer and same(buffer[:, 1:3], x), "side by side")
+    claim(not buffer[:, [0, 3]].any(), "other slots")
+    claim(core.known(x) is True, "shapes may follow from NumPy's numbers")
+    for shape in ((2, 5, 3, 4), (2, 5, 3)):
+        empty = core.rooms(shape, x)
+        claim(empty.shape == shape and empty.dtype == x.dtype and not empty.any(), "empty slots")
+    claim(core.rooms((2, 5, 3, 4), x)[:, :, 0].strides[1] == 4 * 8, "a head's entries lie side by side")
     claim(core.cumsum(np.array([[True, False, True], [True, True, True]]), 1).tolist() == [[1, 1, 2], [1, 2, 3]], "1")
     claim(core.cumsum(np.array([[True, False], [True, True]]), 0).tolist() == [[1, 0], [2, 1]], "a count down axis 0")
     claim(core.clip(np.array([-5, 0, 3, 9]), 0, 4).tolist() == [0, 0, 3, 4], "clip")

@@ -10,6 +10,7 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key("_core.py", "take", "int(tokens.min())", "tokens.min()"),
             Key("_core.py", "take", "int(tokens.max())", "tokens.max()"),
             Key("_cache.py", "opened", "int(length.max())", "length.max()"),
+            Key("_cache.py", "opened", "cache.length.tolist()", "cache.length"),
             Key("_rotary.py", "rotation", "int(positions.min())", "positions.min()"),
             Key("_rotary.py", "rotation", "int(positions.max())", "positions.max()"),
         ),
@@ -50,7 +51,14 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ),
     (
         "Of two equal numbers either may be taken.",
-        (Key("_cache.py", "opened", "length < most", "length <= most"),),
+        (
+            Key("_cache.py", "opened", "length < most", "length <= most"),
+            Key("_cache.py", "opened", "min(longest + t, room)", "min(room, longest + t)"),
+        ),
+    ),
+    (
+        "NumPy's numbers are always known.",
+        (Key("_cache.py", "opened", "if known(cache.length): ...", "if True: ..."),),
     ),
     (
         "NumPy writes one slot's entries in their order, so that the last stays; the other trees do not promise it.",
