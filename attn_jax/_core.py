@@ -48,6 +48,7 @@ __all__ = [
     "log",
     "maximum",
     "narrow",
+    "number",
     "output",
     "pick",
     "put",
@@ -172,6 +173,11 @@ def write(buffer: Array, slot: Array, x: Array) -> Array:
 def put(buffer: Array, start: int, x: Array) -> Array:
     """Put entries side by side into every row: `b s ...`, a slot, `b t ...` -> `b s ...`. In place as `write` is."""
     return buffer.at[:, start : start + x.shape[1]].set(x)
+
+
+def number(buffer: Array, start: int, stop: int) -> Array:
+    """Put its own number into every slot of a stretch: `b s`. Under jit in place if the buffer is donated."""
+    return buffer.at[:, start:stop].set(jnp.arange(start, stop))
 
 
 def rooms(shape: tuple[int, ...], like: Array) -> Array:

@@ -13,6 +13,7 @@ from attn_np._core import (
     dtype_name,
     known,
     narrow,
+    number,
     put,
     rooms,
     where,
@@ -155,8 +156,7 @@ def opened(config: Any, cache: Cache, query: Array, valid: Array | None) -> Past
 def closed(past: Past, y: Array) -> tuple[Array, Cache]:
     """The outputs, NaN where there was no room, and the cache as it is after."""
     if past.start is not None:
-        new = arange(y.shape[1], y)[None, :] + past.start
-        positions = put(past.cache.positions, past.start, new)
+        positions = number(past.cache.positions, past.start, past.start + y.shape[1])
         return y, Cache(past.kept, positions, past.length, past.cache.overrun, past.cache.max_length)
     overrun = past.cache.overrun | (past.lost.sum(1) > 0)
     after = Cache(past.kept, past.positions, past.length, overrun, past.cache.max_length)

@@ -44,6 +44,7 @@ __all__ = [
     "log",
     "maximum",
     "narrow",
+    "number",
     "output",
     "pick",
     "put",
@@ -181,6 +182,12 @@ def write(buffer: Array, slot: Array, x: Array) -> Array:
 def put(buffer: Array, start: int, x: Array) -> Array:
     """Put entries side by side into every row: `b s ...`, a slot, `b t ...` -> `b s ...`. In place as `write` is."""
     buffer[:, start : start + x.shape[1]] = x
+    return buffer
+
+
+def number(buffer: Array, start: int, stop: int) -> Array:
+    """Put its own number into every slot of a stretch: `b s`. In place."""
+    buffer[:, start:stop] = np.arange(start, stop)
     return buffer
 
 

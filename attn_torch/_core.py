@@ -45,6 +45,7 @@ __all__ = [
     "log",
     "maximum",
     "narrow",
+    "number",
     "output",
     "pick",
     "put",
@@ -181,6 +182,16 @@ def put(buffer: Array, start: int, x: Array) -> Array:
     if torch.is_grad_enabled() and (x.requires_grad or buffer.requires_grad):
         return torch.slice_scatter(buffer, x.expand(buffer.shape[0], *x.shape[1:]), 1, start, start + x.shape[1])
     buffer.narrow(1, start, x.shape[1]).copy_(x)
+    return buffer
+
+
+def number(buffer: Array, start: int, stop: int) -> Array:
+    """Put its own number into every slot of a stretch: `b s`. In place."""
+    found = buffer.narrow(1, start, stop - start)
+    if stop - start == 1:
+        found.fill_(start)  # nothing to be made first
+    else:
+        found.copy_(torch.arange(start, stop, device=buffer.device))
     return buffer
 
 

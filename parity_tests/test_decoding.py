@@ -471,6 +471,20 @@ def test_what_does_not_decode_says_why(tree: str) -> None:
         build("dot_product", causal=True).init_cache(2, 3)
 
 
+def test_gradients_reach_every_step_before() -> None:
+    """In torch the entries of earlier positions carry theirs, wherever they stand in the cache."""
+    import torch
+
+    layer = import_module("attn_torch").build("mha", d_model=6, num_heads=2, causal=True, dtype="float64")
+    x = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
+    y, cache = layer.step(x[:, :2], layer.init_cache(2, 7))
+    for i in range(2, 5):
+        last, cache = layer.step(x[:, i : i + 1], cache)
+        y = torch.cat([y, last], 1)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    assert (dx != 0).all()
+
+
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize(("variant", "example"), [("mha", "wide"), ("linear", "chunked")])
 def test_a_copy_goes_on_by_itself(variant: str, example: str, tree: str) -> None:
@@ -513,7 +527,7 @@ PLANTED = (
     ("_cache.py", "start + t <= room", "start + t <= most"),
     ("_cache.py", "Past(cache, start, start + t,", "Past(cache, start, start + t + 1,"),
     ("_cache.py", "else put(old, past.start, entry)", "else put(old, 0, entry)"),
-    ("_cache.py", "past.start, new)", "past.start + 1, new)"),
+    ("_cache.py", "past.cache.positions, past.start,", "past.cache.positions, past.start + 1,"),
     ("_cache.py", "filled = min(longest + t, room)", "filled = longest"),
 )
 

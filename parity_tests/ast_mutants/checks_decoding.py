@@ -477,6 +477,8 @@ def written(alias: str) -> None:
     buffer = np.zeros((2, 4, 3))
     claim(core.put(buffer, 1, x) is buffer and same(buffer[:, 1:3], x), "side by side")
     claim(not buffer[:, [0, 3]].any(), "other slots")
+    numbered = np.full((2, 4), -1)
+    claim(core.number(numbered, 1, 3) is numbered and numbered.tolist() == [[-1, 1, 2, -1]] * 2, "numbers of slots")
     claim(core.known(x) is True, "shapes may follow from NumPy's numbers")
     for shape in ((2, 5, 3, 4), (2, 5, 3)):
         empty = core.rooms(shape, x)
