@@ -9,8 +9,8 @@ Backward. Only the output and each query's largest score and sum are kept; the w
 block (Rabe and Staats 2021, Dao et al. 2022): memory grows with t, not with t s. So first-order reverse mode only.
 
 Why it is fast. On a CPU, XLA divides a product among the cores and starts and joins them for each, which takes about
-as long as a small product. So a step takes several heads and many queries: about half a million scores, which stay in
-the cache between the two products. Query heads that share a key/value head are rows of one product, so keys are never
+as long as a small product. So a step takes several heads and many queries: about a million scores, which stay in the
+caches between the two products. Query heads that share a key/value head are rows of one product, so keys are never
 repeated. The products of the backward pass are written such that none of them reads a matrix across its rows.
 
 Small inputs take one block and no loop: quicker to compile and to run, and differentiable in every mode.
@@ -45,8 +45,8 @@ ONE_BLOCK = 1 << 15  # up to so many scores of a head are computed as one block
 FEW = 16  # and so are those of so few queries: a block of queries would be mostly padding
 ROWS = 2048  # queries in a step, those of all its heads together
 QUERIES = 512  # at most so many of one head where causality or a window hides keys: more would hide less
-KEYS = 256  # keys in a step
-HEADS = 4  # heads in a step
+KEYS, HEADS = 512, 2  # keys and heads in a step
+IN_WINDOW = 256, 4  # the same where a window leaves few keys to a query
 EVEN = 8  # sizes of blocks are multiples
 
 
@@ -107,11 +107,12 @@ def _even(n: int, size: int) -> int:
 
 def _plan(q: Array, k: Array, left: int | None, right: int | None, softcap: float | None) -> Plan:
     (t, h), (s, g) = q.shape[1:3], k.shape[1:3]
-    heads = max(n for n in range(1, HEADS + 1) if g % n == 0 and (n == 1 or n * h // g <= HEADS))
+    size, most = (KEYS, HEADS) if left is None else IN_WINDOW
+    heads = max(n for n in range(1, most + 1) if g % n == 0 and (n == 1 or n * h // g <= most))
     queries = max(ROWS // (heads * (h // g)), 1)
     if left is not None or right is not None:
         queries = min(queries, QUERIES)
-    keys = KEYS if left is not None else _even(s, KEYS)
+    keys = size if left is not None else _even(s, size)
     return Plan(t, s, g // heads, heads, h // g, _even(t, queries), keys, left, right, softcap)
 
 

@@ -31,7 +31,8 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two queries and three keys of two heads: 5 queries and 7 keys fill neither the last block nor the second."""
-    for name, n in {"ONE_BLOCK": 0, "FEW": 0, "ROWS": 12, "QUERIES": 2, "KEYS": 3, "HEADS": 2, "EVEN": 1}.items():
+    sizes = {"ONE_BLOCK": 0, "FEW": 0, "ROWS": 12, "QUERIES": 2, "KEYS": 3, "HEADS": 2, "IN_WINDOW": (3, 2), "EVEN": 1}
+    for name, n in sizes.items():
         monkeypatch.setattr(_kernels, name, n)
 
 
