@@ -154,20 +154,21 @@ def hard_cases(variants: tuple[str, ...], dtypes: tuple[str, ...], seed: int) ->
 
 def soaked(task: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int]) -> dict[str, Any]:
     """Judge one round of hard cases; figures by style and type, and every alarm in words."""
-    from parity_tests.candidates import candidates
-    from parity_tests.judge import judge
+    from parity_tests.candidates import attends, candidates, untaped
+    from parity_tests.judge import judge, judge_call
     from parity_tests.matrix import prepare
 
     variants, dtypes, frameworks, seed = task
     prepare(frameworks)
-    found = [c for c in candidates("cpu", frameworks) if (c.framework, c.mode) != ("jax", "eager")]
+    found = [(judge, c) for c in candidates("cpu", frameworks) if (c.framework, c.mode) != ("jax", "eager")]
+    calls = [(judge_call, c) for c in untaped("cpu", frameworks)]
     figures: dict[tuple[str, str], list[float]] = {}
     alarms: list[str] = []
     for hard in hard_cases(variants, dtypes, seed):
         drawn = hard.drawn()
-        for candidate in found:
+        for how, candidate in found + (calls if attends(hard.case.variant, hard.case.config.layer) else []):
             with np.errstate(all="ignore"):  # beyond the range of float16 is one of the hard places
-                rows = list(judge(hard.case, candidate, drawn))
+                rows = list(how(hard.case, candidate, drawn))
             old = figures.get((hard.style, hard.case.dtype), [0, 0, 0, 0, 0.0])
             worst = max(row.ratio for row in rows)
             numbers, loose = sum(row.elements for row in rows), sum(row.vacuous for row in rows)

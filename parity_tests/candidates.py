@@ -71,6 +71,12 @@ def extras(variant: str, layer: str) -> dict[str, bool]:
 
 
 @cache
+def attends(variant: str, layer: str) -> bool:
+    """Whether a layer calls `attend`, which without a tape goes its fast path."""
+    return "implementation" in signature(getattr(import_module(f"attn_np.{variant}"), layer).__call__).parameters
+
+
+@cache
 def takes_last(variant: str, layer: str) -> bool:
     """Whether the hand-written backward takes the gradient of the returned state too."""
     return "dlast" in signature(getattr(import_module(f"attn_np.{variant}"), layer).vjp).parameters
@@ -119,6 +125,17 @@ def run_numpy(case: Case, drawn: Drawn, taped: bool, tree: str = "attn_np") -> O
     return outcome
 
 
+def call_numpy(case: Case, drawn: Drawn, taped: bool, tree: str = "attn_np") -> Outcome:
+    """As users call it and ask for its gradients: nothing is taped, and no weights are asked for."""
+    outcome, layer = Outcome(), numpy_layer(case, drawn.params, tree)
+    y, pull = import_module(tree).value_and_vjp(layer, **drawn.inputs)
+    found = leaves(y)
+    grads = pull(*pulled(case, drawn, {n: x.shape for n, x in found.items()}).values())
+    collect(outcome, "outputs", found, np.asarray)
+    collect(outcome, "grads", {f"d{n}": g for n, g in (grads.inputs | grads.params).items()}, np.asarray)
+    return outcome
+
+
 def layer_names(tape: dict[str, Any]) -> list[str]:
     """Names that the forward wrote: everything before the cotangent of the output."""
     names = list(tape)
@@ -152,7 +169,9 @@ class Noded(dict[str, Any]):
         return self[name]
 
 
-def run_torch(case: Case, drawn: Drawn, taped: bool, tree: str = "attn_torch", device: str = "cpu") -> Outcome:
+def run_torch(
+    case: Case, drawn: Drawn, taped: bool, tree: str = "attn_torch", device: str = "cpu", weights: bool = True
+) -> Outcome:
     import torch
 
     config = case.config
@@ -162,7 +181,8 @@ def run_torch(case: Case, drawn: Drawn, taped: bool, tree: str = "attn_torch", d
     inputs = {name: to_torch(x, device) for name, x in drawn.inputs.items()}
     floats = {name: x.requires_grad_() for name, x in inputs.items() if x.is_floating_point()}
     tape = Noded() if taped else None
-    found = leaves(layer(**inputs, **extras(config.variant, config.layer), tape=tape))
+    more = extras(config.variant, config.layer) if weights else {}
+    found = leaves(layer(**inputs, **more, tape=tape))
     shapes = {n: tuple(x.shape) for n, x in found.items()}
     dys = {n: to_torch(x, device) for n, x in pulled(case, drawn, shapes).items()}
     named = {f"d{n}": x for n, x in (floats | layer.params()).items()}
@@ -198,7 +218,7 @@ class Perturbed(dict[str, Any]):
 
 
 @cache
-def jax_function(config: Config, dtype: str, names: tuple[str, ...], taped: bool, tree: str) -> Any:
+def jax_function(config: Config, dtype: str, names: tuple[str, ...], taped: bool, tree: str, weights: bool) -> Any:
     """Outputs, gradients, tape and cotangents as one function of (params, inputs, dy); compiled once for its shapes."""
     import jax
     import jax.numpy as jnp
@@ -210,7 +230,8 @@ def jax_function(config: Config, dtype: str, names: tuple[str, ...], taped: bool
         layer = cls(config, rngs=nnx.Rngs(0), param_dtype=dtype, _values=params)
         layer.eval()
         tape = Perturbed(zeros) if taped else None
-        found = leaves(layer(**floats, **rest, **extras(config.variant, config.layer), tape=tape))
+        more = extras(config.variant, config.layer) if weights else {}
+        found = leaves(layer(**floats, **rest, **more, tape=tape))
         return found, (found, dict(tape or {}))
 
     def everything(params: Any, floats: Any, rest: Any, dys: Any) -> Any:
@@ -230,7 +251,13 @@ def jax_function(config: Config, dtype: str, names: tuple[str, ...], taped: bool
 
 
 def run_jax(
-    case: Case, drawn: Drawn, taped: bool, tree: str = "attn_jax", device: str = "cpu", jit: bool = True
+    case: Case,
+    drawn: Drawn,
+    taped: bool,
+    tree: str = "attn_jax",
+    device: str = "cpu",
+    jit: bool = True,
+    weights: bool = True,
 ) -> Outcome:
     import jax
 
@@ -239,7 +266,7 @@ def run_jax(
     rest = {n: x for n, x in drawn.inputs.items() if n not in floats}
     dys = pulled(case, drawn, output_shapes(case, drawn))
     placed = jax.device_put((drawn.params, floats, rest, dys), where)
-    function = jax_function(case.config, case.dtype, tuple(drawn.inputs), taped, tree)
+    function = jax_function(case.config, case.dtype, tuple(drawn.inputs), taped, tree, weights)
     if jit:
         found, tape, dparams, dfloats, dzeros = compiled(function)(*placed)
     else:
@@ -286,6 +313,23 @@ def accelerators(framework: str) -> list[str]:
     import jax
 
     return sorted({d.platform for d in jax.devices()} - {"cpu"})
+
+
+def untaped(device: str = "cpu", frameworks: tuple[str, ...] = ("numpy", "torch", "jax")) -> list[Candidate]:
+    """The calls that users make, for `judge_call`: without a tape and without weights, in JAX compiled.
+
+    What `attend` then does is its fast path.
+    """
+
+    def add(framework: str, place: str, run: Callable[..., Outcome], **fixed: Any) -> Candidate:
+        return Candidate(framework, "untaped", place, lambda c, d, taped: run(c, d, False, **fixed))
+
+    found = [add("numpy", "cpu", call_numpy)] if "numpy" in frameworks and device == "cpu" else []
+    for framework, run in (("torch", run_torch), ("jax", run_jax)):
+        if framework in frameworks:
+            places = [device] if device == "cpu" else accelerators(framework)
+            found += [add(framework, place, run, device=place, weights=False) for place in places]
+    return found
 
 
 def candidates(device: str = "cpu", frameworks: tuple[str, ...] = ("numpy", "torch", "jax")) -> list[Candidate]:

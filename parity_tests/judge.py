@@ -303,6 +303,31 @@ def judge(case: Case, candidate: Candidate, drawn: Drawn | None = None, p: Preci
             yield judge_one(case, candidate.name, "sampled", name, results, random[name], plain.dtypes)
 
 
+def judge_call(
+    case: Case, candidate: Candidate, drawn: Drawn | None = None, p: Precision | None = None
+) -> Iterator[Row]:
+    """Verdicts on a call as users make it, whose fast path has no stages: outputs and gradients end to end.
+
+    A keep-mask is left out: what it asks for needs the weights.
+    """
+    p = p or precision_of(case.dtype)
+    found, grads = expected_call(case, p) if drawn is None else reference(case, undropped(case, drawn), {}, p)
+    outcome = candidate.run(case, undropped(case, drawn or draw(case)), False)
+    yield from judge_ends(case, candidate.name, outcome, {"y": found["y"]}, grads)
+
+
+def undropped(case: Case, drawn: Drawn) -> Drawn:
+    """The inputs without keep-masks."""
+    arguments = case.config.arguments()
+    return replace(drawn, inputs={name: x for name, x in drawn.inputs.items() if arguments[name].kind != "keep"})
+
+
+@lru_cache(maxsize=8)
+def expected_call(case: Case, p: Precision) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The reference of `judge_call`, computed once for all trees."""
+    return reference(case, undropped(case, draw(case)), {}, p)
+
+
 def recomputed(rows: list[Row], case: Case, name: str, drawn: Drawn, taped: Outcome, p: Precision) -> Iterator[Row]:
     """Verdicts on what a compiler taped: a stage beyond its bound may have begun from values computed once more."""
     if all(row.ok for row in rows):

@@ -8,12 +8,12 @@ from multiprocessing import get_context
 from typing import Any
 
 from attn_np import contract
-from parity_tests.candidates import accelerators, candidates
+from parity_tests.candidates import accelerators, attends, candidates, untaped
 from parity_tests.cases import CALLS, Case, cases
 from parity_tests.error_arrays import Precision, precision_of
 from parity_tests.explain import explain
 from parity_tests.findings import Finding
-from parity_tests.judge import Row, judge
+from parity_tests.judge import Row, judge, judge_call
 from parity_tests.trace import record
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -84,17 +84,18 @@ def selected(case: Case, framework: str, mode: str, everything: bool) -> bool:
     """Whether a candidate is judged in a case.
 
     NumPy and PyTorch take every call in float64 and the full one in the other types. JAX compiles every case: jit takes
-    the full call of each example in float64 and, in the other types, of one example each; op by op is left to
-    `everything`.
+    the full call of each example in float64 and, in the other types and without a tape, of one example each; op by op
+    is left to `everything`.
     """
     if everything:
         return True
     if framework != "jax":
         return case.dtype == "float64" or case.call == "full"
-    if mode != "jit" or case.call != "full":
+    if mode == "eager" or case.call != "full":
         return False
     examples = list(contract.examples(case.variant))
-    return case.dtype == "float64" or (examples.index(case.example) - DTYPES.index(case.dtype)) % len(examples) == 0
+    alike = case.dtype == "float64" and mode == "jit"
+    return alike or (examples.index(case.example) - DTYPES.index(case.dtype)) % len(examples) == 0
 
 
 Task = tuple[Plan, str, str]
@@ -133,7 +134,7 @@ def work(task: Task) -> Result:
 
         real.add_example(result, plan.frameworks)
         return result
-    found = candidates(plan.device, plan.frameworks)
+    found, calls = candidates(plan.device, plan.frameworks), untaped(plan.device, plan.frameworks)
     for seed in range(plan.seed, plan.seed + plan.repeat):
         for case in cases([variant], plan.dtypes, seed):
             if case.example != example or case.call not in plan.calls:
@@ -152,6 +153,12 @@ def work(task: Task) -> Result:
                         )
                 except Exception as e:  # a candidate that raises has failed; the run goes on and reports it
                     result.errors.append(f"{candidate.name}, {case.name}: {type(e).__name__}: {e}")
+            for candidate in calls if attends(variant, case.config.layer) else []:
+                if selected(case, candidate.framework, candidate.mode, plan.everything):
+                    try:
+                        result.rows += judge_call(case, candidate, p=plan.precision(case.dtype))
+                    except Exception as e:  # as above
+                        result.errors.append(f"{candidate.name}, {case.name}: {type(e).__name__}: {e}")
     return result
 
 

@@ -1,15 +1,17 @@
 """Do the three trees agree? Every variant and example, in four dtypes, judged by derived bounds."""
 
 from dataclasses import replace
+from importlib import import_module
 from zlib import crc32
 
 import pytest
 
 from attn_np import contract
-from parity_tests.candidates import Candidate, Outcome, accelerators, candidates
+from parity_tests.candidates import Candidate, Outcome, accelerators, candidates, jax_function, untaped
 from parity_tests.cases import CALLS, Case, Drawn, cases, given
 from parity_tests.conftest import WHOLE
-from parity_tests.judge import judge
+from parity_tests.fast import TREES
+from parity_tests.judge import judge, judge_call
 from parity_tests.matrix import DTYPES, FRAMEWORKS, prepare, selected
 
 EXAMPLES = [(variant, example) for variant in contract.variants() for example in contract.examples(variant)]
@@ -96,3 +98,20 @@ def test_every_stage_is_judged(variant: str) -> None:
     params = {f"d{name}" for name in case.config.params()}
     for stage in ("gradient", "stage gradient"):
         assert params <= {row.name for row in rows if row.stage == stage}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_call_without_a_tape_is_judged(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `attend` does where nobody looks agrees, and a softcap that it forgets there is seen."""
+    prepare((framework,))
+    (call,) = untaped("cpu", (framework,))
+    case = Case("mha", "capped", "full", "float64")
+    rows = list(judge_call(case, call))
+    assert all(row.ok for row in rows)
+    assert {"y", "dquery", "dkey", "dbias", "dw_q", "dw_o"} <= {row.name for row in rows}
+    kernels = import_module(f"{TREES[framework]}._kernels")
+    attend = kernels.attend
+    monkeypatch.setattr(kernels, "attend", lambda *given, **more: attend(*given, **more | {"softcap": None}))
+    jax_function.cache_clear()
+    assert not all(row.ok for row in judge_call(case, call))
+    jax_function.cache_clear()

@@ -28,6 +28,7 @@ def main(
 
     from attn_np import contract
     from parity_tests.adversarial import STYLES, hard_cases, soaked
+    from parity_tests.candidates import attends
     from parity_tests.cli import console, listed, writable
     from parity_tests.matrix import DTYPES, FRAMEWORKS
 
@@ -36,7 +37,9 @@ def main(
     types = listed(dtypes, DTYPES, "a float dtype")
     places = listed(frameworks, FRAMEWORKS, "a framework")
     pieces = [(name,) for name in names]
-    per_round = len(places) * sum(1 for _ in hard_cases(names, types, seed))
+    # What calls `attend` is judged twice: stage by stage, and as users call it.
+    hard = hard_cases(names, types, seed)
+    per_round = len(places) * sum(1 + attends(each.case.variant, each.case.config.layer) for each in hard)
     rounds = -(-cases // per_round)
     tasks = [(piece, types, places, seed + n) for n in range(rounds) for piece in pieces]
     total: dict[tuple[str, str], list[float]] = {}
