@@ -35,16 +35,17 @@ except ModuleNotFoundError:
 # All are asked of all with `--everything`.
 WHOLE = ("mha", "additive", "gru")
 SHARES = {
-    "test_conventions": 3,
+    "test_conventions": 5,
     "test_bad_input": 6,
-    "test_semantics": 2,
-    "test_relations": 3,
+    "test_semantics": 4,
+    "test_relations": 5,
     "test_fuzz": 6,
     "test_docs": 3,
     "test_compile": 5,
+    "test_ast_mutants": 12,
 }
-IN_JAX = {"test_conventions": 12, "test_semantics": 6, "test_bad_input": 12}
-BEYOND_THE_FIRST = {"test_conventions": 6, "test_bad_input": 6, "test_decoding": 3}
+IN_JAX = {"test_conventions": 20, "test_semantics": 12, "test_bad_input": 20}
+BEYOND_THE_FIRST = {"test_conventions": 10, "test_bad_input": 10, "test_decoding": 6}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

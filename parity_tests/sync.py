@@ -11,6 +11,7 @@ import ast
 import builtins
 import inspect
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,7 @@ BEGIN, END = f"<!-- catalogue: written by `{COMMAND}` -->\n", "<!-- end of the c
 Import = tuple[str, str | None]
 
 
+@cache
 def parse(module: ModuleType) -> ast.Module:
     return ast.parse(inspect.getsource(module))
 
