@@ -452,7 +452,7 @@ def sight(
 ) -> Any:
     """What `visible` gives; without a tape a `Sight`, where that can stand for it: `seen` and `hide` take both."""
     ordered = past is None or past.start is not None
-    s = s if past is None or not ordered else past.start + t
+    s = past.filled if past is not None and ordered else s
     of_keys = mask is None or (mask.shape[-1] == s and (mask.ndim == 1 or mask.shape[-2] == 1))
     if tape is None and ordered and of_keys and s > 0:
         return Sight(mask, Band.of(t, s, causal, window), like)

@@ -186,9 +186,10 @@ def places(t: int, s: int, *, like: Array, past: Past | None = None) -> tuple[Ar
 
     In a step where the cache says; -1 for a key that is not there.
     """
-    if past is not None and past.start is None:
-        return past.query_at, past.key_at
-    s = s if past is None else past.start + t
+    if past is not None:
+        if past.start is None:
+            return past.query_at, past.key_at
+        s = past.start + t
     return arange(t, like)[None, :] + (s - t), arange(s, like)[None, :]
 
 

@@ -103,9 +103,11 @@ def attend_seen(
     t, s, h, g = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
     if mask is not None:
         allowed: Any = visible(mask, t, s, like=q, window=window) if mask.shape[2] > 1 else mask
-        k, v = (hide("bhts->bshk", by_group(allowed, h, g), x) for x in (k, v))
+        allowed = by_group(allowed, h, g)
+        if not sure(allowed, 2):
+            k, v = (hide("bhts->bshk", allowed, x) for x in (k, v))
     plain = softcap is None and sinks is None
-    if plain and mask is not None and window == (None, None):
+    if plain and mask is not None and window == (None, None) and not sure(mask, 3):
         q = hide("bhts->bthk", mask, q)  # before the kernel is chosen by how large queries are
     if plain and one_kernel(q, k, v, mask, bias, window, scale):
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
@@ -127,6 +129,13 @@ def by_group(allowed: Tensor, h: int, g: int) -> Tensor:
     if allowed.shape[1] == 1 or g == h:
         return allowed
     return seen("bgrts->bgts", allowed.unflatten(1, (g, h // g)))
+
+
+def sure(allowed: Tensor, axis: int) -> bool:
+    """Whether it is known, and at little cost, that along an axis something is allowed everywhere."""
+    if allowed.device.type != "cpu" or not concrete(allowed) or 0 in allowed.shape:
+        return False
+    return allowed.view(torch.uint8).amax(axis).amin().item() == 1
 
 
 def one_kernel(

@@ -50,6 +50,21 @@ def test_what_nobody_sees_may_hold_anything(case: str) -> None:
     assert first_difference(found, fused(TORCH, inputs, options)) is None, "nor choose another kernel"
 
 
+@pytest.mark.parametrize("hidden", ["query", "key"])
+def test_a_query_or_a_key_by_itself_may_hold_anything(hidden: str) -> None:
+    """One that sees nobody while all keys are seen, one that nobody sees while all queries see some."""
+    inputs = as_wide(given("full")[0])
+    mask, names = np.ones((11, 13), bool), "q" if hidden == "query" else "kv"
+    mask[(2, slice(None)) if hidden == "query" else (slice(None), 2)] = False
+    inputs["mask"] = mask
+    spoilt = {name: x.copy() for name, x in inputs.items()}
+    for name in names:
+        spoilt[name][:, 2] = np.nan
+    found = fused(TORCH, spoilt, {})
+    judged(found, held(inputs, {}))
+    assert first_difference(found, fused(TORCH, inputs, {})) is None
+
+
 @pytest.mark.parametrize("name", ["mask", "bias"])
 def test_a_hidden_score_may_overflow(name: str) -> None:
     """Of finite numbers, in a key that other queries see: selected, not weighed."""
