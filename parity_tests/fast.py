@@ -259,8 +259,9 @@ def judge(found: Mapping[str, np.ndarray], want: Mapping[str, Any], call: Call, 
 
 
 def types(framework: str, dtypes: tuple[str, ...], number: int, seed: int) -> tuple[str, ...]:
-    """In which types a combination is called: all of them; in JAX, which compiles every call, in one, taking turns."""
-    return dtypes if framework != "jax" else (dtypes[(number + seed // 2) % len(dtypes)],)
+    """In which types a combination is called: all of them; in JAX, which compiles every call, in one that is drawn."""
+    rng = np.random.default_rng([number, seed, len(dtypes)])
+    return dtypes if framework != "jax" else (dtypes[rng.integers(len(dtypes))],)
 
 
 def work(task: tuple[tuple[str, ...], tuple[str, ...], int, tuple[int, ...]]) -> Judged:

@@ -23,8 +23,8 @@ def test_fast_paths_keep_the_bounds_of_the_textbook(framework: str, seed: int) -
     numbers = range(seed, len(fast.combinations()), SHARE[framework])
     found = fast.work(((framework,), DTYPES, seed, tuple(numbers)))
     assert not found.alarms, "\n".join(found.alarms)
-    assert {dtype for _, dtype in found.figures} == set(DTYPES)
     if framework != "jax":
+        assert {dtype for _, dtype in found.figures} == set(DTYPES)
         assert sum(figures.calls for figures in found.figures.values()) == len(numbers) * len(DTYPES) * len(
             (fast.OWN if seed else fast.SMALL)[framework]
         )

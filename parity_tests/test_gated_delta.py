@@ -197,6 +197,11 @@ def test_heads_start_with_long_and_short_memories(heads: int) -> None:
         assert abs(got - want) <= abs(want) * 5 * 7 * 4 * np.finfo(float).eps
 
 
+def test_shapes_of_any_size_are_told_at_once() -> None:
+    """Those that a file states are compared with its arrays before anything is made of them: no list of so many."""
+    assert Config(d_model=5, num_heads=2**50, head_dim=3).shapes()["a_log"] == (2**50,)
+
+
 def test_torch_convolution() -> None:
     """Every number of q, k and v by a filter of its own, as a padded convolution in groups; gradients by autograd."""
     weights, x = weights_of(MIXED), torch.from_numpy(np.random.default_rng(1).normal(size=(2, 7, 5))).requires_grad_()

@@ -153,6 +153,11 @@ def test_scores_are_no_larger_than_their_scale(tree: Tree) -> None:
         assert exp(-2 * g) / 11 < weights[:, h].min() < 1 / 11 < weights[:, h].max() < exp(2 * g) / 11
 
 
+def test_shapes_of_any_size_are_told() -> None:
+    """Those that a file states are compared with its arrays first: no square root that no float can hold."""
+    assert Config(d_model=7, num_heads=3, head_dim=10**400, norm="l2").shapes()["w_scale"] == (3,)
+
+
 def test_one_head_is_all_heads(tree: Tree) -> None:
     """Outputs and gradients: with one head there is nothing else to be normalised with."""
     fields: Any = {"d_model": 7, "num_heads": 1, "head_dim": 5, "norm": "layer", "causal": True}
