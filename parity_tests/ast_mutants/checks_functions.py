@@ -100,6 +100,8 @@ def attending(groups: int, call: str, dtype: str, heads: int, alias: str) -> Non
 class _Past:
     """A step of decoding, as far as who sees whom asks for it: only the window and its answer."""
 
+    start = None  # sequences of several lengths
+
     def visible(self, left: int | None, right: int | None) -> np.ndarray:
         return np.arange(7) <= np.arange(5)[:, None] + (0 if right is None else right)
 
