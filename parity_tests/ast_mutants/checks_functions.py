@@ -98,9 +98,10 @@ def attending(groups: int, call: str, dtype: str, heads: int, alias: str) -> Non
 
 
 class _Past:
-    """A step of decoding, as far as who sees whom asks for it: only the window and its answer."""
+    """A step of decoding, as far as who sees whom asks for it: only the window and its answer, or where it starts."""
 
-    start = None  # sequences of several lengths
+    def __init__(self, start: int | None = None) -> None:
+        self.start, self.filled = start, None if start is None else start + 5
 
     def visible(self, left: int | None, right: int | None) -> np.ndarray:
         return np.arange(7) <= np.arange(5)[:, None] + (0 if right is None else right)
@@ -135,6 +136,12 @@ def sights(alias: str) -> None:
     for options in ({}, {"causal": True}):
         near = core.sight(None, None, 5, 7, like=np.ones(1), past=_Past(), **options)
         claim(same(near, _Past().visible(None, 0 if options else None)), "in a step the cache says who sees whom")
+    every: dict[str, Any] = {"like": np.ones(1), "causal": True, "window": (2, None)}
+    want = core.visible(None, 5, 7, **every)
+    claim(same(core.visible(None, 5, 5, **every, past=_Past(2)), want), "the end of a full pass")
+    claim(same(core.sight({}, None, 5, 5, **every, past=_Past(2)), want), "the end of a full pass, taped")
+    near, full = core.sight(None, None, 5, 5, **every, past=_Past(2)), core.sight(None, None, 5, 7, **every)
+    claim(isinstance(near, core.Sight) and near.band == full.band, "the end of a full pass, not yet an array")
 
 
 @cache
