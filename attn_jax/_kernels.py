@@ -14,6 +14,9 @@ caches between the two products. Query heads that share a key/value head are row
 repeated. The products of the backward pass are written such that none of them reads a matrix across its rows.
 
 Small inputs take one block and no loop: quicker to compile and to run, and differentiable in every mode.
+
+Few queries of many keys, as in a step of decoding, take blocks of keys where they lie, all heads at a time: keys and
+values put in order for a product would be a copy of the cache. The loop ends with the last key that a mask shows.
 """
 
 from functools import partial
@@ -42,7 +45,8 @@ from attn_jax._core import (
 )
 
 ONE_BLOCK = 1 << 15  # up to so many scores of a head are computed as one block
-FEW = 16  # and so are those of so few queries: a block of queries would be mostly padding
+FEW = 16  # so few queries do not make blocks of their own
+KEYS_OF_FEW = 128  # keys in a step where queries are few
 ROWS = 2048  # queries in a step, those of all its heads together
 QUERIES = 512  # at most so many of one head where causality or a window hides keys: more would hide less
 KEYS, HEADS = 512, 2  # keys and heads in a step
@@ -144,8 +148,10 @@ def attend(
     dtype = dtype_name(q)
     arrays = [widen(x) for x in (q, k, v, bias, sinks)]
     t, s = q.shape[1], k.shape[1]
-    if t * s <= ONE_BLOCK or t <= FEW or 0 in (q.size, v.size):
+    if 0 in (q.size, v.size) or (t * s <= ONE_BLOCK and (t > FEW or s <= 4 * KEYS_OF_FEW)):
         return narrow(_one_block(*arrays, mask, left, right, scale, softcap), dtype)
+    if t <= FEW:
+        return narrow(_few_queries(*arrays, mask, left, right, scale, softcap), dtype)
     return narrow(_many_blocks(*arrays, mask, scale, _plan(q, k, left, right, softcap)), dtype)
 
 
@@ -199,6 +205,91 @@ def _one_block(
             allowed = jnp.concatenate([broadcast_to(allowed, scores.shape), column != -jnp.inf], -1)
         probs = softmax(jnp.concatenate([scores, column], -1), allowed)[..., :-1]
     return einsum("bgrts,bsgv->btgrv", probs, v).reshape(b, t, h, v.shape[-1])
+
+
+# Few queries ----------------------------------------------------------------------------------------------------------
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8, 9))
+@partial(jax.jit, static_argnums=(6, 7, 8, 9))
+def _few_queries(
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Array | None,
+    sinks: Array | None,
+    mask: Array | None,
+    left: int | None,
+    right: int | None,
+    scale: float,
+    softcap: float | None,
+) -> Array:
+    """Block after block of the keys, all heads at a time, up to the last key that any query sees."""
+    (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
+    mask, bias = _grouped(mask, g), _grouped(bias, g)
+    q = (q * scale).reshape(b, t, g, h // g, width).transpose(0, 2, 3, 1, 4)
+    size = min(KEYS_OF_FEW, s)
+
+    def block(x: Array, axis: int, first: Array) -> Array:
+        return x if x.shape[axis] == 1 else jax.lax.dynamic_slice_in_dim(x, first, size, axis)
+
+    def step(j: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        top, total, context = carry
+        first = jnp.minimum(j * size, s - size)  # the last block may overlap the one before
+        key = first + jnp.arange(size)
+        ahead = key - (jnp.arange(t)[:, None] + (s - t))
+        limits = [key >= j * size]
+        limits += [] if left is None else [ahead >= -left]
+        limits += [] if right is None else [ahead <= right]
+        limits += [] if mask is None else [block(mask, 4, first)]
+        ks, vs = block(k, 1, first), block(v, 1, first)
+        x = einsum("bgrtk,bsgk->bgrts", q, ks)
+        if softcap is not None:
+            x = softcap * tanh(x / softcap)
+        if bias is not None:
+            added = block(bias, 4, first)
+            x = x + added
+            limits.append(added != -jnp.inf)
+        allowed = broadcast_to(_all(limits), x.shape)
+        x = where(allowed, maximum(x, _least(x)), -jnp.inf)
+        new = maximum(top, jnp.max(x, -1))
+        level = where(new == -jnp.inf, 0.0, new)
+        e, shrink = exp(x - level[..., None]), exp(top - level)
+        part = einsum("bgrts,bsgv->bgrtv", e, hide("bgrts->bsgv", allowed, vs))
+        return new, total * shrink + jnp.sum(e, -1), context * shrink[..., None] + part
+
+    end = s
+    if mask is not None and mask.shape[4] == s:
+        end = jnp.max(where(jnp.any(mask, (0, 1, 2, 3)), jnp.arange(1, s + 1), 0))
+    start = 0 if left is None else max(0, s - t - left) // size
+    shape = (b, g, h // g, t)
+    carry = (zeros(shape, q) - jnp.inf, zeros(shape, q), zeros((*shape, v.shape[-1]), q))
+    top, total, context = jax.lax.fori_loop(start, -(-end // size), step, carry)
+    dead = top == -jnp.inf
+    if sinks is not None:
+        new = maximum(top, sinks.reshape(g, h // g, 1))
+        level = where(new == -jnp.inf, 0.0, new)
+        shrink = exp(top - level)
+        total = total * shrink + exp(sinks.reshape(g, h // g, 1) - level)
+        top, context = new, context * shrink[..., None]
+    total = where(dead, 1.0, where(top == _least(q), jnp.nan, total))
+    context = where(dead[..., None], 0.0, context / total[..., None])
+    return context.transpose(0, 3, 1, 2, 4).reshape(b, t, h, -1)
+
+
+def _few_queries_fwd(*args: Any) -> tuple[Array, Any]:
+    return _few_queries(*args), args[:6]
+
+
+def _few_queries_bwd(*args: Any) -> Any:
+    """Those of all scores in one piece: a gradient reads every key and value once more anyway."""
+    *options, kept, dy = args
+    *floats, mask = kept
+    _, pull = jax.vjp(lambda *floats: _one_block(*floats, mask, *options), *floats)
+    return *pull(dy), None
+
+
+_few_queries.defvjp(_few_queries_fwd, _few_queries_bwd)
 
 
 # Many blocks ----------------------------------------------------------------------------------------------------------

@@ -17,16 +17,19 @@ from parity_tests.test_attend import context_shape, given, held, judged
 # Number of key/value heads, the options, the arrays beside q, k and v, and which axes of these have one entry.
 CASES: dict[str, tuple[int, dict[str, Any], str, dict[str, tuple[int, ...]]]] = {
     "plain": (6, {}, "", {}),
+    "mask": (2, {}, "mask", {}),
     "causal": (2, {"causal": True, "scale": 0.375}, "mask", {"mask": (1, 2)}),
     "all": (3, {"window": (2, 1), "softcap": 1.5}, "mask bias sinks", {}),
     "broadcast": (1, {"window": (None, 1)}, "mask bias", {"mask": (1,), "bias": (0, 2)}),
 }
 
 
-@pytest.fixture(params=["small blocks", "one block"])
+@pytest.fixture(params=["small blocks", "few queries", "one block"])
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "small blocks":
         small_blocks(monkeypatch)
+    elif request.param == "few queries":
+        few_queries(monkeypatch)
 
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +37,12 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"ONE_BLOCK": 0, "FEW": 0, "ROWS": 12, "QUERIES": 2, "KEYS": 3, "HEADS": 2, "IN_WINDOW": (3, 2), "EVEN": 1}
     for name, n in sizes.items():
         monkeypatch.setattr(_kernels, name, n)
+
+
+def few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three keys at a time, of which the last blocks have two again."""
+    monkeypatch.setattr(_kernels, "ONE_BLOCK", 0)
+    monkeypatch.setattr(_kernels, "KEYS_OF_FEW", 3)
 
 
 def drawn(case: str) -> tuple[Arrays, dict[str, Any]]:
@@ -90,8 +99,31 @@ def test_hidden_blocks_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None
     assert sum(count for _, count in map(plan.span, range(plan.blocks))) == 2 + 15 * 3
 
 
-def test_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_blocks(monkeypatch)
+def test_few_queries_read_no_further_than_the_last_key_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_queries(monkeypatch)
+    inputs = given(2, "mask")
+    for seen, steps in ((1, 1), (3, 1), (4, 2), (7, 3)):
+        inputs["mask"][...] = np.arange(7) == seen - 1
+        arrays: dict[str, Any] = {name: jnp.asarray(x) for name, x in inputs.items()}
+        taken: list[int] = []
+
+        def loop(start: Any, end: Any, step: Any, carry: Any, taken: list[int] = taken) -> Any:
+            for j in range(int(start), int(end)):
+                taken.append(j)
+                carry = step(j, carry)
+            return carry
+
+        with monkeypatch.context() as patch, jax.disable_jit():
+            patch.setattr(jax.lax, "fori_loop", loop)
+            y, _ = attend(**arrays, implementation="fused")
+        assert taken == list(range(steps))
+        values = np.repeat(inputs["v"][:, seen - 1 : seen], 5, 1)
+        assert np.array_equal(y, np.repeat(values, y.shape[2] // values.shape[2], 2))
+
+
+@pytest.mark.parametrize("make", [small_blocks, few_queries])
+def test_vmap(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(monkeypatch)
     inputs, options = drawn("causal")
     both = {name: jnp.stack([jnp.asarray(x), jnp.flip(jnp.asarray(x), 0)]) for name, x in inputs.items()}
 
