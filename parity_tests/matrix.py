@@ -159,6 +159,10 @@ def work(task: Task) -> Result:
                         result.rows += judge_call(case, candidate, p=plan.precision(case.dtype))
                     except Exception as e:  # as above
                         result.errors.append(f"{candidate.name}, {case.name}: {type(e).__name__}: {e}")
+    if "jax" in plan.frameworks:
+        import jax
+
+        jax.clear_caches()  # what was compiled serves no other piece; a process may hold only so many programs
     return result
 
 

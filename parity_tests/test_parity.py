@@ -12,7 +12,7 @@ from parity_tests.cases import CALLS, Case, Drawn, cases, given
 from parity_tests.conftest import WHOLE
 from parity_tests.fast import TREES
 from parity_tests.judge import judge, judge_call
-from parity_tests.matrix import DTYPES, FRAMEWORKS, prepare, selected
+from parity_tests.matrix import DTYPES, FRAMEWORKS, Plan, prepare, selected, work
 
 EXAMPLES = [(variant, example) for variant in contract.variants() for example in contract.examples(variant)]
 
@@ -115,3 +115,14 @@ def test_a_call_without_a_tape_is_judged(framework: str, monkeypatch: pytest.Mon
     jax_function.cache_clear()
     assert not all(row.ok for row in judge_call(case, call))
     jax_function.cache_clear()
+
+
+def test_a_piece_leaves_nothing_compiled() -> None:
+    """Every program of JAX takes some hundred mappings of memory, of which Linux gives a process 65,530."""
+    jax = pytest.importorskip("jax")
+    kept = jax.jit(lambda x: x + 1)
+    kept(1.0)
+    assert kept._cache_size() == 1
+    plan = Plan(("dot_product",), dtypes=("float64",), frameworks=("jax",), calls=("plain",))
+    work((plan, "dot_product", next(iter(contract.examples("dot_product")))))
+    assert kept._cache_size() == 0
