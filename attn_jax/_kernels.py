@@ -36,7 +36,6 @@ from attn_jax._core import (
     maximum,
     narrow,
     shown,
-    softmax,
     tanh,
     visible,
     where,
@@ -44,9 +43,10 @@ from attn_jax._core import (
     zeros,
 )
 
-ONE_BLOCK = 1 << 15  # up to so many scores of a head are computed as one block
+ONE_BLOCK = 1 << 21  # up to so many scores are computed as one block
+SMALL = 1 << 15  # and so are all heads that have no more each
 FEW = 16  # so few queries do not make blocks of their own
-KEYS_OF_FEW = 128  # keys in a step where queries are few
+KEYS_OF_FEW, FEW_KEYS = 128, 4  # keys in a step where queries are few; in up to so many steps they are few as well
 ROWS = 2048  # queries in a step, those of all its heads together
 QUERIES = 512  # at most so many of one head where causality or a window hides keys: more would hide less
 KEYS, HEADS = 512, 2  # keys and heads in a step
@@ -148,10 +148,10 @@ def attend(
     dtype = dtype_name(q)
     arrays = [widen(x) for x in (q, k, v, bias, sinks)]
     t, s = q.shape[1], k.shape[1]
-    if 0 in (q.size, v.size) or (t * s <= ONE_BLOCK and (t > FEW or s <= 4 * KEYS_OF_FEW)):
-        return narrow(_one_block(*arrays, mask, left, right, scale, softcap), dtype)
-    if t <= FEW:
+    if t <= FEW and s > FEW_KEYS * KEYS_OF_FEW and v.size:
         return narrow(_few_queries(*arrays, mask, left, right, scale, softcap), dtype)
+    if q.shape[0] * q.shape[2] * t * s <= ONE_BLOCK or t * s <= SMALL or 0 in (q.size, v.size):
+        return narrow(_one_block(*arrays, mask, left, right, scale, softcap), dtype)
     return narrow(_many_blocks(*arrays, mask, scale, _plan(q, k, left, right, softcap)), dtype)
 
 
@@ -186,25 +186,33 @@ def _one_block(
     scale: float,
     softcap: float | None,
 ) -> Array:
-    b, t, h, width = q.shape
-    g = k.shape[2]
+    (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
     mask, bias = _grouped(mask, g), _grouped(bias, g)
-    allowed = _allowed(mask, bias, t, k.shape[1], left, right, q)
-    q = hide("bgrts->btgrk", allowed, q.reshape(b, t, g, h // g, width))
-    k, v = hide("bgrts->bsgk", allowed, k), hide("bgrts->bsgv", allowed, v)
-    scores = einsum("btgrk,bsgk->bgrts", q, k) * scale
+    allowed = _allowed(mask, bias, t, s, left, right, q)
+    # Axes in the order of a product, so that XLA turns nothing around; query heads that share keys are rows of one.
+    q, k, v = (q * scale).reshape(b, t, g, h // g, width).transpose(0, 2, 3, 1, 4), k.swapaxes(1, 2), v.swapaxes(1, 2)
+    q = hide("bgrts->bgrtk", allowed, q).reshape(b, g, h // g * t, width)
+    k, v = hide("bgrts->bgsk", allowed, k), hide("bgrts->bgsv", allowed, v)
+    x = einsum("bgtk,bgsk->bgts", q, k).reshape(b, g, h // g, t, s)
     if softcap is not None:
-        scores = softcap * tanh(scores / softcap)
+        x = softcap * tanh(x / softcap)
     if bias is not None:
-        scores = scores + bias
-    if sinks is None:
-        probs = softmax(scores, allowed)
-    else:
-        column = broadcast_to(sinks.reshape(g, h // g, 1, 1), (*scores.shape[:-1], 1))
-        if allowed is not None:
-            allowed = jnp.concatenate([broadcast_to(allowed, scores.shape), column != -jnp.inf], -1)
-        probs = softmax(jnp.concatenate([scores, column], -1), allowed)[..., :-1]
-    return einsum("bgrts,bsgv->btgrv", probs, v).reshape(b, t, h, v.shape[-1])
+        x = x + bias
+    x = x if allowed is None else where(allowed, x, -jnp.inf)
+    top = jnp.max(jax.lax.stop_gradient(x), -1, keepdims=True, initial=-jnp.inf)
+    lost = top == -jnp.inf  # allowed scores that are all -inf have overflowed
+    sink = None if sinks is None else sinks.reshape(g, h // g, 1, 1)
+    top = top if sink is None else maximum(top, jax.lax.stop_gradient(sink))
+    level = where(top == -jnp.inf, 0.0, top)
+    e = exp(x - level)
+    total = jnp.sum(e, -1, keepdims=True)
+    total = total if sink is None else total + exp(sink - level)
+    if allowed is not None:
+        lost = lost & jnp.any(allowed, -1, keepdims=True)
+    total = where(lost, jnp.nan, where(total == 0, 1.0, total))
+    # The sum divides what the product gives: fewer numbers than the weights, and no pass over them.
+    y = einsum("bgts,bgsv->bgtv", e.reshape(b, g, h // g * t, s), v).reshape(b, g, h // g, t, -1) / total
+    return y.transpose(0, 3, 1, 2, 4).reshape(b, t, h, -1)
 
 
 # Few queries ----------------------------------------------------------------------------------------------------------

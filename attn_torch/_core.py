@@ -89,7 +89,6 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-NARROW = (torch.float16, torch.bfloat16)
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
@@ -209,7 +208,7 @@ def dtype_name(x: Array) -> str:
 
 def widen(x: Any) -> Any:
     """16-bit types are computed in float32; other types, and None, stay as they are."""
-    return x.float() if x is not None and x.dtype in NARROW else x
+    return x.float() if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
 
 
 def narrow(x: Any, dtype: str) -> Any:
@@ -219,10 +218,12 @@ def narrow(x: Any, dtype: str) -> Any:
 
 def einsum(spec: str, a: Array, b: Array) -> Array:
     """Sum of products over the letters that the output lacks; one batched matrix product, as in the other trees."""
-    n = projected(spec)
-    if n:
-        return project(a, b, n, None)
     left, right, out = spec.replace("->", ",").split(",")
+    n = (len(left) + len(right) - len(out)) // 2
+    if n and left[-n:] == right[:n] and out == left[:-n] + right[n:]:  # a projection: nothing to move
+        first, last, between = a.shape[:-n], b.shape[n:], prod(b.shape[:n])
+        product = widen(a).reshape(prod(first), between) @ widen(b).reshape(between, prod(last))
+        return product.reshape(*first, *last)
     batch = [x for x in left if x in right and x in out]
     summed = [x for x in left if x in right and x not in out]
     rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
@@ -240,28 +241,8 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
 
 def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
     """A projection: `einsum`, plus a bias over its last axes where there is one."""
-    n = projected(spec)
-    if n:
-        return project(x, weight, n, bias)
     y = einsum(spec, x, weight)
     return y if bias is None else y + widen(bias)
-
-
-def projected(spec: str) -> int:
-    """How many letters a projection sums over, the last of x and the first of a weight; 0 where it is none."""
-    left, right, out = spec.replace("->", ",").split(",")
-    n = (len(left) + len(right) - len(out)) // 2
-    return n if n and left[-n:] == right[:n] and out == left[:-n] + right[n:] else 0
-
-
-def project(x: Array, weight: Array, n: int, bias: Array | None) -> Array:
-    """One matrix product: nothing to move, and the bias goes into it."""
-    x, weight, bias = widen(x), widen(weight), widen(bias)
-    first, last = x.shape[:-n], weight.shape[n:]
-    rows, between, columns = prod(first), prod(weight.shape[:n]), prod(last)
-    x, weight = x.reshape(rows, between), weight.reshape(between, columns)
-    y = x @ weight if bias is None else torch.addmm(bias.reshape(columns), x, weight)
-    return y.reshape(*first, *last)
 
 
 def lerp(a: Array, b: Array, z: Array) -> Array:

@@ -38,7 +38,10 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         {"WHOLE": 0, "QUERIES": 4, "KEYS": 50, "EDGE": 2, "PARTS": 1},
     ],
     "torch": [{"CPU_ROWS": 3, "CPU_BLOCK": 70}],
-    "jax": [{"ONE_BLOCK": 0, "FEW": 0, "ROWS": 12, "QUERIES": 2, "KEYS": 3, "HEADS": 2, "EVEN": 1}],
+    "jax": [
+        {"ONE_BLOCK": 0, "SMALL": 0, "FEW": 0, "ROWS": 12, "QUERIES": 2, "KEYS": 3, "HEADS": 2, "EVEN": 1},
+        {"KEYS_OF_FEW": 3, "FEW_KEYS": 0},
+    ],
 }
 OWN: dict[str, list[dict[str, Any]]] = {"numpy": BASES, "torch": [{}], "jax": [{}]}
 

@@ -34,15 +34,15 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two queries and three keys of two heads: 5 queries and 7 keys fill neither the last block nor the second."""
-    sizes = {"ONE_BLOCK": 0, "FEW": 0, "ROWS": 12, "QUERIES": 2, "KEYS": 3, "HEADS": 2, "IN_WINDOW": (3, 2), "EVEN": 1}
-    for name, n in sizes.items():
+    sizes = {"ONE_BLOCK": 0, "SMALL": 0, "FEW": 0, "ROWS": 12, "QUERIES": 2, "KEYS": 3, "HEADS": 2}
+    for name, n in {**sizes, "IN_WINDOW": (3, 2), "EVEN": 1}.items():
         monkeypatch.setattr(_kernels, name, n)
 
 
 def few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three keys at a time, of which the last blocks have two again."""
-    monkeypatch.setattr(_kernels, "ONE_BLOCK", 0)
     monkeypatch.setattr(_kernels, "KEYS_OF_FEW", 3)
+    monkeypatch.setattr(_kernels, "FEW_KEYS", 0)
 
 
 def drawn(case: str) -> tuple[Arrays, dict[str, Any]]:
