@@ -716,11 +716,12 @@ class Layer(torch.nn.Module, Generic[C]):
         def check() -> dict[str, int]:
             sizes, v = self.check(query=query, **given), config.variant
             held = {name: spec_of(v, f"the cache's {name}", x) for name, x in cache.arrays.items()}
-            check_step(config, dropping, sizes, spec_of(v, "valid", valid), held)
+            check_step(config, dropping, sizes, spec_of(v, "valid", valid), held, cache.max_length)
             return sizes
 
         new = {"query": query, **given, "valid": valid}
-        config.remembered(signature(("step", self.dtype, dropping), new, cache.arrays), check)
+        words = "step", self.dtype, dropping, cache.max_length
+        config.remembered(signature(words, new, cache.arrays), check)
         past = opened(self.config, cache, query, valid)
         found = closed(past, self(query, past=past, tape=tape, **arguments))
         if not torch.compiler.is_compiling():

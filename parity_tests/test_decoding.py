@@ -365,6 +365,12 @@ def test_tokens_are_kept_as_integers(tree: str) -> None:
     assert bare(found)[:, :4].tolist() == numbers.tolist()
 
 
+def ring_of(layer: Any) -> Any:
+    """The same layer with a window of two keys."""
+    tree, words = import_module(type(layer).__module__.partition(".")[0]), layer.config.as_dict()
+    return tree.build("mha", dtype="float64", **words | {"window": (1, None)})
+
+
 BAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "batch_size": (lambda layer, x: layer.init_cache(0, 3), "batch_size to be an integer of at least 1, got 0"),
     "max_length": (lambda layer, x: layer.init_cache(2, 3.5), "max_length to be an integer of at least 1, got 3.5"),
@@ -386,6 +392,10 @@ BAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "foreign arrays": (
         lambda layer, x: layer.step(x, replace(layer.init_cache(2, 3), arrays={"k": [1], "v": [1]})),
         "the cache's k as a ",
+    ),
+    "another ring, of as many slots as a cache that was right": (
+        lambda layer, x: (layer.step(x, layer.init_cache(2, 2)), layer.step(x, ring_of(layer).init_cache(2, 3))),
+        "the cache's k of shape (2, 4, 3, 7), got (2, 3, 3, 7); call init_cache for this layer and batch",
     ),
     "mask": (
         lambda layer, x: layer.step(x, layer.init_cache(2, 3), mask=x[:, None, :1, :1] > 0),

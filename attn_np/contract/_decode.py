@@ -77,7 +77,12 @@ def check_unspent(who: str, spent: bool) -> None:
 
 
 def check_step(
-    config: Config, training: bool, sizes: Mapping[str, int], valid: Spec | None, cache: Mapping[str, Spec | None]
+    config: Config,
+    training: bool,
+    sizes: Mapping[str, int],
+    valid: Spec | None,
+    cache: Mapping[str, Spec | None],
+    max_length: int,
 ) -> None:
     """Refuse a step that cannot be right, before anything is written; `sizes` are those that `check` found.
 
@@ -94,7 +99,7 @@ def check_step(
     require(keys == new, v, f"keys of the new positions, s=t={new}", f"s={keys}", "the cache has those before")
     known = config.cached()
     require(set(cache) == set(known), v, f"a cache of {', '.join(known)}", ", ".join(cache), "call init_cache")
-    fixed = {letter: n for letter, n in sizes.items() if letter != "s"}
+    fixed = {**sizes, "s": slots(config, max_length) + SPARE}
     for name, axes in known.items():
         shape = (cache[name] or ((), ""))[0]
         want = tuple(fixed.get(letter, n) for letter, n in zip(axes.split(), shape, strict=False))
