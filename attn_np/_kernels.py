@@ -593,7 +593,10 @@ def at_once_vjp(saved: Saved, dcontext: Array, shares: Array, dsinks: Array | No
         np.copyto(dscores, 0.0, where=~allowed)
     dbiased = None if call.bias is None else dscores
     if bent is not None:
-        dscores = dscores * (1 - bent * bent)
+        slope = 1 - bent * bent
+        if allowed is not None:
+            np.copyto(slope, 0.0, where=~allowed)  # of a key that nobody sees it may be NaN
+        dscores = dscores * slope
     dgroup = dscores.reshape(b, g, h // g * t, s)
     dk = np.matmul(dgroup.transpose(0, 1, 3, 2), q).transpose(0, 2, 1, 3)
     dq = np.matmul(dgroup, call.k.transpose(0, 2, 1, 3)).reshape(b, h, t, width).transpose(0, 2, 1, 3) * call.scale

@@ -19,7 +19,7 @@ which is a rounding more than we promise, and on a CPU they are no faster.
 """
 
 from collections.abc import Callable, Iterator
-from math import log, prod
+from math import isnan, log, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -113,7 +113,7 @@ def attend_seen(
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         added = None if mask is None else limit(mask, q).clamp_max_(0.0)
         if bias is not None:
-            added = bias.to(q.dtype) if added is None else bias.to(q.dtype) + added
+            added = bias.to(q.dtype) if mask is None else torch.where(mask, bias.to(q.dtype), -torch.inf)
         context = scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), added, is_causal=window[1] == 0, scale=scale,
             enable_gqa=g != h,
@@ -390,18 +390,25 @@ class Call:
         near = near if self.right is None else near & (ahead <= self.right)
         return near if self.left is None else near & (ahead >= -self.left)
 
-    def hide_edges(self, scores: Tensor, block: Block) -> None:
+    def hide_edges(self, scores: Tensor, block: Block, exactly: bool) -> None:
         """Hide what is outside the limits: two triangles at the ends of the stretch of keys."""
         rows, keys = scores.shape[-2:]
         at = block.t.start + self.s - self.t - block.s.start  # of the first query, from the first key on
         if self.right is not None and (first := at + self.right + 1) < keys:
-            scores[..., first:].clamp_max_(self.edges[0][:rows, : keys - first])
+            select(scores[..., first:], self.edges[0][:rows, : keys - first], exactly)
         if self.left is not None and (last := min(keys, at - self.left + rows - 1)) > 0:
             skipped = self.left - at
-            scores[..., :last].clamp_max_(self.edges[1][:rows, skipped : skipped + last])
+            select(scores[..., :last], self.edges[1][:rows, skipped : skipped + last], exactly)
 
-    def weights(self, block: Block) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """The weights `(b g) (r t) s`; the queries, the queries that see nothing, and the tanh of the softcap."""
+    def weights(self, block: Block, exactly: bool = False) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The weights `(b g) (r t) s`; the queries, the queries that see nothing, and the tanh of the softcap.
+
+        Args:
+            exactly: hide scores that are NaN too, and give queries that see nothing weights of 0. Where the weights can
+                be looked at, one that is NaN asks for it.
+        """
+        looks = self.q.device.type == "cpu" and concrete(self.q)
+        exactly = exactly or not looks
         most, empty = self.limits(block)
         q, tanh = self.queries(self.q, block, empty), None
         scores = self.product("scores", q, block.of(self.k, "bgsk").flatten(0, 1).mT)
@@ -412,14 +419,19 @@ class Call:
         real = whole[..., self.extra :]
         if self.bias is not None:
             bias = self.real(block).of(self.bias, "bgrts")
-            real += torch.nan_to_num(bias, torch.nan, torch.inf, 0.0)
+            real += torch.nan_to_num(bias, torch.inf, torch.inf, 0.0)  # either makes a row NaN, and inf can be hidden
         if most is None:
-            self.hide_edges(real, block)
+            self.hide_edges(real, block, exactly)
         else:
-            real.clamp_max_(most)
+            select(real, most, exactly)
         if self.sinks is not None:
             whole[..., 0] = block.of(self.sinks, "bgr")[..., None]
         probs = torch.softmax(scores, -1, out=None if torch.compiler.is_compiling() else scores)
+        hides = most is not None or self.left is not None or self.right is not None
+        if hides and not exactly and isnan(probs[..., 0].sum().item()):  # a row is NaN as a whole
+            return self.weights(block, True)
+        if exactly and empty is not None:
+            self.split(probs, block).masked_fill_(empty, 0.0)
         return probs, q, empty, tanh
 
 
@@ -435,6 +447,19 @@ def shown_by(*limits: Tensor | None) -> Tensor:
 def limit(allowed: Tensor, like: Tensor) -> Tensor:
     """inf where allowed and -inf elsewhere: the smaller of this and a score selects, as `where` does, and is faster."""
     return allowed.view(torch.uint8).to(like.dtype).sub_(0.5).mul_(torch.inf)
+
+
+def select(scores: Tensor, most: Tensor, exactly: bool) -> None:
+    """The smaller of scores and their limit, in the place of the scores; exactly: that of NaN and -inf is -inf.
+
+    A NaN that is not hidden becomes inf then, which makes its row NaN as well. On a CPU that is several times slower.
+    """
+    if not exactly:
+        scores.clamp_max_(most)
+    elif torch.compiler.is_compiling():
+        scores.copy_(torch.fmin(scores, most))
+    else:
+        torch.fmin(scores, most, out=scores)
 
 
 def forward(call: Call) -> Tensor:

@@ -152,3 +152,43 @@ def test_numpys_path_gives_what_the_textbook_gives(blocks: str, size: str, case:
     want = held(inputs, options)
     with small_blocks(tree, blocks):
         judged(fused(tree, inputs, options), want)
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+@pytest.mark.parametrize("blocks", ["blocks", "whole"])
+def test_what_nobody_sees_leaks_into_no_gradient(blocks: str, tree: Tree) -> None:
+    inputs, options = given("all")
+    want, spoilt = held(inputs, options), {name: x.copy() for name, x in inputs.items()}
+    spoilt["q"][0, 2], spoilt["k"][1, 4], spoilt["v"][1, 4] = np.nan, np.nan, np.inf
+    with small_blocks(tree, blocks):
+        judged(fused(tree, spoilt, options), want)
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+@pytest.mark.parametrize("case", ["bias", "all"])
+@pytest.mark.parametrize("held_back", [np.nan, np.inf])
+def test_what_a_mask_hides_of_a_bias_may_be_anything(held_back: float, case: str, tree: Tree) -> None:
+    """A bias that is computed has NaN where padding is divided by padding."""
+    inputs, options = given(case)
+    near = given("all")[0]["mask"][..., : inputs["bias"].shape[-1]]
+    inputs["mask"], inputs["bias"] = near, np.where(near, inputs["bias"], 0.0)
+    spoilt = inputs | {"bias": np.where(near, inputs["bias"], held_back)}
+    for blocks in ("blocks", "whole"):
+        with small_blocks(tree, blocks):
+            judged(fused(tree, spoilt, options), held(inputs, options))
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+@pytest.mark.parametrize("by", ["mask", "window"])
+def test_a_hidden_score_may_be_inf_minus_inf(by: str, tree: Tree) -> None:
+    """In a key that other queries see: a product of finite numbers that overflows, and a bias."""
+    inputs, options = given("full")[0], {"window": (None, 0)} if by == "window" else {}
+    near = np.tri(11, 13, 2, dtype=bool)
+    inputs["q"][:, 2], inputs["q"][:, 3:], inputs["k"][:, 5] = 1e200, 0.0, -1e200
+    inputs["bias"] = np.where(near, 0.0, np.inf)
+    if by == "mask":
+        inputs["mask"] = near
+    for blocks in ("blocks", "whole"):
+        with small_blocks(tree, blocks):
+            found = fused(tree, inputs, options)
+        assert all(np.isfinite(x).all() for x in found.values())

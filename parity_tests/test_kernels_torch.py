@@ -77,6 +77,16 @@ def test_a_hidden_score_may_overflow(name: str) -> None:
     assert torch.isfinite(found).all()
 
 
+@pytest.mark.parametrize("hidden", [np.nan, np.inf])
+def test_the_kernel_adds_no_bias_that_a_mask_hides(hidden: float) -> None:
+    inputs = as_wide(given("bias")[0])
+    inputs["mask"] = near = np.tri(11, 13, 2, dtype=bool)
+    clean, spoilt = (inputs | {"bias": np.where(near, inputs["bias"], x)} for x in (0.0, hidden))
+    with torch.no_grad():
+        found, want = (TORCH.numpy(attend(**TORCH.arrays(x), implementation="fused")[0]) for x in (spoilt, clean))
+    assert np.array_equal(found, want)
+
+
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("case", ["causal", "all"])
 def test_mapped_gradients(case: str) -> None:
