@@ -200,10 +200,10 @@ def _one_block(
         x = x + bias
     x = x if allowed is None else where(allowed, x, -jnp.inf)
     top = jnp.max(jax.lax.stop_gradient(x), -1, keepdims=True, initial=-jnp.inf)
-    lost = top == -jnp.inf  # allowed scores that are all -inf have overflowed
     sink = None if sinks is None else sinks.reshape(g, h // g, 1, 1)
     top = top if sink is None else maximum(top, jax.lax.stop_gradient(sink))
-    level = where(top == -jnp.inf, 0.0, top)
+    lost = top == -jnp.inf  # allowed scores that are all -inf have overflowed
+    level = where(lost, 0.0, top)
     e = exp(x - level)
     total = jnp.sum(e, -1, keepdims=True)
     total = total if sink is None else total + exp(sink - level)

@@ -118,7 +118,8 @@ def attend_seen(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), added, is_causal=window[1] == 0, scale=scale,
             enable_gqa=g != h,
         )  # fmt: skip
-        return context.transpose(1, 2)
+        if added is not None or not zero_somewhere(context) or largest(q, k, scale) < torch.finfo(q.dtype).max:
+            return context.transpose(1, 2)
     sinks = None if sinks is None else widen(sinks).to(q.dtype)[None]
     bias = None if bias is None else widen(bias).to(q.dtype)
     return Blocked.apply(q, k, v, mask, bias, sinks, *window, scale, softcap)
@@ -160,6 +161,11 @@ def one_kernel(
             return False
     # -inf added to inf would not hide it.
     return not concrete(q) or largest(q, k, max(1.0, abs(scale))) < torch.finfo(q.dtype).max / 2
+
+
+def zero_somewhere(context: Tensor) -> bool:
+    """Whether a row may be 0: to the kernel one whose scores have all overflowed to -inf is one that sees no key."""
+    return context.device.type == "cpu" and concrete(context) and not context[..., 0].all().item()
 
 
 def precise(q: Tensor, k: Tensor, scale: float) -> bool:
