@@ -211,8 +211,8 @@ def _one_block(
         lost = lost & jnp.any(allowed, -1, keepdims=True)
     total = where(lost, jnp.nan, where(total == 0, 1.0, total))
     # The sum divides what the product gives: fewer numbers than the weights, and no pass over them.
-    y = einsum("bgts,bgsv->bgtv", e.reshape(b, g, h // g * t, s), v).reshape(b, g, h // g, t, -1) / total
-    return y.transpose(0, 3, 1, 2, 4).reshape(b, t, h, -1)
+    y = einsum("bgts,bgsv->bgtv", e.reshape(b, g, h // g * t, s), v).reshape(b, g, h // g, t, v.shape[3]) / total
+    return y.transpose(0, 3, 1, 2, 4).reshape(b, t, h, v.shape[3])
 
 
 # Few queries ----------------------------------------------------------------------------------------------------------
