@@ -148,7 +148,7 @@ def attend(
     dtype = dtype_name(q)
     arrays = [widen(x) for x in (q, k, v, bias, sinks)]
     t, s = q.shape[1], k.shape[1]
-    if t <= FEW and s > FEW_KEYS * KEYS_OF_FEW and v.size:
+    if t <= FEW and s > FEW_KEYS * KEYS_OF_FEW and 0 not in (q.size, v.size):
         return narrow(_few_queries(*arrays, mask, left, right, scale, softcap), dtype)
     if q.shape[0] * q.shape[2] * t * s <= ONE_BLOCK or t * s <= SMALL or 0 in (q.size, v.size):
         return narrow(_one_block(*arrays, mask, left, right, scale, softcap), dtype)
@@ -202,8 +202,8 @@ def _one_block(
     top = jnp.max(jax.lax.stop_gradient(x), -1, keepdims=True, initial=-jnp.inf)
     sink = None if sinks is None else sinks.reshape(g, h // g, 1, 1)
     top = top if sink is None else maximum(top, jax.lax.stop_gradient(sink))
-    lost = top == -jnp.inf  # allowed scores that are all -inf have overflowed
-    level = where(lost, 0.0, top)
+    lost = (top == -jnp.inf) & (s > 0)  # allowed scores that are all -inf have overflowed
+    level = where(top == -jnp.inf, 0.0, top)
     e = exp(x - level)
     total = jnp.sum(e, -1, keepdims=True)
     total = total if sink is None else total + exp(sink - level)

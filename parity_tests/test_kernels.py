@@ -209,12 +209,12 @@ def test_scores_of_nothing_but_minus_infinity_are_no_empty_row(sinks: bool, tree
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
-@pytest.mark.parametrize(("b", "t", "s"), [(0, 11, 13), (2, 0, 13), (2, 11, 0), (2, 0, 0)])
-@pytest.mark.parametrize("case", ["causal", "sinks"])
+@pytest.mark.parametrize(("b", "t", "s"), [(0, 11, 13), (2, 0, 13), (2, 0, 600), (2, 11, 0), (2, 0, 0)])
+@pytest.mark.parametrize("case", ["full", "causal", "sinks"])
 def test_of_some_axis_there_may_be_none(case: str, b: int, t: int, s: int, tree: Tree) -> None:
     inputs, options = given(case)
     sizes = {"q": t, "k": s, "v": s}
-    inputs = {name: x[:b, : sizes[name]] if name in sizes else x for name, x in inputs.items()}
+    inputs = {name: np.resize(x, (b, sizes[name], *x.shape[2:])) if name in sizes else x for name, x in inputs.items()}
     found = fused(tree, inputs, options)
     assert found["context"].shape == (b, t, H, V)
     assert all(found[f"d{name}"].shape == x.shape for name, x in inputs.items())
