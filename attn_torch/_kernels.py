@@ -1,15 +1,18 @@
 """The fast paths of `attend`, for the calls that ask for no weights, no tape and no dropout.
 
-Two ways, chosen in `attend` by shapes and flags only:
+Three ways, chosen in `attend_seen` by shapes and flags, and where a kernel adds masks or rounds gradients by norms:
 
+- *Plain.* On a CPU, calls of few scores: all of them at once, by operations that autograd knows, without gradients in
+  place. Blocks, made for long calls, take up to five times as long. The kernel loses to it where nothing is hidden, no
+  gradient is asked for and a head has some hundred queries.
 - *One kernel.* Where `scaled_dot_product_attention` means what we mean, it is called: PyTorch has tuned kernels that
   never write the scores to memory. Heads are moved by views, key/value heads that several query heads share are not
   repeated, and key/value or query rows that nobody sees are cut off or selected to 0 before.
-- *Blocks of queries.* All else: sinks, softcap, windows, causal with fewer queries than keys, a bias with a gradient,
-  values of another width than keys. A block of queries meets only the stretch of keys that its causal limit and window
-  leave, so what they hide is never computed. Its scores, of a size that stays in a processor's cache, go through the
-  softmax in place and are gone. The backward pass computes them again (Chen et al. 2016, arXiv:1604.06174; Dao et al.
-  2022, arXiv:2205.14135), so that memory grows with t, not with t s.
+- *Blocks of queries.* All else of many scores: sinks, softcap, windows, causal with fewer queries than keys, a bias
+  with a gradient, values of another width than keys. A block of queries meets only the stretch of keys that its causal
+  limit and window leave, so what they hide is never computed. Its scores, of a size that stays in a processor's cache,
+  go through the softmax in place and are gone. The backward pass computes them again (Chen et al. 2016,
+  arXiv:1604.06174; Dao et al. 2022, arXiv:2205.14135), so that memory grows with t, not with t s.
 
 A causal call whose last query stands at the last key sees every key, so nothing is hidden from all; a window hides
 stretches at both ends, which are cut off. Only a mask needs a look at its entries.
@@ -33,6 +36,10 @@ Window = tuple[int | None, int | None]
 # How many scores a block holds at most: on a CPU they should stay in its caches, a GPU wants large products.
 CPU_BLOCK, GPU_BLOCK = 2**20, 2**25
 CPU_ROWS, GPU_ROWS = 128, 1024  # queries of a head in a block
+
+# How many scores the plain way forms at most, and from how many queries of a head on it is faster than the kernel.
+PLAIN = 2**19
+PLAIN_ROWS = 96
 
 
 def serves(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -106,10 +113,12 @@ def attend_seen(
         allowed = by_group(allowed, h, g)
         if not sure(allowed, 2):
             k, v = (hide("bhts->bshk", allowed, x) for x in (k, v))
-    plain = softcap is None and sinks is None
-    if plain and mask is not None and window == (None, None) and not sure(mask, 3):
+    bare, wide = softcap is None and sinks is None, window == (None, None)
+    if bare and wide and mask is None and bias is None and outruns(q, k, v) and few(q, s):
+        return plain(q, k, v, mask, bias, window, scale, softcap, sinks)
+    if bare and wide and mask is not None and not sure(mask, 3):
         q = hide("bhts->bthk", mask, q)  # before the kernel is chosen by how large queries are
-    if plain and one_kernel(q, k, v, mask, bias, window, scale):
+    if bare and one_kernel(q, k, v, mask, bias, window, scale):
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         added = None if mask is None else limit(mask, q).clamp_max_(0.0)
         if bias is not None:
@@ -120,6 +129,8 @@ def attend_seen(
         )  # fmt: skip
         if added is not None or not zero_somewhere(context) or largest(q, k, scale) < torch.finfo(q.dtype).max:
             return context.transpose(1, 2)
+    if few(q, s):
+        return plain(q, k, v, mask, bias, window, scale, softcap, sinks)
     sinks = None if sinks is None else widen(sinks).to(q.dtype)[None]
     bias = None if bias is None else widen(bias).to(q.dtype)
     return Blocked.apply(q, k, v, mask, bias, sinks, *window, scale, softcap)
@@ -147,13 +158,12 @@ def one_kernel(
     if not (square or window == (None, None)) or v.shape[-1] != q.shape[-1] or 0 in (q.numel(), k.numel()):
         return False
     if transformed(q):
-        return False  # blocks have rules for it
-    learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if learning and (bias is not None or not precise(q, k, scale)):
+        return False  # the other ways have rules for it
+    if learns(q, k, v) and (bias is not None or not precise(q, k, scale)):
         return False
     if mask is None and bias is None:
         return True
-    if q.device.type != "cpu" or (bias is not None and bias.requires_grad and torch.is_grad_enabled()):
+    if q.device.type != "cpu" or learns(bias):
         return False  # the kernels elsewhere differ in what they take; none gives the gradient of a bias in O(t) memory
     if mask is not None and bias is not None:
         both = torch.broadcast_shapes(mask.shape, bias.shape)
@@ -166,6 +176,24 @@ def one_kernel(
 def zero_somewhere(context: Tensor) -> bool:
     """Whether a row may be 0: to the kernel one whose scores have all overflowed to -inf is one that sees no key."""
     return context.device.type == "cpu" and concrete(context) and not context[..., 0].all().item()
+
+
+def learns(*arrays: Tensor | None) -> bool:
+    """Whether gradients are asked for."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arrays)
+
+
+def few(q: Tensor, s: int) -> bool:
+    """Whether there are few scores, so that the plain way is faster than blocks."""
+    return q.device.type == "cpu" and 0 < q.shape[0] * q.shape[2] * q.shape[1] * s <= PLAIN
+
+
+def outruns(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether each head has so many queries that plain products beat the kernel, which takes 32 of them at a time.
+
+    Not with gradients, nor in compiled calls: where lengths may vary they would have to be told apart.
+    """
+    return not torch.compiler.is_compiling() and q.shape[1] >= PLAIN_ROWS and not learns(q, k, v)
 
 
 def precise(q: Tensor, k: Tensor, scale: float) -> bool:
@@ -190,6 +218,83 @@ def largest(q: Tensor, k: Tensor, scale: float) -> float:
 def transformed(x: Tensor) -> bool:
     """Whether `vmap` or `torch.func.grad` is at work: PyTorch's CPU kernel has no rule for them."""
     return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# Plain ----------------------------------------------------------------------------------------------------------------
+
+
+def plain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    window: Window,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """All scores at once; what nobody sees is selected to 0 in keys and values before."""
+    (b, t, h, _), (s, g) = q.shape, k.shape[1:3]
+    learning, eager = learns(q, k, v, bias, sinks), all(x is None or concrete(x) for x in (q, k, mask, bias, sinks))
+    free = eager and not learning
+    most, empty = limits_of(q, mask, bias, window, s)
+    if empty is not None:
+        q = q.masked_fill(empty.transpose(1, 2), 0.0)
+    k, v = by_head(k, g), by_head(v, g)
+    factor = scale if softcap is None else scale / softcap
+    if learning:
+        scores = torch.bmm(by_head(q * factor, g), k.mT)
+    else:
+        scores = torch.baddbmm(q.new_empty(()), by_head(q, g), k.mT, beta=0, alpha=factor)
+    if softcap is not None:
+        tanh = torch.tanh(scores, out=scores if free else None)
+        scores = torch.mul(tanh, softcap, out=tanh if free else None)
+    if bias is not None or most is not None or sinks is not None:
+        scores = scores.view(b, h, t, s)
+        if bias is not None and most is not None and empty is not None:
+            bias = torch.where((most > 0) & ~empty, widen(bias).to(q.dtype), 0.0)  # what is hidden may be -inf or NaN
+            scores = torch.add(scores, bias, out=scores if free else None)
+        if most is not None and eager:
+            # Without a record: where a weight is 0, the softmax passes no gradient on.
+            select(scores.detach(), most, True)
+        elif most is not None:
+            scores = torch.where(most > 0, scores, -torch.inf)
+        if sinks is not None:
+            column = widen(sinks).to(q.dtype)[:, None, None].expand(b, h, t, 1)
+            scores = torch.cat([scores, column], -1)
+        scores = scores.reshape(b * g, -1, scores.shape[-1])
+    probs = torch.softmax(scores, -1, out=scores if free else None)
+    context = torch.bmm(probs if sinks is None else probs[..., :-1], v)
+    if b == 1 and g == h:
+        context = context.transpose(0, 1).unsqueeze(0)
+    else:
+        context = context.view(b, h, t, v.shape[-1]).transpose(1, 2)
+    return context if empty is None else context.masked_fill(empty.transpose(1, 2), 0.0)
+
+
+def by_head(x: Tensor, g: int) -> Tensor:
+    """`b t h k` -> `(b g) (r t) k`; a view of one row of the batch."""
+    if x.shape[2] != g:
+        return x.unflatten(2, (g, -1)).permute(0, 2, 3, 1, 4).reshape(x.shape[0] * g, -1, x.shape[3])
+    return x.squeeze(0).transpose(0, 1) if x.shape[0] == 1 else x.transpose(1, 2).flatten(0, 1)
+
+
+def limits_of(
+    q: Tensor, mask: Tensor | None, bias: Tensor | None, window: Window, s: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """The limits of the scores, broadcastable to `b h t s`, and the queries that see nothing, which get no limit."""
+    (left, right), ahead = window, s - q.shape[1]
+    near = None
+    if window != (None, None):
+        near = torch.ones(q.shape[1], s, dtype=torch.bool, device=q.device)
+        near = near if right is None else near.tril_(ahead + right)
+        near = near if left is None else near.triu_(ahead - left)
+    if mask is None and bias is None:
+        return None if near is None else limit(near, q), None
+    allowed = shown_by(near, mask, None if bias is None else bias != -torch.inf)
+    empty = allowed.view(torch.uint8).amax(-1, keepdim=True) == 0
+    return limit(allowed | empty, q), empty
 
 
 # Blocks of queries ----------------------------------------------------------------------------------------------------

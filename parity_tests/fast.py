@@ -37,7 +37,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         *({"WHOLE": 0, "QUERIES": 4, "KEYS": 3, "EDGE": 2} | base for base in BASES),
         {"WHOLE": 0, "QUERIES": 4, "KEYS": 50, "EDGE": 2, "PARTS": 1},
     ],
-    "torch": [{"CPU_ROWS": 3, "CPU_BLOCK": 70}],
+    "torch": [{"PLAIN": 0, "CPU_ROWS": 3, "CPU_BLOCK": 70}],
     "jax": [
         {"ONE_BLOCK": 0, "SMALL": 0, "FEW": 0, "ROWS": 12, "QUERIES": 2, "KEYS": 3, "HEADS": 2, "EVEN": 1},
         {"KEYS_OF_FEW": 3, "FEW_KEYS": 0},

@@ -1,6 +1,7 @@
-"""What only PyTorch's fast path has: a kernel or blocks, by what is asked, and rules for `vmap` and `grad`."""
+"""What only PyTorch's fast path has: a kernel, blocks or neither, by what is asked, and rules for `vmap` and `grad`."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,16 +10,24 @@ from torch.func import grad, vmap
 
 from attn_torch import _kernels as kernels
 from attn_torch import attend
+from parity_tests import test_semantics
 from parity_tests._inputs import TREES, Arrays, first_difference
 from parity_tests._witness import cotangent
-from parity_tests.test_kernels import CASES, SIZES, fused, given, held, judged
+from parity_tests.cases import Drawn
+from parity_tests.test_kernels import CASES, SIZES, allowed, fused, given, held, judged
 
 TORCH = TREES["torch"]
 
 
-@pytest.fixture(params=["whole", "blocks"])
-def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """With blocks that these sizes fill several times, the last of them in part: one head in each, or some."""
+@pytest.fixture(params=["whole", "blocks", "plain"])
+def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernel where it can, and else a block for all; blocks that these sizes fill several times, the last of them
+    in part: one head in each, or some; neither.
+    """
+    if request.param == "plain":
+        monkeypatch.setattr(kernels, "one_kernel", lambda *given: False)
+    else:
+        monkeypatch.setattr(kernels, "PLAIN", 0)
     if request.param == "blocks":
         monkeypatch.setattr(kernels, "CPU_ROWS", 3)
         monkeypatch.setattr(kernels, "CPU_BLOCK", 70)
@@ -30,7 +39,7 @@ def as_wide(inputs: Arrays) -> Arrays:
     return inputs | {name: inputs[name][..., : inputs["v"].shape[-1]] for name in "qk"}
 
 
-@pytest.mark.usefixtures("blocks")
+@pytest.mark.usefixtures("ways")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("size", SIZES)
 def test_pytorchs_path_gives_what_the_textbook_gives(size: str, case: str) -> None:
@@ -39,6 +48,18 @@ def test_pytorchs_path_gives_what_the_textbook_gives(size: str, case: str) -> No
         judged(fused(TORCH, some, options), held(some, options))
 
 
+@pytest.mark.usefixtures("ways")
+@pytest.mark.parametrize("case", CASES)
+def test_without_gradients(case: str) -> None:
+    """Where a path may write over its scores; of one row of a batch, too."""
+    inputs, options = given(case)
+    one = {name: x[:1] if x.ndim == 4 else x for name, x in inputs.items()}
+    for some in (inputs, as_wide(inputs), one):
+        found, _ = attend(**TORCH.arrays(some), **options, implementation="fused")
+        judged({"context": TORCH.numpy(found)}, {"context": held(some, options)["context"]})
+
+
+@pytest.mark.usefixtures("ways")
 @pytest.mark.parametrize("case", ["mask", "all"])
 def test_what_nobody_sees_may_hold_anything(case: str) -> None:
     inputs, options = given(case)
@@ -50,6 +71,7 @@ def test_what_nobody_sees_may_hold_anything(case: str) -> None:
     assert first_difference(found, fused(TORCH, inputs, options)) is None, "nor choose another kernel"
 
 
+@pytest.mark.usefixtures("ways")
 @pytest.mark.parametrize("hidden", ["query", "key"])
 def test_a_query_or_a_key_by_itself_may_hold_anything(hidden: str) -> None:
     """One that sees nobody while all keys are seen, one that nobody sees while all queries see some."""
@@ -65,6 +87,7 @@ def test_a_query_or_a_key_by_itself_may_hold_anything(hidden: str) -> None:
     assert first_difference(found, fused(TORCH, inputs, {})) is None
 
 
+@pytest.mark.usefixtures("ways")
 @pytest.mark.parametrize("name", ["mask", "bias"])
 def test_a_hidden_score_may_overflow(name: str) -> None:
     """Of finite numbers, in a key that other queries see: selected, not weighed."""
@@ -87,7 +110,16 @@ def test_the_kernel_adds_no_bias_that_a_mask_hides(hidden: float) -> None:
     assert np.array_equal(found, want)
 
 
-@pytest.mark.usefixtures("blocks")
+def test_a_hidden_bias_may_be_nan_where_scores_are_few() -> None:
+    inputs, options = given("all")
+    want = held(inputs, options)
+    near = allowed({name: x for name, x in inputs.items() if name != "bias"}, options)
+    inputs["bias"][~near] = np.nan
+    found = fused(TORCH, inputs, options)
+    judged(found, want)
+
+
+@pytest.mark.usefixtures("ways")
 @pytest.mark.parametrize("case", ["causal", "all"])
 def test_mapped_gradients(case: str) -> None:
     """`vmap` of `grad`, with keys, bias and sinks that all calls share and queries that each has."""
@@ -108,10 +140,80 @@ def test_mapped_gradients(case: str) -> None:
         judged({f"d{name}": TORCH.numpy(x[i]) for name, x in zip(["q", *names], found, strict=True)}, want)
 
 
-def test_second_derivatives_are_refused() -> None:
+@pytest.mark.usefixtures("ways")
+@pytest.mark.parametrize("name", ["q", "k", "v", "mask", "bias", "sinks"])
+def test_mapped_over_one_array(name: str) -> None:
+    """`vmap` without gradients: what is mapped must not be written into what is not."""
+    inputs, options = given("all")
+    arrays = TORCH.arrays(inputs)
+    x = arrays.pop(name)
+    found = vmap(lambda x: attend(**arrays, **{name: x}, **options, implementation="fused")[0])(torch.stack([x, x]))
+    want = held(inputs, options)["context"]
+    for context in found:
+        judged({"context": TORCH.numpy(context)}, {"context": want})
+
+
+def test_allowed_scores_that_are_all_minus_infinity_are_nan() -> None:
+    """Not 0, as for a query that sees nobody."""
+    q, k, v = torch.tensor([[[[1e30]], [[0.0]]]]), torch.full((1, 3, 1, 1), -1e30), torch.ones(1, 3, 1, 1)
+    mask = torch.tensor([[True, False, True], [False, False, False]])
+    for arrays in ((q, k, v), (q.requires_grad_(), k, v)):
+        found = attend(*arrays, mask=mask, softcap=None, scale=1.0)[0].flatten()
+        assert torch.isnan(found[0])
+        assert found[1] == 0
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # forward mode's own decompositions use it
+@pytest.mark.parametrize("variant", ["mha", "sinks", "alibi", "decoder"])
+def test_second_derivatives_of_few_scores(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain operations have them, and forward mode, within the bounds of the textbook."""
+    monkeypatch.setattr(kernels, "one_kernel", lambda *given: False)
+    case, drawn, direction = test_semantics.asked(variant)
+    kept = {name: x for name, x in drawn.inputs.items() if name != "keep"}  # which asks for the textbook
+    monkeypatch.setattr(test_semantics, "asked", lambda name: (case, Drawn(kept, drawn.params, 0), direction))
+    monkeypatch.setattr(test_semantics, "along", test_semantics.along.__wrapped__)
+    monkeypatch.setattr(test_semantics, "textbook", lambda config: {"implementation": "fused"})
+    test_semantics.twice(TORCH, variant)
+
+
+def test_second_derivatives_of_blocks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "PLAIN", 0)
     inputs, options = given("window")
     arrays = {name: x.requires_grad_() for name, x in TORCH.arrays(inputs).items()}
     y = attend(**arrays, **options)[0]
     (dq,) = torch.autograd.grad((y * y).sum(), arrays["q"], create_graph=True)
     with pytest.raises(NotImplementedError, match="implementation='textbook'"):
         torch.autograd.grad(dq.sum(), arrays["q"])
+
+
+WAYS = {
+    # positions, gradients, what else is asked: which way
+    "few queries": (16, False, {}, "kernel"),
+    "some queries": (96, False, {}, "plain"),
+    "many scores": (320, False, {}, "kernel"),
+    "causal": (96, False, {"causal": True}, "kernel"),
+    "few queries, with gradients": (16, True, {}, "kernel"),
+    "some queries, with gradients": (96, True, {}, "kernel"),
+    "large scores, with gradients": (16, True, {"scale": 100.0}, "plain"),
+    "window": (16, False, {"window": (3, None)}, "plain"),
+    "window, many scores": (320, False, {"window": (3, None)}, "blocks"),
+}
+
+
+@pytest.mark.parametrize("call", WAYS)
+def test_which_way(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    t, learning, options, way = WAYS[call]
+    taken: list[str] = []
+
+    def watched(name: str, real: Any) -> Any:
+        def watch(*given: Any, **more: Any) -> Any:
+            taken.append(name)
+            return real(*given, **more)
+
+        return watch
+
+    for name, source in {"plain": "plain", "kernel": "scaled_dot_product_attention", "blocks": "forward"}.items():
+        monkeypatch.setattr(kernels, source, watched(name, getattr(kernels, source)))
+    q, k, v = (torch.from_numpy(cotangent((1, t, 6, 5))).float().requires_grad_(learning) for _ in "qkv")
+    attend(q, k, v, **options)
+    assert taken == [way]
