@@ -495,3 +495,64 @@ def written(alias: str) -> None:
     for dtype in ("float64", "float32", "int64"):
         made_ = core.constants((0.5, 1.0, 2.0 / 3.0), np.zeros(1, dtype))
         claim(same(made_, np.array((0.5, 1.0, 2.0 / 3.0)).astype(dtype)), f"constants in {dtype}")
+
+
+# What is remembered ---------------------------------------------------------------------------------------------------
+
+
+def keys_of_calls(alias: str) -> None:
+    """A key tells apart all that a check sees of a call, and nothing else."""
+    core, x = import_module(f"{alias}._core"), np.zeros((2, 3))
+
+    class Array(np.ndarray):
+        """Another type."""
+
+    def key(words: Any = "words", **given: Any) -> Any:
+        found = core.signature(words, given)
+        claim(found is not None and isinstance(hash(found), int), "a key")
+        return found
+
+    one = key(q=x, k=x)
+    claim(one == key(q=x + 1, k=x.copy(), mask=None), "numbers, and what was left out, do not count")
+    others = [key("others", q=x, k=x), key(q=x, v=x), key(q=x, k=x, v=x), key(q=x[:1], k=x), key(q=x, k=x[:, :2])]
+    others += [key(q=x.astype(np.float32), k=x), key(q=x, k=x.view(Array)), key(q=x), key(k=x)]
+    claim(len({one, *others}) == 1 + len(others), "what counts")
+    claim(core.signature("words", {"q": x}, {"k": x}) == one, "several dictionaries are one after the other")
+    claim(core.signature("words", {"q": [1.0]}) is None, "what is no array must be looked at")
+
+
+def remembered_calls(alias: str) -> None:
+    """A call that passed is remembered once, and one that differs in anything is looked at."""
+    module, package = import_module(f"{alias}._attend"), import_module(alias)
+    rng, passed = np.random.default_rng(0), module.contract.CALLS[4].passed
+    q, k, v = (rng.normal(size=(B, n, 2, 3)) for n in (4, 5, 5))
+    options: tuple[dict[str, Any], ...] = (
+        {"causal": True}, {"window": (1, 2)}, {"scale": 2.0}, {"scale": 2}, {"softcap": 2.0}, {"rate": 0.5},
+        {"normalize_over": "queries"}, {"implementation": "textbook"}, {"weigh": lambda scores, allowed: scores},
+        {"mask": np.ones((4, 5), bool)}, {"bias": np.zeros((4, 5))}, {"sinks": np.zeros(2)},
+        {"keep": np.ones((B, 2, 4, 5), bool)},
+    )  # fmt: skip
+    passed.clear()
+    for count, more in enumerate(({}, *options), 1):
+        for _ in range(2):
+            module.attend(q, k, v, **more)
+            claim(len(passed) == count, f"one more is remembered with {', '.join(more) or 'nothing'}")
+    for wrong in ({"causal": 1}, {"scale": True}, {"rate": True}, {"window": (1, 2.0)}, {"softcap": True}):
+        refuses(partial(module.attend, q, k, v, **wrong), ValueError, f"expected {next(iter(wrong))}")
+    refuses(partial(module.attend, q, k[:, :4], v), ValueError, "expected")
+    layer = package.build("mha", d_model=6, num_heads=2, dtype="float64", causal=True)
+    x, cache = rng.normal(size=(B, 6, 6)), layer.init_cache(B, 6)
+    passed.clear()
+    for i, (new, calls) in enumerate(((1, 1), (1, 1), (1, 1), (2, 2), (1, 2))):
+        at = (0, 1, 2, 3, 5)[i]
+        _, cache = layer.step(x[:, at : at + new], cache)
+        claim(len(passed) == calls, "in a step queries and what goes with them count, not the keys so far")
+    claim(len(layer.config.passed) == 4, "steps and what they ask of the arrays, by the number of new positions")
+    real = np.ones((B, 1), bool)
+    cache = import_module(f"{alias}._cache")
+    past = cache.opened(layer.config, layer.init_cache(B, 5), x[:, :1], real)
+    passed.clear()
+    keys, some = k[:, :1], np.ones((B, 1, 1, 1), bool)
+    for count, more in enumerate(({}, {"mask": some}, {"bias": np.zeros((1, 1))}, {"mask": some[0, 0]}), 1):
+        module.attend(q[:, :1], keys, keys, past=past, **more)
+        claim(len(passed) == count, "masks and biases of a step")

@@ -942,6 +942,50 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             ),
         ),
     ),
+    (
+        "Two axes exchanged are the same two named the other way round.",
+        (
+            Key(
+                "_core.py",
+                "rooms",
+                "zeros((b, h, s, k), like).swapaxes(1, 2)",
+                "zeros((b, h, s, k), like).swapaxes(2, 1)",
+            ),
+        ),
+    ),
+    (
+        "A key of calls says the same in another order, under other names or twice: it must differ where calls do.",
+        (
+            Key("_attend.py", "attend", "exact(*words[0], *words[1:])", "exact(*words[1:], *words[0])"),
+            Key("_attend.py", "attend", "exact(*words[0], *words[1:])", "exact(*words[0], *words[:])"),
+            Key("_attend.py", "attend", "exact(*words[0], *words[1:])", "exact(*words[0], *words[0:])"),
+            *(
+                Key("_attend.py", "attend", "{'q': q, 'mask': mask, 'bias': bias}", after)
+                for after in (
+                    "{'q': mask, 'mask': q, 'bias': bias}",
+                    "{'q': q, 'mask': bias, 'bias': mask}",
+                    "{'q_': q, 'mask': mask, 'bias': bias}",
+                    "{'q': q, 'mask_': mask, 'bias': bias}",
+                    "{'q': q, 'mask': mask, 'bias_': bias}",
+                )
+            ),
+            *(
+                Key("_core.py", "Layer.step", before, after)
+                for before, after in (
+                    ("{'query': query, **given, 'valid': valid}", "{'query_': query, **given, 'valid': valid}"),
+                    ("signature(words, new, cache.arrays)", "signature(words, cache.arrays, new)"),
+                )
+            ),
+            *(
+                Key("_core.py", "signature", "(n, type(x), x.shape, x.dtype)", after)
+                for after in (
+                    "(type(x), n, x.shape, x.dtype)",
+                    "(n, x.shape, type(x), x.dtype)",
+                    "(n, type(x), x.dtype, x.shape)",
+                )
+            ),
+        ),
+    ),
 )
 
 EQUIVALENT: dict[Key, str] = {key: reason for reason, keys in REVIEWED for key in keys}
