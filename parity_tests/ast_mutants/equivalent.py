@@ -2,6 +2,8 @@
 
 from parity_tests.ast_mutants.sources import Key
 
+SEEN = "[(n, type(x), x.shape, x.dtype) for some in given for n, x in some.items() if x is not None]"
+
 # Reason, then the mutants that it holds for: file, function, text before and after, and which of those that read alike.
 REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     (
@@ -886,17 +888,6 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         ),
     ),
     (
-        "Slots stand in the order of their positions, or the new ones last: no query sees a slot after its own.",
-        (
-            Key(
-                "_attend.py",
-                "attend",
-                "(visible(mask, 0, 0, like=q, causal=causal, window=window, past=past), False, None)",
-                "(visible(mask, 0, 0, like=q, causal=causal, window=window, past=past), True, None)",
-            ),
-        ),
-    ),
-    (
         "All keys are at the first or after it: a mask that hides none.",
         tuple(
             Key(
@@ -954,6 +945,10 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         ),
     ),
     (
+        "Where the cache says who sees whom, nothing asks how many keys there are.",
+        (Key("_core.py", "sight", "past is not None and ordered", "past is not None"),),
+    ),
+    (
         "A key of calls says the same in another order, under other names or twice: it must differ where calls do.",
         (
             Key("_attend.py", "attend", "exact(*words[0], *words[1:])", "exact(*words[1:], *words[0])"),
@@ -974,7 +969,26 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
                 for before, after in (
                     ("{'query': query, **given, 'valid': valid}", "{'query_': query, **given, 'valid': valid}"),
                     ("signature(words, new, cache.arrays)", "signature(words, cache.arrays, new)"),
+                    (
+                        "{'query': query, **given, 'valid': valid}",
+                        "{'query': query, **given, 'valid_': valid}",
+                    ),
+                    *(
+                        ("('step', self.dtype, dropping, cache.max_length)", after)
+                        for after in (
+                            "(self.dtype, 'step', dropping, cache.max_length)",
+                            "('step', dropping, self.dtype, cache.max_length)",
+                            "('step', self.dtype, cache.max_length, dropping)",
+                            "('step_', self.dtype, dropping, cache.max_length)",
+                        )
+                    ),
                 )
+            ),
+            Key(
+                "_core.py",
+                "signature",
+                f"(words, *{SEEN})",
+                f"(*{SEEN}, words)",
             ),
             *(
                 Key("_core.py", "signature", "(n, type(x), x.shape, x.dtype)", after)
