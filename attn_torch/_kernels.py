@@ -37,9 +37,10 @@ Window = tuple[int | None, int | None]
 CPU_BLOCK, GPU_BLOCK = 2**20, 2**25
 CPU_ROWS, GPU_ROWS = 128, 1024  # queries of a head in a block
 
-# How many scores the plain way forms at most, and from how many queries of a head on it is faster than the kernel.
+# How many scores the plain way forms at most; from how many queries of a head on and up to how many scores it is faster
+# than the kernel.
 PLAIN = 2**19
-PLAIN_ROWS = 96
+PLAIN_ROWS, OUTRUNS = 96, 2**17
 
 
 def serves(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -114,7 +115,7 @@ def attend_seen(
         if not sure(allowed, 2):
             k, v = (hide("bhts->bshk", allowed, x) for x in (k, v))
     bare, wide = softcap is None and sinks is None, window == (None, None)
-    if bare and wide and mask is None and bias is None and outruns(q, k, v) and few(q, s):
+    if bare and wide and mask is None and bias is None and outruns(q, k, v) and few(q, s, OUTRUNS):
         return plain(q, k, v, mask, bias, window, scale, softcap, sinks)
     if bare and wide and mask is not None and not sure(mask, 3):
         q = hide("bhts->bthk", mask, q)  # before the kernel is chosen by how large queries are
@@ -129,7 +130,7 @@ def attend_seen(
         )  # fmt: skip
         if added is not None or not zero_somewhere(context) or largest(q, k, scale) < torch.finfo(q.dtype).max:
             return context.transpose(1, 2)
-    if few(q, s):
+    if few(q, s, PLAIN):
         return plain(q, k, v, mask, bias, window, scale, softcap, sinks)
     sinks = None if sinks is None else widen(sinks).to(q.dtype)[None]
     bias = None if bias is None else widen(bias).to(q.dtype)
@@ -183,9 +184,9 @@ def learns(*arrays: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arrays)
 
 
-def few(q: Tensor, s: int) -> bool:
-    """Whether there are few scores, so that the plain way is faster than blocks."""
-    return q.device.type == "cpu" and 0 < q.shape[0] * q.shape[2] * q.shape[1] * s <= PLAIN
+def few(q: Tensor, s: int, most: int) -> bool:
+    """Whether there are so few scores that the plain way is faster than another."""
+    return q.device.type == "cpu" and 0 < q.shape[0] * q.shape[2] * q.shape[1] * s <= most
 
 
 def outruns(q: Tensor, k: Tensor, v: Tensor) -> bool:
