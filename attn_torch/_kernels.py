@@ -1,13 +1,14 @@
 """The fast paths of `attend`, for the calls that ask for no weights, no tape and no dropout.
 
-Three ways, chosen in `attend_seen` by shapes and flags, and where a kernel adds masks or rounds gradients by norms:
+Three ways, chosen in `attend_seen` by shapes and flags, and by what PyTorch's kernel tells of its own numbers:
 
 - *Plain.* On a CPU, calls of few scores: all of them at once, by operations that autograd knows, without gradients in
   place. Blocks, made for long calls, take up to five times as long. The kernel loses to it where nothing is hidden, no
   gradient is asked for and a head has some hundred queries.
 - *One kernel.* Where `scaled_dot_product_attention` means what we mean, it is called: PyTorch has tuned kernels that
   never write the scores to memory. Heads are moved by views, key/value heads that several query heads share are not
-  repeated, and key/value or query rows that nobody sees are cut off or selected to 0 before.
+  repeated, and key/value or query rows that nobody sees are cut off or selected to 0 before. Queries,
+  keys and values alone are known from the call before and go there at once (`alone`).
 - *Blocks of queries.* All else of many scores: sinks, softcap, windows, causal with fewer queries than keys, a bias
   with a gradient, values of another width than keys. A block of queries meets only the stretch of keys that its causal
   limit and window leave, so what they hide is never computed. Its scores, of a size that stays in a processor's cache,
@@ -22,7 +23,7 @@ which is a rounding more than we promise, and on a CPU they are no faster.
 """
 
 from collections.abc import Callable, Iterator
-from math import isnan, log, prod
+from math import isnan, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +42,17 @@ CPU_ROWS, GPU_ROWS = 128, 1024  # queries of a head in a block
 # than the kernel.
 PLAIN = 2**19
 PLAIN_ROWS, OUTRUNS = 96, 2**17
+
+# With fewer queries and keys together than twice this, the bound has no room for the gradients of PyTorch's kernel.
+LEAST_ROOM = 8
+
+# What `scaled_dot_product_attention` calls on a CPU: it returns the log-sum-exp of the scores of every query, too.
+with_lse = torch._scaled_dot_product_flash_attention_for_cpu
+
+WIDE = torch.float32, torch.float64
+
+# From 2.9 on PyTorch's CPU kernel takes keys and values that several query heads share.
+SHARES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
 
 
 def serves(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -118,23 +130,51 @@ def attend_seen(
     if bare and wide and mask is None and bias is None and outruns(q, k, v) and few(q, s, OUTRUNS):
         return plain(q, k, v, mask, bias, window, scale, softcap, sinks)
     if bare and wide and mask is not None and not sure(mask, 3):
-        q = hide("bhts->bthk", mask, q)  # before the kernel is chosen by how large queries are
-    if bare and one_kernel(q, k, v, mask, bias, window, scale):
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        q = hide("bhts->bthk", mask, q)
+    if bare and one_kernel(q, k, v, mask, bias, window):
         added = None if mask is None else limit(mask, q).clamp_max_(0.0)
         if bias is not None:
             added = bias.to(q.dtype) if mask is None else torch.where(mask, bias.to(q.dtype), -torch.inf)
-        context = scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), added, is_causal=window[1] == 0, scale=scale,
-            enable_gqa=g != h,
-        )  # fmt: skip
-        if added is not None or not zero_somewhere(context) or largest(q, k, scale) < torch.finfo(q.dtype).max:
-            return context.transpose(1, 2)
-    if few(q, s, PLAIN):
+        context = by_one_kernel(q, k, v, added, window[1] == 0, scale)
+        if context is not None:
+            return context
+    return by_scores(q, k, v, mask, bias, window, scale, softcap, sinks)
+
+
+def by_scores(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    window: Window,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """`attend_seen` where scores are formed: all at once, or block by block."""
+    if few(q, k.shape[1], PLAIN):
         return plain(q, k, v, mask, bias, window, scale, softcap, sinks)
     sinks = None if sinks is None else widen(sinks).to(q.dtype)[None]
     bias = None if bias is None else widen(bias).to(q.dtype)
     return Blocked.apply(q, k, v, mask, bias, sinks, *window, scale, softcap)
+
+
+def alone(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
+    """Whether arrays that nothing else is asked of go to PyTorch's CPU kernel as they are: `attend_alone`."""
+    if not q.is_cpu or q.ndim != 4 or q.dtype not in WIDE:
+        return False
+    if causal:
+        return one_kernel(q, k, v, None, None, (None, 0))
+    return one_kernel(q, k, v, None, None, (None, None)) and not (outruns(q, k, v) and few(q, k.shape[1], OUTRUNS))
+
+
+def attend_alone(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+    """What `attend` gives for them."""
+    context = by_one_kernel(q, k, v, None, causal, scale)
+    if context is None:
+        return by_scores(q, k, v, None, None, (None, 0 if causal else None), scale, None, None)
+    return context
 
 
 def by_group(allowed: Tensor, h: int, g: int) -> Tensor:
@@ -151,16 +191,14 @@ def sure(allowed: Tensor, axis: int) -> bool:
     return allowed.view(torch.uint8).amax(axis).amin().item() == 1
 
 
-def one_kernel(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, window: Window, scale: float
-) -> bool:
+def one_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, window: Window) -> bool:
     """Whether PyTorch's kernel computes this, and fast."""
     square = window == (None, 0) and q.shape[1] == k.shape[1] and mask is None and bias is None
     if not (square or window == (None, None)) or v.shape[-1] != q.shape[-1] or 0 in (q.numel(), k.numel()):
         return False
-    if transformed(q):
+    if transformed(q) or (q.device.type == "cpu" and not SHARES and q.shape[2] != k.shape[2]):
         return False  # the other ways have rules for it
-    if learns(q, k, v) and (bias is not None or not precise(q, k, scale)):
+    if learns(q, k, v) and (bias is not None or q.shape[1] + k.shape[1] < 2 * LEAST_ROOM):
         return False
     if mask is None and bias is None:
         return True
@@ -168,15 +206,40 @@ def one_kernel(
         return False  # the kernels elsewhere differ in what they take; none gives the gradient of a bias in O(t) memory
     if mask is not None and bias is not None:
         both = torch.broadcast_shapes(mask.shape, bias.shape)
-        if both not in (mask.shape, bias.shape):
-            return False
-    # -inf added to inf would not hide it.
-    return not concrete(q) or largest(q, k, max(1.0, abs(scale))) < torch.finfo(q.dtype).max / 2
+        return both in (mask.shape, bias.shape)
+    return True
 
 
-def zero_somewhere(context: Tensor) -> bool:
-    """Whether a row may be 0: to the kernel one whose scores have all overflowed to -inf is one that sees no key."""
-    return context.device.type == "cpu" and concrete(context) and not context[..., 0].all().item()
+def by_one_kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float) -> Tensor | None:
+    """What PyTorch's kernel gives; None where its numbers are not ours.
+
+    On a CPU it also gives the log-sum-exp of every query's scores, which tells. It is not finite where a score is NaN
+    or inf, which a limit of -inf should have hidden, and 0 for a query whose scores are all -inf: one that sees no key
+    or, as the kernel can't know, one whose scores have overflowed. Calls that can't be looked at, as compiled ones, are
+    taken as they come.
+
+    In its backward pass the weights are exp(score - log-sum-exp), whose relative error is u |log-sum-exp|: more than a
+    softmax errs, where one score is far above the others. The bound grants the gradient of the values t u for the sum
+    over the queries and s u for that over the keys, of which the kernel, which adds in lanes and blocks, does not use
+    half.
+    """
+    queries, keys, values = (
+        x.transpose(1, 2) if x.stride(-1) == 1 else x.transpose(1, 2).contiguous() for x in (q, k, v)
+    )
+    if not q.is_cpu or not concrete(q):
+        context = scaled_dot_product_attention(
+            queries, keys, values, added, is_causal=causal, scale=scale, enable_gqa=q.shape[2] != k.shape[2]
+        )
+        return context.transpose(1, 2)
+    context, lse = with_lse(queries, keys, values, 0.0, causal, attn_mask=added, scale=scale)
+    learning = context.requires_grad
+    if learning or added is not None:
+        room = (q.shape[1] + k.shape[1]) / 2 if learning else torch.finfo(q.dtype).max
+        if not torch.linalg.vector_norm(lse.detach(), torch.inf).item() <= room:
+            return None
+    if not lse.all().item() and not largest(q, k, max(1.0, abs(scale))) < torch.finfo(q.dtype).max:
+        return None
+    return context.transpose(1, 2)
 
 
 def learns(*arrays: Tensor | None) -> bool:
@@ -186,7 +249,7 @@ def learns(*arrays: Tensor | None) -> bool:
 
 def few(q: Tensor, s: int, most: int) -> bool:
     """Whether there are so few scores that the plain way is faster than another."""
-    return q.device.type == "cpu" and 0 < q.shape[0] * q.shape[2] * q.shape[1] * s <= most
+    return q.is_cpu and 0 < q.shape[0] * q.shape[2] * q.shape[1] * s <= most
 
 
 def outruns(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -197,23 +260,10 @@ def outruns(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return not torch.compiler.is_compiling() and q.shape[1] >= PLAIN_ROWS and not learns(q, k, v)
 
 
-def precise(q: Tensor, k: Tensor, scale: float) -> bool:
-    """Whether the kernel's gradients keep our bound.
-
-    Its backward pass takes the weights from exp(score - log-sum-exp), whose relative error is u |log-sum-exp|: more
-    than a softmax errs, where one score is far above the others. The bound grants the gradient of the values t u for
-    the sum over the queries and s u for that over the keys, of which the kernel, which adds in lanes and blocks, does
-    not use half. Compiled calls are not looked at.
-    """
-    t, s = q.shape[1], k.shape[1]
-    room = (t + s) / 2
-    return room >= 8 and (not concrete(q) or largest(q, k, scale) + log(s) <= room)
-
-
 def largest(q: Tensor, k: Tensor, scale: float) -> float:
     """No score is larger, by the inequality of Cauchy and Schwarz."""
     norms = (torch.linalg.vector_norm(x.detach(), dim=-1).amax().item() for x in (q, k))
-    return prod(norms) * abs(scale)
+    return prod(norms) * scale
 
 
 def transformed(x: Tensor) -> bool:

@@ -14,7 +14,7 @@ from parity_tests import test_semantics
 from parity_tests._inputs import TREES, Arrays, first_difference
 from parity_tests._witness import cotangent
 from parity_tests.cases import Drawn
-from parity_tests.test_kernels import CASES, SIZES, allowed, fused, given, held, judged
+from parity_tests.test_kernels import CASES, SIZES, V, allowed, fused, given, held, judged
 
 TORCH = TREES["torch"]
 
@@ -187,14 +187,16 @@ def test_second_derivatives_of_blocks_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 WAYS = {
-    # positions, gradients, what else is asked: which way
+    # positions, gradients, what else is asked: which way, and which after it
     "few queries": (16, False, {}, "kernel"),
     "some queries": (96, False, {}, "plain"),
     "many scores": (320, False, {}, "kernel"),
     "causal": (96, False, {"causal": True}, "kernel"),
     "few queries, with gradients": (16, True, {}, "kernel"),
     "some queries, with gradients": (96, True, {}, "kernel"),
-    "large scores, with gradients": (16, True, {"scale": 100.0}, "plain"),
+    "large scores": (16, False, {"scale": 100.0}, "kernel"),
+    "large scores, with gradients": (16, True, {"scale": 100.0}, "kernel plain"),
+    "five queries, with gradients": (5, True, {}, "plain"),
     "window": (16, False, {"window": (3, None)}, "plain"),
     "window, many scores": (320, False, {"window": (3, None)}, "blocks"),
 }
@@ -212,8 +214,68 @@ def test_which_way(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
         return watch
 
-    for name, source in {"plain": "plain", "kernel": "scaled_dot_product_attention", "blocks": "forward"}.items():
+    for name, source in {"plain": "plain", "kernel": "with_lse", "blocks": "forward"}.items():
         monkeypatch.setattr(kernels, source, watched(name, getattr(kernels, source)))
     q, k, v = (torch.from_numpy(cotangent((1, t, 6, 5))).float().requires_grad_(learning) for _ in "qkv")
     attend(q, k, v, **options)
-    assert taken == [way]
+    assert taken == way.split()
+    attend(q, k, v, **options)  # what was checked before
+    assert taken == 2 * way.split()
+
+
+def test_a_product_that_overflows_before_it_is_scaled_is_nan() -> None:
+    """Every score of the first query is -inf before a scale that would have made it finite; nothing is hidden."""
+    q = torch.tensor([1e20, 1.0], dtype=torch.float32).reshape(1, 2, 1, 1)
+    k, v = torch.full((1, 2, 1, 1), -1e20), torch.ones(1, 2, 1, 1)
+    for implementation in ("textbook", "fused", "auto"):
+        found = attend(q, k, v, scale=1e-10, implementation=implementation)[0].flatten()
+        assert torch.isnan(found[0])
+        assert found[1] == 1
+
+
+def test_what_was_checked_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call like one before goes to the kernel at once; what differs in anything is checked."""
+    q, k, v = (torch.from_numpy(cotangent((2, 9, 6, 5))) for _ in "qkv")
+    first = attend(q, k, v)[0]
+
+    def refuse(*words: Any, **given: Any) -> None:
+        raise LookupError("checked")
+
+    monkeypatch.setattr("attn_np.contract._attend.check", refuse)
+    assert torch.equal(attend(q, k, v)[0], first)
+    others: tuple[tuple[torch.Tensor, ...], ...] = (
+        (q[:1], k[:1], v[:1]), (q[:, :1], k, v), (q, k[:, :1], v[:, :1]), (q, k, v[..., :1]),
+        (q.float(), k, v), (q, k.float(), v), (q, k, v.float()),
+    )  # fmt: skip
+    words: tuple[dict[str, Any], ...] = (
+        {"causal": True}, {"causal": 0}, {"scale": 2.0}, {"rate": 0}, {"normalize_over": "queries"},
+        {"implementation": "fused"}, {"mask": q > 0}, {"bias": q}, {"window": (1, 1)}, {"keep": q > 0},
+    )  # fmt: skip
+    for arrays in others:
+        with pytest.raises(LookupError, match="checked"):
+            attend(*arrays)
+    for options in words:
+        with pytest.raises(LookupError, match="checked"):
+            attend(q, k, v, **options)
+
+
+def test_the_straight_way_is_not_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, a tape, the textbook and 16 bits are asked of the same arrays as before."""
+    q, k, v = (torch.from_numpy(cotangent((2, 9, 6, 5))).float() for _ in "qkv")
+    attend(q, k, v)
+    monkeypatch.setattr(kernels, "attend_alone", lambda *given: pytest.fail("the straight way"))
+    tape: dict[str, torch.Tensor] = {}
+    _, weights = attend(q, k, v, return_weights=True)
+    assert weights is not None
+    attend(q, k, v, tape=tape)
+    assert "scores" in tape
+    attend(q, k, v, implementation="textbook")
+    attend(q, k, v, normalize_over="queries")
+    narrow = [x.bfloat16() for x in (q, k, v)]
+    assert attend(*narrow)[0].dtype == torch.bfloat16
+
+
+def test_the_straight_way_ends_where_scores_are_large() -> None:
+    """Causal, with gradients that the kernel can't give within the bound."""
+    inputs = {name: 30.0 * cotangent((1, 9, 2, V)) for name in "qkv"}
+    judged(fused(TORCH, inputs, {"causal": True}), held(inputs, {"causal": True}))
