@@ -7,7 +7,8 @@ they never leave the processor's cache and memory beyond inputs and output is th
 1. Both matrix products are BLAS's, one thread each; the blocks of queries are spread over as many threads as BLAS had.
 2. Everything between the products happens in place, in one scratch block for each thread.
 3. Blocks that causality, a window or the mask hide whole are never computed, and only those that they hide in part
-   are masked; along a causal edge or in a window blocks are lower, so that less of them is in vain.
+   are masked; along a causal edge or in a window blocks are lower, so that less of them is in vain, and of more heads,
+   so that they are no more in number.
 4. Powers of 2 in the place of e, where NumPy makes them faster: the scale of the scores takes the factor log2(e).
 5. The largest score of a row is subtracted in a softmax so that `exp` cannot overflow. Where Cauchy and Schwarz say
    that no score can be large, |q k| <= |q| |k|, it is neither looked for nor subtracted.
@@ -113,8 +114,8 @@ class Call:
         found = self.mask
         if not self.band.full:
             found = visible(found, self.band.t, self.band.s, like=self.q, window=(self.band.left, self.band.right))
-        if self.bias is not None and (shut := self.bias == -np.inf).any():
-            found = ~shut if found is None else found & ~shut
+        if self.bias is not None and (gone := self.bias == -np.inf).any():
+            found = ~gone if found is None else found & ~gone
         return found if found is None else found.reshape((1,) * (4 - found.ndim) + found.shape)
 
     def cleaned(self) -> "Call":
@@ -130,21 +131,38 @@ class Call:
         q = hide("bhts->bthk", allowed, self.q)
         return replace(self, q=q, k=hide("bhts->bshk", near, self.k), v=hide("bhts->bshv", near, self.v))
 
-    def parts(self, apart: bool = False) -> list[Part]:
+    @property
+    def alike(self) -> int:
+        """How many heads a block may take: heads of their own each, or those that share one."""
+        h, g = self.q.shape[2], self.k.shape[2]
+        return h if g == h else h // g
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many queries and keys a block has at most, forward and backward: other products would round otherwise."""
+        (b, t, h, _), s = self.q.shape, self.band.s
+        if self.band.full:
+            return min(t, QUERIES, max(EDGE, -(-b * h * t // PARTS))), min(s, KEYS)
+        if self.stretch is not None:
+            return min(t, EDGE), self.stretch
+        low, narrow = 2 * EDGE, max(1, KEYS // 2)
+        heads = max(1, min(self.alike, QUERIES * KEYS // (low * narrow)))
+        rows = min(t, QUERIES, max(1, QUERIES * KEYS // (heads * narrow) // low) * low)
+        return rows, min(s, KEYS, max(1, QUERIES * KEYS // (heads * rows)))
+
+    def parts(self, threads: int, apart: bool = False) -> list[Part]:
         """The work in parts: stretches of queries, of several heads at a time where one head's would be little.
 
         Args:
+            threads: how many there are to do it.
             apart: there should be many parts that share no key/value head with each other.
         """
-        (b, t, h, _), s, g = self.q.shape, self.band.s, self.k.shape[2]
-        if self.stretch is None:
-            rows, keys = min(t, QUERIES, max(EDGE, -(-b * h * t // PARTS))), min(s, KEYS)
-        else:
-            rows, keys = min(t, EDGE), self.stretch
-        shares = b * g // 4 if apart else b * h * -(-t // rows) // PARTS
+        (b, t, h, _), g, (rows, keys) = self.q.shape, self.k.shape[2], self.sizes
+        # Heads that share keys are rows of one product, so their number must not depend on the threads.
+        least = PARTS if self.band.full or self.stretch is not None or g < h else 2 * threads
+        shares = b * g // 4 if apart else b * h * -(-t // rows) // least
         most = min(QUERIES * KEYS // (rows * keys), shares)
-        alike = h if g == h else h // g  # heads of their own each, or those that share one
-        heads = max([n for n in range(1, most + 1) if alike % n == 0], default=1)
+        heads = max([n for n in range(1, most + 1) if self.alike % n == 0], default=1)
         return [
             Part(n, Span(i, i + heads), Span(i * g // h, (i + heads - 1) * g // h + 1), Span(j, min(j + rows, t)))
             for n in range(b)
@@ -162,8 +180,7 @@ class Call:
 
     def blocks(self, part: Part) -> Iterator[tuple[Span, Span, Array | None]]:
         """The keys that some queries of a part see, block by block: queries, keys, and what is hidden of them."""
-        start, stop = self.band.keys(part.queries)
-        step = self.stretch or KEYS
+        (start, stop), (_, step) = self.band.keys(part.queries), self.sizes
         for i in range(start, stop, step):
             yield from self.cut(part, Span(i, min(i + step, stop)))
 
@@ -188,13 +205,17 @@ class Call:
             found = beyond(size(queries), size(keys), ahead, self.band.left, self.band.right)
         if self.mask is not None and not (near := block(self.mask, part, keys)).all():
             found = ~near if found is None else found | ~near
-        if self.bias is not None and (shut := block(self.bias, part, keys) == -np.inf).any():
-            found = shut if found is None else found | shut
+        if self.bias is not None and (gone := block(self.bias, part, keys) == -np.inf).any():
+            found = gone if found is None else found | gone
         return found
 
     def queries(self, x: Array, part: Part) -> Array:
         """A part of what is by queries, `b t h k` -> `h t k`."""
         return x[part.n, slice(*part.queries), slice(*part.heads)].swapaxes(0, 1)
+
+    def scaled(self, part: Part) -> Array:
+        """The queries of a part as they go into `scores`; in one order for any heads, as BLAS may round by strides."""
+        return np.multiply(self.queries(self.q, part), self.q.dtype.type(self.factor), order="C")
 
     def keys(self, x: Array, part: Part, keys: Span) -> Array:
         """A block of what is by keys, `b s g k` -> `g s k`."""
@@ -237,6 +258,21 @@ def block(x: Array, part: Part, keys: Span) -> Array:
     """One block of an array that is broadcastable to `b h t s`: `h t s`, with axes of 1."""
     spans = Span(part.n, part.n + 1), part.heads, part.queries, keys
     return x[tuple(slice(*span) if n > 1 else slice(0, 1) for span, n in zip(spans, x.shape, strict=True))][0]
+
+
+def zero(x: Array, hidden: Array) -> None:
+    """Select what is hidden to 0, in place. By its bits, which are kept or not: where every number has to be asked, as
+    `copyto` does, a processor guesses, and a random mask takes 20 times as long.
+    """
+    bits = x.view(f"i{x.itemsize}")
+    bits &= (hidden.view(np.int8) - np.int8(1)).astype(bits.dtype)
+
+
+def shut(x: Array, hidden: Array) -> None:
+    """Select what is hidden to -inf, in place: the smaller of a score and +-inf. A NaN that is seen becomes inf, which
+    makes its row NaN as well.
+    """
+    np.fmin(x, (x.dtype.type(0.5) - hidden) * x.dtype.type(np.inf), out=x)
 
 
 @lru_cache(maxsize=64)
@@ -378,7 +414,7 @@ def at_once(call: Call) -> Saved:
         scores += call.bias
     allowed = call.allowed()
     if allowed is not None:
-        np.copyto(scores, -np.inf, where=~allowed)
+        shut(scores, ~allowed)
     top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
     if call.sinks is not None:
         top = np.maximum(top, call.sinks[:, None, None])
@@ -427,7 +463,7 @@ def in_blocks(call: Call) -> Saved:
     units, room = call.units, Scratch()
 
     def work(part: Part) -> None:
-        q = call.queries(call.q, part) * dtype.type(call.factor)
+        q = call.scaled(part)
         largest = call.softcap
         if largest is None:
             norms = np.sqrt(np.max(np.einsum("htk,htk->ht", q, q), axis=1))
@@ -441,7 +477,8 @@ def in_blocks(call: Call) -> Saved:
         at = part.n, slice(*part.heads), slice(*part.queries)
         top[at], total[at] = tops, sums
 
-    in_threads(work, [(part,) for part in call.parts()])
+    with one_thread() as threads:
+        in_threads(work, [(part,) for part in call.parts(threads)])
     return Saved(call, context, top, total)
 
 
@@ -457,7 +494,7 @@ def summed(call: Call, part: Part, q: Array, room: Scratch) -> tuple[Array, Arra
         call.scores(part._replace(queries=queries), keys, q[:, at], weights)
         call.power(weights)  # of hidden scores too: that of -inf takes several times as long
         if hidden is not None:
-            np.copyto(weights, 0.0, where=hidden)
+            zero(weights, hidden)
         total[:, at] += weights @ np.ones(size(keys), q.dtype)
         mixed[:, at] += call.mixed(part, keys, weights, room)
     return mixed, total, 0.0
@@ -476,7 +513,7 @@ def summed_online(call: Call, part: Part, q: Array, room: Scratch) -> tuple[Arra
         weights = room("weights", (heads, size(queries), size(keys)), q)
         call.scores(part._replace(queries=queries), keys, q[:, at], weights)
         if hidden is not None:
-            np.copyto(weights, -np.inf, where=hidden)
+            shut(weights, hidden)
         before, top[:, at] = top[:, at].copy(), np.maximum(top[:, at], weights.max(-1))
         level = np.where(top[:, at] == -np.inf, 0.0, top[:, at])
         if (level != top[:, at]).any():
@@ -540,7 +577,7 @@ def attend_vjp(saved: Saved, dcontext: Array) -> Gradients:
 
     def work(parts: list[Part]) -> None:
         for part in parts:
-            q = call.queries(call.q, part) * dtype.type(call.factor)
+            q = call.scaled(part)
             for queries, keys, hidden in call.blocks(part):
                 at = slice(queries.start - part.queries.start, queries.stop - part.queries.start)
                 add(part._replace(queries=queries), keys, hidden, q[:, at])
@@ -555,14 +592,14 @@ def attend_vjp(saved: Saved, dcontext: Array) -> Gradients:
         weights -= saved.top[at][:, :, None]
         call.power(weights)
         if hidden is not None:
-            np.copyto(weights, 0.0, where=hidden)
+            zero(weights, hidden)
         k, v = call.keys(call.k, part, keys), call.keys(call.v, part, keys)
         call.keys(dv, part, keys)[...] += by_shared(weights, v).swapaxes(1, 2) @ by_shared(dy, v)
         np.matmul(by_shared(dy, v), v.swapaxes(1, 2), out=by_shared(dscores, v))
         dscores -= share
         dscores *= weights
         if hidden is not None:
-            np.copyto(dscores, 0.0, where=hidden)
+            zero(dscores, hidden)
         if dbiased is not None:
             dbiased[*at, slice(*keys)] = dscores
         if bent is not None:
@@ -571,9 +608,10 @@ def attend_vjp(saved: Saved, dcontext: Array) -> Gradients:
         call.queries(dq, part)[...] += (by_shared(dscores, k) @ k).reshape(q.shape)
 
     together: dict[tuple[int, Span], list[Part]] = {}
-    for part in call.parts(apart=call.q.shape[2] == g):
-        together.setdefault((part.n, part.shared), []).append(part)
-    in_threads(work, [(parts,) for parts in together.values()])
+    with one_thread() as threads:
+        for part in call.parts(threads, apart=call.q.shape[2] == g):
+            together.setdefault((part.n, part.shared), []).append(part)
+        in_threads(work, [(parts,) for parts in together.values()])
     dq *= dtype.type(call.scale)
     dk *= dtype.type(1 / call.units if call.softcap is None else call.softcap)
     return Gradients(dq, dk, dv, dsinks, dbiased)
@@ -590,12 +628,12 @@ def at_once_vjp(saved: Saved, dcontext: Array, shares: Array, dsinks: Array | No
     dscores *= probs.reshape(b, h, t, s)
     allowed = call.allowed()
     if allowed is not None:
-        np.copyto(dscores, 0.0, where=~allowed)
+        zero(dscores, ~allowed)
     dbiased = None if call.bias is None else dscores
     if bent is not None:
         slope = 1 - bent * bent
         if allowed is not None:
-            np.copyto(slope, 0.0, where=~allowed)  # of a key that nobody sees it may be NaN
+            zero(slope, ~allowed)  # of a key that nobody sees it may be NaN
         dscores = dscores * slope
     dgroup = dscores.reshape(b, g, h // g * t, s)
     dk = np.matmul(dgroup.transpose(0, 1, 3, 2), q).transpose(0, 2, 1, 3)

@@ -219,3 +219,60 @@ def test_of_some_axis_there_may_be_none(case: str, b: int, t: int, s: int, tree:
     assert found["context"].shape == (b, t, H, V)
     assert all(found[f"d{name}"].shape == x.shape for name, x in inputs.items())
     assert not any(x.any() for x in found.values())
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (3, 6)}], ids=str)
+def test_numpy_makes_the_same_scores_again(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, or a weight of 1 would be more than 1; blocks have other heads in the backward pass, and one key."""
+    for name, n in {"WHOLE": 0, "QUERIES": 4, "KEYS": 3, "EDGE": 2, "PARTS": 1}.items():
+        monkeypatch.setattr(numpy_kernels, name, n)
+    made: list[dict[tuple[int, ...], float]] = []
+    heads: list[set[int]] = []
+    real = numpy_kernels.Call.scores
+
+    def scores(call: Any, part: Any, keys: Any, q: np.ndarray, out: np.ndarray) -> Any:
+        found = real(call, part, keys, q, out)
+        heads[-1].add(numpy_kernels.size(part.heads))
+        for (h, t, s), x in np.ndenumerate(out):
+            made[-1][part.n, part.heads.start + h, part.queries.start + t, keys.start + s] = x
+        return found
+
+    monkeypatch.setattr(numpy_kernels.Call, "scores", scores)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(1, n, 4, 5)).astype(np.float32) for n in (13, 17, 17))
+    tape: Any = Residuals()
+    for call in (lambda: attend(q, k, v, tape=tape, **options), lambda: attend_vjp(tape, np.ones_like(q), kv_heads=4)):
+        made.append({})
+        heads.append(set())
+        call()
+    assert made[0] == made[1]
+    assert heads[0] != heads[1]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numpy_hides_whatever_stands_there(dtype: type) -> None:
+    """NaN and infinities too, by a mask that serves several heads; what is seen stays."""
+    rng = np.random.default_rng(0)
+    hidden = rng.random((1, 7, 9)) < 0.5
+    x = rng.normal(size=(3, 7, 9)).astype(dtype)
+    x[rng.random(x.shape) < 0.3] = np.nan
+    x[0, :, ::2], x[1, ::3] = np.inf, -np.inf
+    for select, value, seen in (
+        (numpy_kernels.zero, 0.0, x),
+        (numpy_kernels.shut, -np.inf, np.where(np.isnan(x), np.inf, x)),
+    ):
+        found = x.copy()
+        select(found, hidden[:, ::-1])
+        np.testing.assert_array_equal(found, np.where(hidden[:, ::-1], dtype(value), seen))
+        assert not np.signbit(found[np.broadcast_to(hidden[:, ::-1], x.shape)]).any() or value < 0
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_numpys_gradient_may_overflow_where_nobody_looks(blocks: str) -> None:
+    """A huge gradient of the first query, huge values of a later key: their product is inf, and hidden."""
+    inputs, options = given("causal")
+    dy = cotangent((*inputs["q"].shape[:-1], V))
+    inputs["v"][:, 1], dy[:, 0], dy[:, 1:] = 1e200, 1e200, 0.0
+    with small_blocks(TREES["numpy"], blocks), np.errstate(over="ignore", invalid="ignore"):
+        found = numpy_results(inputs, dy, options, "fused")
+    assert all(np.isfinite(x).all() for x in found.values())
