@@ -120,19 +120,23 @@ def attend(
         ValueError: shapes that do not fit, an unknown implementation, or "fused" beside what needs the weights.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
-    bare = mask is bias is window is softcap is sinks is keep is weigh is past is tape is None
-    call = bare_call(q, k, v, causal, scale, rate, normalize_over, implementation) if bare else None
+    step = past is not None  # of decoding: the layer has made keys and values for the queries, more of them each time
+    bare = mask is bias is window is softcap is sinks is keep is weigh is tape is None
+    bare = bare and (not step or (past.start is not None and q.shape[1] == 1))  # one query, which sees them all
+    arrays = (q, q, q) if step else (q, k, v)
+    call = bare_call(*arrays, causal, scale, rate, normalize_over, implementation, step) if bare else None
     if call not in contract.CALLS[4].passed:
         given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "sinks": sinks, "keep": keep}
         words = (causal, window, scale, softcap, rate), normalize_over, implementation, weigh is not None
-        # In a step the layer has made keys and values for the queries, more of them each time.
-        seen = given if past is None else {"q": q, "mask": mask, "bias": bias}
+        seen = {"q": q, "mask": mask, "bias": bias} if step else given
         call = call or signature(exact(*words[0], *words[1:]), seen)
         contract.CALLS[4].remembered(call, lambda: contract.check(*words, **specs("attend", **given)))
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
     fast = implementation != "textbook" and normalize_over == "keys" and not return_weights
-    if bare and fast and kernels.alone(q, k, v, causal):  # twin: what follows takes as long as a small kernel
-        return kernels.attend_alone(q, k, v, causal, factor), None
+    if (
+        bare and fast and kernels.alone(q, k, v, causal and not step)
+    ):  # twin: what follows takes as long as a small kernel
+        return kernels.attend_alone(q, k, v, causal and not step, factor), None
     needs = {"return_weights": return_weights, "normalize_over": normalize_over, "weigh": weigh, "keep": keep}
     if contract.fuses(implementation, tape, kernels.serves(q, k, v), **needs):
         if past is not None and past.start is None:

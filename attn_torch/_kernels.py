@@ -161,20 +161,19 @@ def by_scores(
 
 
 def alone(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
-    """Whether arrays that nothing else is asked of go to PyTorch's CPU kernel as they are: `attend_alone`."""
-    if not q.is_cpu or q.ndim != 4 or q.dtype not in WIDE:
-        return False
-    if causal:
-        return one_kernel(q, k, v, None, None, (None, 0))
-    return one_kernel(q, k, v, None, None, (None, None)) and not (outruns(q, k, v) and few(q, k.shape[1], OUTRUNS))
+    """Whether arrays that nothing else is asked of can go on a CPU as they are: `attend_alone`."""
+    return (
+        q.is_cpu and q.ndim == 4 and q.dtype in WIDE and one_kernel(q, k, v, None, None, (None, 0 if causal else None))
+    )
 
 
 def attend_alone(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
     """What `attend` gives for them."""
+    window = None, 0 if causal else None
+    if not causal and outruns(q, k, v) and few(q, k.shape[1], OUTRUNS):
+        return plain(q, k, v, None, None, window, scale, None, None)
     context = by_one_kernel(q, k, v, None, causal, scale)
-    if context is None:
-        return by_scores(q, k, v, None, None, (None, 0 if causal else None), scale, None, None)
-    return context
+    return by_scores(q, k, v, None, None, window, scale, None, None) if context is None else context
 
 
 def by_group(allowed: Tensor, h: int, g: int) -> Tensor:
