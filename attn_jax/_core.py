@@ -1,8 +1,9 @@
 """JAX's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.core import Tracer
+from jax.custom_derivatives import SymbolicZero
 from jax.nn import sigmoid
 from jax.numpy import broadcast_to, concatenate, exp, log, maximum, sqrt, stack, tanh, where
 
@@ -213,8 +215,37 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
 
 def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
     """A projection: `einsum`, plus a bias over its last axes where there is one."""
-    y = einsum(spec, x, weight)
-    return y if bias is None else y + widen(bias)
+    factors, out = spec.split("->")
+    left, right = factors.split(",")
+    x, weight, bias = widen(x), widen(weight), widen(bias)
+    n = len(set(left) & set(right))
+    if (left[-n:], out) != (right[:n], left[:-n] + right[n:]):  # something has to be moved
+        y = einsum(spec, x, weight)
+        return y if bias is None else y + bias
+    rows, columns = x.shape[:-n], weight.shape[n:]
+    between = prod(weight.shape[:n])
+    y = _project(x.reshape(prod(rows), between), weight.reshape(between, prod(columns)))
+    y = y if bias is None else y + bias.reshape(-1)
+    return y.reshape(rows + columns)
+
+
+@jax.custom_jvp
+def _project(x: Array, weight: Array) -> Array:
+    """A product of two matrices, with derivatives for which XLA on a CPU need not copy a weight transposed."""
+    return einsum("td,dn->tn", x, weight)
+
+
+@partial(_project.defjvp, symbolic_zeros=True)
+def _project_jvp(given: Any, slopes: Any) -> Any:
+    """x is turned around where the gradient of the weight needs it; without the barrier XLA would undo that."""
+    (x, weight), (dx, dweight) = given, slopes
+    y = _project(x, weight)
+    dy = zeros(y.shape, y)
+    if not isinstance(dx, SymbolicZero):
+        dy = dy + einsum("td,dn->tn", dx, weight)
+    if not isinstance(dweight, SymbolicZero):
+        dy = dy + einsum("dt,dn->tn", jax.lax.optimization_barrier(x.T), dweight)
+    return y, dy
 
 
 def lerp(a: Array, b: Array, z: Array) -> Array:

@@ -1,5 +1,6 @@
 """The fast path of `attend` in JAX, with blocks so small that its loops and the edges of its blocks are run."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from attn_jax import _kernels, attend
+from attn_jax._core import linear
 from attn_np._attend import attend as reference
 from parity_tests._inputs import Arrays
 from parity_tests._witness import cotangent
@@ -154,3 +156,47 @@ def test_no_cudnn_on_a_cpu(dtype: str) -> None:
     q = jnp.zeros((1, 2, 4, 8), dtype, device=jax.devices("cpu")[0])
     with jax.default_device(jax.devices("cpu")[0]):
         assert not _kernels.cudnn_serves(q, q, q, None, None)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"softcap": 1.5}], ids=str)
+def test_hessians_of_one_block(options: dict[str, Any]) -> None:
+    """Over queries, keys and values, whose heads are shared; compiled, too: XLA has been seen to get it wrong."""
+    rng = np.random.default_rng(0)
+    q, k, v, along = (jnp.asarray(rng.normal(size=(2, t, h, 3))) for t, h in ((5, 4), (7, 2), (7, 2), (5, 4)))
+
+    def total(q: Any, k: Any, v: Any, implementation: str) -> Any:
+        return jnp.sum(attend(q, k, v, **options, implementation=implementation)[0] ** 2 * along)
+
+    hessian = jax.jit(jax.hessian(total, (0, 1, 2)), static_argnums=3)
+    got, want = (hessian(q, k, v, which) for which in ("fused", "textbook"))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-10), got, want)
+
+
+@pytest.mark.parametrize("spec", ["btd,dhk->bthk", "bthv,hvd->btd", "btd,fde->btfe"])
+def test_projection_and_its_derivatives(spec: str) -> None:
+    sizes = {"b": 2, "t": 3, "d": 5, "h": 2, "k": 3, "v": 4, "f": 2, "e": 7}
+    factors, out = spec.split("->")
+    left, right = factors.split(",")
+    bias = [letter for letter in out if letter not in left]
+    shapes = [tuple(sizes[letter] for letter in letters) for letters in (left, right, bias)]
+    given = [jnp.asarray(np.random.default_rng(n).standard_normal(shape)) for n, shape in enumerate(shapes)]
+    total = lambda *given: jnp.sum(jnp.sin(linear(spec, *given)))  # noqa: E731
+    want = lambda x, w, b: jnp.sum(jnp.sin(jnp.einsum(spec, x, w) + b))  # noqa: E731
+    for derivative in (jax.grad, jax.hessian):
+        got, expected = (jax.jit(derivative(f, (0, 1, 2)))(*given) for f in (total, want))
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-12), got, expected)
+
+
+def test_what_is_fixed_costs_no_product() -> None:
+    x, weight = jnp.ones((1, 3, 5)), jnp.ones((5, 2, 4))
+    project = lambda x, weight: jnp.sum(linear("btd,dhk->bthk", x, weight, None))  # noqa: E731
+    for which, products in (((0, 1), 3), (0, 2), (1, 2)):
+        assert str(jax.make_jaxpr(jax.grad(project, which))(x, weight)).count("dot_general") == products
+
+
+@pytest.mark.parametrize("shapes", [((2, 0, 4), (4, 2, 3)), ((0, 3, 4), (4, 2, 3)), ((2, 3, 4), (4, 0, 3))], ids=str)
+def test_a_projection_of_nothing(shapes: tuple[tuple[int, ...], ...]) -> None:
+    x, weight = (jnp.ones(shape) for shape in shapes)
+    y, pull = jax.vjp(lambda x, weight: linear("btd,dhk->bthk", x, weight, None), x, weight)
+    assert y.shape == (*x.shape[:2], *weight.shape[1:])
+    assert [found.shape for found in pull(y)] == [x.shape, weight.shape]
