@@ -125,7 +125,7 @@ def attend(
     bare = bare and (not step or (past.start is not None and q.shape[1] == 1))  # one query, which sees them all
     arrays = (q, q, q) if step else (q, k, v)
     call = bare_call(*arrays, causal, scale, rate, normalize_over, implementation, step) if bare else None
-    if call not in contract.CALLS[4].passed:
+    if not contract.CALLS[4].knows(call):
         given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "sinks": sinks, "keep": keep}
         words = (causal, window, scale, softcap, rate), normalize_over, implementation, weigh is not None
         seen = {"q": q, "mask": mask, "bias": bias} if step else given

@@ -7,8 +7,8 @@ Three ways, chosen in `attend_seen` by shapes and flags, and by what PyTorch's k
   gradient is asked for and a head has some hundred queries.
 - *One kernel.* Where `scaled_dot_product_attention` means what we mean, it is called: PyTorch has tuned kernels that
   never write the scores to memory. Heads are moved by views, key/value heads that several query heads share are not
-  repeated, and key/value or query rows that nobody sees are cut off or selected to 0 before. Queries,
-  keys and values alone are known from the call before and go there at once (`alone`).
+  repeated, and key/value or query rows that nobody sees are cut off or selected to 0 before. Where a
+  call has nothing besides queries, keys and values, they go there at once (`alone`).
 - *Blocks of queries.* All else of many scores: sinks, softcap, windows, causal with fewer queries than keys, a bias
   with a gradient, values of another width than keys. A block of queries meets only the stretch of keys that its causal
   limit and window leave, so what they hide is never computed. Its scores, of a size that stays in a processor's cache,
@@ -168,7 +168,7 @@ def alone(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
 
 
 def attend_alone(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-    """What `attend` gives for them."""
+    """The context of such arrays: `b t h v`."""
     window = None, 0 if causal else None
     if not causal and outruns(q, k, v) and few(q, k.shape[1], OUTRUNS):
         return plain(q, k, v, None, None, window, scale, None, None)
@@ -195,7 +195,7 @@ def one_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tenso
     square = window == (None, 0) and q.shape[1] == k.shape[1] and mask is None and bias is None
     if not (square or window == (None, None)) or v.shape[-1] != q.shape[-1] or 0 in (q.numel(), k.numel()):
         return False
-    if transformed(q) or (q.device.type == "cpu" and not SHARES and q.shape[2] != k.shape[2]):
+    if transformed(q, k, v, mask, bias) or (q.is_cpu and not SHARES and q.shape[2] != k.shape[2]):
         return False  # the other ways have rules for it
     if learns(q, k, v) and (bias is not None or q.shape[1] + k.shape[1] < 2 * LEAST_ROOM):
         return False
@@ -230,6 +230,8 @@ def by_one_kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal:
             queries, keys, values, added, is_causal=causal, scale=scale, enable_gqa=q.shape[2] != k.shape[2]
         )
         return context.transpose(1, 2)
+    if causal and not scale > 0:
+        return None  # it hides by -inf before it scales
     context, lse = with_lse(queries, keys, values, 0.0, causal, attn_mask=added, scale=scale)
     learning = context.requires_grad
     if learning or added is not None:
@@ -259,15 +261,18 @@ def outruns(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return not torch.compiler.is_compiling() and q.shape[1] >= PLAIN_ROWS and not learns(q, k, v)
 
 
-def largest(q: Tensor, k: Tensor, scale: float) -> float:
-    """No score is larger, by the inequality of Cauchy and Schwarz."""
+def largest(q: Tensor, k: Tensor, factor: float) -> float:
+    """No product of a query and a key, times a factor, is larger, by the inequality of Cauchy and Schwarz."""
     norms = (torch.linalg.vector_norm(x.detach(), dim=-1).amax().item() for x in (q, k))
-    return prod(norms) * scale
+    return prod(norms) * factor
 
 
-def transformed(x: Tensor) -> bool:
+def transformed(*arrays: Tensor | None) -> bool:
     """Whether `vmap` or `torch.func.grad` is at work: PyTorch's CPU kernel has no rule for them."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
+    if torch.compiler.is_compiling():
+        return False
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
+    return any(x is not None and wrapped(x) for x in arrays)
 
 
 # Plain ----------------------------------------------------------------------------------------------------------------

@@ -279,3 +279,41 @@ def test_the_straight_way_ends_where_scores_are_large() -> None:
     """Causal, with gradients that the kernel can't give within the bound."""
     inputs = {name: 30.0 * cotangent((1, 9, 2, V)) for name in "qkv"}
     judged(fused(TORCH, inputs, {"causal": True}), held(inputs, {"causal": True}))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "mask", "bias"])
+def test_one_array_may_be_mapped_alone(name: str) -> None:
+    """Two of it, the others as they are: what they give one after the other."""
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {n: torch.from_numpy(rng.normal(size=(1, 9, 2, 4))) for n in "qkv"}
+    arrays["mask"], arrays["bias"] = torch.ones(9, 9, dtype=torch.bool).tril(), torch.zeros(9, 9, dtype=torch.float64)
+    if name != "bias":
+        del arrays["bias"]
+    if name in "qkv":
+        del arrays["mask"]
+    two = torch.stack([arrays[name], arrays[name].flip(1)])
+
+    def call(x: Any, **words: Any) -> Any:
+        given: dict[str, Any] = arrays | {name: x} | words
+        return attend(**given)[0]
+
+    for got, x in zip(vmap(call)(two), two, strict=True):
+        want = call(x, implementation="textbook")
+        np.testing.assert_allclose(TORCH.numpy(got), TORCH.numpy(want), atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+@pytest.mark.parametrize("learning", [False, True])
+def test_a_scale_below_0_hides_what_is_later(learning: bool, scale: float) -> None:
+    """PyTorch's kernel hides by -inf before it scales."""
+    q, k, v = (torch.from_numpy(cotangent((1, 9, 2, 4))).requires_grad_(learning) for _ in "qkv")
+    want = attend(q, k, v, causal=True, scale=scale, implementation="textbook")[0]
+    found = attend(q, k, v, causal=True, scale=scale)[0]
+    np.testing.assert_allclose(TORCH.numpy(found), TORCH.numpy(want), atol=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [{"causal": [1]}, {"scale": np.array([1.0])}, {"implementation": ["auto"]}], ids=str)
+def test_words_without_a_hash_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    q = torch.ones(1, 2, 1, 4)
+    with pytest.raises(ValueError, match=f"attend: expected {next(iter(wrong))}"):
+        attend(q, q, q, **wrong)
