@@ -755,7 +755,7 @@ def specs(variant: str, **given: Array | None) -> dict[str, tuple[tuple[int, ...
 
 
 def signature(words: Any, *given: dict[str, Array | None]) -> Any:
-    """What a check sees of a call, as a key: some words, then the type, shape and dtype of every array.
+    """What a check sees of a call, as a key: whose check, some words, then the type, shape and dtype of every array.
 
     None where it must look itself.
     """
@@ -763,7 +763,7 @@ def signature(words: Any, *given: dict[str, Array | None]) -> Any:
     # What is traced is looked at once anyway. NumPy's float64 passes or not as JAX is set.
     if not all(isinstance(x, jax.Array) and not isinstance(x, Tracer) for _, x in every):
         return None
-    return words, *[(n, type(x), x.shape, x.dtype) for n, x in every]
+    return __name__, words, *[(n, type(x), x.shape, x.dtype) for n, x in every]
 
 
 def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:

@@ -741,12 +741,16 @@ def specs(variant: str, **given: Array | None) -> dict[str, tuple[tuple[int, ...
 
 
 def signature(words: Any, *given: dict[str, Array | None]) -> Any:
-    """What a check sees of a call, as a key: some words, then the type, shape and dtype of every array.
+    """What a check sees of a call, as a key: whose check, some words, then the type, shape and dtype of every array.
 
     None where it must look itself.
     """
     try:
-        return words, *[(n, type(x), x.shape, x.dtype) for some in given for n, x in some.items() if x is not None]
+        return (
+            __name__,
+            words,
+            *[(n, type(x), x.shape, x.dtype) for some in given for n, x in some.items() if x is not None],
+        )
     except AttributeError:
         return None
 

@@ -222,6 +222,8 @@ def by_one_kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal:
     over the queries and s u for that over the keys, of which the kernel, which adds in lanes and blocks, does not use
     half.
     """
+    if causal and not scale > 0:
+        return None  # it hides by -inf before it scales
     queries, keys, values = (
         x.transpose(1, 2) if x.stride(-1) == 1 else x.transpose(1, 2).contiguous() for x in (q, k, v)
     )
@@ -230,8 +232,6 @@ def by_one_kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal:
             queries, keys, values, added, is_causal=causal, scale=scale, enable_gqa=q.shape[2] != k.shape[2]
         )
         return context.transpose(1, 2)
-    if causal and not scale > 0:
-        return None  # it hides by -inf before it scales
     context, lse = with_lse(queries, keys, values, 0.0, causal, attn_mask=added, scale=scale)
     learning = context.requires_grad
     if learning or added is not None:

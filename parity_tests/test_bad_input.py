@@ -460,6 +460,17 @@ def test_attend_refuses_after_a_call_that_is_equal(right: dict[str, Any], wrong:
         refused_by_all(lambda tree: tree.package.attend(**tree.arrays(inputs), **wrong), ValueError, "attend")
 
 
+@pytest.mark.parametrize("more", [{}, {"mask": np.ones((4, 5), np.bool_)}], ids=["bare", "mask"])
+def test_what_passed_in_one_tree_is_looked_at_in_another(more: dict[str, Any]) -> None:
+    """Arrays of NumPy in PyTorch, and of PyTorch and JAX in NumPy, after their own tree took them."""
+    given = {name: np.ones((1, n, 2, 3), np.float32) for name, n in (("q", 4), ("k", 5), ("v", 5))} | more
+    for owner, other in (("numpy", "torch"), ("torch", "numpy"), ("jax", "numpy"), ("jax", "torch")):
+        arrays = TREES[owner].arrays(given)
+        TREES[owner].package.attend(**arrays)
+        with pytest.raises(TypeError, match="attend: expected q as"):
+            TREES[other].package.attend(**arrays)
+
+
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 def test_what_passed_is_remembered_and_no_more(tree: Tree) -> None:
     """A call is looked at once, one that is refused every time; a copy of the config remembers nothing."""

@@ -302,14 +302,17 @@ def test_one_array_may_be_mapped_alone(name: str) -> None:
         np.testing.assert_allclose(TORCH.numpy(got), TORCH.numpy(want), atol=1e-12)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("scale", [-0.5, 0.0])
 @pytest.mark.parametrize("learning", [False, True])
 def test_a_scale_below_0_hides_what_is_later(learning: bool, scale: float) -> None:
     """PyTorch's kernel hides by -inf before it scales."""
     q, k, v = (torch.from_numpy(cotangent((1, 9, 2, 4))).requires_grad_(learning) for _ in "qkv")
     want = attend(q, k, v, causal=True, scale=scale, implementation="textbook")[0]
-    found = attend(q, k, v, causal=True, scale=scale)[0]
-    np.testing.assert_allclose(TORCH.numpy(found), TORCH.numpy(want), atol=1e-12)
+    compiled = torch.compile(attend, backend="eager")
+    for call in (attend, compiled):
+        found = call(q, k, v, causal=True, scale=scale)[0]
+        np.testing.assert_allclose(TORCH.numpy(found), TORCH.numpy(want), atol=1e-12)
 
 
 @pytest.mark.parametrize("wrong", [{"causal": [1]}, {"scale": np.array([1.0])}, {"implementation": ["auto"]}], ids=str)
