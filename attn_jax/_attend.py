@@ -110,7 +110,7 @@ def attend(
         ValueError: shapes that do not fit, an unknown implementation, or "fused" beside what needs the weights.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
-    given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "sinks": sinks, "keep": keep}
+    given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "sinks": sinks, "keep": keep}  # twin: speed
     words = (causal, window, scale, softcap, rate), normalize_over, implementation, weigh is not None
     # In a step the layer has made keys and values for the queries, more of them each time.
     call = signature(exact(*words[0], *words[1:]), given if past is None else {"q": q, "mask": mask, "bias": bias})

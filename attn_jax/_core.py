@@ -217,16 +217,14 @@ def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
     """A projection: `einsum`, plus a bias over its last axes where there is one."""
     factors, out = spec.split("->")
     left, right = factors.split(",")
-    x, weight, bias = widen(x), widen(weight), widen(bias)
     n = len(set(left) & set(right))
-    if (left[-n:], out) != (right[:n], left[:-n] + right[n:]):  # something has to be moved
+    if (left[-n:], out) == (right[:n], left[:-n] + right[n:]):  # nothing has to be moved
+        x, weight = widen(x), widen(weight)
+        rows, between, columns = x.shape[:-n], prod(weight.shape[:n]), weight.shape[n:]
+        y = _project(x.reshape(prod(rows), between), weight.reshape(between, prod(columns))).reshape(rows + columns)
+    else:
         y = einsum(spec, x, weight)
-        return y if bias is None else y + bias
-    rows, columns = x.shape[:-n], weight.shape[n:]
-    between = prod(weight.shape[:n])
-    y = _project(x.reshape(prod(rows), between), weight.reshape(between, prod(columns)))
-    y = y if bias is None else y + bias.reshape(-1)
-    return y.reshape(rows + columns)
+    return y if bias is None else y + widen(bias)
 
 
 @jax.custom_jvp

@@ -4,9 +4,6 @@ from collections.abc import Callable
 from math import sqrt
 from typing import Any
 
-from torch import Tensor
-from torch.compiler import is_compiling
-
 import attn_torch._kernels as kernels
 from attn_np.contract import _attend as contract
 from attn_np.contract import exact
@@ -63,13 +60,6 @@ def fused(tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias:
     return record(tape, context=context if heads else context[:, :, 0])
 
 
-def bare_call(q: Array, k: Array, v: Array, *words: Any) -> Any:
-    """`signature` and `exact` of a call with nothing besides its arrays and some words, at a tenth of their time."""
-    if is_compiling() or not type(q) is type(k) is type(v) is Tensor:
-        return None
-    return q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, *words, *map(type, words)
-
-
 def attend(
     q: Array,
     k: Array,
@@ -120,26 +110,16 @@ def attend(
         ValueError: shapes that do not fit, an unknown implementation, or "fused" beside what needs the weights.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
-    # For speed alone, and not needed to understand the rest: a call of arrays with nothing besides, whose check is
-    # remembered, goes to the kernel at once. In a step the layer has made keys and values for the queries, more of them
-    # each time, so only the queries are looked at.
-    step = past is not None
-    bare = mask is bias is window is softcap is sinks is keep is weigh is tape is None
-    bare = bare and (not step or (past.start is not None and q.shape[1] == 1))  # one query, which sees them all
-    arrays = (q, q, q) if step else (q, k, v)
-    call = bare_call(*arrays, causal, scale, rate, normalize_over, implementation, step) if bare else None
-    if not contract.CALLS[4].knows(call):
-        given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "sinks": sinks, "keep": keep}
-        words = (causal, window, scale, softcap, rate), normalize_over, implementation, weigh is not None
-        seen = {"q": q, "mask": mask, "bias": bias} if step else given
-        call = call or signature(exact(*words[0], *words[1:]), seen)
-        contract.CALLS[4].remembered(call, lambda: contract.check(*words, **specs("attend", **given)))
+    bare = mask is bias is window is softcap is sinks is keep is weigh is past is tape is None  # twin: speed
+    asked = causal, scale, rate, normalize_over, implementation, return_weights  # twin: speed
+    if bare and kernels.straight(q, k, v, *asked):  # twin: speed
+        return kernels.attend_alone(q, k, v, causal, scale), None  # twin: speed
+    given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "sinks": sinks, "keep": keep}  # twin: speed
+    words = (causal, window, scale, softcap, rate), normalize_over, implementation, weigh is not None
+    # In a step the layer has made keys and values for the queries, more of them each time.
+    call = signature(exact(*words[0], *words[1:]), given if past is None else {"q": q, "mask": mask, "bias": bias})
+    contract.CALLS[4].remembered(call, lambda: contract.check(*words, **specs("attend", **given)))
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
-    fast = implementation != "textbook" and normalize_over == "keys" and not return_weights
-    if (
-        bare and fast and kernels.alone(q, k, v, causal and not step)
-    ):  # twin: what follows takes as long as a small kernel
-        return kernels.attend_alone(q, k, v, causal and not step, factor), None
     needs = {"return_weights": return_weights, "normalize_over": normalize_over, "weigh": weigh, "keep": keep}
     if contract.fuses(implementation, tape, kernels.serves(q, k, v), **needs):
         if past is not None and past.start is None:

@@ -8,7 +8,7 @@ Three ways, chosen in `attend_seen` by shapes and flags, and by what PyTorch's k
 - *One kernel.* Where `scaled_dot_product_attention` means what we mean, it is called: PyTorch has tuned kernels that
   never write the scores to memory. Heads are moved by views, key/value heads that several query heads share are not
   repeated, and key/value or query rows that nobody sees are cut off or selected to 0 before. Where a
-  call has nothing besides queries, keys and values, they go there at once (`alone`).
+  call has nothing besides queries, keys and values, they go there at once (`straight`).
 - *Blocks of queries.* All else of many scores: sinks, softcap, windows, causal with fewer queries than keys, a bias
   with a gradient, values of another width than keys. A block of queries meets only the stretch of keys that its causal
   limit and window leave, so what they hide is never computed. Its scores, of a size that stays in a processor's cache,
@@ -23,14 +23,15 @@ which is a rounding more than we promise, and on a CPU they are no faster.
 """
 
 from collections.abc import Callable, Iterator
-from math import isnan, prod
+from math import isnan, prod, sqrt
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from attn_torch._core import concrete, dtype_name, hide, narrow, seen, visible, widen
+from attn_np.contract import _attend as contract
+from attn_torch._core import concrete, dtype_name, hide, narrow, seen, specs, visible, widen
 
 Window = tuple[int | None, int | None]
 
@@ -160,20 +161,37 @@ def by_scores(
     return Blocked.apply(q, k, v, mask, bias, sinks, *window, scale, softcap)
 
 
-def alone(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
-    """Whether arrays that nothing else is asked of can go on a CPU as they are: `attend_alone`."""
-    return (
-        q.is_cpu and q.ndim == 4 and q.dtype in WIDE and one_kernel(q, k, v, None, None, (None, 0 if causal else None))
-    )
+def straight(q: Tensor, k: Tensor, v: Tensor, *words: Any) -> bool:
+    """Whether a call of arrays and a few words goes on as it is, by `attend_alone`; it has passed its check then.
+
+    For speed alone: all else that `attend` does takes as long as a small kernel. A call like one before is known by the
+    key made here, at a tenth of the time of `signature`.
+
+    Args:
+        words: causal, scale, rate, normalize_over, implementation and return_weights.
+    """
+    causal, scale, rate, normalize_over, implementation, return_weights = words
+    if return_weights or normalize_over != "keys" or implementation == "textbook":
+        return False
+    if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor:
+        return False
+    call = __name__, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, *words, *map(type, words)
+    if not contract.CALLS[4].knows(call):
+        given = {"q": q, "k": k, "v": v, "mask": None, "bias": None, "sinks": None, "keep": None}
+        asked = (causal, None, scale, None, rate), normalize_over, implementation, False
+        contract.CALLS[4].remembered(call, lambda: contract.check(*asked, **specs("attend", **given)))
+    window = None, 0 if causal else None
+    return q.is_cpu and q.ndim == 4 and q.dtype in WIDE and one_kernel(q, k, v, None, None, window)
 
 
-def attend_alone(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-    """The context of such arrays: `b t h v`."""
+def attend_alone(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+    """The context of such a call: `b t h v`."""
+    factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
     window = None, 0 if causal else None
     if not causal and outruns(q, k, v) and few(q, k.shape[1], OUTRUNS):
-        return plain(q, k, v, None, None, window, scale, None, None)
-    context = by_one_kernel(q, k, v, None, causal, scale)
-    return by_scores(q, k, v, None, None, window, scale, None, None) if context is None else context
+        return plain(q, k, v, None, None, window, factor, None, None)
+    context = by_one_kernel(q, k, v, None, causal, factor)
+    return by_scores(q, k, v, None, None, window, factor, None, None) if context is None else context
 
 
 def by_group(allowed: Tensor, h: int, g: int) -> Tensor:
