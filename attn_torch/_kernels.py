@@ -7,8 +7,8 @@ Three ways, chosen in `attend_seen` by shapes and flags, and by what PyTorch's k
   gradient is asked for and a head has some hundred queries.
 - *One kernel.* Where `scaled_dot_product_attention` means what we mean, it is called: PyTorch has tuned kernels that
   never write the scores to memory. Heads are moved by views, key/value heads that several query heads share are not
-  repeated, and key/value or query rows that nobody sees are cut off or selected to 0 before. Where a
-  call has nothing besides queries, keys and values, they go there at once (`straight`).
+  repeated, and key/value or query rows that nobody sees are cut off or selected to 0 before. Where a call has nothing
+  besides queries, keys and values, they go there at once (`straight`).
 - *Blocks of queries.* All else of many scores: sinks, softcap, windows, causal with fewer queries than keys, a bias
   with a gradient, values of another width than keys. A block of queries meets only the stretch of keys that its causal
   limit and window leave, so what they hide is never computed. Its scores, of a size that stays in a processor's cache,
