@@ -250,6 +250,7 @@ def test_what_was_checked_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(attend(q, k, v)[0], first)
     others: tuple[tuple[torch.Tensor, ...], ...] = (
         (q[:1], k[:1], v[:1]), (q[:, :1], k, v), (q, k[:, :1], v[:, :1]), (q, k, v[..., :1]),
+        (q, k[:, :4], v), (q, k, v[:, :4]),
         (q.float(), k, v), (q, k.float(), v), (q, k, v.float()),
     )  # fmt: skip
     words: tuple[dict[str, Any], ...] = (

@@ -987,8 +987,14 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key(
                 "_core.py",
                 "signature",
-                f"(words, *{SEEN})",
-                f"(*{SEEN}, words)",
+                "(__name__, words, *[(n, type(x), x.shape ...",
+                "(words, __name__, *[(n, type(x), x.shape ...",
+            ),
+            Key(
+                "_core.py",
+                "signature",
+                f"(__name__, words, *{SEEN})",
+                f"(__name__, *{SEEN}, words)",
             ),
             *(
                 Key("_core.py", "signature", "(n, type(x), x.shape, x.dtype)", after)
