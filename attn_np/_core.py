@@ -94,12 +94,16 @@ DTYPES = {
 
 
 def primitive(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let an array type take over a function of ours, by NumPy's own protocol (NEP 18)."""
+    """Let an array type take over a function of ours, by NumPy's own protocol (NEP 18).
+
+    A subclass of ndarray that overrides nothing, such as a memmap, is taken as an ndarray.
+    """
+    plain = np.ndarray.__array_function__
 
     def call(*args: Any, **kwargs: Any) -> Any:
         for arg in args:
             handler = getattr(type(arg), "__array_function__", None)
-            if handler is not None and type(arg) is not np.ndarray:
+            if handler is not None and handler is not plain:
                 return handler(arg, call, (type(arg),), args, kwargs)
         return function(*args, **kwargs)
 
@@ -760,4 +764,7 @@ def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | No
         return None
     if not hasattr(x, "__array_function__"):
         raise TypeError(f"{variant}: expected {name} as a NumPy array, got {type(x).__name__}; convert it")
+    if isinstance(x, np.ma.MaskedArray):
+        todo = "say by mask= what may be attended to, and give its data"
+        raise TypeError(f"{variant}: expected {name} as a NumPy array, got {type(x).__name__}; {todo}")
     return tuple(x.shape), dtype_name(x)

@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from math import exp, sqrt, tanh
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -380,12 +381,13 @@ def test_the_textbook_can_be_asked_for(tree: Tree) -> None:
 
 def bad_shapes() -> dict[str, tuple[Arrays, str]]:
     """Shapes that are wrong by their heads, and words of the refusal."""
-    good, few = given(2, "mask"), "the heads of q to be a multiple of those of k, got"
+    good, few = given(2, "mask"), "the heads of q to be a multiple of those of k, which has at least 1, got"
     q, k, v, mask = good.values()
     return {
         "4-for-6": (given(4), f"{few} 6 and 4"),
         "more-keys-than-queries": (given(6, queries=2), f"{few} 2 and 6"),
         "no-key-heads": (given(0), f"{few} 6 and 0"),
+        "no-width": (good | {"q": q[..., :0], "k": k[..., :0]}, "q and k of width at least 1, got width 0; "),
         "values-of-other-heads": (good | {"v": given(3)["v"]}, "expected v "),
         "keys-without-heads": (good | {"k": k[:, :, 0]}, "expected k "),
         "queries-without-heads": ({"q": q[:, :, 0], "k": k, "v": v}, "expected k "),
@@ -420,6 +422,50 @@ def test_a_function_beside_the_softmaxs_options_is_refused(what: str) -> None:
     options = {"normalize_over": "queries"} if what == "queries" else {}
     words = "weigh without sinks and with normalize_over='keys', which are the softmax's, got "
     assert words in refusal(given(2, "sinks" if what == "sinks" else ""), weigh=lambda s, a: s, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"weigh": 3}, "weigh to be a function of the scores and of who may be seen, or None, got 3; set weigh="),
+        ({"normalize_over": ["keys"]}, "normalize_over to be one of keys, queries, got ['keys']"),
+        ({"window": [1, 0]}, "window to be a tuple (left, right) of ints from 0, got [1, 0]"),
+        ({"scale": np.float32(2)}, "scale to be a finite int or float, got np.float32(2.0); set scale="),
+        ({"scale": 10**400}, "scale to be a finite int or float, got 100000000000000000...0000000000000000000; set"),
+    ],
+)
+def test_options_of_another_type_are_refused(options: dict[str, Any], words: str) -> None:
+    assert words in refusal(given(2), **options)
+
+
+class Sub(np.ndarray):
+    """Adds nothing to an ndarray."""
+
+
+@pytest.mark.parametrize("kind", [np.memmap, Sub])
+def test_a_subclass_that_overrides_nothing_is_an_array(kind: type[np.ndarray], tmp_path: Path) -> None:
+    options: dict[str, Any] = {"window": (None, 1), "softcap": 1.5}
+    inputs = given(2, "mask bias sinks")
+    viewed: Arrays = {}
+    for name, x in inputs.items():
+        if kind is np.memmap:
+            viewed[name] = np.memmap(tmp_path / name, x.dtype, "w+", shape=x.shape)
+            viewed[name][...] = x
+        else:
+            viewed[name] = x.view(kind)
+    paths = {"auto": "auto" if kind is np.memmap else "textbook", "textbook": "textbook"}
+    for asked, taken in paths.items():
+        got = attend(**viewed, **options, implementation=asked)[0]
+        assert np.array_equal(got, attend(**inputs, **options, implementation=taken)[0]), asked
+    x, rest = inputs["q"], {name: y for name, y in inputs.items() if name != "q"}
+    with pytest.raises(TypeError, match=r"^attend: expected q as a NumPy array, got MaskedArray; say by mask="):
+        attend(np.ma.masked_array(x), **rest)
+
+
+def test_a_memmap_goes_the_fast_path(tmp_path: Path) -> None:
+    inputs = given(2)
+    mapped = [np.memmap(tmp_path / name, x.dtype, "w+", shape=x.shape) for name, x in inputs.items()]
+    assert attend(*mapped, implementation="fused")[0].shape == (B, T, H, V)
 
 
 def test_sinks_that_are_no_floats_are_refused(tree: Tree) -> None:

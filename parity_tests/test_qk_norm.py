@@ -190,7 +190,7 @@ def test_words_of_zeros_have_finite_gradients(tree: Tree) -> None:
 REFUSED = {
     "norm": ("batch", r"norm to be one of rms, layer, l2, got 'batch'"),
     "over": ("heads", r"over to be one of head, all, got 'heads'"),
-    "eps": (0.0, r"eps to be a finite number above 0.0, got 0.0"),
+    "eps": (0.0, r"eps to be a finite int or float above 0.0, got 0.0"),
 }
 
 

@@ -409,7 +409,7 @@ LONG: dict[str, Any] = {"scaling": "longrope", "short_factor": (1.0,) * 4, "long
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "odd": ({"rotary_dim": 5}, "an even number of turned numbers, got 5"),
     "wide": ({"rotary_dim": 10}, "rotary_dim of at most the head's width 8, got 10"),
-    "base": ({"rope_base": 1.0}, "rope_base to be a finite number above 1.0, got 1.0"),
+    "base": ({"rope_base": 1.0}, "rope_base to be a finite int or float above 1.0, got 1.0"),
     "layout": ({"layout": "neox"}, "layout to be one of half, interleaved, got 'neox'"),
     "kind": ({"scaling": "ntk"}, "scaling to be one of None, 'linear', 'dynamic', 'yarn', 'llama3', 'longrope'"),
     "needed": ({"scaling": "linear"}, "scaling_factor for scaling='linear', got none; set scaling_factor="),

@@ -129,7 +129,7 @@ def test_scores_far_from_zero(tree: Tree) -> None:
 
 def test_an_infinite_offset_is_refused(tree: Tree) -> None:
     with pytest.raises(
-        ValueError, match="sigmoid_attention: expected offset to be a finite number, got inf; set offset="
+        ValueError, match="sigmoid_attention: expected offset to be a finite int or float, got inf; set offset="
     ):
         tree.package.build("sigmoid_attention", d_model=6, num_heads=2, offset=float("inf"))
 

@@ -136,7 +136,7 @@ def test_segments_with_a_memory_are_one_text() -> None:
 
 REFUSED = {
     "odd": ({"d_model": 7}, "an even d_model, got 7; sines come with cosines"),
-    "base": ({"d_model": 6, "base": 1.0}, "base to be a finite number above 1.0, got 1.0; set base="),
+    "base": ({"d_model": 6, "base": 1.0}, "base to be a finite int or float above 1.0, got 1.0; set base="),
 }
 
 

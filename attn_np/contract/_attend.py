@@ -84,8 +84,12 @@ def fuses(
     """Whether a call goes the fast path, which never forms the weights and `serves` arrays of the tree's own type.
 
     Raises:
-        ValueError: "fused" asked for beside what needs the weights, or for arrays of another type.
+        ValueError: "fused" asked for beside what needs the weights, or for arrays of another type; weights to be made
+            by what is no function.
     """
+    if weigh is not None:
+        expected = "weigh to be a function of the scores and of who may be seen, or None"
+        require(callable(weigh), "attend", expected, repr(weigh), "set weigh=")
     needed = return_weights or weigh is not None or keep is not None or normalize_over == "queries"
     if implementation == "fused":
         asked = {"return_weights": return_weights, "weigh": weigh is not None, "keep": keep is not None}
@@ -141,7 +145,7 @@ def check(
         "set implementation=",
     )
     require(
-        normalize_over in AXES,
+        normalize_over in tuple(AXES),
         "attend",
         f"normalize_over to be one of {', '.join(AXES)}",
         repr(normalize_over),
@@ -164,10 +168,11 @@ def check(
         require(
             sizes["g"] > 0 and sizes["h"] % sizes["g"] == 0,
             "attend",
-            "the heads of q to be a multiple of those of k",
+            "the heads of q to be a multiple of those of k, which has at least 1",
             f"{sizes['h']} and {sizes['g']}",
             "share each key/value head among equally many query heads",
         )
+    require(sizes["k"] > 0, "attend", "q and k of width at least 1", "width 0", "give them what is compared")
     check_options(*options)
     check_weigh(weighed, sinks is not None, normalize_over)
     return sizes

@@ -5,6 +5,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from inspect import get_annotations
 from math import prod
+from reprlib import repr as short
 from sys import float_info
 from typing import Any, ClassVar, Literal
 
@@ -216,7 +217,7 @@ class Config:
         fits = not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= float_info.max
         if not fits or (above is not None and value <= above):
             limit = "" if above is None else f" above {above}"
-            raise field_error(self.variant, f"{name} to be a finite number{limit}", repr(value), f"set {name}=")
+            raise field_error(self.variant, f"{name} to be a finite int or float{limit}", short(value), f"set {name}=")
 
     def one_of(self, name: str, choices: tuple[str, ...]) -> None:
         """The named field is one of some words."""
@@ -241,7 +242,7 @@ class Config:
         )
         if not fits:
             todo = "give how many keys before and after its own position a query sees, None for no limit"
-            raise field_error(self.variant, f"{name} to be (left, right)", repr(value), todo)
+            raise field_error(self.variant, f"{name} to be a tuple (left, right) of ints from 0", repr(value), todo)
 
     # The check of a call ----------------------------------------------------------------------------------------------
 
