@@ -457,9 +457,9 @@ def test_a_subclass_that_overrides_nothing_is_an_array(kind: type[np.ndarray], t
     for asked, taken in paths.items():
         got = attend(**viewed, **options, implementation=asked)[0]
         assert np.array_equal(got, attend(**inputs, **options, implementation=taken)[0]), asked
-    x, rest = inputs["q"], {name: y for name, y in inputs.items() if name != "q"}
+    hidden: dict[str, Any] = inputs | {"q": np.ma.masked_array(inputs["q"])}
     with pytest.raises(TypeError, match=r"^attend: expected q as a NumPy array, got MaskedArray; say by mask="):
-        attend(np.ma.masked_array(x), **rest)
+        attend(**hidden)
 
 
 def test_a_memmap_goes_the_fast_path(tmp_path: Path) -> None:
