@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 import numpy as np
 import torch
 from torch import Tensor, broadcast_to, concatenate, exp, log, sigmoid, sqrt, stack, tanh, where
+from torch._subclasses import FakeTensor
 
 from attn_np.contract import Config, at_step, check_config, check_dtype, check_tokens, declared, record, scope, within
 from attn_np.contract._band import Band
@@ -90,6 +91,9 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
+# The modes that run operations without numbers or write them down: `FakeTensorMode`, `make_fx`.
+TRACERS = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
+
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
@@ -142,8 +146,10 @@ def clip(x: Array, low: int, high: int) -> Array:
 
 
 def concrete(x: Array) -> bool:
-    """Whether the numbers are known now; under jit, compile and vmap they are not."""
-    if torch.compiler.is_compiling() or x.is_meta:
+    """Whether the numbers are known now; under jit, compile and vmap, and where operations are traced, they are not."""
+    if torch.compiler.is_compiling() or x.is_meta or (type(x) is not Tensor and isinstance(x, FakeTensor)):
+        return False
+    if torch._C._len_torch_dispatch_stack() and any(torch._C._get_dispatch_mode(mode) for mode in TRACERS):
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -22,15 +22,17 @@ stretches at both ends, which are cut off. Only a mask needs a look at its entri
 which is a rounding more than we promise, and on a CPU they are no faster.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from math import isnan, prod, sqrt
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attn_np.contract import _attend as contract
+from attn_np.contract._base import MAX_CALLS
 from attn_torch._core import concrete, dtype_name, hide, narrow, seen, specs, visible, widen
 
 Window = tuple[int | None, int | None]
@@ -49,6 +51,10 @@ LEAST_ROOM = 8
 
 # What `scaled_dot_product_attention` calls on a CPU: it returns the log-sum-exp of the scores of every query, too.
 with_lse = torch._scaled_dot_product_flash_attention_for_cpu
+
+# What gives the context of queries, keys and values, or None where they go the usual way; one for each kind of call.
+Way = Callable[[Tensor, Tensor, Tensor], Tensor | None]
+WAYS: dict[Hashable, Way] = {}
 
 WIDE = torch.float32, torch.float64
 
@@ -154,44 +160,67 @@ def by_scores(
     sinks: Tensor | None,
 ) -> Tensor:
     """`attend_seen` where scores are formed: all at once, or block by block."""
-    if few(q, k.shape[1], PLAIN):
+    if few(q, k.shape[1], PLAIN) or forward_mode():
         return plain(q, k, v, mask, bias, window, scale, softcap, sinks)
     sinks = None if sinks is None else widen(sinks).to(q.dtype)[None]
     bias = None if bias is None else widen(bias).to(q.dtype)
     return Blocked.apply(q, k, v, mask, bias, sinks, *window, scale, softcap)
 
 
-def straight(q: Tensor, k: Tensor, v: Tensor, *words: Any) -> bool:
-    """Whether a call of arrays and a few words goes on as it is, by `attend_alone`; it has passed its check then.
+def straight(q: Tensor, k: Tensor, v: Tensor, words: tuple[Any, ...]) -> Tensor | None:
+    """The context, `b t h v`, of a call of arrays and a few words; None where it goes the usual way.
 
-    For speed alone: all else that `attend` does takes as long as a small kernel. A call like one before is known by the
-    key made here, at a tenth of the time of `signature`.
+    For speed alone: all else that `attend` does takes as long as a small kernel. A call like one before passed its
+    check then, and goes the same way at once; the key holds all that decides of either.
 
     Args:
         words: causal, scale, rate, normalize_over, implementation and return_weights.
     """
-    causal, scale, rate, normalize_over, implementation, return_weights = words
-    if return_weights or normalize_over != "keys" or implementation == "textbook":
-        return False
-    if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is Tensor:
-        return False
-    call = __name__, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, *words, *map(type, words)
-    if not contract.CALLS[4].knows(call):
-        given = {"q": q, "k": k, "v": v, "mask": None, "bias": None, "sinks": None, "keep": None}
-        asked = (causal, None, scale, None, rate), normalize_over, implementation, False
-        contract.CALLS[4].remembered(call, lambda: contract.check(*asked, **specs("attend", **given)))
-    window = None, 0 if causal else None
-    return q.is_cpu and q.ndim == 4 and q.dtype in WIDE and one_kernel(q, k, v, None, None, window)
+    if torch.compiler.is_compiling() or watched() or not type(q) is type(k) is type(v) is Tensor:
+        return None
+    learning = torch.is_grad_enabled() and (q.requires_grad, k.requires_grad, v.requires_grad)
+    call = q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.is_cpu, learning, words, *map(type, words)
+    try:
+        way = WAYS.get(call)
+    except TypeError:  # words that have no hash are none that pass
+        return None
+    if way is None:
+        way = way_of(q, k, v, *words)
+        if len(WAYS) >= MAX_CALLS:
+            WAYS.clear()
+        WAYS[call] = way
+    return way(q, k, v)
 
 
-def attend_alone(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
-    """The context of such a call: `b t h v`."""
+def way_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    rate: float,
+    normalize_over: str,
+    implementation: str,
+    return_weights: bool,
+) -> Way:
+    """What gives the context of such calls, which this checks."""
+    given = {"q": q, "k": k, "v": v, "mask": None, "bias": None, "sinks": None, "keep": None}
+    asked = (causal, None, scale, None, rate), normalize_over, implementation, False
+    contract.check(*asked, **specs("attend", **given))
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
     window = None, 0 if causal else None
+    textbook = return_weights or normalize_over != "keys" or implementation == "textbook"
+    bare = q.is_cpu and q.ndim == 4 and q.dtype in WIDE and not (causal and not factor > 0)
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        context = judged(q, k, v, None, causal, factor)
+        return by_scores(q, k, v, None, None, window, factor, None, None) if context is None else context
+
+    if textbook or not bare or not one_kernel(q, k, v, None, None, window):
+        return lambda q, k, v: None
     if not causal and outruns(q, k, v) and few(q, k.shape[1], OUTRUNS):
-        return plain(q, k, v, None, None, window, factor, None, None)
-    context = by_one_kernel(q, k, v, None, causal, factor)
-    return by_scores(q, k, v, None, None, window, factor, None, None) if context is None else context
+        return lambda q, k, v: plain(q, k, v, None, None, window, factor, None, None)
+    return kernel
 
 
 def by_group(allowed: Tensor, h: int, g: int) -> Tensor:
@@ -228,42 +257,56 @@ def one_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tenso
 
 
 def by_one_kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float) -> Tensor | None:
-    """What PyTorch's kernel gives; None where its numbers are not ours.
+    """What PyTorch's kernel gives; None where its numbers are not ours. Where nobody can look they are taken."""
+    if causal and not scale > 0:
+        return None  # it hides by -inf before it scales
+    if q.is_cpu and concrete(q):
+        return judged(q, k, v, added, causal, scale)
+    shared = bool(q.shape[2] != k.shape[2])  # sizes may be symbols
+    context = scaled_dot_product_attention(
+        heads(q), heads(k), heads(v), added, is_causal=causal, scale=scale, enable_gqa=shared
+    )
+    return context.transpose(1, 2)
 
-    On a CPU it also gives the log-sum-exp of every query's scores, which tells. It is not finite where a score is NaN
-    or inf, which a limit of -inf should have hidden, and 0 for a query whose scores are all -inf: one that sees no key
-    or, as the kernel can't know, one whose scores have overflowed. Calls that can't be looked at, as compiled ones, are
-    taken as they come.
+
+def judged(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float) -> Tensor | None:
+    """`by_one_kernel` on a CPU, where the kernel also gives the log-sum-exp of every query's scores, which tells.
+
+    It is not finite where a score is NaN or inf, which a limit of -inf should have hidden, and 0 for a query whose
+    scores are all -inf: one that sees no key or, as the kernel can't know, one whose scores have overflowed.
 
     In its backward pass the weights are exp(score - log-sum-exp), whose relative error is u |log-sum-exp|: more than a
     softmax errs, where one score is far above the others. The bound grants the gradient of the values t u for the sum
     over the queries and s u for that over the keys, of which the kernel, which adds in lanes and blocks, does not use
     half.
     """
-    if causal and not scale > 0:
-        return None  # it hides by -inf before it scales
-    queries, keys, values = (
-        x.transpose(1, 2) if x.stride(-1) == 1 else x.transpose(1, 2).contiguous() for x in (q, k, v)
-    )
-    if not q.is_cpu or not concrete(q):
-        context = scaled_dot_product_attention(
-            queries, keys, values, added, is_causal=causal, scale=scale, enable_gqa=q.shape[2] != k.shape[2]
-        )
-        return context.transpose(1, 2)
-    context, lse = with_lse(queries, keys, values, 0.0, causal, attn_mask=added, scale=scale)
-    learning = context.requires_grad
+    context, lse = with_lse(heads(q), heads(k), heads(v), 0.0, causal, attn_mask=added, scale=scale)
+    learning, low, high = context.requires_grad, 0.0, 0.0
     if learning or added is not None:
         room = (q.shape[1] + k.shape[1]) / 2 if learning else torch.finfo(q.dtype).max
-        if not torch.linalg.vector_norm(lse.detach(), torch.inf).item() <= room:
+        low, high = (x.item() for x in torch.aminmax(lse))
+        if not (-room <= low and high <= room):
             return None
-    if not lse.all().item() and not largest(q, k, max(1.0, abs(scale))) < torch.finfo(q.dtype).max:
+    lost = low <= 0.0 <= high and lse.count_nonzero().item() < lse.numel()
+    if lost and not largest(q, k, max(1.0, abs(scale))) < torch.finfo(q.dtype).max:
         return None
     return context.transpose(1, 2)
 
 
+def heads(x: Tensor) -> Tensor:
+    """`b t h k` -> `b h t k`, the entries of a head side by side: a view wherever they are."""
+    x = x.transpose(1, 2)
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def learns(*arrays: Tensor | None) -> bool:
-    """Whether gradients are asked for."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arrays)
+    """Whether derivatives are asked for."""
+    return forward_mode() or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arrays))
+
+
+def forward_mode() -> bool:
+    """Whether arrays may have tangents, which plain operations alone pass on."""
+    return forward_ad._current_level >= 0
 
 
 def few(q: Tensor, s: int, most: int) -> bool:
@@ -285,10 +328,18 @@ def largest(q: Tensor, k: Tensor, factor: float) -> float:
     return prod(norms) * factor
 
 
+def watched() -> bool:
+    """Whether `vmap`, derivatives of `torch.func`, forward mode or a mode that sees every operation may be at work."""
+    functorch: Any = torch._C._functorch
+    return forward_mode() or functorch.maybe_current_level() is not None or torch._C._len_torch_dispatch_stack() > 0
+
+
 def transformed(*arrays: Tensor | None) -> bool:
-    """Whether `vmap` or `torch.func.grad` is at work: PyTorch's CPU kernel has no rule for them."""
+    """Whether `vmap`, `torch.func.grad` or forward mode is at work: PyTorch's CPU kernel has no rule for them."""
     if torch.compiler.is_compiling():
         return False
+    if forward_mode():
+        return True
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
     return any(x is not None and wrapped(x) for x in arrays)
 

@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.func import grad, vmap
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.func import grad, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from attn_torch import _kernels as kernels
 from attn_torch import attend
@@ -24,6 +27,7 @@ def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     """The kernel where it can, and else a block for all; blocks that these sizes fill several times, the last of them
     in part: one head in each, or some; neither.
     """
+    monkeypatch.setattr(kernels, "WAYS", {})
     if request.param == "plain":
         monkeypatch.setattr(kernels, "one_kernel", lambda *given: False)
     else:
@@ -172,6 +176,7 @@ def test_allowed_scores_that_are_all_minus_infinity_are_nan() -> None:
 @pytest.mark.parametrize("variant", ["mha", "sinks", "alibi", "decoder"])
 def test_second_derivatives_of_few_scores(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain operations have them, and forward mode, within the bounds of the textbook."""
+    monkeypatch.setattr(kernels, "WAYS", {})
     monkeypatch.setattr(kernels, "one_kernel", lambda *given: False)
     case, drawn, direction = test_semantics.asked(variant)
     kept = {name: x for name, x in drawn.inputs.items() if name != "keep"}  # which asks for the textbook
@@ -207,25 +212,96 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("call", WAYS)
-def test_which_way(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    t, learning, options, way = WAYS[call]
-    taken: list[str] = []
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ways that calls take, as they take them."""
+    found: list[str] = []
 
     def watched(name: str, real: Any) -> Any:
         def watch(*given: Any, **more: Any) -> Any:
-            taken.append(name)
+            found.append(name)
             return real(*given, **more)
 
         return watch
 
     for name, source in {"plain": "plain", "kernel": "with_lse", "blocks": "forward"}.items():
         monkeypatch.setattr(kernels, source, watched(name, getattr(kernels, source)))
+    return found
+
+
+@pytest.mark.parametrize("call", WAYS)
+def test_which_way(call: str, taken: list[str]) -> None:
+    t, learning, options, way = WAYS[call]
     q, k, v = (torch.from_numpy(cotangent((1, t, 6, 5))).float().requires_grad_(learning) for _ in "qkv")
     attend(q, k, v, **options)
     assert taken == way.split()
     attend(q, k, v, **options)  # what was checked before
     assert taken == 2 * way.split()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # forward mode's own decompositions use it
+@pytest.mark.parametrize("call", [call for call in WAYS if "gradients" not in call and "large" not in call])
+def test_forward_mode_of_any_size(call: str) -> None:
+    """Where the same call without tangents goes to the kernel or to blocks, which have no rule for them."""
+    t, _, options, _ = WAYS[call]
+    q, k, v = torch.from_numpy(cotangent((3, 1, t, 6, 5)))
+    attend(q, k, v, **options)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, k)
+        found, want = (
+            forward_ad.unpack_dual(attend(dual, k, v, **options, implementation=path)[0])
+            for path in ("auto", "textbook")
+        )
+    _, tangent = jvp(lambda q: attend(q, k, v, **options)[0], (q,), (k,))
+    close_to(TORCH.numpy(found.primal), TORCH.numpy(want.primal))
+    for x in (found.tangent, tangent):
+        close_to(TORCH.numpy(x), TORCH.numpy(want.tangent))
+
+
+@pytest.mark.parametrize("call", [call for call in WAYS if "gradients" not in call and "large" not in call])
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_is_traced_has_no_numbers_to_look_at(masked: bool, call: str) -> None:
+    """By `make_fx`, which writes down what is done and does it again with other numbers, and in `FakeTensorMode`."""
+    t, _, options, _ = WAYS[call]
+    q, k, v = torch.from_numpy(cotangent((3, 1, t, 6, 5)))
+    mask = torch.ones(t, t, dtype=torch.bool).tril(1)
+    given = (q, k, v, mask) if masked else (q, k, v)
+
+    def work(q: Any, k: Any, v: Any, *mask: Any) -> torch.Tensor:
+        return attend(q, k, v, mask=mask[0] if mask else None, **options)[0]
+
+    work(*given)  # a call like one before
+    other = (0.5 * q, *given[1:])
+    for mode in ("real", "fake", "symbolic"):
+        written = make_fx(lambda given: work(*given), tracing_mode=mode)(given)
+        close_to(TORCH.numpy(written(other)), TORCH.numpy(work(*other)))
+    with FakeTensorMode() as fake:
+        arrays = [fake.from_tensor(x) for x in given]
+        assert work(*arrays).shape == q.shape
+        q = arrays[0].requires_grad_()
+        assert torch.autograd.grad(work(*arrays).sum(), q)[0].shape == q.shape
+    assert work(*arrays).shape == q.shape
+
+
+def test_a_call_like_one_before_is_mapped() -> None:
+    """In `vmap` every call has the shapes that it has alone."""
+    q, k, v = torch.from_numpy(cotangent((3, 1, 16, 6, 5)))
+    want = attend(q, k, v)[0]
+    for found in vmap(lambda q: attend(q, k, v)[0])(torch.stack([q, q])):
+        close_to(TORCH.numpy(found), TORCH.numpy(want))
+
+
+@pytest.mark.parametrize("name", "qkv")
+def test_a_call_like_one_before_but_with_gradients_goes_its_own_way(name: str, taken: list[str]) -> None:
+    """And back: asked of any of the three arrays, and of none where they are switched off."""
+    arrays = {n: torch.from_numpy(cotangent((1, 96, 6, 5))).float() for n in "qkv"}
+    attend(**arrays)
+    arrays[name].requires_grad_()
+    attend(**arrays)
+    with torch.no_grad():
+        attend(**arrays)
+    attend(**arrays)
+    assert taken == ["plain", "kernel", "plain", "kernel"]
 
 
 def test_a_product_that_overflows_before_it_is_scaled_is_nan() -> None:
@@ -265,19 +341,26 @@ def test_what_was_checked_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch
             attend(q, k, v, **options)
 
 
-def test_the_straight_way_is_not_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_straight_way_is_not_for_all() -> None:
     """Weights, a tape, the textbook and 16 bits are asked of the same arrays as before."""
     q, k, v = (torch.from_numpy(cotangent((2, 9, 6, 5))).float() for _ in "qkv")
-    attend(q, k, v)
-    monkeypatch.setattr(kernels, "attend_alone", lambda *given: pytest.fail("the straight way"))
-    tape: dict[str, torch.Tensor] = {}
+    usual = False, None, 0.0, "keys", "auto", False
+    want = attend(q, k, v)[0]
+    found = kernels.straight(q, k, v, usual)
+    assert found is not None
+    assert torch.equal(found, want)
+    for words in ((*usual[:5], True), (*usual[:4], "textbook", False), (*usual[:3], "queries", *usual[4:])):
+        for _ in "12":
+            assert kernels.straight(q, k, v, words) is None
+    narrow = q.bfloat16(), k.bfloat16(), v.bfloat16()
+    for _ in "12":
+        assert kernels.straight(*narrow, usual) is None
+        assert kernels.straight(q[:, :, 0], k[:, :, 0], v[:, :, 0], usual) is None
     _, weights = attend(q, k, v, return_weights=True)
     assert weights is not None
+    tape: dict[str, torch.Tensor] = {}
     attend(q, k, v, tape=tape)
     assert "scores" in tape
-    attend(q, k, v, implementation="textbook")
-    attend(q, k, v, normalize_over="queries")
-    narrow = [x.bfloat16() for x in (q, k, v)]
     assert attend(*narrow)[0].dtype == torch.bfloat16
 
 
