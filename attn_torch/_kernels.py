@@ -330,8 +330,8 @@ def largest(q: Tensor, k: Tensor, factor: float) -> float:
 
 def watched() -> bool:
     """Whether `vmap`, derivatives of `torch.func`, forward mode or a mode that sees every operation may be at work."""
-    functorch: Any = torch._C._functorch
-    return forward_mode() or functorch.maybe_current_level() is not None or torch._C._len_torch_dispatch_stack() > 0
+    level = torch._C._functorch.maybe_current_level()  # pyright: ignore[reportAttributeAccessIssue]
+    return forward_mode() or level is not None or torch._C._len_torch_dispatch_stack() > 0
 
 
 def transformed(*arrays: Tensor | None) -> bool:
@@ -451,7 +451,9 @@ class Blocked(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (dout,), inputs = grad_outputs, (*ctx.saved_tensors, *ctx.options)
         compiling = torch.compiler.is_compiling()
-        dq, dk, dv, dbias, dsinks = backward(Call(*inputs), dout) if compiling else Gradients.apply(dout, *inputs)
+        learns_bias = ctx.needs_input_grad[4]  # its gradient may be as large as all scores
+        found = backward(Call(*inputs), dout, learns_bias) if compiling else Gradients.apply(dout, *inputs, learns_bias)
+        dq, dk, dv, dbias, dsinks = found
         return (dq, dk, dv, None, dbias, dsinks, *(None for _ in ctx.options))
 
     @staticmethod
@@ -466,7 +468,8 @@ class Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(dout: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:
-        return backward(Call(*inputs), dout)
+        *given, learns_bias = inputs
+        return backward(Call(*given), dout, learns_bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -486,7 +489,7 @@ class Gradients(torch.autograd.Function):
             x if x is None else x.unflatten(0, (n, -1)) for x in Gradients.apply(*given, *inputs[last:])
         ]
         for i, x, dim in ((3, inputs[5], in_dims[5]), (4, inputs[6], in_dims[6])):
-            if x is not None and x.shape[0 if dim is None else int(dim == 0)] == 1:
+            if found[i] is not None and x.shape[0 if dim is None else int(dim == 0)] == 1:
                 found[i] = found[i].sum(1, keepdim=True)
         return tuple(found), tuple(None if x is None else 0 for x in found)
 
@@ -709,10 +712,12 @@ def forward(call: Call) -> Tensor:
     return out
 
 
-def backward(call: Call, dout: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of q, k, v, the bias and the sinks: every block's weights once more, then the textbook's rules."""
+def backward(call: Call, dout: Tensor, learns_bias: bool) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k, v, the bias, where it learns, and the sinks: every block's weights again, then the rules
+    of the textbook.
+    """
     dq, dk, dv = call.new(call.q), torch.zeros_like(call.k), torch.zeros_like(call.v)
-    dbias = None if call.bias is None else torch.zeros_like(call.bias)
+    dbias = torch.zeros_like(call.bias) if call.bias is not None and learns_bias else None
     dsinks = None if call.sinks is None else torch.zeros_like(call.sinks)
     dcontext, dqueries = call.grouped(dout), call.grouped(dq)
     for block in call.blocks():
