@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,9 +67,11 @@ def test_a_target_is_met_by_the_lower_end(low: float, value: float, high: float,
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_everybody_stands_in_every_place_as_often(count: int) -> None:
+def test_everybody_stands_in_every_place_and_behind_every_other_as_often(count: int) -> None:
     stood = Counter((who, place) for n in range(2 * count) for place, who in enumerate(turns.order(n, count)))
     assert stood == {(who, place): 2 for who in range(count) for place in range(count)}
+    followed = Counter(pair for n in range(2 * count) for pair in pairwise(turns.order(n, count)))
+    assert followed == {(who, other): 2 for who in range(count) for other in range(count) if who != other}
     if count == 2:
         assert [turns.order(n, 2) for n in range(4)] == [[0, 1], [1, 0], [1, 0], [0, 1]]
 
