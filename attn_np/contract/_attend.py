@@ -87,9 +87,9 @@ def fuses(
         ValueError: "fused" asked for beside what needs the weights, or for arrays of another type; weights to be made
             by what is no function.
     """
-    if weigh is not None:
+    if weigh is not None and not callable(weigh):
         expected = "weigh to be a function of the scores and of who may be seen, or None"
-        require(callable(weigh), "attend", expected, repr(weigh), "set weigh=")
+        raise field_error("attend", expected, repr(weigh), "set weigh=")
     needed = return_weights or weigh is not None or keep is not None or normalize_over == "queries"
     if implementation == "fused":
         asked = {"return_weights": return_weights, "weigh": weigh is not None, "keep": keep is not None}
