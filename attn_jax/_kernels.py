@@ -43,7 +43,7 @@ from attn_jax._core import (
     zeros,
 )
 
-ONE_BLOCK = 1 << 21  # up to so many scores are computed as one block
+ONE_BLOCK = 3 << 19  # up to so many scores are computed as one block
 SMALL = 1 << 15  # and so are all heads that have no more each
 FEW = 16  # so few queries do not make blocks of their own
 KEYS_OF_FEW, FEW_KEYS = 128, 4  # keys in a step where queries are few; in up to so many steps they are few as well
@@ -191,28 +191,56 @@ def _one_block(
     allowed = _allowed(mask, bias, t, s, left, right, q)
     # Axes in the order of a product, so that XLA turns nothing around; query heads that share keys are rows of one.
     q, k, v = (q * scale).reshape(b, t, g, h // g, width).transpose(0, 2, 3, 1, 4), k.swapaxes(1, 2), v.swapaxes(1, 2)
-    q = hide("bgrts->bgrtk", allowed, q).reshape(b, g, h // g * t, width)
+    q = hide("bgrts->bgrtk", allowed, q).reshape(b * g, h // g * t, width)
     k, v = hide("bgrts->bgsk", allowed, k), hide("bgrts->bgsv", allowed, v)
-    x = einsum("bgtk,bgsk->bgts", q, k).reshape(b, g, h // g, t, s)
+    x = einsum("ntk,nsk->nts", q, k.reshape(b * g, s, width)).reshape(b, g, h // g, t, s)
     if softcap is not None:
         x = softcap * tanh(x / softcap)
     if bias is not None:
         x = x + bias
     x = x if allowed is None else where(allowed, x, -jnp.inf)
+    sinks = None if sinks is None else sinks.reshape(g, h // g, 1, 1)
+    some = None if allowed is None else jnp.any(allowed, -1, keepdims=True)
+    y = _average(x, v.reshape(b * g, s, v.shape[3]), sinks, some).reshape(b, g, h // g, t, v.shape[3])
+    return y.transpose(0, 3, 1, 2, 4).reshape(b, t, h, v.shape[3])
+
+
+def _weights(x: Array, sinks: Array | None, some: Array | None) -> tuple[Array, Array, Array]:
+    """Exponentials, their sum and the sink's share; `some`: which queries see any key, None for all."""
     top = jnp.max(jax.lax.stop_gradient(x), -1, keepdims=True, initial=-jnp.inf)
-    sink = None if sinks is None else sinks.reshape(g, h // g, 1, 1)
-    top = top if sink is None else maximum(top, jax.lax.stop_gradient(sink))
-    lost = (top == -jnp.inf) & (s > 0)  # allowed scores that are all -inf have overflowed
+    top = top if sinks is None else maximum(top, jax.lax.stop_gradient(sinks))
+    lost = (top == -jnp.inf) & (x.shape[-1] > 0)  # allowed scores that are all -inf have overflowed
+    lost = lost if some is None else lost & some
     level = where(top == -jnp.inf, 0.0, top)
     e = exp(x - level)
     total = jnp.sum(e, -1, keepdims=True)
-    total = total if sink is None else total + exp(sink - level)
-    if allowed is not None:
-        lost = lost & jnp.any(allowed, -1, keepdims=True)
+    sink: Any = 0.0
+    if sinks is not None:
+        sink = exp(sinks - level)
+        total = total + sink
     total = where(lost, jnp.nan, where(total == 0, 1.0, total))
+    return e, total, sink / total
+
+
+@jax.custom_jvp
+def _average(x: Array, v: Array, sinks: Array | None, some: Array | None) -> Array:
+    """Values weighted by the softmax of scores: `b g r t s`, `n s v` -> `n (r t) v`, n for b g."""
+    e, total, _ = _weights(x, sinks, some)
+    rows = len(v), x.shape[2] * x.shape[3]
     # The sum divides what the product gives: fewer numbers than the weights, and no pass over them.
-    y = einsum("bgts,bgsv->bgtv", e.reshape(b, g, h // g * t, s), v).reshape(b, g, h // g, t, v.shape[3]) / total
-    return y.transpose(0, 3, 1, 2, 4).reshape(b, t, h, v.shape[3])
+    return einsum("nts,nsv->ntv", e.reshape(*rows, x.shape[4]), v) / total.reshape(*rows, 1)
+
+
+@_average.defjvp
+def _average_jvp(given: Any, slopes: Any) -> Any:
+    """Weights are turned around for the gradient of the values; without the barrier XLA would undo that."""
+    (x, v, sinks, some), (dx, dv, dsinks, _) = given, slopes
+    e, total, sink = _weights(x, sinks, some)
+    p, shape = e / total, (len(v), x.shape[2] * x.shape[3], x.shape[4])
+    mean = jnp.sum(p * dx, -1, keepdims=True) + (0.0 if sinks is None else sink * dsinks)
+    across = jax.lax.optimization_barrier(p.reshape(shape).mT)
+    dy = einsum("nts,nsv->ntv", (p * (dx - mean)).reshape(shape), v) + einsum("nst,nsv->ntv", across, dv)
+    return _average(x, v, sinks, some), dy
 
 
 # Few queries ----------------------------------------------------------------------------------------------------------

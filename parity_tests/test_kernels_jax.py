@@ -162,17 +162,20 @@ def close_to(got: Any, want: Any) -> None:
     np.testing.assert_array_less(np.abs(got - want), 2.0**-42 * (1 + np.abs(want)))
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"softcap": 1.5}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"softcap": 1.5}, {"sinks": [0.5, -1.0, 0.0, 2.0]}], ids=str)
 def test_hessians_of_one_block(options: dict[str, Any]) -> None:
-    """Over queries, keys and values, whose heads are shared; compiled, too: XLA has been seen to get it wrong."""
+    """Over queries, keys and values, whose heads are shared, and sinks; compiled, too: XLA was once wrong there."""
     rng = np.random.default_rng(0)
     q, k, v, along = (jnp.asarray(rng.normal(size=(2, t, h, 3))) for t, h in ((5, 4), (7, 2), (7, 2), (5, 4)))
 
-    def total(q: Any, k: Any, v: Any, implementation: str) -> Any:
-        return jnp.sum(attend(q, k, v, **options, implementation=implementation)[0] ** 2 * along)
+    floats = [q, k, v] + ([jnp.asarray(options["sinks"])] if "sinks" in options else [])
 
-    hessian = jax.jit(jax.hessian(total, (0, 1, 2)), static_argnums=3)
-    got, want = (hessian(q, k, v, which) for which in ("fused", "textbook"))
+    def total(floats: Any, implementation: str) -> Any:
+        given = options | dict(zip(("q", "k", "v", "sinks"), floats, strict=False))
+        return jnp.sum(attend(**given, implementation=implementation)[0] ** 2 * along)
+
+    hessian = jax.jit(jax.hessian(total), static_argnums=1)
+    got, want = (hessian(floats, which) for which in ("fused", "textbook"))
     jax.tree.map(close_to, got, want)
 
 
