@@ -15,8 +15,9 @@ repeated. The products of the backward pass are written such that none of them r
 
 Small inputs take one block and no loop: quicker to compile and to run, and differentiable in every mode.
 
-Few queries of many keys, as in a step of decoding, take blocks of keys where they lie, all heads at a time: keys and
-values put in order for a product would be a copy of the cache. The loop ends with the last key that a mask shows.
+Few queries of many keys take blocks of keys where they lie, all heads at a time: keys and values put in order for a
+product would be a copy of the cache. The loop ends with the last key that a mask shows. One query, as in a step of
+decoding, takes all keys up to there, or somewhat more, at a time: a piece that begins anywhere is slow to read.
 """
 
 from functools import partial
@@ -47,6 +48,7 @@ ONE_BLOCK = 3 << 19  # up to so many scores are computed as one block
 SMALL = 1 << 15  # and so are all heads that have no more each
 FEW = 16  # so few queries do not make blocks of their own
 KEYS_OF_FEW, FEW_KEYS = 128, 4  # keys in a step where queries are few; in up to so many steps they are few as well
+ONE_QUERY = 512  # keys that one query reads though they may be hidden
 ROWS = 2048  # queries in a step, those of all its heads together
 QUERIES = 512  # at most so many of one head where causality or a window hides keys: more would hide less
 KEYS, HEADS = 512, 2  # keys and heads in a step
@@ -149,7 +151,8 @@ def attend(
     arrays = [widen(x) for x in (q, k, v, bias, sinks)]
     t, s = q.shape[1], k.shape[1]
     if t <= FEW and s > FEW_KEYS * KEYS_OF_FEW and 0 not in (q.size, v.size):
-        return narrow(_few_queries(*arrays, mask, left, right, scale, softcap), dtype)
+        few = _one_query if t == 1 else _few_queries
+        return narrow(few(*arrays, mask, left, right, scale, softcap), dtype)
     if q.shape[0] * q.shape[2] * t * s <= ONE_BLOCK or t * s <= SMALL or 0 in (q.size, v.size):
         return narrow(_one_block(*arrays, mask, left, right, scale, softcap), dtype)
     return narrow(_many_blocks(*arrays, mask, scale, _plan(q, k, left, right, softcap)), dtype)
@@ -326,6 +329,60 @@ def _few_queries_bwd(*args: Any) -> Any:
 
 
 _few_queries.defvjp(_few_queries_fwd, _few_queries_bwd)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8, 9))
+@partial(jax.jit, static_argnums=(6, 7, 8, 9))
+def _one_query(
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Array | None,
+    sinks: Array | None,
+    mask: Array | None,
+    left: int | None,
+    right: int | None,
+    scale: float,
+    softcap: float | None,
+) -> Array:
+    """All, half, a quarter of the keys and so on: the fewest that have the last one that is seen."""
+    (b, _, h, width), (s, g) = q.shape, k.shape[1:3]
+    mask, bias = _grouped(mask, g), _grouped(bias, g)
+    allowed = _allowed(mask, bias, 1, s, left, right, q)
+    some = None if allowed is None else jnp.any(allowed, -1, keepdims=True)
+    sinks = None if sinks is None else sinks.reshape(g, h // g, 1, 1)
+    q = (q * scale).reshape(b, 1, g, h // g, width)
+
+    def first(n: int) -> Array:
+        """The context, of the first n keys."""
+        x, values = _sum_by_halves(q * k[:, :n, :, None]).transpose(0, 2, 3, 1)[:, :, :, None], v[:, :n]
+        if softcap is not None:
+            x = softcap * tanh(x / softcap)
+        if bias is not None:
+            x = x + bias[..., :n]
+        if allowed is not None:
+            x, values = where(allowed[..., :n], x, -jnp.inf), hide("bgrts->bsgv", allowed[..., :n], values)
+        e, total, _ = _weights(x, sinks, some)
+        return (einsum("bgrts,bsgv->bgrtv", e, values) / total).reshape(b, 1, h, v.shape[3])
+
+    if allowed is None or allowed.shape[4] < s:
+        return first(s)
+    sizes = [s]
+    while sizes[0] > ONE_QUERY:
+        sizes.insert(0, -(-sizes[0] // 2))
+    end = jnp.max(where(jnp.any(allowed, (0, 1, 2, 3)), jnp.arange(1, s + 1), 0))
+    return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), end), [partial(first, n) for n in sizes])
+
+
+def _sum_by_halves(x: Array) -> Array:
+    """The sum over the last axis by additions of halves: of long vectors, where XLA's own sum goes number by number."""
+    while x.shape[-1] % 2 == 0:
+        half = x.shape[-1] // 2
+        x = x[..., :half] + x[..., half:]
+    return jnp.sum(x, -1)
+
+
+_one_query.defvjp(lambda *args: (_one_query(*args), args[:6]), _few_queries_bwd)
 
 
 # Many blocks ----------------------------------------------------------------------------------------------------------

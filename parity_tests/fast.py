@@ -40,7 +40,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "torch": [{"PLAIN": 0, "CPU_ROWS": 3, "CPU_BLOCK": 70}],
     "jax": [
         {"ONE_BLOCK": 0, "SMALL": 0, "FEW": 0, "ROWS": 12, "QUERIES": 2, "KEYS": 3, "HEADS": 2, "EVEN": 1},
-        {"KEYS_OF_FEW": 3, "FEW_KEYS": 0},
+        {"KEYS_OF_FEW": 3, "FEW_KEYS": 0, "ONE_QUERY": 1},
     ],
 }
 OWN: dict[str, list[dict[str, Any]]] = {"numpy": BASES, "torch": [{}], "jax": [{}]}

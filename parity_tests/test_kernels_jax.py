@@ -122,6 +122,52 @@ def test_few_queries_read_no_further_than_the_last_key_that_is_seen(monkeypatch:
         assert np.array_equal(y, np.repeat(values, y.shape[2] // values.shape[2], 2))
 
 
+def one_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of seven keys the first one, two, four or all."""
+    few_queries(monkeypatch)
+    monkeypatch.setattr(_kernels, "ONE_QUERY", 1)
+
+
+def last_query(case: str) -> tuple[Arrays, dict[str, Any]]:
+    inputs, options = drawn(case)
+    cut = {"q": np.s_[:, -1:], "mask": np.s_[..., -1:, :], "bias": np.s_[..., -1:, :]}
+    return {name: x[cut.get(name, ...)] for name, x in inputs.items()}, options
+
+
+@pytest.mark.parametrize("seen", range(8))
+@pytest.mark.parametrize("case", CASES)
+def test_one_query(case: str, seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_query(monkeypatch)
+    inputs, options = last_query(case)
+    if "mask" in inputs:
+        inputs["mask"] = inputs["mask"] & (np.arange(7) < seen)
+    want = held(inputs, options)
+    want.pop("weights")
+    judged(fused(inputs, **options), want)
+    if "mask" in inputs:  # what nobody sees leaks nowhere, and what lies beyond it is not read
+        clean = fused(inputs, **options)["context"]
+        inputs["k"][:, seen:], inputs["v"][:, seen:] = np.nan, np.inf
+        assert np.array_equal(fused(inputs, **options)["context"], clean)
+
+
+def test_one_query_reads_not_much_further_than_the_last_key_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_query(monkeypatch)
+    inputs, _ = last_query("mask")
+    for seen, read in ((0, 1), (1, 1), (2, 2), (3, 4), (4, 4), (5, 7), (7, 7)):
+        inputs["mask"] = np.arange(7)[None, None, None] < seen
+        arrays: dict[str, Any] = {name: jnp.asarray(x) for name, x in inputs.items()}
+        sizes: list[int] = []
+
+        def switch(index: Any, branches: Any, sizes: list[int] = sizes) -> Any:
+            sizes.append(branches[int(index)].args[0])
+            return branches[int(index)]()
+
+        with monkeypatch.context() as patch, jax.disable_jit():
+            patch.setattr(jax.lax, "switch", switch)
+            attend(**arrays, implementation="fused")
+        assert sizes == [read]
+
+
 @pytest.mark.parametrize("make", [small_blocks, few_queries])
 def test_vmap(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     make(monkeypatch)
