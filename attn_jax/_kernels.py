@@ -349,6 +349,7 @@ def _one_query(
     (b, _, h, width), (s, g) = q.shape, k.shape[1:3]
     mask, bias = _grouped(mask, g), _grouped(bias, g)
     allowed = _allowed(mask, bias, 1, s, left, right, q)
+    allowed = None if allowed is None else allowed.reshape((1,) * (5 - allowed.ndim) + allowed.shape)
     some = None if allowed is None else jnp.any(allowed, -1, keepdims=True)
     sinks = None if sinks is None else sinks.reshape(g, h // g, 1, 1)
     q = (q * scale).reshape(b, 1, g, h // g, width)

@@ -20,6 +20,7 @@ CASES: dict[str, tuple[int, dict[str, Any], str, dict[str, tuple[int, ...]]]] = 
     "plain": (6, {}, "", {}),
     "mask": (2, {}, "mask", {}),
     "causal": (2, {"causal": True, "scale": 0.375}, "mask", {"mask": (1, 2)}),
+    "window": (2, {"window": (3, None)}, "", {}),
     "all": (3, {"window": (2, 1), "softcap": 1.5}, "mask bias sinks", {}),
     "broadcast": (1, {"window": (None, 1)}, "mask bias", {"mask": (1,), "bias": (0, 2)}),
 }
