@@ -765,6 +765,8 @@ def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | No
     if not hasattr(x, "__array_function__"):
         raise TypeError(f"{variant}: expected {name} as a NumPy array, got {type(x).__name__}; convert it")
     if isinstance(x, np.ma.MaskedArray):
-        todo = "say by mask= what may be attended to, and give its data"
-        raise TypeError(f"{variant}: expected {name} as a NumPy array, got {type(x).__name__}; {todo}")
+        raise TypeError(
+            f"{variant}: expected {name} as a NumPy array, got {type(x).__name__}; give its data, and say by mask= "
+            "what may be attended to"
+        )
     return tuple(x.shape), dtype_name(x)

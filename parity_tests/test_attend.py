@@ -458,7 +458,7 @@ def test_a_subclass_that_overrides_nothing_is_an_array(kind: type[np.ndarray], t
         got = attend(**viewed, **options, implementation=asked)[0]
         assert np.array_equal(got, attend(**inputs, **options, implementation=taken)[0]), asked
     hidden: dict[str, Any] = inputs | {"q": np.ma.masked_array(inputs["q"])}
-    with pytest.raises(TypeError, match=r"^attend: expected q as a NumPy array, got MaskedArray; say by mask="):
+    with pytest.raises(TypeError, match=r"^attend: expected q as a NumPy array, got MaskedArray; give its data, and"):
         attend(**hidden)
 
 

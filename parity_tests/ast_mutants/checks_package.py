@@ -225,6 +225,8 @@ def wrong_arguments(layer: Labelled, alias: str) -> None:
             return lambda: module(**inputs | {name: value})
 
         refuses(call(x.tolist()), TypeError, f"{who}: expected {name} as a NumPy array, got list; convert it")
+        masked = f"{who}: expected {name} as a NumPy array, got MaskedArray; give its data, and say by mask= what may"
+        refuses(call(np.ma.masked_array(x)), TypeError, masked)
         refuses(call(x[None]), ValueError, f"{who}: expected {name} ")
         other = x.astype(np.int64) if arg.kind in ("mask", "keep", "marks") else x > 0
         refuses(call(other), TypeError, f"{who}: {words}{name} ")
