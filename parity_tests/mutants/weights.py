@@ -212,8 +212,8 @@ MUTANTS = (
     core(
         "projections rounded to bfloat16",
         WIDE,
-        "y = einsum(spec, x, weight)\n",
-        f"y = {rounded('einsum(spec, x, weight)', 'weight')}\n",
+        "    return y if bias is None else y + widen(bias)\n",
+        f"    y = {rounded('y', 'weight')}\n    return y if bias is None else y + widen(bias)\n",
     ),
     cross(
         "scores rounded to float16",
