@@ -101,7 +101,7 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
     """The call of a combination."""
     asked, rng = combinations()[number], np.random.default_rng([number, seed])
     short, long = sorted(int(n) for n in rng.choice(LENGTHS, 2, replace=False))
-    t, s = ((short, long), (long, short), (long, long))[rng.integers(3)]
+    t, s = ((short, long), (long, short), (long, long), (1, long))[rng.integers(4)]
     h, g = {"own": (3, 3), "shared": (6, int(rng.choice([2, 3]))), "one": (3, 1), "none": (1, 1)}[asked.heads]
     width = int(rng.choice([3, 5, 8]))
     v, b = width if rng.random() < 0.5 else 7, int(rng.integers(1, 3))
@@ -121,7 +121,7 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
         found["bias"][..., t // 2, : s // 2] = -np.inf
     if asked.mask:
         found["mask"][..., s // 2] = False
-        if asked.mask != "keys":
+        if asked.mask != "keys" and t > 1:
             found["mask"][..., t // 2, :] = False
     if asked.heads == "none":
         at = {name: 2 if name in shapes else 1 for name, x in found.items() if x.ndim == 4}
