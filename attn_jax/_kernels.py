@@ -17,7 +17,8 @@ Small inputs take one block and no loop: quicker to compile and to run, and diff
 
 Few queries of many keys take blocks of keys where they lie, all heads at a time: keys and values put in order for a
 product would be a copy of the cache. The loop ends with the last key that a mask shows. One query, as in a step of
-decoding, takes all keys up to there, or somewhat more, at a time: a piece that begins anywhere is slow to read.
+decoding, takes the keys up to there, or up to twice as many, at a time: pieces whose place is not known beforehand are
+slow to read.
 """
 
 from functools import partial
@@ -148,8 +149,13 @@ def attend(
     if bare and cudnn_serves(q, k, v, left, right):
         return by_cudnn(q, k, v, left, right, scale)
     dtype = dtype_name(q)
-    arrays = [widen(x) for x in (q, k, v, bias, sinks)]
     t, s = q.shape[1], k.shape[1]
+    if t == 1:  # it stands at the last key: a window is a stretch of keys, and nothing comes later
+        first, left, right = 0 if left is None else max(0, s - 1 - left), None, None
+        k, v, mask, bias = k[:, first:], v[:, first:], _from(first, mask), _from(first, bias)
+        s = k.shape[1]
+    q, k, v = (widen(x) for x in (q, k, v))
+    arrays = [q, k, v, *(x if x is None else jnp.asarray(x).astype(q.dtype) for x in (bias, sinks))]
     if t <= FEW and s > FEW_KEYS * KEYS_OF_FEW and 0 not in (q.size, v.size):
         few = _one_query if t == 1 else _few_queries
         return narrow(few(*arrays, mask, left, right, scale, softcap), dtype)
@@ -244,6 +250,11 @@ def _average_jvp(given: Any, slopes: Any) -> Any:
     across = jax.lax.optimization_barrier(p.reshape(shape).mT)
     dy = einsum("nts,nsv->ntv", (p * (dx - mean)).reshape(shape), v) + einsum("nst,nsv->ntv", across, dv)
     return _average(x, v, sinks, some), dy
+
+
+def _from(first: int, x: Array | None) -> Array | None:
+    """A mask or bias without the keys before one."""
+    return x if x is None or x.ndim == 0 or x.shape[-1] == 1 else x[..., first:]
 
 
 # Few queries ----------------------------------------------------------------------------------------------------------
@@ -345,7 +356,7 @@ def _one_query(
     scale: float,
     softcap: float | None,
 ) -> Array:
-    """All, half, a quarter of the keys and so on: the fewest that have the last one that is seen."""
+    """All, half, a quarter of the keys and so on: the fewest with the last one that a mask or bias for each shows."""
     (b, _, h, width), (s, g) = q.shape, k.shape[1:3]
     mask, bias = _grouped(mask, g), _grouped(bias, g)
     allowed = _allowed(mask, bias, 1, s, left, right, q)
@@ -376,7 +387,7 @@ def _one_query(
 
 
 def _sum_by_halves(x: Array) -> Array:
-    """The sum over the last axis by additions of halves: of long vectors, where XLA's own sum goes number by number."""
+    """The sum over the last axis by additions of halves, which are long vectors: XLA adds a short axis by numbers."""
     while x.shape[-1] % 2 == 0:
         half = x.shape[-1] // 2
         x = x[..., :half] + x[..., half:]

@@ -41,7 +41,7 @@ LARGEST = 30.0  # exp(LARGEST) summed over a million keys, times values up to 2*
 
 
 def serves(q: Array, k: Array, v: Array) -> bool:
-    """Plain arrays only: those of other types bring operations of their own, which the textbook path calls."""
+    """Plain arrays and memmaps only: other types bring operations of their own, which the textbook path calls."""
     return all(type(x) in (np.ndarray, np.memmap) for x in (q, k, v))
 
 

@@ -179,7 +179,8 @@ def straight(q: Tensor, k: Tensor, v: Tensor, words: tuple[Any, ...]) -> Tensor 
     if torch.compiler.is_compiling() or watched() or not type(q) is type(k) is type(v) is Tensor:
         return None
     learning = torch.is_grad_enabled() and (q.requires_grad, k.requires_grad, v.requires_grad)
-    call = q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.is_cpu, learning, words, *map(type, words)
+    kinds = q.dtype, k.dtype, v.dtype, q.is_cpu, k.is_cpu, v.is_cpu
+    call = q.shape, k.shape, v.shape, kinds, learning, words, *map(type, words)
     try:
         way = WAYS.get(call)
     except TypeError:  # words that have no hash are none that pass
@@ -210,7 +211,7 @@ def way_of(
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
     window = None, 0 if causal else None
     textbook = return_weights or normalize_over != "keys" or implementation == "textbook"
-    bare = q.is_cpu and q.ndim == 4 and q.dtype in WIDE and not (causal and not factor > 0)
+    bare = q.is_cpu and k.is_cpu and v.is_cpu and q.ndim == 4 and q.dtype in WIDE and not (causal and not factor > 0)
 
     def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         context = judged(q, k, v, None, causal, factor)
@@ -257,10 +258,10 @@ def one_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tenso
 
 
 def by_one_kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float) -> Tensor | None:
-    """What PyTorch's kernel gives; None where its numbers are not ours. Where nobody can look they are taken."""
+    """What PyTorch's kernel gives; None where its numbers are not ours: on a CPU one looks, elsewhere nobody does."""
     if causal and not scale > 0:
         return None  # it hides by -inf before it scales
-    if q.is_cpu and concrete(q):
+    if all(x.is_cpu and concrete(x) for x in (q, k, v)):
         return judged(q, k, v, added, causal, scale)
     shared = bool(q.shape[2] != k.shape[2])  # sizes may be symbols
     context = scaled_dot_product_attention(
@@ -498,10 +499,10 @@ ARRAYS = 6  # of the inputs: q, k, v, mask, bias, sinks
 
 
 def merge(n: int, dims: tuple[Any, ...], arrays: tuple[Any, ...], shared: bool = True) -> list[Any]:
-    """Join a mapped axis and the axis of the batch; what is not mapped may stay one row for the whole batch."""
+    """Join a mapped axis and the axis of the batch; a mask, a bias or sinks that are not mapped may stay one row."""
     rows, found = None, []
-    for x, dim in zip(arrays, dims, strict=False):
-        if x is None or (shared and rows is not None and dim is None and x.shape[0] == 1):
+    for i, (x, dim) in enumerate(zip(arrays, dims, strict=False)):
+        if x is None or (shared and i > 2 and dim is None and x.shape[0] == 1):
             found.append(x)
             continue
         x = x.expand(n, *x.shape) if dim is None else x.movedim(dim, 0)
@@ -595,13 +596,14 @@ class Call:
 
     def split(self, x: Tensor, block: Block) -> Tensor:
         """`(b g) (r t) s` -> `b g r t s`."""
-        return x.view(block.b.stop - block.b.start, -1, self.r, block.t.stop - block.t.start, x.shape[-1])
+        b, g, t = (at.stop - at.start for at in (block.b, block.g, block.t))
+        return x.view(b, g, self.r, t, x.shape[-1])
 
     def queries(self, x: Tensor, block: Block, empty: Tensor | None) -> Tensor:
         """A block of what is by queries, `(b g) (r t) k`; 0 where a query sees no key."""
         x = block.of(x, "bgrtk")
         x = x if empty is None else x.masked_fill(empty, 0.0)
-        return x.reshape(-1, self.r * x.shape[3], x.shape[4])
+        return x.reshape(x.shape[0] * x.shape[1], self.r * x.shape[3], x.shape[4])
 
     def limits(self, block: Block) -> tuple[Tensor | None, Tensor | None]:
         """The limits by mask, bias and window, and the queries that see nothing, which get no limit then."""

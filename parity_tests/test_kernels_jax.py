@@ -169,6 +169,43 @@ def test_one_query_reads_not_much_further_than_the_last_key_that_is_seen(monkeyp
         assert sizes == [read]
 
 
+@pytest.mark.parametrize("window", [(2, None), (2, 1), (0, 0), (9, None), (None, 0)])
+def test_one_query_takes_the_keys_of_its_window_alone(
+    window: tuple[int | None, int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_query(monkeypatch)
+    inputs, _ = last_query("all")
+    read: list[tuple[int, ...]] = []
+    for name in ("_one_query", "_one_block"):
+        monkeypatch.setattr(_kernels, name, lambda *given: read.append((given[1].shape[1], *given[6:8])) or given[0])
+    arrays: dict[str, Any] = {name: jnp.asarray(x) for name, x in inputs.items()}
+    attend(**arrays, window=window, implementation="fused")
+    attend(*(arrays[name] for name in "qkv"), causal=True, implementation="fused")
+    keys = min(7, 1 + (7 if window[0] is None else window[0]))
+    assert {*read} == {(keys, None, None), (7, None, None)}
+
+
+@pytest.mark.parametrize("make", [small_blocks, few_queries, one_query])
+@pytest.mark.parametrize("name", ["bias", "sinks"])
+def test_a_wider_bias_or_sinks_is_taken_in_the_type_of_the_queries(
+    name: str, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(monkeypatch)
+    inputs, options = last_query("all") if make is one_query else drawn("all")
+    arrays: dict[str, Any] = {
+        n: jnp.asarray(x, jnp.float32 if x.dtype.kind == "f" else None) for n, x in inputs.items()
+    }
+    wider = arrays | {name: arrays[name].astype(jnp.float64)}
+
+    def total(x: Any, given: dict[str, Any]) -> Any:
+        return attend(**given | {name: x}, **options, implementation="fused")[0].sum()
+
+    (want, dwant), (got, dgot) = (jax.value_and_grad(total)(some[name], some) for some in (arrays, wider))
+    assert (got.dtype, dgot.dtype) == (jnp.float32, jnp.float64)
+    assert np.array_equal(got, want)
+    assert np.array_equal(dgot, dwant)
+
+
 @pytest.mark.parametrize("make", [small_blocks, few_queries])
 def test_vmap(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     make(monkeypatch)

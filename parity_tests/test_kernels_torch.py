@@ -152,9 +152,11 @@ def test_mapped_gradients(case: str) -> None:
 
 @pytest.mark.usefixtures("ways")
 @pytest.mark.parametrize("name", ["q", "k", "v", "mask", "bias", "sinks"])
-def test_mapped_over_one_array(name: str) -> None:
+@pytest.mark.parametrize("rows", [1, 2])
+def test_mapped_over_one_array(rows: int, name: str) -> None:
     """`vmap` without gradients: what is mapped must not be written into what is not."""
     inputs, options = given("all")
+    inputs = {n: x[:rows] if n in "qkv" or (x.ndim == 4 and len(x) > 1) else x for n, x in inputs.items()}
     arrays = TORCH.arrays(inputs)
     x = arrays.pop(name)
     found = vmap(lambda x: attend(**arrays, **{name: x}, **options, implementation="fused")[0])(torch.stack([x, x]))
@@ -361,6 +363,23 @@ def test_what_was_checked_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch
     for options in words:
         with pytest.raises(LookupError, match="checked"):
             attend(q, k, v, **options)
+
+
+def test_arrays_without_numbers_among_others_are_no_cpu_arrays() -> None:
+    q, k, v = (torch.from_numpy(cotangent((2, 9, 6, 5))) for _ in "qkv")
+    attend(q, k, v)
+    for arrays in ((q, k.to("meta"), v), (q, k, v.to("meta"))):
+        with pytest.raises(RuntimeError, match=r"(?i)device"):
+            attend(*arrays)
+
+
+@pytest.mark.usefixtures("ways")
+def test_values_of_no_width() -> None:
+    q, k, v = (torch.randn(3, n, h, w, requires_grad=True) for n, h, w in ((20, 9, 5), (20, 3, 5), (20, 3, 0)))
+    context, _ = attend(q, k, v, causal=True)
+    assert context.shape == (3, 20, 9, 0)
+    context.sum().backward()
+    assert all(x.grad is not None and not x.grad.any() for x in (q, k, v))
 
 
 def test_the_straight_way_is_not_for_all() -> None:
