@@ -38,8 +38,9 @@ class Runner:
 
 
 def order(number: int, of: int) -> list[int]:
-    """Who runs when in a round, after Williams (1949): over 2n rounds each of n stands in each place twice, and comes
-    right after each other one equally often, since what somebody leaves in caches and memory the next one pays for.
+    """Who runs when in a round, after Williams (1949): over 2n rounds each of n stands in each place twice, and within
+    rounds comes right after each other one equally often: what somebody leaves in caches and memory the next one pays
+    for.
 
     The first row goes 0, 1, -1, 2, -2, ...; others are one place later, or read backwards. Two alternate as A B, B A,
     B A, A B.

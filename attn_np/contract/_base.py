@@ -255,13 +255,6 @@ class Config:
         """The fields alone: what a copy is asked it finds out by itself."""
         return {name: getattr(self, name) for name in self.fields()}
 
-    def knows(self, call: Hashable) -> bool:
-        """Whether a call passed its check before; see `remembered`."""
-        try:
-            return call in self.passed
-        except TypeError:  # words that have no hash are none that pass
-            return False
-
     def remembered(self, call: Hashable, check: Callable[[], dict[str, int]]) -> dict[str, int]:
         """What the check of a call gives; one that was right before is not looked at again.
 
