@@ -42,7 +42,7 @@ class Mutant:
             and the calls "greedy" and "generate" are those of seq2seq.
         fix: one line of advice to somebody whose code has this mistake.
         trees: where it is planted; the hand-written backward exists in NumPy only.
-        needs: names of `_core` that the edit uses and the file does not import.
+        needs: names of `_ops` that the edit uses and the file does not import.
         many: the text stands more than once and every place is edited.
         raises: trees in which the bug shows itself by an exception; elsewhere an exception is no evidence.
         gain: factor on the arrays of the case, for bugs that only large numbers show.
@@ -132,7 +132,7 @@ def edited(mutant: Mutant, tree: str) -> str:
     found = source.count(old)
     if found == 0 or (found > 1 and not mutant.many):
         raise ValueError(f"mutants: expected {old!r} once in {mutant.file}, got {found} times; mend the mutant")
-    imports = f"from {tree}._core import {', '.join(mutant.needs)}\n" if mutant.needs else ""
+    imports = f"from {tree}._ops import {', '.join(mutant.needs)}\n" if mutant.needs else ""
     return imports + source.replace(old, new)
 
 
