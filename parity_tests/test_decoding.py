@@ -357,9 +357,9 @@ def test_tokens_are_kept_as_integers(tree: str) -> None:
     numbers = np.array([[2049, 70001, 2**30 + 1, 3], [5, 257, 0, 2**31 - 1]], np.int32)
     for part in np.split(numbers, 2, axis=1):
         k = to(np.ones((BATCH, 2)).astype(np.float16))
-        past = module.opened(config, cache, k, None)
-        _, found = module.remember(past, k=k, numbers=to(np.ascontiguousarray(part)))
-        cache = module.closed(past, k[:, :, None])[1]
+        step = module.opened(config, cache, k, None)
+        _, found = module.remember(step, k=k, numbers=to(np.ascontiguousarray(part)))
+        cache = module.closed(step, k[:, :, None])[1]
     assert found is not None
     assert str(found.dtype).rpartition(".")[2] == "int32"
     assert bare(found)[:, :4].tolist() == numbers.tolist()
@@ -533,13 +533,13 @@ PLANTED = (
     ("_decode.py", "where(stays, query_at % room, room)", "where(stays, query_at % room, 0)"),
     ("_decode.py", "near & (ahead >= -left)", "near & (ahead > -left)"),
     ("_decode.py", "near & (ahead <= right)", "near & (ahead <= right + 1)"),
-    ("_decode.py", "past.joined else None", "False else None"),
+    ("_decode.py", "step.joined else None", "False else None"),
     ("_decode.py", "valid is None and start", "start"),
     ("_decode.py", "start == longest and ", ""),
     ("_decode.py", "start + t <= room", "start + t <= most"),
     ("_decode.py", "Past(cache, start, start + t,", "Past(cache, start, start + t + 1,"),
-    ("_decode.py", "else put(old, past.start, entry)", "else put(old, 0, entry)"),
-    ("_decode.py", "past.cache.positions, past.start,", "past.cache.positions, past.start + 1,"),
+    ("_decode.py", "else put(old, step.start, entry)", "else put(old, 0, entry)"),
+    ("_decode.py", "step.cache.positions, step.start,", "step.cache.positions, step.start + 1,"),
     ("_decode.py", "filled = min(longest + t, room)", "filled = longest"),
 )
 
