@@ -5,8 +5,10 @@ from math import sqrt
 from typing import Any
 
 import attn_jax._kernels as kernels
-from attn_jax._cache import Past
-from attn_jax._core import (
+from attn_jax._decode import Past
+from attn_jax._layer import signature, specs
+from attn_jax._masks import hide, shown, visible
+from attn_jax._ops import (
     Array,
     Tape,
     broadcast_to,
@@ -14,16 +16,11 @@ from attn_jax._core import (
     dropout,
     dtype_name,
     einsum,
-    hide,
     narrow,
     record,
     repeat_heads,
-    shown,
-    signature,
     softmax,
-    specs,
     tanh,
-    visible,
     widen,
 )
 from attn_np.contract import _attend as contract

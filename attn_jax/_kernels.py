@@ -28,22 +28,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attn_jax._core import (
-    Array,
-    broadcast_to,
-    dtype_name,
-    einsum,
-    exp,
-    hide,
-    maximum,
-    narrow,
-    shown,
-    tanh,
-    visible,
-    where,
-    widen,
-    zeros,
-)
+from attn_jax._masks import hide, shown, visible
+from attn_jax._ops import Array, broadcast_to, dtype_name, einsum, exp, maximum, narrow, tanh, where, widen, zeros
 
 ONE_BLOCK = 3 << 19  # up to so many scores are computed as one block
 SMALL = 1 << 15  # and so are all heads that have no more each

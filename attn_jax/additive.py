@@ -2,22 +2,9 @@
 
 from jaxtyping import Bool, Float
 
-from attn_jax._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    dropout,
-    dtype_name,
-    einsum,
-    inputs,
-    output,
-    record,
-    shown,
-    softmax,
-    tanh,
-    widen,
-)
+from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._masks import shown
+from attn_jax._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, widen
 from attn_np.contract._attend import AXES
 from attn_np.contract.additive import Config
 

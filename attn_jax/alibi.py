@@ -3,22 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._cache import Past, places, remember
-from attn_jax._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    constants,
-    dtype_name,
-    inputs,
-    linear,
-    narrow,
-    output,
-    record,
-    sight,
-    widen,
-)
+from attn_jax._decode import Past, places, remember
+from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._masks import sight
+from attn_jax._ops import Array, Tape, constants, dtype_name, linear, narrow, record, widen
 from attn_np.contract.alibi import Config
 
 

@@ -4,10 +4,11 @@ from math import inf, sqrt
 
 from jaxtyping import Bool, Float
 
-from attn_jax._cache import Past, remember
-from attn_jax._core import (
+from attn_jax._decode import Past, remember
+from attn_jax._layer import Layer, inputs
+from attn_jax._masks import hide, seen, visible
+from attn_jax._ops import (
     Array,
-    Layer,
     Tape,
     amax,
     arange,
@@ -16,14 +17,10 @@ from attn_jax._core import (
     dtype_name,
     einsum,
     exp,
-    hide,
-    inputs,
     maximum,
     narrow,
     record,
     scan,
-    seen,
-    visible,
     where,
     zeros,
 )

@@ -3,23 +3,10 @@
 from jaxtyping import Bool, Float, Int
 
 from attn_jax._attend import attend
-from attn_jax._cache import Past, remember
-from attn_jax._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    dtype_name,
-    inputs,
-    layer_norm,
-    linear,
-    output,
-    record,
-    rms_norm,
-    sight,
-    sigmoid,
-    widen,
-)
+from attn_jax._decode import Past, remember
+from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._masks import sight
+from attn_jax._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, widen
 from attn_jax._rotary import rotate, rotation
 from attn_np.contract.decoder import Config
 

@@ -2,16 +2,16 @@
 
 from jaxtyping import Bool, Float
 
-from attn_jax._cache import Past, counted, recall, retain
-from attn_jax._core import (
+from attn_jax._decode import Past, counted, recall, retain
+from attn_jax._layer import Layer
+from attn_jax._masks import hide
+from attn_jax._ops import (
     Array,
-    Layer,
     Tape,
     arange,
     concatenate,
     dtype_name,
     einsum,
-    hide,
     l2_norm,
     linear,
     narrow,

@@ -2,27 +2,22 @@
 
 from jaxtyping import Bool, Float, Int
 
-from attn_jax._cache import Past, remember
-from attn_jax._core import (
+from attn_jax._decode import Past, remember
+from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._masks import hide, shown, visible
+from attn_jax._ops import (
     Array,
-    Layer,
-    Output,
     Tape,
     dropout,
     dtype_name,
     einsum,
     exp,
-    hide,
-    inputs,
     linear,
-    output,
     record,
     repeat_heads,
     rms_norm,
-    shown,
     softmax,
     tanh,
-    visible,
     widen,
 )
 from attn_jax._rotary import rotate, rotation

@@ -3,8 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._cache import Past, places, remember
-from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, visible
+from attn_jax._decode import Past, places, remember
+from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._masks import visible
+from attn_jax._ops import Array, Tape, dtype_name, linear, record
 from attn_np.contract.dilated import Config
 
 

@@ -4,26 +4,21 @@ from math import sqrt
 
 from jaxtyping import Bool, Float
 
-from attn_jax._cache import Past, places, remember
-from attn_jax._core import (
+from attn_jax._decode import Past, places, remember
+from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._masks import hide, shown, visible
+from attn_jax._ops import (
     Array,
-    Layer,
-    Output,
     Tape,
     clip,
     dropout,
     dtype_name,
     einsum,
-    hide,
-    inputs,
     layer_norm,
     linear,
-    output,
     pick,
     record,
-    shown,
     softmax,
-    visible,
     widen,
 )
 from attn_jax._relative import bucketed

@@ -3,8 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._cache import Past, remember
-from attn_jax._core import Array, Layer, Output, Tape, dtype_name, linear, output, record, seen, sight, where, widen
+from attn_jax._decode import Past, remember
+from attn_jax._layer import Layer, Output, output
+from attn_jax._masks import seen, sight
+from attn_jax._ops import Array, Tape, dtype_name, linear, record, where, widen
 from attn_np.contract.fused_qkv import Config
 
 

@@ -4,10 +4,11 @@ from math import sqrt
 
 from jaxtyping import Bool, Float
 
-from attn_jax._cache import Past, counted, recall, retain
-from attn_jax._core import (
+from attn_jax._decode import Past, counted, recall, retain
+from attn_jax._layer import Layer
+from attn_jax._masks import hide
+from attn_jax._ops import (
     Array,
-    Layer,
     Tape,
     arange,
     broadcast_to,
@@ -16,7 +17,6 @@ from attn_jax._core import (
     dtype_name,
     einsum,
     exp,
-    hide,
     l2_norm,
     linear,
     narrow,

@@ -2,9 +2,9 @@
 
 from jaxtyping import Bool, Float
 
-from attn_jax._core import (
+from attn_jax._layer import Layer
+from attn_jax._ops import (
     Array,
-    Layer,
     Tape,
     broadcast_to,
     dropout,

@@ -3,24 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._cache import Past, remember
-from attn_jax._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    dtype_name,
-    hardmax,
-    inputs,
-    linear,
-    output,
-    record,
-    shown,
-    softmax,
-    straight_through,
-    visible,
-    widen,
-)
+from attn_jax._decode import Past, remember
+from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._masks import shown, visible
+from attn_jax._ops import Array, Tape, dtype_name, hardmax, linear, record, softmax, straight_through, widen
 from attn_np.contract.hard import Config
 
 

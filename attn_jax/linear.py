@@ -2,22 +2,21 @@
 
 from jaxtyping import Bool, Float
 
-from attn_jax._cache import Past, counted, recall, retain
-from attn_jax._core import (
+from attn_jax._decode import Past, counted, recall, retain
+from attn_jax._layer import Layer
+from attn_jax._masks import hide, seen
+from attn_jax._ops import (
     Array,
-    Layer,
     Tape,
     arange,
     concatenate,
     dtype_name,
     einsum,
     exp,
-    hide,
     linear,
     narrow,
     record,
     scan,
-    seen,
     where,
     widen,
     zeros,

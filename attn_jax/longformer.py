@@ -3,8 +3,9 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._cache import places
-from attn_jax._core import Array, Layer, Output, Tape, broadcast_to, dtype_name, inputs, linear, output, record, scope
+from attn_jax._decode import places
+from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._ops import Array, Tape, broadcast_to, dtype_name, linear, record, scope
 from attn_np.contract.longformer import Config
 
 

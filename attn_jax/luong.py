@@ -2,10 +2,10 @@
 
 from jaxtyping import Bool, Float
 
-from attn_jax._core import (
+from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._masks import hide, shown
+from attn_jax._ops import (
     Array,
-    Layer,
-    Output,
     Tape,
     arange,
     broadcast_to,
@@ -14,12 +14,8 @@ from attn_jax._core import (
     dtype_name,
     einsum,
     exp,
-    hide,
-    inputs,
     narrow,
-    output,
     record,
-    shown,
     sigmoid,
     softmax,
     tanh,

@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 from jaxtyping import Bool, Float
 
-from attn_jax._cache import Past, counted, recall, retain
-from attn_jax._core import (
+from attn_jax._decode import Past, counted, recall, retain
+from attn_jax._layer import Layer
+from attn_jax._masks import hide
+from attn_jax._ops import (
     Array,
-    Layer,
     Tape,
     broadcast_to,
     concatenate,
@@ -17,7 +18,6 @@ from attn_jax._core import (
     dtype_name,
     einsum,
     exp,
-    hide,
     layer_norm,
     linear,
     narrow,

@@ -5,10 +5,10 @@ from typing import Any
 
 from jaxtyping import Bool, Float, Integer
 
-from attn_jax._core import (
+from attn_jax._layer import Layer, Output
+from attn_jax._masks import hide, seen
+from attn_jax._ops import (
     Array,
-    Layer,
-    Output,
     Tape,
     argmax,
     broadcast_to,
@@ -16,13 +16,11 @@ from attn_jax._core import (
     dropout,
     dtype_name,
     einsum,
-    hide,
     linear,
     narrow,
     record,
     scan,
     scope,
-    seen,
     softmax,
     stack,
     take,

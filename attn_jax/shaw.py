@@ -4,26 +4,21 @@ from math import sqrt
 
 from jaxtyping import Bool, Float
 
-from attn_jax._cache import Past, places, remember
-from attn_jax._core import (
+from attn_jax._decode import Past, places, remember
+from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._masks import hide, shown, visible
+from attn_jax._ops import (
     Array,
-    Layer,
-    Output,
     Tape,
     broadcast_to,
     clip,
     dropout,
     dtype_name,
     einsum,
-    hide,
-    inputs,
     linear,
-    output,
     record,
-    shown,
     softmax,
     take,
-    visible,
     widen,
 )
 from attn_np.contract.shaw import Config

@@ -3,26 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._cache import Past, remember
-from attn_jax._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    arange,
-    dtype_name,
-    einsum,
-    inputs,
-    linear,
-    log,
-    maximum,
-    output,
-    record,
-    sigmoid,
-    visible,
-    where,
-    zeros,
-)
+from attn_jax._decode import Past, remember
+from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._masks import visible
+from attn_jax._ops import Array, Tape, arange, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
 from attn_np.contract.sigmoid_attention import Config
 
 

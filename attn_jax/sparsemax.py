@@ -3,8 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._cache import Past, remember
-from attn_jax._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, sparsemax, visible
+from attn_jax._decode import Past, remember
+from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._masks import visible
+from attn_jax._ops import Array, Tape, dtype_name, linear, record, sparsemax
 from attn_np.contract.sparsemax import Config
 
 

@@ -3,23 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._cache import Past, places, remember
-from attn_jax._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    clip,
-    constants,
-    dtype_name,
-    inputs,
-    linear,
-    output,
-    record,
-    sight,
-    take,
-    widen,
-)
+from attn_jax._decode import Past, places, remember
+from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._masks import sight
+from attn_jax._ops import Array, Tape, clip, constants, dtype_name, linear, record, take, widen
 from attn_np.contract.t5_bias import Config
 
 

@@ -2,26 +2,10 @@
 
 from jaxtyping import Bool, Float
 
-from attn_jax._cache import Past, remember
-from attn_jax._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    dropout,
-    dtype_name,
-    einsum,
-    hide,
-    inputs,
-    linear,
-    output,
-    record,
-    shown,
-    softmax,
-    tanh,
-    visible,
-    widen,
-)
+from attn_jax._decode import Past, remember
+from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._masks import hide, shown, visible
+from attn_jax._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, widen
 from attn_np.contract.talking_heads import Config
 
 

@@ -4,27 +4,10 @@ from math import sqrt
 
 from jaxtyping import Bool, Float
 
-from attn_jax._cache import Past, places, remember
-from attn_jax._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    clip,
-    dropout,
-    dtype_name,
-    einsum,
-    hide,
-    inputs,
-    linear,
-    output,
-    pick,
-    record,
-    shown,
-    softmax,
-    visible,
-    widen,
-)
+from attn_jax._decode import Past, places, remember
+from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._masks import hide, shown, visible
+from attn_jax._ops import Array, Tape, clip, dropout, dtype_name, einsum, linear, pick, record, softmax, widen
 from attn_jax._relative import sinusoids
 from attn_np.contract.transformer_xl import Config
 

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 import attn_np._kernels as kernels
-from attn_np._cache import Past
-from attn_np._core import (
+from attn_np._decode import Past
+from attn_np._layer import signature, specs
+from attn_np._masks import hide, shown, visible
+from attn_np._ops import (
     Array,
     Tape,
     broadcast_to,
@@ -16,16 +18,11 @@ from attn_np._core import (
     dropout,
     dtype_name,
     einsum,
-    hide,
     narrow,
     record,
     repeat_heads,
-    shown,
-    signature,
     softmax,
-    specs,
     tanh,
-    visible,
     widen,
     zeros,
 )

@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from attn_np._core import Array, hide, narrow, visible, widen
+from attn_np._masks import hide, visible
+from attn_np._ops import Array, narrow, widen
 from attn_np.contract._band import Band, Span
 from attn_np.contract._tape import save
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._cache import Past, places
-from attn_np._core import Array, clip, concatenate, concrete, constant, cumsum, dtype_name, stack, take
+from attn_np._decode import Past, places
+from attn_np._ops import Array, clip, concatenate, concrete, constant, cumsum, dtype_name, stack, take
 
 
 @constant

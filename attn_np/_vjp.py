@@ -5,19 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attn_np._core import (
-    Array,
-    dtype_name,
-    einsum,
-    hide,
-    narrow,
-    primitive,
-    record,
-    sigmoid,
-    sqrt,
-    where,
-    widen,
-)
+from attn_np._masks import hide
+from attn_np._ops import Array, dtype_name, einsum, narrow, primitive, record, sigmoid, sqrt, where, widen
 
 __all__ = [
     "Grads",

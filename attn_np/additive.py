@@ -3,22 +3,9 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attn_np._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    dropout,
-    dtype_name,
-    einsum,
-    inputs,
-    output,
-    record,
-    shown,
-    softmax,
-    tanh,
-    widen,
-)
+from attn_np._layer import Layer, Output, inputs, output
+from attn_np._masks import shown
+from attn_np._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, widen
 from attn_np._vjp import Grads, cotangent, dropout_vjp, einsum_vjp, grads, inputs_vjp, softmax_vjp, sum_to, tanh_vjp
 from attn_np.contract._attend import AXES
 from attn_np.contract.additive import Config

@@ -3,23 +3,10 @@
 from jaxtyping import Bool, Float, Int
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._cache import Past, remember
-from attn_np._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    dtype_name,
-    inputs,
-    layer_norm,
-    linear,
-    output,
-    record,
-    rms_norm,
-    sight,
-    sigmoid,
-    widen,
-)
+from attn_np._decode import Past, remember
+from attn_np._layer import Layer, Output, inputs, output
+from attn_np._masks import sight
+from attn_np._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, widen
 from attn_np._rotary import rotate, rotation
 from attn_np._vjp import (
     Grads,

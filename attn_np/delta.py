@@ -3,16 +3,16 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attn_np._cache import Past, counted, recall, retain
-from attn_np._core import (
+from attn_np._decode import Past, counted, recall, retain
+from attn_np._layer import Layer
+from attn_np._masks import hide
+from attn_np._ops import (
     Array,
-    Layer,
     Tape,
     arange,
     concatenate,
     dtype_name,
     einsum,
-    hide,
     l2_norm,
     linear,
     narrow,

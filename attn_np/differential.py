@@ -3,29 +3,24 @@
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from attn_np._cache import Past, remember
-from attn_np._core import (
+from attn_np._decode import Past, remember
+from attn_np._layer import Layer, Output, inputs, output
+from attn_np._masks import hide, shown, visible
+from attn_np._ops import (
     Array,
-    Layer,
-    Output,
     Tape,
     concatenate,
     dropout,
     dtype_name,
     einsum,
     exp,
-    hide,
-    inputs,
     linear,
-    output,
     record,
     repeat_heads,
     rms_norm,
-    shown,
     softmax,
     stack,
     tanh,
-    visible,
     widen,
 )
 from attn_np._rotary import rotate, rotation

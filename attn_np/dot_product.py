@@ -3,8 +3,9 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._cache import Past, remember
-from attn_np._core import Array, Layer, Output, Tape, dtype_name, inputs, output, record
+from attn_np._decode import Past, remember
+from attn_np._layer import Layer, Output, inputs, output
+from attn_np._ops import Array, Tape, dtype_name, record
 from attn_np._vjp import Grads, cotangent, grads, inputs_vjp
 from attn_np.contract.dot_product import Config
 

@@ -3,22 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._cache import Past, remember
-from attn_np._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    dtype_name,
-    linear,
-    output,
-    record,
-    seen,
-    sight,
-    stack,
-    where,
-    widen,
-)
+from attn_np._decode import Past, remember
+from attn_np._layer import Layer, Output, output
+from attn_np._masks import seen, sight
+from attn_np._ops import Array, Tape, dtype_name, linear, record, stack, where, widen
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp
 from attn_np.contract.fused_qkv import Config
 

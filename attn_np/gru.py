@@ -2,9 +2,9 @@
 
 from jaxtyping import Bool, Float
 
-from attn_np._core import (
+from attn_np._layer import Layer
+from attn_np._ops import (
     Array,
-    Layer,
     Tape,
     broadcast_to,
     concatenate,

@@ -3,25 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._cache import Past, remember
-from attn_np._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    dtype_name,
-    hardmax,
-    inputs,
-    linear,
-    output,
-    record,
-    shown,
-    softmax,
-    straight_through,
-    visible,
-    where,
-    widen,
-)
+from attn_np._decode import Past, remember
+from attn_np._layer import Layer, Output, inputs, output
+from attn_np._masks import shown, visible
+from attn_np._ops import Array, Tape, dtype_name, hardmax, linear, record, softmax, straight_through, where, widen
 from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, softmax_vjp, sum_to
 from attn_np.contract.hard import Config
 

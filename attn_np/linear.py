@@ -3,22 +3,21 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attn_np._cache import Past, counted, recall, retain
-from attn_np._core import (
+from attn_np._decode import Past, counted, recall, retain
+from attn_np._layer import Layer
+from attn_np._masks import hide, seen
+from attn_np._ops import (
     Array,
-    Layer,
     Tape,
     arange,
     concatenate,
     dtype_name,
     einsum,
     exp,
-    hide,
     linear,
     narrow,
     record,
     scan,
-    seen,
     where,
     widen,
     zeros,

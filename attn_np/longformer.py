@@ -3,8 +3,9 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._cache import places
-from attn_np._core import Array, Layer, Output, Tape, broadcast_to, dtype_name, inputs, linear, output, record, scope
+from attn_np._decode import places
+from attn_np._layer import Layer, Output, inputs, output
+from attn_np._ops import Array, Tape, broadcast_to, dtype_name, linear, record, scope
 from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, total
 from attn_np.contract.longformer import Config
 

@@ -3,10 +3,10 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attn_np._core import (
+from attn_np._layer import Layer, Output, inputs, output
+from attn_np._masks import hide, shown
+from attn_np._ops import (
     Array,
-    Layer,
-    Output,
     Tape,
     arange,
     broadcast_to,
@@ -15,12 +15,8 @@ from attn_np._core import (
     dtype_name,
     einsum,
     exp,
-    hide,
-    inputs,
     narrow,
-    output,
     record,
-    shown,
     sigmoid,
     softmax,
     tanh,

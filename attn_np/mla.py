@@ -4,22 +4,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._cache import Past, remember
-from attn_np._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    broadcast_to,
-    concatenate,
-    dtype_name,
-    einsum,
-    inputs,
-    output,
-    record,
-    rms_norm,
-    sight,
-)
+from attn_np._decode import Past, remember
+from attn_np._layer import Layer, Output, inputs, output
+from attn_np._masks import sight
+from attn_np._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, record, rms_norm
 from attn_np._rotary import rotate, rotation
 from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, inputs_vjp, rms_norm_vjp, total
 from attn_np.contract.mla import Config

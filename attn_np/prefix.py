@@ -3,8 +3,9 @@
 from jaxtyping import Bool, Float, Int
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._cache import places
-from attn_np._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record
+from attn_np._decode import places
+from attn_np._layer import Layer, Output, inputs, output
+from attn_np._ops import Array, Tape, dtype_name, linear, record
 from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp
 from attn_np.contract.prefix import Config
 

@@ -4,23 +4,10 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._cache import Past, remember
-from attn_np._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    dtype_name,
-    inputs,
-    l2_norm,
-    layer_norm,
-    linear,
-    output,
-    record,
-    rms_norm,
-    sight,
-    widen,
-)
+from attn_np._decode import Past, remember
+from attn_np._layer import Layer, Output, inputs, output
+from attn_np._masks import sight
+from attn_np._ops import Array, Tape, dtype_name, l2_norm, layer_norm, linear, record, rms_norm, widen
 from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, l2_norm_vjp, layer_norm_vjp, linear_vjp, rms_norm_vjp
 from attn_np.contract.qk_norm import Config
 

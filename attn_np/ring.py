@@ -4,10 +4,11 @@ from math import inf, sqrt
 
 from jaxtyping import Bool, Float
 
-from attn_np._cache import Past, remember
-from attn_np._core import (
+from attn_np._decode import Past, remember
+from attn_np._layer import Layer, inputs
+from attn_np._masks import hide, seen, visible
+from attn_np._ops import (
     Array,
-    Layer,
     Tape,
     amax,
     arange,
@@ -16,14 +17,10 @@ from attn_np._core import (
     dtype_name,
     einsum,
     exp,
-    hide,
-    inputs,
     maximum,
     narrow,
     record,
     scan,
-    seen,
-    visible,
     where,
     zeros,
 )

@@ -3,8 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._cache import Past, remember
-from attn_np._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, sight
+from attn_np._decode import Past, remember
+from attn_np._layer import Layer, Output, inputs, output
+from attn_np._masks import sight
+from attn_np._ops import Array, Tape, dtype_name, linear, record
 from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp
 from attn_np.contract.self_attention import Config
 

@@ -4,26 +4,21 @@ from math import sqrt
 
 from jaxtyping import Bool, Float
 
-from attn_np._cache import Past, places, remember
-from attn_np._core import (
+from attn_np._decode import Past, places, remember
+from attn_np._layer import Layer, Output, inputs, output
+from attn_np._masks import hide, shown, visible
+from attn_np._ops import (
     Array,
-    Layer,
-    Output,
     Tape,
     broadcast_to,
     clip,
     dropout,
     dtype_name,
     einsum,
-    hide,
-    inputs,
     linear,
-    output,
     record,
-    shown,
     softmax,
     take,
-    visible,
     widen,
 )
 from attn_np._vjp import (

@@ -3,26 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._cache import Past, remember
-from attn_np._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    arange,
-    dtype_name,
-    einsum,
-    inputs,
-    linear,
-    log,
-    maximum,
-    output,
-    record,
-    sigmoid,
-    visible,
-    where,
-    zeros,
-)
+from attn_np._decode import Past, remember
+from attn_np._layer import Layer, Output, inputs, output
+from attn_np._masks import visible
+from attn_np._ops import Array, Tape, arange, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
 from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, sigmoid_vjp
 from attn_np.contract.sigmoid_attention import Config
 

@@ -3,23 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._cache import Past, places, remember
-from attn_np._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    clip,
-    constants,
-    dtype_name,
-    inputs,
-    linear,
-    output,
-    record,
-    sight,
-    take,
-    widen,
-)
+from attn_np._decode import Past, places, remember
+from attn_np._layer import Layer, Output, inputs, output
+from attn_np._masks import sight
+from attn_np._ops import Array, Tape, clip, constants, dtype_name, linear, record, take, widen
 from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, sum_to, take_vjp
 from attn_np.contract.t5_bias import Config
 

@@ -7,8 +7,10 @@ from typing import Any
 import attn_torch._kernels as kernels
 from attn_np.contract import _attend as contract
 from attn_np.contract import exact
-from attn_torch._cache import Past
-from attn_torch._core import (
+from attn_torch._decode import Past
+from attn_torch._layer import signature, specs
+from attn_torch._masks import hide, shown, visible
+from attn_torch._ops import (
     Array,
     Tape,
     broadcast_to,
@@ -16,16 +18,11 @@ from attn_torch._core import (
     dropout,
     dtype_name,
     einsum,
-    hide,
     narrow,
     record,
     repeat_heads,
-    shown,
-    signature,
     softmax,
-    specs,
     tanh,
-    visible,
     widen,
 )
 

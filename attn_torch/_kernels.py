@@ -33,7 +33,9 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attn_np.contract import _attend as contract
 from attn_np.contract._base import MAX_CALLS
-from attn_torch._core import concrete, dtype_name, hide, narrow, seen, specs, visible, widen
+from attn_torch._layer import specs
+from attn_torch._masks import hide, seen, visible
+from attn_torch._ops import concrete, dtype_name, narrow, widen
 
 Window = tuple[int | None, int | None]
 

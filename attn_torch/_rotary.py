@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from attn_torch._cache import Past, places
-from attn_torch._core import Array, clip, concatenate, concrete, constant, cumsum, dtype_name, stack, take
+from attn_torch._decode import Past, places
+from attn_torch._ops import Array, clip, concatenate, concrete, constant, cumsum, dtype_name, stack, take
 
 
 @constant

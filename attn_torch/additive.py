@@ -4,22 +4,9 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract._attend import AXES
 from attn_np.contract.additive import Config
-from attn_torch._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    dropout,
-    dtype_name,
-    einsum,
-    inputs,
-    output,
-    record,
-    shown,
-    softmax,
-    tanh,
-    widen,
-)
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._masks import shown
+from attn_torch._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, widen
 
 
 class AdditiveAttention(Layer[Config]):

@@ -4,22 +4,10 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.alibi import Config
 from attn_torch._attend import attend
-from attn_torch._cache import Past, places, remember
-from attn_torch._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    constants,
-    dtype_name,
-    inputs,
-    linear,
-    narrow,
-    output,
-    record,
-    sight,
-    widen,
-)
+from attn_torch._decode import Past, places, remember
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._masks import sight
+from attn_torch._ops import Array, Tape, constants, dtype_name, linear, narrow, record, widen
 
 
 class AlibiAttention(Layer[Config]):

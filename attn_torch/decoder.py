@@ -4,23 +4,10 @@ from jaxtyping import Bool, Float, Int
 
 from attn_np.contract.decoder import Config
 from attn_torch._attend import attend
-from attn_torch._cache import Past, remember
-from attn_torch._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    dtype_name,
-    inputs,
-    layer_norm,
-    linear,
-    output,
-    record,
-    rms_norm,
-    sight,
-    sigmoid,
-    widen,
-)
+from attn_torch._decode import Past, remember
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._masks import sight
+from attn_torch._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, widen
 from attn_torch._rotary import rotate, rotation
 
 

@@ -3,16 +3,16 @@
 from jaxtyping import Bool, Float
 
 from attn_np.contract.delta import Config
-from attn_torch._cache import Past, counted, recall, retain
-from attn_torch._core import (
+from attn_torch._decode import Past, counted, recall, retain
+from attn_torch._layer import Layer
+from attn_torch._masks import hide
+from attn_torch._ops import (
     Array,
-    Layer,
     Tape,
     arange,
     concatenate,
     dtype_name,
     einsum,
-    hide,
     l2_norm,
     linear,
     narrow,

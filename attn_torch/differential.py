@@ -3,27 +3,22 @@
 from jaxtyping import Bool, Float, Int
 
 from attn_np.contract.differential import Config
-from attn_torch._cache import Past, remember
-from attn_torch._core import (
+from attn_torch._decode import Past, remember
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._masks import hide, shown, visible
+from attn_torch._ops import (
     Array,
-    Layer,
-    Output,
     Tape,
     dropout,
     dtype_name,
     einsum,
     exp,
-    hide,
-    inputs,
     linear,
-    output,
     record,
     repeat_heads,
     rms_norm,
-    shown,
     softmax,
     tanh,
-    visible,
     widen,
 )
 from attn_torch._rotary import rotate, rotation

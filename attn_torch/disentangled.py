@@ -5,26 +5,21 @@ from math import sqrt
 from jaxtyping import Bool, Float
 
 from attn_np.contract.disentangled import Config
-from attn_torch._cache import Past, places, remember
-from attn_torch._core import (
+from attn_torch._decode import Past, places, remember
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._masks import hide, shown, visible
+from attn_torch._ops import (
     Array,
-    Layer,
-    Output,
     Tape,
     clip,
     dropout,
     dtype_name,
     einsum,
-    hide,
-    inputs,
     layer_norm,
     linear,
-    output,
     pick,
     record,
-    shown,
     softmax,
-    visible,
     widen,
 )
 from attn_torch._relative import bucketed

@@ -4,8 +4,9 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.dot_product import Config
 from attn_torch._attend import attend
-from attn_torch._cache import Past, remember
-from attn_torch._core import Array, Layer, Output, Tape, dtype_name, inputs, output, record
+from attn_torch._decode import Past, remember
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._ops import Array, Tape, dtype_name, record
 
 
 class DotProductAttention(Layer[Config]):

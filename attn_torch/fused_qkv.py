@@ -4,8 +4,10 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.fused_qkv import Config
 from attn_torch._attend import attend
-from attn_torch._cache import Past, remember
-from attn_torch._core import Array, Layer, Output, Tape, dtype_name, linear, output, record, seen, sight, where, widen
+from attn_torch._decode import Past, remember
+from attn_torch._layer import Layer, Output, output
+from attn_torch._masks import seen, sight
+from attn_torch._ops import Array, Tape, dtype_name, linear, record, where, widen
 
 
 def only_live(x: Array, allowed: Array | None, past: Past | None = None) -> Array:

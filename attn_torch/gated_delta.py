@@ -5,10 +5,11 @@ from math import sqrt
 from jaxtyping import Bool, Float
 
 from attn_np.contract.gated_delta import Config
-from attn_torch._cache import Past, counted, recall, retain
-from attn_torch._core import (
+from attn_torch._decode import Past, counted, recall, retain
+from attn_torch._layer import Layer
+from attn_torch._masks import hide
+from attn_torch._ops import (
     Array,
-    Layer,
     Tape,
     arange,
     broadcast_to,
@@ -17,7 +18,6 @@ from attn_torch._core import (
     dtype_name,
     einsum,
     exp,
-    hide,
     l2_norm,
     linear,
     narrow,

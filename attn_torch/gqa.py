@@ -4,8 +4,10 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.gqa import Config
 from attn_torch._attend import attend
-from attn_torch._cache import Past, remember
-from attn_torch._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record, sight
+from attn_torch._decode import Past, remember
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._masks import sight
+from attn_torch._ops import Array, Tape, dtype_name, linear, record
 
 
 class GroupedQueryAttention(Layer[Config]):

@@ -3,9 +3,9 @@
 from jaxtyping import Bool, Float
 
 from attn_np.contract.gru import Config, LayerConfig
-from attn_torch._core import (
+from attn_torch._layer import Layer
+from attn_torch._ops import (
     Array,
-    Layer,
     Tape,
     broadcast_to,
     dropout,

@@ -4,24 +4,10 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.hard import Config
 from attn_torch._attend import attend
-from attn_torch._cache import Past, remember
-from attn_torch._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    dtype_name,
-    hardmax,
-    inputs,
-    linear,
-    output,
-    record,
-    shown,
-    softmax,
-    straight_through,
-    visible,
-    widen,
-)
+from attn_torch._decode import Past, remember
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._masks import shown, visible
+from attn_torch._ops import Array, Tape, dtype_name, hardmax, linear, record, softmax, straight_through, widen
 
 
 class HardAttention(Layer[Config]):

@@ -4,8 +4,9 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.longformer import Config
 from attn_torch._attend import attend
-from attn_torch._cache import places
-from attn_torch._core import Array, Layer, Output, Tape, broadcast_to, dtype_name, inputs, linear, output, record, scope
+from attn_torch._decode import places
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._ops import Array, Tape, broadcast_to, dtype_name, linear, record, scope
 
 
 class LongformerAttention(Layer[Config]):

@@ -3,10 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_np.contract.luong import Config
-from attn_torch._core import (
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._masks import hide, shown
+from attn_torch._ops import (
     Array,
-    Layer,
-    Output,
     Tape,
     arange,
     broadcast_to,
@@ -15,12 +15,8 @@ from attn_torch._core import (
     dtype_name,
     einsum,
     exp,
-    hide,
-    inputs,
     narrow,
-    output,
     record,
-    shown,
     sigmoid,
     softmax,
     tanh,

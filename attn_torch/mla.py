@@ -4,22 +4,10 @@ from jaxtyping import Bool, Float, Int
 
 from attn_np.contract.mla import Config
 from attn_torch._attend import attend
-from attn_torch._cache import Past, remember
-from attn_torch._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    broadcast_to,
-    concatenate,
-    dtype_name,
-    einsum,
-    inputs,
-    output,
-    record,
-    rms_norm,
-    sight,
-)
+from attn_torch._decode import Past, remember
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._masks import sight
+from attn_torch._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, record, rms_norm
 from attn_torch._rotary import rotate, rotation
 
 

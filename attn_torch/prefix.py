@@ -4,8 +4,9 @@ from jaxtyping import Bool, Float, Int
 
 from attn_np.contract.prefix import Config
 from attn_torch._attend import attend
-from attn_torch._cache import places
-from attn_torch._core import Array, Layer, Output, Tape, dtype_name, inputs, linear, output, record
+from attn_torch._decode import places
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._ops import Array, Tape, dtype_name, linear, record
 
 
 class PrefixAttention(Layer[Config]):

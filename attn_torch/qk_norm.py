@@ -4,23 +4,10 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.qk_norm import Config
 from attn_torch._attend import attend
-from attn_torch._cache import Past, remember
-from attn_torch._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    dtype_name,
-    inputs,
-    l2_norm,
-    layer_norm,
-    linear,
-    output,
-    record,
-    rms_norm,
-    sight,
-    widen,
-)
+from attn_torch._decode import Past, remember
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._masks import sight
+from attn_torch._ops import Array, Tape, dtype_name, l2_norm, layer_norm, linear, record, rms_norm, widen
 
 
 def normalised(c: Config, x: Array, weight: Array | None) -> Array:

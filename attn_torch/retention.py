@@ -6,10 +6,11 @@ from typing import NamedTuple
 from jaxtyping import Bool, Float
 
 from attn_np.contract.retention import Config
-from attn_torch._cache import Past, counted, recall, retain
-from attn_torch._core import (
+from attn_torch._decode import Past, counted, recall, retain
+from attn_torch._layer import Layer
+from attn_torch._masks import hide
+from attn_torch._ops import (
     Array,
-    Layer,
     Tape,
     broadcast_to,
     concatenate,
@@ -18,7 +19,6 @@ from attn_torch._core import (
     dtype_name,
     einsum,
     exp,
-    hide,
     layer_norm,
     linear,
     narrow,

@@ -5,10 +5,11 @@ from math import inf, sqrt
 from jaxtyping import Bool, Float
 
 from attn_np.contract.ring import Config
-from attn_torch._cache import Past, remember
-from attn_torch._core import (
+from attn_torch._decode import Past, remember
+from attn_torch._layer import Layer, inputs
+from attn_torch._masks import hide, seen, visible
+from attn_torch._ops import (
     Array,
-    Layer,
     Tape,
     amax,
     arange,
@@ -17,14 +18,10 @@ from attn_torch._core import (
     dtype_name,
     einsum,
     exp,
-    hide,
-    inputs,
     maximum,
     narrow,
     record,
     scan,
-    seen,
-    visible,
     where,
     zeros,
 )

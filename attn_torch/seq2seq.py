@@ -6,10 +6,10 @@ from typing import Any
 from jaxtyping import Bool, Float, Integer
 
 from attn_np.contract.seq2seq import Config, DecoderConfig
-from attn_torch._core import (
+from attn_torch._layer import Layer, Output
+from attn_torch._masks import hide, seen
+from attn_torch._ops import (
     Array,
-    Layer,
-    Output,
     Tape,
     argmax,
     broadcast_to,
@@ -17,13 +17,11 @@ from attn_torch._core import (
     dropout,
     dtype_name,
     einsum,
-    hide,
     linear,
     narrow,
     record,
     scan,
     scope,
-    seen,
     softmax,
     stack,
     take,

@@ -5,26 +5,21 @@ from math import sqrt
 from jaxtyping import Bool, Float
 
 from attn_np.contract.shaw import Config
-from attn_torch._cache import Past, places, remember
-from attn_torch._core import (
+from attn_torch._decode import Past, places, remember
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._masks import hide, shown, visible
+from attn_torch._ops import (
     Array,
-    Layer,
-    Output,
     Tape,
     broadcast_to,
     clip,
     dropout,
     dtype_name,
     einsum,
-    hide,
-    inputs,
     linear,
-    output,
     record,
-    shown,
     softmax,
     take,
-    visible,
     widen,
 )
 

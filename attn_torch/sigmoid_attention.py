@@ -4,26 +4,10 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.sigmoid_attention import Config
 from attn_torch._attend import attend
-from attn_torch._cache import Past, remember
-from attn_torch._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    arange,
-    dtype_name,
-    einsum,
-    inputs,
-    linear,
-    log,
-    maximum,
-    output,
-    record,
-    sigmoid,
-    visible,
-    where,
-    zeros,
-)
+from attn_torch._decode import Past, remember
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._masks import visible
+from attn_torch._ops import Array, Tape, arange, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
 
 
 class SigmoidAttention(Layer[Config]):

@@ -4,23 +4,10 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.t5_bias import Config
 from attn_torch._attend import attend
-from attn_torch._cache import Past, places, remember
-from attn_torch._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    clip,
-    constants,
-    dtype_name,
-    inputs,
-    linear,
-    output,
-    record,
-    sight,
-    take,
-    widen,
-)
+from attn_torch._decode import Past, places, remember
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._masks import sight
+from attn_torch._ops import Array, Tape, clip, constants, dtype_name, linear, record, take, widen
 
 
 class T5Attention(Layer[Config]):

@@ -3,26 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_np.contract.talking_heads import Config
-from attn_torch._cache import Past, remember
-from attn_torch._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    dropout,
-    dtype_name,
-    einsum,
-    hide,
-    inputs,
-    linear,
-    output,
-    record,
-    shown,
-    softmax,
-    tanh,
-    visible,
-    widen,
-)
+from attn_torch._decode import Past, remember
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._masks import hide, shown, visible
+from attn_torch._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, widen
 
 
 class TalkingHeadsAttention(Layer[Config]):

@@ -5,27 +5,10 @@ from math import sqrt
 from jaxtyping import Bool, Float
 
 from attn_np.contract.transformer_xl import Config
-from attn_torch._cache import Past, places, remember
-from attn_torch._core import (
-    Array,
-    Layer,
-    Output,
-    Tape,
-    clip,
-    dropout,
-    dtype_name,
-    einsum,
-    hide,
-    inputs,
-    linear,
-    output,
-    pick,
-    record,
-    shown,
-    softmax,
-    visible,
-    widen,
-)
+from attn_torch._decode import Past, places, remember
+from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._masks import hide, shown, visible
+from attn_torch._ops import Array, Tape, clip, dropout, dtype_name, einsum, linear, pick, record, softmax, widen
 from attn_torch._relative import sinusoids
 
 

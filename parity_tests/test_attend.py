@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._core import DTYPES
+from attn_np._ops import DTYPES
 from attn_np._vjp import softmax_vjp
 from parity_tests._inputs import TREES, Arrays, Tree, same
 from parity_tests._witness import cotangent, ratio, torch_gradients
@@ -315,7 +315,7 @@ def test_sinks_of_16_bits_are_widened_first(tree: Tree, dtype: str) -> None:
 def test_a_function_may_take_the_softmaxs_place(tree: Tree, call: str) -> None:
     """The softmax itself, given as such a function, gives the same bits; its rule goes the same way back."""
     options, names = CALLS[call]
-    core, inputs = import_module(f"{tree.package.__name__}._core"), given(2, names)
+    core, inputs = import_module(f"{tree.package.__name__}._ops"), given(2, names)
     want, got = ({}, {})
     for found, more in ((want, {}), (got, {"weigh": core.softmax})):
         if tree.name == "numpy":
@@ -333,7 +333,7 @@ def test_a_function_may_take_the_softmaxs_place(tree: Tree, call: str) -> None:
 
 def test_a_function_sees_what_is_hidden(tree: Tree) -> None:
     """It gets the capped and biased scores and who may be seen, a bias of -inf included."""
-    core, inputs, seen = import_module(f"{tree.package.__name__}._core"), given(H, "mask bias"), []
+    core, inputs, seen = import_module(f"{tree.package.__name__}._ops"), given(H, "mask bias"), []
     inputs["bias"][1, 0, 0, 2] = -np.inf
 
     def weigh(scores: Any, allowed: Any) -> Any:

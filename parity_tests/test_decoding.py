@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from attn_np import contract
-from attn_np._core import DTYPES
+from attn_np._ops import DTYPES
 from attn_np.contract import Arg, Config
 from parity_tests.candidates import numpy_layer
 from parity_tests.cases import Case, Drawn, call_sizes, draw
@@ -351,7 +351,7 @@ class Numbered:
 @pytest.mark.parametrize("tree", TREES)
 def test_tokens_are_kept_as_integers(tree: str) -> None:
     """Every one of them, in a cache of 16 bits, too, and in the type they come in."""
-    module, to, config = import_module(f"{tree}._cache"), array_of(tree), Numbered()
+    module, to, config = import_module(f"{tree}._decode"), array_of(tree), Numbered()
     kind = to(np.zeros(1, DTYPES["bfloat16"])) if tree != "attn_torch" else to(np.zeros(1, np.float16))
     cache, found = module.empty_cache(config, BATCH, 5, {}, kind, kind), None
     numbers = np.array([[2049, 70001, 2**30 + 1, 3], [5, 257, 0, 2**31 - 1]], np.int32)
@@ -464,7 +464,9 @@ def test_a_cache_of_another_package_is_refused() -> None:
     x = np.ones((1, 1, 6), np.float32)
     for tree in TREES:
         for other in set(TREES) - {tree}:
-            with pytest.raises(TypeError, match=f"mha: expected a cache of {tree}, got {other}._cache.Cache; call the"):
+            with pytest.raises(
+                TypeError, match=f"mha: expected a cache of {tree}, got {other}._decode.Cache; call the"
+            ):
                 layers[tree].step(array_of(tree)(x), layers[other].init_cache(1, 2))
 
 

@@ -199,21 +199,21 @@ class Example:
 
 
 def test_cores_offer_the_same_names() -> None:
-    listed = {package: import_module(f"{package}._core").__all__ for package in PACKAGES}
+    listed = {package: import_module(f"{package}._ops").__all__ for package in PACKAGES}
     assert listed["attn_jax"] == listed["attn_np"]
     assert listed["attn_torch"] == listed["attn_np"]
     assert len(set(listed["attn_np"])) == len(listed["attn_np"])
     for package, names in listed.items():
-        missing = [name for name in names if not hasattr(import_module(f"{package}._core"), name)]
-        assert not missing, f"{package}._core lists {missing} in __all__ and does not define them"
+        missing = [name for name in names if not hasattr(import_module(f"{package}._ops"), name)]
+        assert not missing, f"{package}._ops lists {missing} in __all__ and does not define them"
 
 
 def test_cores_take_the_same_arguments() -> None:
     """A function that two trees define takes the same arguments in the same order with the same defaults."""
     defined: dict[str, dict[str, str]] = {}
     for package in PACKAGES:
-        names = import_module(f"{package}._core").__all__
-        for node in ast.parse(path_of(package, "_core").read_text()).body:
+        names = import_module(f"{package}._ops").__all__
+        for node in ast.parse(path_of(package, "_ops").read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name in names:
                 for arg in (*node.args.args, *node.args.kwonlyargs):
                     arg.annotation = None
@@ -222,9 +222,9 @@ def test_cores_take_the_same_arguments() -> None:
     assert not different
 
 
-# Written in the operations of `_core`: their code is the same to the letter.
+# Written in the operations of `_ops`: their code is the same to the letter.
 SHARED = {
-    "_cache": {"Cache", "Past", "opened", "closed", "remember"},
+    "_decode": {"Cache", "Past", "opened", "closed", "remember"},
     "_relative": {"sinusoids"},
     "_rotary": {"tables", "rotation", "rotate"},
 }
@@ -316,7 +316,7 @@ def test_weights_need_no_layer() -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_variants_take_every_operation_from_their_core(package: str, variant: str) -> None:
     """NumPy's files may also use NumPy in the backward pass; the mirror keeps it out of the forward."""
-    core = import_module(f"{package}._core").__all__
+    core = import_module(f"{package}._ops").__all__
     path = path_of(package, variant)
     for module, name in imports(path):
         allowed = module in ("jaxtyping", "math", "typing", "collections.abc") or under(module, "attn_np.contract")
@@ -325,9 +325,9 @@ def test_variants_take_every_operation_from_their_core(package: str, variant: st
             or module in {f"{package}.{shared}" for shared in ("_attend", *SHARED)}
             or module in {f"{package}.{v}" for v in VARIANTS}
         )
-        allowed = allowed or (module == f"{package}._core" and name in core)
+        allowed = allowed or (module == f"{package}._ops" and name in core)
         allowed = allowed or (package == "attn_np" and module in ("attn_np._vjp", "numpy"))
-        assert allowed, f"{path.relative_to(ROOT)} imports {name or module} from {module}; let `_core` export it"
+        assert allowed, f"{path.relative_to(ROOT)} imports {name or module} from {module}; let `_ops` export it"
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

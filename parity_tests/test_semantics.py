@@ -236,7 +236,7 @@ def test_mixed_dtypes_are_refused(tree: Tree, name: str, dtype: str) -> None:
 
 
 def contract_dtype(name: str) -> Any:
-    return import_module("attn_np._core").DTYPES[name]
+    return import_module("attn_np._ops").DTYPES[name]
 
 
 def empty_rows(tree: Tree) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attn_np._core import DTYPES
+from attn_np._ops import DTYPES
 from attn_np.contract import Arg, Config
 from parity_tests.ast_mutants.calls import (
     Arrays,
@@ -229,7 +229,7 @@ def step_tape(layer: Labelled, alias: str) -> None:
 @contextmanager
 def unknown_lengths(alias: str) -> Iterator[None]:
     """As under jit and compile, where no number is known before it is computed."""
-    module: Any = import_module(f"{alias}._cache")
+    module: Any = import_module(f"{alias}._decode")
     before = module.concrete
     module.concrete = lambda x: False
     try:
@@ -366,7 +366,7 @@ def broadcast(x: np.ndarray) -> np.ndarray:
 
 def functions_of_a_cache(alias: str) -> None:
     """Entries and states come back as they were kept, in the dtype asked for; without a past nothing is kept."""
-    module, rng = import_module(f"{alias}._cache"), np.random.default_rng(2)
+    module, rng = import_module(f"{alias}._decode"), np.random.default_rng(2)
     k, v, state = (rng.normal(size=shape) for shape in ((B, 5, 3), (B, 5, 2), (B, 2)))
     claim(module.remember(None, k=k) is k and module.remember(None, k=k, v=v) == (k, v), "without a past")
     claim(module.recall(None, "state", state) is state and module.retain(None, state=state) is None, "without a past")
@@ -455,7 +455,7 @@ def functions_of_a_cache(alias: str) -> None:
 
 def what_counts(alias: str) -> None:
     """Positions count that a padding mask shows and, in a step, that are real."""
-    module, real = import_module(f"{alias}._cache"), REAL[:, :4]
+    module, real = import_module(f"{alias}._decode"), REAL[:, :4]
     past = module.opened(
         Held(), module.empty_cache(Held(), B, 5, {}, np.zeros(()), np.zeros(())), np.zeros((B, 4, 3)), real
     )
@@ -466,7 +466,7 @@ def what_counts(alias: str) -> None:
 
 def written(alias: str) -> None:
     """`write` puts entries into the slots of their rows; what goes with it does what it says."""
-    core = import_module(f"{alias}._core")
+    core = import_module(f"{alias}._ops")
     buffer, slot = np.zeros((2, 4, 3)), np.array([[3, 0], [1, 2]])
     x = np.arange(1.0, 13.0).reshape(2, 2, 3)
     claim(core.write(buffer, slot, x) is buffer, "in place")
@@ -502,7 +502,7 @@ def written(alias: str) -> None:
 
 def keys_of_calls(alias: str) -> None:
     """A key tells apart all that a check sees of a call, and nothing else."""
-    core, x = import_module(f"{alias}._core"), np.zeros((2, 3))
+    core, x = import_module(f"{alias}._ops"), np.zeros((2, 3))
 
     class Array(np.ndarray):
         """Another type."""
@@ -556,7 +556,7 @@ def remembered_calls(alias: str) -> None:
     refuses(partial(step, key=x[:, :2], value=x[:, :2]), ValueError, "keys of the new positions")
     dropping.train()
     refuses(step, ValueError, "evaluation mode")
-    cache = import_module(f"{alias}._cache")
+    cache = import_module(f"{alias}._decode")
     past = cache.opened(layer.config, layer.init_cache(B, 5), x[:, :1], real)
     passed.clear()
     keys, some = k[:, :1], np.ones((B, 1, 1, 1), bool)

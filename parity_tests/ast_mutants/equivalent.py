@@ -11,8 +11,8 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         (
             Key("_core.py", "take", "int(tokens.min())", "tokens.min()"),
             Key("_core.py", "take", "int(tokens.max())", "tokens.max()"),
-            Key("_cache.py", "opened", "int(length.max())", "length.max()"),
-            Key("_cache.py", "opened", "cache.length.tolist()", "cache.length"),
+            Key("_decode.py", "opened", "int(length.max())", "length.max()"),
+            Key("_decode.py", "opened", "cache.length.tolist()", "cache.length"),
             Key("_rotary.py", "rotation", "int(positions.min())", "positions.min()"),
             Key("_rotary.py", "rotation", "int(positions.max())", "positions.max()"),
         ),
@@ -21,7 +21,7 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         "0 times a number is added, or taken away.",
         (
             Key(
-                "_cache.py",
+                "_decode.py",
                 "empty_cache",
                 "none[:, None] - 1 + 0 * arange(slots(config, max_length) + SPARE, like)",
                 "none[:, None] - 1 - 0 * arange(slots(config, max_length) + SPARE, like)",
@@ -32,7 +32,7 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         "No sequence has any positions yet: all numbers are 0.",
         (
             Key(
-                "_cache.py",
+                "_decode.py",
                 "empty_cache",
                 "Cache(arrays, positions, none, none > 0, max_length)",
                 "Cache(arrays, positions, none, none > 1, max_length)",
@@ -43,38 +43,38 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         "All positions count, in every sequence: one row of True goes as far as one for each.",
         (
             Key(
-                "_cache.py",
+                "_decode.py",
                 "opened",
                 "broadcast_to(arange(t, query)[None, :] >= 0, (b, t))",
                 "arange(t, query)[None, :] >= 0",
             ),
-            Key("_cache.py", "opened", "arange(t, query)[None, :] >= 0", "arange(t, query)[None, :] >= -1"),
+            Key("_decode.py", "opened", "arange(t, query)[None, :] >= 0", "arange(t, query)[None, :] >= -1"),
         ),
     ),
     (
         "Of two equal numbers either may be taken.",
         (
-            Key("_cache.py", "opened", "length < most", "length <= most"),
-            Key("_cache.py", "opened", "min(longest + t, room)", "min(room, longest + t)"),
+            Key("_decode.py", "opened", "length < most", "length <= most"),
+            Key("_decode.py", "opened", "min(longest + t, room)", "min(room, longest + t)"),
         ),
     ),
     (
         "NumPy's numbers are always known.",
-        (Key("_cache.py", "opened", "if known(cache.length): ...", "if True: ..."),),
+        (Key("_decode.py", "opened", "if known(cache.length): ...", "if True: ..."),),
     ),
     (
         "NumPy writes one slot's entries in their order, so that the last stays; the other trees do not promise it.",
-        (Key("_cache.py", "opened", "real & (query_at >= length[:, None] - room)", "real"),),
+        (Key("_decode.py", "opened", "real & (query_at >= length[:, None] - room)", "real"),),
     ),
     (
         "The letters of axes are single letters.",
-        (Key("_cache.py", "opened", "mask.axes.split()", "mask.axes"),),
+        (Key("_decode.py", "opened", "mask.axes.split()", "mask.axes"),),
     ),
     (
         "NumPy selects between 16-bit numbers and NaN without rounding.",
         (
             Key(
-                "_cache.py",
+                "_decode.py",
                 "closed",
                 "where(past.lost[:, :, None], float('nan'), widen(y))",
                 "where(past.lost[:, :, None], float('nan'), y)",
@@ -85,13 +85,13 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
         "Of one the first is the last.",
         (
             Key(
-                "_cache.py",
+                "_decode.py",
                 "remember",
                 "found[0] if len(found) == 1 else found",
                 "found[-1] if len(found) == 1 else found",
             ),
             Key(
-                "_cache.py",
+                "_decode.py",
                 "remember",
                 "found[0] if len(found) == 1 else found",
                 "found[-1] if len(found) == 1 else found",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from attn_np._core import (
+from attn_np._ops import (
     Array,
     arange,
     broadcast_to,

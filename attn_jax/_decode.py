@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from attn_np.contract._decode import SPARE, cache_shapes, check_room, check_unspent, slots
-from attn_torch._core import (
+from jax.tree_util import register_dataclass
+
+from attn_jax._ops import (
     Array,
     arange,
     broadcast_to,
@@ -21,6 +22,7 @@ from attn_torch._core import (
     widen,
     write,
 )
+from attn_np.contract._decode import SPARE, cache_shapes, check_room, check_unspent, slots
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ class Cache:
         check_unspent("cache", self.spent)
         arrays = {name: 1 * x for name, x in self.arrays.items()}
         return Cache(arrays, 1 * self.positions, 1 * self.length, self.overrun | False, self.max_length)
+
+
+register_dataclass(Cache, ["arrays", "positions", "length", "overrun"], ["max_length"])
 
 
 @dataclass(frozen=True)

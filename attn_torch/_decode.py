@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from jax.tree_util import register_dataclass
-
-from attn_jax._core import (
+from attn_np.contract._decode import SPARE, cache_shapes, check_room, check_unspent, slots
+from attn_torch._ops import (
     Array,
     arange,
     broadcast_to,
@@ -22,7 +21,6 @@ from attn_jax._core import (
     widen,
     write,
 )
-from attn_np.contract._decode import SPARE, cache_shapes, check_room, check_unspent, slots
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,6 @@ class Cache:
         check_unspent("cache", self.spent)
         arrays = {name: 1 * x for name, x in self.arrays.items()}
         return Cache(arrays, 1 * self.positions, 1 * self.length, self.overrun | False, self.max_length)
-
-
-register_dataclass(Cache, ["arrays", "positions", "length", "overrun"], ["max_length"])
 
 
 @dataclass(frozen=True)

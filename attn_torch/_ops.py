@@ -2,23 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from importlib import import_module
 from math import prod
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, broadcast_to, concatenate, exp, log, sigmoid, sqrt, stack, tanh, where
 from torch._subclasses import FakeTensor
 
-from attn_np.contract import Config, at_step, check_config, check_dtype, check_tokens, declared, record, scope, within
-from attn_np.contract._band import Band
+from attn_np.contract import at_step, check_tokens, record, scope
 
 __all__ = [
     "Array",
-    "Layer",
-    "Output",
-    "Sight",
     "Tape",
     "amax",
     "arange",
@@ -36,8 +31,6 @@ __all__ = [
     "entmax15",
     "exp",
     "hardmax",
-    "hide",
-    "inputs",
     "known",
     "l2_norm",
     "layer_norm",
@@ -47,7 +40,6 @@ __all__ = [
     "maximum",
     "narrow",
     "number",
-    "output",
     "pick",
     "put",
     "record",
@@ -56,22 +48,16 @@ __all__ = [
     "rooms",
     "scan",
     "scope",
-    "seen",
-    "shown",
-    "sight",
     "sigmoid",
-    "signature",
     "silu",
     "softmax",
     "softplus",
     "sparsemax",
-    "specs",
     "sqrt",
     "stack",
     "straight_through",
     "take",
     "tanh",
-    "visible",
     "where",
     "widen",
     "write",
@@ -79,8 +65,6 @@ __all__ = [
 ]
 
 Array = Tensor
-C = TypeVar("C", bound=Config)
-Output = Any  # y, or (y, weights) with return_weights=True
 Tape = Any  # a dictionary of named intermediates, or None
 
 DTYPES = {
@@ -391,122 +375,6 @@ def straight_through(hard: Array, soft: Array) -> Array:
     return hard + (soft - soft.detach())
 
 
-# Who sees whom --------------------------------------------------------------------------------------------------------
-
-
-def visible(
-    mask: Array | None,
-    t: int,
-    s: int,
-    *,
-    like: Array,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    past: Any = None,
-) -> Array | None:
-    """Mask, causality and window as one boolean array, broadcastable to the scores; None where every key is seen.
-
-    Query i stands at position i + s - t: the last query stands at the last key. In a step of decoding queries and keys
-    stand where the cache says.
-    """
-    left, right = (None, None) if window is None else window
-    right = 0 if causal else right
-    if past is not None and past.start is None:
-        near = past.visible(left, right)
-    elif left is None and right is None:
-        return mask
-    else:
-        s = s if past is None else past.start + t
-        ahead = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
-        near = ahead == ahead
-        near = near if right is None else near & (ahead <= right)
-        near = near if left is None else near & (ahead >= -left)
-    return near if mask is None else near & mask
-
-
-class Sight:
-    """Who sees whom, before anybody asks for it as an array.
-
-    Most layers only want to know which keys no query sees and which queries see no key. Without a mask two numbers say
-    it, with a mask of the keys alone one count along them.
-    """
-
-    def __init__(self, mask: Array | None, band: Band, like: Array) -> None:
-        self.mask, self.band, self.like = mask, band, like
-
-    def keys(self) -> Array | None:
-        """Which keys some query sees, by the axes of the mask, its queries' axis 1; `s` without one, None for all."""
-        first = self.band.first_key()
-        near = None if first == 0 else arange(self.band.s, self.like) >= first
-        return self.mask if near is None else near if self.mask is None else near & self.mask
-
-    def queries(self) -> Array | None:
-        """Which queries see some key, by the axes of the mask, its keys' axis 1; `t 1` without one, None for all."""
-        first, t = self.band.first_query(), self.band.t
-        if self.mask is None:
-            return None if first == 0 else (arange(t, self.like) >= first)[:, None]
-        count = cumsum(self.mask, -1)
-        count = concatenate([0 * count[..., :1], count], -1)
-        at, left, right = arange(t, self.like) + (self.band.s - t), self.band.left, self.band.right
-        start = clip(at - (self.band.s if left is None else left), 0, self.band.s)
-        stop = clip(at + (self.band.s + t if right is None else right) + 1, 0, self.band.s)
-        some = count[..., stop] > count[..., start]
-        return some[:, None] if some.ndim == 1 else some.swapaxes(-1, -2)
-
-
-def sight(
-    tape: Tape,
-    mask: Array | None,
-    t: int,
-    s: int,
-    *,
-    like: Array,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    past: Any = None,
-) -> Any:
-    """What `visible` gives; without a tape a `Sight`, where that can stand for it: `seen` and `hide` take both."""
-    ordered = past is None or past.start is not None
-    s = past.filled if past is not None and ordered else s
-    of_keys = mask is None or (mask.shape[-1] == s and (mask.ndim == 1 or mask.shape[-2] == 1))
-    if tape is None and ordered and of_keys and s > 0:
-        return Sight(mask, Band.of(t, s, causal, window), like)
-    return visible(mask, t, s, like=like, causal=causal, window=window, past=past)
-
-
-def seen(spec: str, allowed: Any) -> Any:
-    """Which keys any query sees, by the axes of the keys and broadcastable to them: `seen("bhts->bs", allowed)`;
-    None where a `Sight` knows that all are seen.
-    """
-    source, target = spec.split("->")
-    if isinstance(allowed, Sight):
-        allowed = allowed.keys() if "s" in target else allowed.queries()
-        if allowed is None:
-            return None
-    allowed = allowed.reshape((1,) * (len(source) - allowed.ndim) + tuple(allowed.shape))
-    gone = tuple(i for i, letter in enumerate(source) if letter not in target)
-    some = torch.any(allowed, dim=gone) if gone else allowed  # under vmap no axis means all of them
-    letters = [letter for letter in source if letter in target]
-    some = some.permute([letters.index(letter) for letter in target if letter in letters])
-    return some[tuple(slice(None) if letter in letters else None for letter in target)]
-
-
-def shown(allowed: Array | None, bias: Array | None) -> Array | None:
-    """What may be seen when a bias is added: where it is -inf it hides, as a mask does."""
-    if bias is None:
-        return allowed
-    near = bias != -torch.inf
-    return near if allowed is None else near & allowed
-
-
-def hide(spec: str, allowed: Any, x: Any) -> Any:
-    """Select to 0 the keys that no query sees, `hide("bhts->bshk", allowed, k)`, or the queries that see no key,
-    `hide("bhts->bthk", allowed, q)`: nothing they hold can leak, into outputs or gradients.
-    """
-    some = None if allowed is None else seen(spec, allowed)
-    return x if some is None else where(some, x, 0.0)
-
-
 def repeat_heads(x: Array, q: Array) -> Array:
     """Give every query head its key/value head: query head h uses head h // r. Without a head axis nothing to do."""
     if x.ndim == 3 or x.shape[2] == q.shape[2]:
@@ -550,223 +418,3 @@ def scan(
         stacked = tuple(y[:, None][:, :0] for y in ys)
     out = record(tape, **dict(zip(names, stacked, strict=True)))
     return carry, out if isinstance(out, tuple) else (out,)
-
-
-# Layers ---------------------------------------------------------------------------------------------------------------
-
-
-def inputs(
-    tape: Tape,
-    axes: str,
-    allowed: Array | None,
-    query: Array,
-    key: Array | None = None,
-    value: Array | None = None,
-    *,
-    past: Any = None,
-) -> tuple[Array, Array, Array]:
-    """Widen the inputs, let one stand in for those left out; keys nobody sees and queries that see none become 0.
-
-    The tape gets what was given: `x` alone for self-attention, else `query`, `key` and `value`; and what goes on. In a
-    step of decoding new positions that are not real become 0.
-    """
-    if key is None and value is None:
-        query = key = value = record(tape, x=widen(query))
-    else:
-        query, key, value = record(tape, query=widen(query), key=widen(key), value=widen(value))
-        key = query if key is None else key
-        value = key if value is None else value
-    if past is None:
-        query = hide(f"{axes}->btd", allowed, query)
-        key, value = hide(f"{axes}->bsi", allowed, key), hide(f"{axes}->bsj", allowed, value)
-    elif past.real is not None:
-        given: tuple[Any, ...] = (query, key, value)
-        query, key, value = (where(past.real[:, :, None], x, 0.0) for x in given)
-    allowed = record(tape, allowed=allowed)
-    return record(tape, seen_query=query, seen_key=key, seen_value=value)
-
-
-def output(dtype: str, y: Array, weights: Array | None, return_weights: bool) -> Output:
-    """Round the results once to the inputs' dtype; y alone, or with the weights where they are asked for."""
-    return (narrow(y, dtype), narrow(weights, dtype)) if return_weights else narrow(y, dtype)
-
-
-class Layer(torch.nn.Module, Generic[C]):
-    """Base of the layers: the contract's parameters as `torch.nn.Parameter`s under their names, and the call's check.
-
-    Args:
-        config: the contract's Config.
-        device: where the parameters live; "meta" constructs without drawing.
-        dtype: float64, float32, bfloat16 or float16; float32 by default.
-    """
-
-    Config: ClassVar[type[Any]]
-
-    def __init_subclass__(cls) -> None:
-        cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
-
-    def __init__(
-        self,
-        config: C,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | str | None = None,
-        _values: dict[str, Array] | None = None,
-    ) -> None:
-        super().__init__()
-        check_config(type(self), config)
-        self.config, kind = config, DTYPES[check_dtype(config.variant, dtype or "float32")]
-        shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
-        for name in declared(type(self)):
-            if name not in own and name not in children:
-                self.register_parameter(name, None)
-        for name in own:
-            limit, start = fans[name] ** -0.5, own[name].first()
-            if _values is not None:
-                value = _values[name].to(device=device, dtype=kind)
-            elif start is not None:
-                value = torch.tensor(start, device=device, dtype=kind).expand(shapes[name]).clone()
-            else:
-                value = torch.empty(shapes[name], device=device, dtype=kind)
-                torch.nn.init.uniform_(value, -limit, limit)
-            self.register_parameter(name, torch.nn.Parameter(value))
-        for name, child in children.items():
-            parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
-            built = [self._child(part, within(_values, p), device, kind) for p, part in parts.items()]
-            setattr(self, name, torch.nn.ModuleList(built) if isinstance(child, list) else built[0])
-
-    def _child(self, config: Any, values: dict[str, Array] | None, device: Any, dtype: torch.dtype) -> "Layer[Any]":
-        cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
-        return cls(config, device=device, dtype=dtype, _values=values)
-
-    @property
-    def dtype(self) -> str | None:
-        """Name of the parameters' dtype; None for a layer without parameters."""
-        own = next((p for p in self._parameters.values() if p is not None), None)  # faster than the walk over all
-        return next((dtype_name(p) for p in self.parameters()), None) if own is None else dtype_name(own)
-
-    def extra_repr(self) -> str:
-        return f"{self.config}, dtype={self.dtype!r}"
-
-    def params(self) -> dict[str, Array]:
-        """Every parameter by its dotted name: the dictionary that weight files hold."""
-        return dict(self.named_parameters())
-
-    def set_params(self, values: dict[str, Array]) -> None:
-        """Copy tensors into the parameters, by dotted name.
-
-        Raises:
-            ValueError: a layer on the device "meta", whose parameters hold nothing.
-        """
-        found = self.params()
-        if any(param.is_meta for param in found.values()):
-            todo = "call layer.to_empty(device=...) first"
-            raise ValueError(f'{self.config.variant}: expected parameters with memory, got device "meta"; {todo}')
-        with torch.no_grad():
-            for name, param in found.items():
-                param.copy_(values[name])
-
-    def check(self, **given: Array | None) -> dict[str, int]:
-        """Refuse arguments that cannot be right; sizes of all axis letters."""
-        config, dtype = self.config, self.dtype
-        call = signature(dtype, given)
-        return config.remembered(call, lambda: config.check(dtype, **specs(config.variant, **given)))
-
-    def init_cache(self, batch_size: int, max_length: int, *, dtype: Any = None, **sizes: int) -> Any:
-        """An empty cache to decode with, by `step`.
-
-        Args:
-            batch_size: how many sequences.
-            max_length: how many positions each may have.
-            dtype: that keys, values and states are kept in; by default the layer's, but states, whose roundings would
-                add up from step to step, in float32 in the place of 16 bits.
-            sizes: of axis letters that the config leaves open, such as k=64, v=64 for `dot_product`.
-
-        Raises:
-            ValueError: a layer that does not decode, or sizes below 1.
-        """
-        from attn_torch._cache import empty_cache  # it is written in this module's operations
-
-        kind = DTYPES[check_dtype(self.config.variant, dtype or self.dtype or "float32")]
-        device = next((p.device for p in self.parameters()), None)
-        like = torch.zeros((), dtype=kind, device=device)
-        return empty_cache(self.config, batch_size, max_length, sizes, like, widen(like) if dtype is None else like)
-
-    def step(
-        self, query: Array, cache: Any, *, valid: Array | None = None, tape: Tape = None, **arguments: Array
-    ) -> tuple[Array, Any]:
-        """Go on with sequences: the outputs of new positions, and the cache with them in it.
-
-        Positions that are not real, such as padding on either side, take no place: every sequence goes on from its own
-        length. Their outputs say nothing. The cache that goes in is used up; `cache.copy()` before keeps it.
-
-        Args:
-            query: `b t d`, the new positions, one or many.
-            cache: from `init_cache` or the step before.
-            valid: `b t`, True = a real position; all of them by default.
-            tape: gets every named intermediate.
-            arguments: what else the layer takes of new positions. No mask, bias or keep: their keys would be slots of
-                the cache; no `return_weights` either: the tape has them.
-
-        Raises:
-            TypeError: a cache of another package, or none.
-            ValueError: a cache of another layer, or no room in it, where the lengths are known. Under jit and compile
-                nothing is written then, the outputs without room are NaN and `cache.overrun` says so.
-        """
-        from attn_np.contract._decode import check_given, check_step
-        from attn_torch._cache import Cache, closed, opened  # it is written in this module's operations
-
-        given = check_given(self.config, cache, Cache, **arguments)
-        config, dropping = self.config, self.training
-
-        def check() -> dict[str, int]:
-            sizes, v = self.check(query=query, **given), config.variant
-            held = {name: spec_of(v, f"the cache's {name}", x) for name, x in cache.arrays.items()}
-            check_step(config, dropping, sizes, spec_of(v, "valid", valid), held, cache.max_length)
-            return sizes
-
-        new = {"query": query, **given, "valid": valid}
-        words = "step", self.dtype, dropping, cache.max_length
-        config.remembered(signature(words, new, cache.arrays), check)
-        past = opened(self.config, cache, query, valid)
-        found = closed(past, self(query, past=past, tape=tape, **arguments))
-        if not torch.compiler.is_compiling():
-            object.__setattr__(cache, "spent", True)
-        return found
-
-    def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
-        """The keep-mask of this call: the one given, in training a random one, else None."""
-        rate = self.config.dropout  # type: ignore[attr-defined]
-        if keep is not None or not self.training or rate == 0:
-            return keep
-        return torch.rand(shape, device=like.device, dtype=torch.float32) >= rate
-
-
-def specs(variant: str, **given: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
-    """Shape and dtype name of every argument, as the contract's checks take them; None where it was left out."""
-    return {name: spec_of(variant, name, x) for name, x in given.items()}
-
-
-def signature(words: Any, *given: dict[str, Array | None]) -> Any:
-    """What a check sees of a call, as a key: whose check, some words, then the type, shape and dtype of every array.
-
-    None where it must look itself.
-    """
-    if torch.compiler.is_compiling():
-        return None
-    try:
-        return (
-            __name__,
-            words,
-            *[(n, type(x), x.shape, x.dtype) for some in given for n, x in some.items() if x is not None],
-        )
-    except AttributeError:
-        return None
-
-
-def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
-    if x is None:
-        return None
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{variant}: expected {name} as a torch.Tensor, got {type(x).__name__}; convert it")
-    return tuple(x.shape), dtype_name(x)
