@@ -23,7 +23,7 @@ from parity_tests._witness import (
     weights_of,
 )
 from parity_tests.cases import CALLS, Case
-from parity_tests.mutants._plant import NUMPY, VJP, at
+from parity_tests.mutants._plant import NUMPY, SHARED, at
 from parity_tests.test_mha import head, projected, within
 
 
@@ -233,7 +233,7 @@ MUTANTS = (
         'linear("bthv,hvd->btd", context.reshape(n["b"], n["t"], n["g"], n["h"] // n["g"], n["v"])'
         ".swapaxes(2, 3).reshape(context.shape),",
     ),
-    at(VJP, "gqa", "grouped", trees=NUMPY)(
+    at(SHARED, "gqa", "grouped", trees=NUMPY)(
         "mean over a group in the gradient of its shared head",
         "add the gradients of all query heads that share a key/value head",
         "np.sum(dx.reshape(b, s, heads, h // heads, k), axis=3)",

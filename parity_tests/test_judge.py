@@ -22,7 +22,7 @@ from parity_tests.error_arrays import (
 )
 from parity_tests.judge import Anchor, compare, expected, judge, judge_ends, judge_tape, scatter
 from parity_tests.matrix import Plan
-from parity_tests.mutants import Mutant, planted
+from parity_tests.mutants import SHARED, Mutant, planted
 
 seeds = st.integers(0, 2**32 - 1)
 scales = st.sampled_from([2.0**-20, 2.0**-7, 1.0, 2.0**5])
@@ -317,7 +317,7 @@ def test_widening_is_exact() -> None:
 # The factors of every product lose all but 11 bits, as on a GPU's TF32 units (Dekker's splitting).
 TF32 = Mutant(
     "factors in TF32",
-    "_core.py",
+    SHARED,
     "    a = upcast(a).transpose([left",
     "    a, b = (x * 8193 - (x * 8193 - x) if x.dtype == np.float32 else x for x in (upcast(a), upcast(b)))\n"
     "    a = upcast(a).transpose([left",

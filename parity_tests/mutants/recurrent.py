@@ -1,6 +1,6 @@
 """Mistakes in the recurrent layers: gates, states, and the decoder that looks back."""
 
-from parity_tests.mutants._plant import CORE, at
+from parity_tests.mutants._plant import SHARED, at
 
 gru = at("gru.py", "gru", "stacked")
 seq2seq, words = at("seq2seq.py", "seq2seq", "free"), at("seq2seq.py", "seq2seq", "words")
@@ -56,7 +56,7 @@ MUTANTS = (
         R_Z,
         Z_R,
     ),
-    at(CORE, "gru", "stacked")(
+    at(SHARED, "gru", "stacked")(
         "update gate the other way round",
         "keep the old state where the update gate is 1: h = (1 - z) n + z h",
         "a + z * (b - a)",

@@ -1,8 +1,8 @@
 """Mistakes from the scores to the output: the softmax, dropout, the returned weights, and rounding on the way."""
 
-from parity_tests.mutants._plant import ATTEND, CORE, at
+from parity_tests.mutants._plant import SHARED, at
 
-cross, core = at(ATTEND, "mha", "cross"), at(CORE, "mha", "cross")
+cross = at(SHARED, "mha", "cross")
 
 PROBS = "probs=softmax(scores, allowed, contract.AXES[normalize_over]))"
 KEPT = "kept=dropout(probs, keep, rate)"
@@ -54,82 +54,82 @@ MUTANTS = (
         PROBS,
         "probs=scores)",
     ),
-    core(
+    cross(
         "softmax without subtracting the maximum",
         "subtract the largest score before exp, or it overflows",
         EXP,
         "e = {exp}(scores)",
         gain=64.0,
     ),
-    core(
+    cross(
         "maximum added before exp",
         "subtract the largest score before exp",
         EXP,
         "e = {exp}(scores + {where}(top == -{np}.inf, 0.0, top))",
         gain=64.0,
     ),
-    core(
+    cross(
         "exponentials not normalised",
         "divide the exponentials by their sum",
         f"return {TOTAL}",
         "return e",
     ),
-    core(
+    cross(
         "one more in the softmax's sum",
         "divide by the sum of the exponentials alone, unless an attention sink is meant",
         f"return {TOTAL}",
         "return e / (1.0 + total)",
     ),
-    core(
+    cross(
         "1e-3 added to the softmax's sum",
         "add nothing to the sum of the exponentials: it is at least 1",
         f"return {TOTAL}",
         "return e / (total + 1e-3)",
     ),
-    core(
+    cross(
         "1e-6 added to the softmax's sum",
         "add nothing to the sum of the exponentials: it is at least 1",
         f"return {TOTAL}",
         "return e / (total + 1e-6)",
     ),
-    core(
+    cross(
         "powers of 2 in place of e",
         "use exp, or multiply the scores by log2(e) before exp2",
         EXP,
         "e = {exp}((scores - {where}(top == -{np}.inf, 0.0, top)) * 0.6931471805599453)",
     ),
-    core(
+    cross(
         "sum of the exponentials over the queries",
         "sum the exponentials over the same axis as the maximum: the keys",
         "total = {np}.sum(e, {axis}=axis, {keepdims}=True)",
         "total = {np}.sum(e, {axis}=-2, {keepdims}=True)",
     ),
     # Dropout
-    core(
+    cross(
         "dropout without its rescale",
         "divide the kept weights by 1 - rate",
         SELECTED,
         "where(keep, weights, 0.0)",
     ),
-    core(
+    cross(
         "kept weights divided by the rate",
         "divide the kept weights by 1 - rate, the share kept",
         "weights / (1.0 - rate)",
         "weights / rate",
     ),
-    core(
+    cross(
         "kept weights multiplied by the share kept",
         "divide the kept weights by 1 - rate in training and leave evaluation alone",
         "weights / (1.0 - rate)",
         "weights * (1.0 - rate)",
     ),
-    core(
+    cross(
         "dropout mask inverted",
         "a keep-mask is True where a weight stays",
         SELECTED,
         "where(keep, 0.0, weights / (1.0 - rate))",
     ),
-    core(
+    cross(
         "weights normalised again after dropout",
         "leave the weights as dropout made them: divided by 1 - rate, not by their sum",
         SELECTED,
@@ -171,7 +171,7 @@ MUTANTS = (
         KEPT,
         "kept=dropout(probs, keep if keep is None else keep[..., :1], rate)",
     ),
-    core(
+    cross(
         "dropout in evaluation",
         "drop nothing in evaluation: call eval()",
         " or rate == 0:",
@@ -199,7 +199,7 @@ MUTANTS = (
         "to_dtype(sum(probs[:, h] for h in range(probs.shape[1])) / probs.shape[1], dtype) if return_weights",
     ),
     # Rounding on the way
-    core(
+    cross(
         "16-bit inputs not widened",
         WIDE,
         'dtype_name(x) in ("float16", "bfloat16") else x',
@@ -207,9 +207,9 @@ MUTANTS = (
         dtype="bfloat16",
         raises=("attn_np",),
     ),
-    core("exponentials rounded to bfloat16", WIDE, EXP, f"e = {rounded(EXP[4:], 'scores')}"),
-    core("exponentials rounded to float16", WIDE, EXP, f"e = {rounded(EXP[4:], 'scores', 'float16')}"),
-    core(
+    cross("exponentials rounded to bfloat16", WIDE, EXP, f"e = {rounded(EXP[4:], 'scores')}"),
+    cross("exponentials rounded to float16", WIDE, EXP, f"e = {rounded(EXP[4:], 'scores', 'float16')}"),
+    cross(
         "projections rounded to bfloat16",
         WIDE,
         "    return y if bias is None else y + upcast(bias)\n",
