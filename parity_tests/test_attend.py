@@ -512,7 +512,7 @@ def test_gradients_shared_in_turn_are_seen(groups: int) -> None:
 SUNK = {
     "the sink's weight kept in place of the first key's": ("spread[..., :-1]", "spread[..., 1:]"),
     "a sink for each key in place of each head": ("sinks[:, None, None]", "sinks[None, None, :1]"),
-    "the sink scaled as the scores are": ("sinks=widen(sinks)", "sinks=factor * widen(sinks)"),
+    "the sink scaled as the scores are": ("sinks=upcast(sinks)", "sinks=factor * upcast(sinks)"),
     "weights of the keys normalised without the sink": ("probs=spread[..., :-1]", "probs=softmax(scores, allowed)"),
 }
 SUNK_BACKWARD = {

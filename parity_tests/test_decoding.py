@@ -357,9 +357,9 @@ def test_tokens_are_kept_as_integers(tree: str) -> None:
     numbers = np.array([[2049, 70001, 2**30 + 1, 3], [5, 257, 0, 2**31 - 1]], np.int32)
     for part in np.split(numbers, 2, axis=1):
         k = to(np.ones((BATCH, 2)).astype(np.float16))
-        past = module.opened(config, cache, k, None)
-        _, found = module.remember(past, k=k, numbers=to(np.ascontiguousarray(part)))
-        cache = module.closed(past, k[:, :, None])[1]
+        step = module.opened(config, cache, k, None)
+        _, found = module.remember(step, k=k, numbers=to(np.ascontiguousarray(part)))
+        cache = module.closed(step, k[:, :, None])[1]
     assert found is not None
     assert str(found.dtype).rpartition(".")[2] == "int32"
     assert bare(found)[:, :4].tolist() == numbers.tolist()
@@ -527,19 +527,22 @@ def test_dropout_is_for_training_only() -> None:
 
 
 PLANTED = (
-    ("cumsum(counted, 1) - 1", "cumsum(counted, 1)"),
+    ("cumsum(new, 1) - 1", "cumsum(new, 1)"),
     ("- room)\n", "- room + 1)\n"),
     ("(self.key_at[:, None, :] >= 0) & ", ""),
     ("where(stays, query_at % room, room)", "where(stays, query_at % room, 0)"),
-    ("near & (ahead >= -left)", "near & (ahead > -left)"),
-    ("near & (ahead <= right)", "near & (ahead <= right + 1)"),
-    ("past.joined else None", "False else None"),
+    ("allowed & (ahead >= -left)\n        return allowed[", "allowed & (ahead > -left)\n        return allowed["),
+    (
+        "self.real[:, :, None]\n        allowed = allowed if right is None else allowed & (ahead <= right)",
+        "self.real[:, :, None]\n        allowed = allowed if right is None else allowed & (ahead <= right + 1)",
+    ),
+    ("step.joined else None", "False else None"),
     ("valid is None and start", "start"),
     ("start == longest and ", ""),
     ("start + t <= room", "start + t <= most"),
-    ("Past(cache, start, start + t,", "Past(cache, start, start + t + 1,"),
-    ("else put(old, past.start, entry)", "else put(old, 0, entry)"),
-    ("past.cache.positions, past.start,", "past.cache.positions, past.start + 1,"),
+    ("DecodeStep(cache, start, start + t,", "DecodeStep(cache, start, start + t + 1,"),
+    ("else write_slice(old, step.start, entry)", "else write_slice(old, 0, entry)"),
+    ("before.positions, step.start,", "before.positions, step.start + 1,"),
     ("filled = min(longest + t, room)", "filled = longest"),
 )
 

@@ -195,7 +195,7 @@ def test_fields_that_do_not_go_together(why: str) -> None:
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
 CONSECUTIVE = "let consecutive query heads share a key/value head: repeat (repeat_interleave), do not tile"
-REMEMBERED = "        k, v = remember(past, k=k, v=v)\n"
+REMEMBERED = "        k, v = append(step, k=k, v=v)\n"
 MERGED = 'linear("bthv,hvd->btd", context,'
 grouped, shared = at("gqa.py", "gqa", "grouped"), at("gqa.py", "gqa", "cross")
 

@@ -60,7 +60,7 @@ RULES = {
         ((3, 4), (3, 4)),
     ),
     "hide what is far": (
-        lambda x, y: _masks.hide("ab->b", ALLOWED & (y <= 0.5), x),
+        lambda x, y: _masks.zero_unseen("ab->b", ALLOWED & (y <= 0.5), x),
         ((4,), (3, 4)),
     ),
     "softmax then product": (lambda x, v: _ops.einsum("ab,bc->ac", _ops.softmax(x), v), ((3, 4), (4, 5))),
@@ -318,9 +318,9 @@ def test_widening_is_exact() -> None:
 TF32 = Mutant(
     "factors in TF32",
     SHARED,
-    "    a = widen(a).transpose([left",
-    "    a, b = (x * 8193 - (x * 8193 - x) if x.dtype == np.float32 else x for x in (widen(a), widen(b)))\n"
-    "    a = widen(a).transpose([left",
+    "    a = upcast(a).transpose([left",
+    "    a, b = (x * 8193 - (x * 8193 - x) if x.dtype == np.float32 else x for x in (upcast(a), upcast(b)))\n"
+    "    a = upcast(a).transpose([left",
     "mha",
     "cross",
     dtype="float32",

@@ -314,7 +314,7 @@ BUGS = {
     "mean in place of sum": ("l2_norm", f"{SUM} + eps)", f"{SUM} / x.shape[-1] + eps)"),
     "sum in place of mean": ("rms_norm", f"{SUM} / x.shape[-1] + eps)", f"{SUM} + eps)"),
     "eps left out": ("rms_norm", f"{SUM} / x.shape[-1] + eps)", f"{SUM} / x.shape[-1])"),
-    "weight plus one": ("rms_norm", "unit * widen(weight)", "unit * (1 + widen(weight))"),
+    "weight plus one": ("rms_norm", "unit * upcast(weight)", "unit * (1 + upcast(weight))"),
     "mean not subtracted": (
         "layer_norm",
         "rms_norm(x - {np}.sum(x, {axis}=-1, {keepdims}=True) / x.shape[-1], weight, eps)",
@@ -327,8 +327,8 @@ BUGS = {
     ),
     "bias before the weight": (
         "layer_norm",
-        "return unit if bias is None else unit + widen(bias)",
-        "return unit if bias is None else unit + widen(bias) * widen(weight)",
+        "return unit if bias is None else unit + upcast(bias)",
+        "return unit if bias is None else unit + upcast(bias) * upcast(weight)",
     ),
     "sigmoid in place of silu": ("silu", "return x * sigmoid(x)", "return sigmoid(x)"),
 }
@@ -341,7 +341,7 @@ BACKWARD_BUGS = {
         "sum_to(dy * (x / size), weight.shape)",
         "sum_to(dy * x, weight.shape)",
     ),
-    "the weight left out": ("rms_norm", "dy if weight is None else dy * widen(weight)", "dy"),
+    "the weight left out": ("rms_norm", "dy if weight is None else dy * upcast(weight)", "dy"),
     "the mean of the gradient left in": (
         "layer_norm",
         "    dx = dx - np.sum(dx, axis=-1, keepdims=True) / x.shape[-1]\n",

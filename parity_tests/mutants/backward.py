@@ -188,8 +188,8 @@ MUTANTS = (
     gru(
         "gradient of the returned state lost",
         "add the gradient of the returned state to that of the last output",
-        "record(tape, dlast=widen(dlast))",
-        "0.0 * record(tape, dlast=widen(dlast))",
+        "record(tape, dlast=upcast(dlast))",
+        "0.0 * record(tape, dlast=upcast(dlast))",
     ),
     seq2seq(
         "gradient of the look back lost",

@@ -113,25 +113,25 @@ MUTANTS = (
     bare(
         "hidden values not selected away",
         "select hidden values to 0 before the product: 0 * NaN is NaN",
-        'v = hide(per_head("bhts->bshv", q), allowed, v)',
+        'v = zero_unseen(per_head("bhts->bshv", q), allowed, v)',
         "v = v",
     ),
     bare(
         "hidden keys not selected away",
         "select hidden keys to 0 before the product, or NaN in them reaches the gradient of the queries",
-        'k = hide(per_head("bhts->bshk", q), allowed, k)',
+        'k = zero_unseen(per_head("bhts->bshk", q), allowed, k)',
         "k = k",
     ),
     bare(
         "queries that see nothing not selected away",
         "select queries without keys to 0 before the product, or NaN in them reaches the gradient of the keys",
-        'q = hide(per_head("bhts->bthk", q), allowed, q)',
+        'q = zero_unseen(per_head("bhts->bthk", q), allowed, q)',
         "q = q",
     ),
     cross(
         "padding reaches the projections",
         "select hidden inputs to 0 before they are projected, or NaN in them reaches the gradient of the weights",
-        'key, value = hide(f"{axes}->bsi", allowed, key), hide(f"{axes}->bsj", allowed, value)',
+        'key, value = zero_unseen(f"{axes}->bsi", allowed, key), zero_unseen(f"{axes}->bsj", allowed, value)',
         "key, value = key, value",
     ),
     # Causality

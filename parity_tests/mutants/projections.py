@@ -23,7 +23,7 @@ MUTANTS = (
     at(SHARED, "mha", "split")(
         "biases of the projections dropped",
         "add the biases of the projections",
-        "return y if bias is None else y + widen(bias)",
+        "return y if bias is None else y + upcast(bias)",
         "return y",
     ),
     split("bias of the queries dropped", "add the bias of the queries", Q, Q.replace("self.b_q", "None")),

@@ -6,13 +6,13 @@ cross = at(SHARED, "mha", "cross")
 
 PROBS = "probs=softmax(scores, allowed, contract.AXES[normalize_over]))"
 KEPT = "kept=dropout(probs, keep, rate)"
-RETURNED = "narrow(probs, dtype) if return_weights"
+RETURNED = "to_dtype(probs, dtype) if return_weights"
 EXP = "e = {exp}(scores - {where}(top == -{np}.inf, 0.0, top))"
 TOTAL = "e / {where}(total == 0, 1.0, total)"
 SELECTED = "where(keep, weights / (1.0 - rate), 0.0)"
 WITH_SINKS = """\
     else:
-        spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=widen(sinks))))
+        spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=upcast(sinks))))
         probs = record(tape, probs=spread[..., :-1])
 """
 BEFORE = f"""\
@@ -28,7 +28,7 @@ WIDE = "compute 16-bit inputs in float32 and float64 inputs in float64, and roun
 
 def rounded(text: str, like: str, to: str = "bfloat16") -> str:
     """The same expression, rounded to another type on the way."""
-    return f'narrow(narrow({text}, "{to}"), dtype_name({like}))'
+    return f'to_dtype(to_dtype({text}, "{to}"), dtype_name({like}))'
 
 
 MUTANTS = (
@@ -184,19 +184,19 @@ MUTANTS = (
         "weights returned after dropout",
         "return the weights as they were before dropout",
         RETURNED,
-        "narrow(kept, dtype) if return_weights",
+        "to_dtype(kept, dtype) if return_weights",
     ),
     cross(
         "scores returned for weights",
         "return what comes out of the softmax",
         RETURNED,
-        "narrow(scores, dtype) if return_weights",
+        "to_dtype(scores, dtype) if return_weights",
     ),
     cross(
         "returned weights averaged over the heads",
         "return the weights of every head (PyTorch: average_attn_weights=False)",
         RETURNED,
-        "narrow(sum(probs[:, h] for h in range(probs.shape[1])) / probs.shape[1], dtype) if return_weights",
+        "to_dtype(sum(probs[:, h] for h in range(probs.shape[1])) / probs.shape[1], dtype) if return_weights",
     ),
     # Rounding on the way
     cross(
@@ -212,33 +212,33 @@ MUTANTS = (
     cross(
         "projections rounded to bfloat16",
         WIDE,
-        "    return y if bias is None else y + widen(bias)\n",
-        f"    y = {rounded('y', 'weight')}\n    return y if bias is None else y + widen(bias)\n",
+        "    return y if bias is None else y + upcast(bias)\n",
+        f"    y = {rounded('y', 'weight')}\n    return y if bias is None else y + upcast(bias)\n",
     ),
     cross(
         "scores rounded to float16",
         WIDE,
         "q, k) * factor)",
-        'q, k) * factor)\n    scores = narrow(narrow(scores, "float16"), dtype_name(q))',
+        'q, k) * factor)\n    scores = to_dtype(to_dtype(scores, "float16"), dtype_name(q))',
     ),
     cross(
         "softmax in float32 for float64 inputs",
         WIDE,
         PROBS,
-        'probs=narrow(softmax(narrow(scores, "float32"), allowed, contract.AXES[normalize_over]), dtype_name(v)))',
+        'probs=to_dtype(softmax(to_dtype(scores, "float32"), allowed, contract.AXES[normalize_over]), dtype_name(v)))',
     ),
     cross("weights rounded to bfloat16", WIDE, KEPT, f"kept={rounded('dropout(probs, keep, rate)', 'v')}"),
     cross(
         "context rounded to bfloat16 before the output projection",
         WIDE,
-        "return narrow(context, dtype), ",
+        "return to_dtype(context, dtype), ",
         f"return {rounded('context', 'v')}, ",
     ),
     cross(
         "output rounded to float16 first",
         "round once, to the type asked for",
         "return output(dtype, y, weights, return_weights)",
-        'return output(dtype, narrow(y, "float16"), weights, return_weights)',
+        'return output(dtype, to_dtype(y, "float16"), weights, return_weights)',
         file="mha.py",
         needs=("narrow",),
     ),
