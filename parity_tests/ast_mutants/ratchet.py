@@ -58,8 +58,8 @@ def expected(file: str, kept: Mapping[str, Count]) -> Fraction:
 
 def tail(survived: int, mutants: int, share: Fraction) -> Fraction:
     """How likely at least so many of some mutants survive, where each does with the probability `share`."""
-    below = sum(comb(mutants, k) * share**k * (1 - share) ** (mutants - k) for k in range(survived))
-    return 1 - below
+    below = (comb(mutants, k) * share**k * (1 - share) ** (mutants - k) for k in range(survived))
+    return 1 - sum(below, Fraction(0))
 
 
 def fallen(results: Sequence[Result], kept: Mapping[str, Count], sample: bool = False) -> list[str]:
@@ -84,11 +84,11 @@ def fallen(results: Sequence[Result], kept: Mapping[str, Count], sample: bool = 
 
 def update(results: Sequence[Result], path: Path = FILE) -> list[str]:
     """Record the files whose share has risen or was not recorded, and forget those that are gone; gives their names."""
-    kept = read(path)
+    kept, known = read(path), every()
     better = {
         file: count for file, count in counts(results).items() if file not in kept or count.rate > kept[file].rate
     }
-    held = {file: count for file, count in sorted((kept | better).items()) if file in every()}
+    held = {file: count for file, count in sorted((kept | better).items()) if file in known}
     lines = [f'"{file}": {{"mutants": {count.mutants}, "killed": {count.killed}}}' for file, count in held.items()]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     return list(better)

@@ -11,7 +11,6 @@ from functools import cache
 from multiprocessing import get_context
 from typing import Any
 
-from attn_np.contract import Config
 from parity_tests.ast_mutants.battery import Check, battery
 from parity_tests.ast_mutants.calls import Caught
 from parity_tests.ast_mutants.sources import (
@@ -74,21 +73,9 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-@contextmanager
-def afresh() -> Iterator[None]:
-    """Configs remember no call from before: they are the contract's, which all copies share with the original."""
-    remembered: dict[int, tuple[Config, dict[Any, Any]]] = {}
-    before = Config.__dict__["passed"]
-    Config.passed = property(lambda config: remembered.setdefault(id(config), (config, {}))[1])  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        Config.passed = before
-
-
 def broken(check: Check, alias: str) -> str | None:
     """How a copy breaks a promise, in words; None where it keeps it. Warnings and exceptions break every promise."""
-    with warnings.catch_warnings(), afresh():
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
             check(alias)

@@ -30,10 +30,14 @@ def shared() -> tuple[str, ...]:
     return tuple(sorted(path.name for path in root().glob("_[a-z]*.py")))
 
 
+def plain() -> tuple[str, ...]:
+    """The shared files without the kernels, whose many lines are for speed."""
+    return tuple(file for file in shared() if not file.startswith("_kernel"))
+
+
 def files() -> tuple[str, ...]:
-    """What a run examines that names no files; not the kernels, whose many lines are for speed."""
-    plain = (file for file in shared() if not file.startswith("_kernel"))
-    return (*plain, *(f"{variant}.py" for variant in VARIANTS))
+    """What a run examines that names no files."""
+    return (*plain(), *(f"{variant}.py" for variant in VARIANTS))
 
 
 def every() -> tuple[str, ...]:
