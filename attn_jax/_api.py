@@ -11,7 +11,7 @@ from flax import nnx
 from attn_jax._core import Layer, Output, check_dtype_on
 from attn_np import contract
 from attn_np.contract import check_dtype
-from attn_np.weights import draw, once, read, read_pretrained, require_savable, wanted_dtype, write
+from attn_np.weights import drain, draw, read, read_pretrained, requested_dtype, require_savable, write
 
 __all__ = ["build", "layer_class", "load", "load_pretrained", "save", "trace"]
 
@@ -122,7 +122,7 @@ def load(
         WeightFileError: the subclass that says what is wrong with the file.
         ValueError, TypeError: arguments that cannot be right.
     """
-    wanted = wanted_dtype(into.config if into else None, into.params() if into else {}, dtype)
+    wanted = requested_dtype(into.config if into else None, into.params() if into else {}, dtype)
     found = read(
         path,
         config=into.config if into else None,
@@ -199,7 +199,7 @@ def load_pretrained(
     if report is not None:
         report(found.report())
     name = check_dtype_on(found.config.variant, found.dtype)
-    values = once(found.values)
+    values = drain(found.values)
     made = layer_class(found.config.variant)(found.config, rngs=nnx.Rngs(0), param_dtype=name, _values=values)
     made.eval()
     return made

@@ -12,7 +12,7 @@ from attn_np._core import Layer, Output
 from attn_np._vjp import Grads
 from attn_np.contract import check_dtype
 from attn_np.contract._tape import Residuals
-from attn_np.weights import draw, once, read, read_pretrained, require_savable, wanted_dtype, write
+from attn_np.weights import drain, draw, read, read_pretrained, requested_dtype, require_savable, write
 
 __all__ = ["build", "layer_class", "load", "load_pretrained", "save", "trace", "value_and_vjp"]
 
@@ -111,7 +111,7 @@ def load(
         WeightFileError: the subclass that says what is wrong with the file.
         ValueError, TypeError: arguments that cannot be right.
     """
-    wanted = wanted_dtype(into.config if into else None, into.params() if into else {}, dtype)
+    wanted = requested_dtype(into.config if into else None, into.params() if into else {}, dtype)
     found = read(
         path,
         config=into.config if into else None,
@@ -183,7 +183,7 @@ def load_pretrained(
     if report is not None:
         report(found.report())
     cls = layer_class(found.config.variant)
-    return cls(found.config, rng=0, dtype=found.dtype, _values=once(found.values)).eval()
+    return cls(found.config, rng=0, dtype=found.dtype, _values=drain(found.values)).eval()
 
 
 def trace(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:

@@ -11,7 +11,7 @@ import torch
 
 from attn_np import contract
 from attn_np.contract import check_dtype
-from attn_np.weights import draw, once, read, read_pretrained, require_savable, wanted_dtype, write
+from attn_np.weights import drain, draw, read, read_pretrained, requested_dtype, require_savable, write
 from attn_torch._core import Layer, Output
 
 __all__ = ["build", "layer_class", "load", "load_pretrained", "save", "trace"]
@@ -147,7 +147,7 @@ def load(
         WeightFileError: the subclass that says what is wrong with the file.
         ValueError, TypeError: arguments that cannot be right.
     """
-    wanted = wanted_dtype(into.config if into else None, into.params() if into else {}, dtype)
+    wanted = requested_dtype(into.config if into else None, into.params() if into else {}, dtype)
     found = read(
         path,
         config=into.config if into else None,
@@ -223,7 +223,7 @@ def load_pretrained(
     )
     if report is not None:
         report(found.report())
-    values = once({key: tensor(found.values.pop(key)) for key in found.config.shapes()})
+    values = drain({key: tensor(found.values.pop(key)) for key in found.config.shapes()})
     cls = layer_class(found.config.variant)
     return cls(found.config, device=device, dtype=found.dtype, _values=values).eval()
 

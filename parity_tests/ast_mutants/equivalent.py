@@ -512,14 +512,14 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key(
                 "_api.py",
                 "load_pretrained",
-                "cls(found.config, rng=0, dtype=found.dtype, _values=once(found.values))",
-                "cls(found.config, rng=1, dtype=found.dtype, _values=once(found.values))",
+                "cls(found.config, rng=0, dtype=found.dtype, _values=drain(found.values))",
+                "cls(found.config, rng=1, dtype=found.dtype, _values=drain(found.values))",
             ),
         ),
     ),
     (
         "Values are handed over once to save memory, which `test_pretrained.py` measures.",
-        (Key("_api.py", "load_pretrained", "once(found.values)", "found.values"),),
+        (Key("_api.py", "load_pretrained", "drain(found.values)", "found.values"),),
     ),
     (
         "`read` gives the dtype that was wanted where the file has none.",

@@ -1,6 +1,6 @@
-"""Layouts: how the weights of other libraries stand in their files, one small table per origin.
+"""Layouts: the names and axes of weights in the files of other libraries, one small table per origin.
 
-A module here holds one `LAYOUT`; it is found by its file's name.
+A module has one `LAYOUT`, and its file name is the layout's name.
 """
 
 import importlib
