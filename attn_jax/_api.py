@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from attn_jax._core import Layer, Output, check_dtype_on
+from attn_jax._layer import Layer, Output, check_dtype_on
 from attn_np import contract
 from attn_np.contract import check_dtype
 from attn_np.weights import drain, draw, read, read_pretrained, requested_dtype, require_savable, write

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_jax._core import constant
+from attn_jax._ops import constant
 
 
 @constant

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attn_np import contract
-from attn_np._core import Layer, Output
+from attn_np._layer import Layer, Output
 from attn_np._vjp import Grads
 from attn_np.contract import check_dtype
 from attn_np.contract._tape import Residuals

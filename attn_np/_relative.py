@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._core import constant
+from attn_np._ops import constant
 
 
 @constant

@@ -12,7 +12,7 @@ import torch
 from attn_np import contract
 from attn_np.contract import check_dtype
 from attn_np.weights import drain, draw, read, read_pretrained, requested_dtype, require_savable, write
-from attn_torch._core import Layer, Output
+from attn_torch._layer import Layer, Output
 
 __all__ = ["build", "layer_class", "load", "load_pretrained", "save", "trace"]
 

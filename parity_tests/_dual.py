@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from attn_np import _core, _vjp
+from attn_np import _masks, _ops, _vjp
 from parity_tests.error_arrays import ErrArray, lift, magnitude, rounded, rule
 
 # Roundings that another algebraic form of a tangent may have beside those here, each of the size of its terms:
@@ -123,28 +123,28 @@ def tanh(x: Dual) -> Dual:
     return Dual(y, _vjp.tanh_vjp(y, x.d))
 
 
-@rule(FUNCTIONS, _core.sigmoid)
+@rule(FUNCTIONS, _ops.sigmoid)
 def sigmoid(x: Dual) -> Dual:
-    y = _core.sigmoid(x.v)
+    y = _ops.sigmoid(x.v)
     return Dual(y, _vjp.sigmoid_vjp(y, x.d))
 
 
-@rule(FUNCTIONS, _core.softplus)
+@rule(FUNCTIONS, _ops.softplus)
 def softplus(x: Dual) -> Dual:
-    return Dual(_core.softplus(x.v), _vjp.softplus_vjp(x.v, x.d))
+    return Dual(_ops.softplus(x.v), _vjp.softplus_vjp(x.v, x.d))
 
 
 @rule(FUNCTIONS, _vjp.softplus_vjp)
 def softplus_vjp(x: Dual, dy: Dual) -> Dual:
     """dy s for s = sigmoid(x), which has the slope s (1 - s)."""
-    one, two = _vjp.softplus_vjp(x.v, dy.d), _vjp.sigmoid_vjp(_core.sigmoid(x.v), dy.v * x.d)
-    return Dual(_vjp.softplus_vjp(x.v, dy.v), in_any_form(one + two, one, _core.sigmoid(x.v) * dy.v * x.d))
+    one, two = _vjp.softplus_vjp(x.v, dy.d), _vjp.sigmoid_vjp(_ops.sigmoid(x.v), dy.v * x.d)
+    return Dual(_vjp.softplus_vjp(x.v, dy.v), in_any_form(one + two, one, _ops.sigmoid(x.v) * dy.v * x.d))
 
 
 @rule(FUNCTIONS, _vjp.silu_vjp)
 def silu_vjp(x: Dual, dy: Dual) -> Dual:
     """dy (s + x s (1 - s)), whose slope is s (1 - s) (2 + x (1 - 2 s))."""
-    s = _core.sigmoid(x.v)
+    s = _ops.sigmoid(x.v)
     one, slope = _vjp.silu_vjp(x.v, dy.d), s * (1.0 - s)
     two, three = slope * dy.v * x.d, slope * (1.0 - 2.0 * s) * x.v * dy.v * x.d
     terms = (s * dy.d, x.v * s * dy.d, s * dy.v * x.d, x.v * s * dy.v * x.d)
@@ -209,20 +209,20 @@ for _function in (np.concatenate, np.stack):
 FUNCTIONS[np.shape] = lambda x: x.shape
 
 
-@rule(FUNCTIONS, _core.shown)
+@rule(FUNCTIONS, _masks.unmasked_by_bias)
 def shown(allowed: Any, bias: Dual) -> Any:
-    return _core.shown(allowed, bias.v)
+    return _masks.unmasked_by_bias(allowed, bias.v)
 
 
-@rule(FUNCTIONS, _core.constants)
+@rule(FUNCTIONS, _ops.constants)
 def constants(values: Any, like: Dual) -> Dual:
-    return dual(_core.constants(values, like.v))
+    return dual(_ops.constants(values, like.v))
 
 
-@rule(FUNCTIONS, _core.einsum)
+@rule(FUNCTIONS, _ops.einsum)
 def einsum(spec: str, x: Any, y: Any) -> Dual:
     x, y = dual(x), dual(y)
-    return Dual(_core.einsum(spec, x.v, y.v), _core.einsum(spec, x.v, y.d) + _core.einsum(spec, x.d, y.v))
+    return Dual(_ops.einsum(spec, x.v, y.v), _ops.einsum(spec, x.v, y.d) + _ops.einsum(spec, x.d, y.v))
 
 
 @rule(FUNCTIONS, _vjp.total)
@@ -242,16 +242,16 @@ def maximum(x: Any, y: Any) -> Dual:
     return Dual(np.maximum(x.v, y.v), np.where(first, x.d, y.d))
 
 
-@rule(FUNCTIONS, _core.amax)
+@rule(FUNCTIONS, _ops.amax)
 def amax(x: Dual, axis: int) -> Dual:
     """Without a gradient, as it is defined."""
-    return dual(_core.amax(x.v, axis))
+    return dual(_ops.amax(x.v, axis))
 
 
-@rule(FUNCTIONS, _core.softmax)
+@rule(FUNCTIONS, _ops.softmax)
 def softmax(scores: Dual, allowed: Any = None, axis: int = -1) -> Dual:
     """The Jacobian diag(p) - p p^T is its own transpose."""
-    p = _core.softmax(scores.v, allowed, axis)
+    p = _ops.softmax(scores.v, allowed, axis)
     return Dual(p, _vjp.softmax_vjp(p, scores.d, axis))
 
 
@@ -266,10 +266,10 @@ def softmax_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
     return Dual(_vjp.softmax_vjp(p, dp, axis), in_any_form(d, *sums, p * dprobs.d, probs.d * dp, probs.d * mean))
 
 
-@rule(FUNCTIONS, _core.sparsemax)
+@rule(FUNCTIONS, _ops.sparsemax)
 def sparsemax(scores: Dual, allowed: Any = None, axis: int = -1) -> Dual:
     """Linear where the support stays: a direction is mapped as a gradient is, less its mean over the support."""
-    p = _core.sparsemax(scores.v, allowed, axis)
+    p = _ops.sparsemax(scores.v, allowed, axis)
     return Dual(p, _vjp.sparsemax_vjp(p, scores.d, axis))
 
 
@@ -279,10 +279,10 @@ def sparsemax_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
     return Dual(_vjp.sparsemax_vjp(probs.v, dprobs.v, axis), _vjp.sparsemax_vjp(probs.v, dprobs.d, axis))
 
 
-@rule(FUNCTIONS, _core.entmax15)
+@rule(FUNCTIONS, _ops.entmax15)
 def entmax15(scores: Dual, allowed: Any = None, axis: int = -1) -> Dual:
     """The Jacobian diag(g) - g g^T / sum g, with g the roots of the weights, is its own transpose."""
-    p = _core.entmax15(scores.v, allowed, axis)
+    p = _ops.entmax15(scores.v, allowed, axis)
     return Dual(p, _vjp.entmax15_vjp(p, scores.d, axis))
 
 
@@ -307,13 +307,13 @@ def entmax15_vjp(probs: Dual, dprobs: Dual, axis: int = -1) -> Dual:
     return Dual(_vjp.entmax15_vjp(p, dp, axis), in_any_form(d, *sums, root * dprobs.d, turned * dp, turned * mean))
 
 
-@rule(FUNCTIONS, _core.hardmax)
+@rule(FUNCTIONS, _ops.hardmax)
 def hardmax(scores: Dual, allowed: Any = None) -> Dual:
     """Without a gradient, as it is defined."""
-    return dual(_core.hardmax(scores.v, allowed))
+    return dual(_ops.hardmax(scores.v, allowed))
 
 
-@rule(FUNCTIONS, _core.straight_through)
+@rule(FUNCTIONS, _ops.straight_through)
 def straight_through(hard: Any, soft: Any) -> Dual:
     """The tangent is that of the other array, as it is defined."""
     return Dual(dual(hard).v, dual(soft).d)
@@ -337,10 +337,10 @@ def part_of_softmax_vjp(probs: Dual, dprobs: Dual, share: Dual, parts: int) -> D
     return Dual(_vjp.part_of_softmax_vjp(p, dp, mean, parts), in_any_form(d, *terms))
 
 
-@rule(FUNCTIONS, _core.lerp)
+@rule(FUNCTIONS, _ops.lerp)
 def lerp(a: Any, b: Any, z: Any) -> Dual:
     a, b, z = dual(a), dual(b), dual(z)
-    return Dual(_core.lerp(a.v, b.v, z.v), _core.lerp(a.d, b.d, z.v) + z.d * (b.v - a.v))
+    return Dual(_ops.lerp(a.v, b.v, z.v), _ops.lerp(a.d, b.d, z.v) + z.d * (b.v - a.v))
 
 
 @rule(FUNCTIONS, _vjp.rest_of)

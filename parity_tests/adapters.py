@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from attn_np import contract
-from attn_np._core import DTYPES
+from attn_np._ops import DTYPES
 from attn_np.contract import Config
 from attn_np.weights import layouts
 from attn_np.weights.layouts._base import Step, Table, steps

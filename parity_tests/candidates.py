@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._core import DTYPES
+from attn_np._ops import DTYPES
 from attn_np.contract import Config
 from parity_tests.cases import Case, Drawn
 from parity_tests.error_arrays import widened

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from attn_np import contract
-from attn_np._core import DTYPES
+from attn_np._ops import DTYPES
 from attn_np.contract import Config
 
 PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)

@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from attn_np import _core, _vjp
+from attn_np import _masks, _ops, _vjp
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-11}
 UNDERFLOW = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-25, "bfloat16": 2.0**-126}
@@ -257,7 +257,7 @@ def lift(x: Any) -> ErrArray:
         return ErrArray(x.astype(np.float64), 0.0)
     x = x.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        kept = x.astype(_core.DTYPES[_current.get().work]).astype(np.float64)
+        kept = x.astype(_ops.DTYPES[_current.get().work]).astype(np.float64)
         return ErrArray(x, np.where(np.isfinite(kept), np.abs(x - kept), 0.0))
 
 
@@ -373,16 +373,14 @@ def monotone(function: Callable[..., Any], slope: Callable[..., Any], most: floa
 
 
 UFUNCS[np.tanh] = monotone(np.tanh, lambda x: 1 / np.cosh(np.minimum(x, 300.0)) ** 2, 2.0)
-FUNCTIONS[_core.sigmoid] = monotone(
-    plain(_core.sigmoid), lambda x: 1 / (2 * np.cosh(np.minimum(x, 600.0) / 2)) ** 2, 1.0
-)
+FUNCTIONS[_ops.sigmoid] = monotone(plain(_ops.sigmoid), lambda x: 1 / (2 * np.cosh(np.minimum(x, 600.0) / 2)) ** 2, 1.0)
 
 
-@rule(FUNCTIONS, _core.softplus)
+@rule(FUNCTIONS, _ops.softplus)
 def softplus(x: ErrArray) -> ErrArray:
     """The slope is sigmoid(x), which rises. `log` of 1 + the exponential's error: both errors are relative."""
-    steepest = plain(_core.sigmoid)(x.v + x.b)
-    return rounded(plain(_core.softplus)(x.v), x.b * steepest, 2 * FUNCTION)
+    steepest = plain(_ops.sigmoid)(x.v + x.b)
+    return rounded(plain(_ops.softplus)(x.v), x.b * steepest, 2 * FUNCTION)
 
 
 def comparison(function: Callable[..., Any]) -> Callable[[Any, Any], Flag]:
@@ -419,16 +417,16 @@ def any_of(x: Flag, axis: Any = None) -> Flag:
     return Flag(np.any(x.value, axis=axis), could & ~sure)
 
 
-@rule(FUNCTIONS, _core.shown)
+@rule(FUNCTIONS, _masks.unmasked_by_bias)
 def shown(allowed: Any, bias: Any) -> Any:
     """Where a bias is -inf it is so without an error: what it hides is a plain array."""
-    return plain(_core.shown)(allowed, bias.v if isinstance(bias, ErrArray) else bias)
+    return plain(_masks.unmasked_by_bias)(allowed, bias.v if isinstance(bias, ErrArray) else bias)
 
 
-@rule(FUNCTIONS, _core.constants)
+@rule(FUNCTIONS, _ops.constants)
 def constants(values: Any, like: Any) -> ErrArray:
     """Each number is rounded to the working type."""
-    return lift(plain(_core.constants)(values, like))
+    return lift(plain(_ops.constants)(values, like))
 
 
 @rule(FUNCTIONS, np.sum)
@@ -456,7 +454,7 @@ def largest(x: ErrArray, axis: Any = None, keepdims: bool = False, **initial: An
         return ErrArray(v, np.where(np.isinf(v), 0.0, np.maximum(high - v, v - low)))
 
 
-FUNCTIONS[_core.amax] = lambda x, axis: largest(x, axis)
+FUNCTIONS[_ops.amax] = lambda x, axis: largest(x, axis)
 
 
 def _moving(function: Callable[..., Any]) -> Callable[..., ErrArray]:
@@ -482,7 +480,7 @@ FUNCTIONS[np.shape], FUNCTIONS[np.ndim] = (lambda x: x.shape), (lambda x: x.ndim
 # Products -------------------------------------------------------------------------------------------------------------
 
 
-@rule(FUNCTIONS, _core.einsum)
+@rule(FUNCTIONS, _ops.einsum)
 def einsum(spec: str, x: Any, y: Any) -> ErrArray:
     """sum (|x| b_y + b_x (|y| + b_y)) + gamma(n + 2) sum |x||y|, with magnitudes for absolute values.
 
@@ -490,7 +488,7 @@ def einsum(spec: str, x: Any, y: Any) -> ErrArray:
     is summed, sum_j p_j (y_j - o) = 0 for the result o, so that only the spread of y around o is moved by errors in the
     exponents (centred propagation), and the smaller of the two bounds holds.
     """
-    dot = plain(_core.einsum)
+    dot = plain(_ops.einsum)
     x, y, p = lift(x), lift(y), _current.get()
     if p.product and _roundings.get():
         x, y = (ErrArray(nearest(factor.v, p.product), 0.0) for factor in (x, y))
@@ -529,7 +527,7 @@ def total(*terms: Any) -> ErrArray:
 # Softmax --------------------------------------------------------------------------------------------------------------
 
 
-@rule(FUNCTIONS, _core.softmax)
+@rule(FUNCTIONS, _ops.softmax)
 def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """Errors e_j in the exponents move p_j most when it rises by e_j and all others fall by theirs, and conversely.
 
@@ -549,7 +547,7 @@ def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     s, p = lift(scores), _current.get()
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
     n = s.shape[axis]
-    probs = plain(_core.softmax)(s.v, None if allowed is None else ok, axis)
+    probs = plain(_ops.softmax)(s.v, None if allowed is None else ok, axis)
     if n == 0:
         return ErrArray(probs, 0.0)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -629,7 +627,7 @@ def part_of_softmax_vjp(probs: Any, dprobs: Any, share: Any, parts: int) -> ErrA
     return ErrArray(out.v, out.b + (8 + 2 * parts) * p.u * magnitude(probs) * size + lost)
 
 
-@rule(FUNCTIONS, _core.sparsemax)
+@rule(FUNCTIONS, _ops.sparsemax)
 def sparsemax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """tau moves by no more than the scores do at most, so p_i by that and by what its own score does.
 
@@ -639,7 +637,7 @@ def sparsemax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """
     s, p = lift(scores), _current.get()
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
-    probs = plain(_core.sparsemax)(s.v, None if allowed is None else ok, axis)
+    probs = plain(_ops.sparsemax)(s.v, None if allowed is None else ok, axis)
     if probs.size == 0:
         return ErrArray(probs, 0.0)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -672,7 +670,7 @@ def sparsemax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
     return jostled(ErrArray(plain(_vjp.sparsemax_vjp)(x.v, y.v, axis), b))
 
 
-@rule(FUNCTIONS, _core.entmax15)
+@rule(FUNCTIONS, _ops.entmax15)
 def entmax15(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """The root g = z - tau of a weight errs by what its own z does, half the score, and by what tau does.
 
@@ -683,7 +681,7 @@ def entmax15(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     """
     s, p = lift(scores), _current.get()
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
-    probs = plain(_core.entmax15)(s.v, None if allowed is None else ok, axis)
+    probs = plain(_ops.entmax15)(s.v, None if allowed is None else ok, axis)
     if probs.size == 0:
         return ErrArray(probs, 0.0)
 
@@ -735,7 +733,7 @@ def entmax15_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
     return jostled(ErrArray(v, np.where(np.isfinite(v), b, 0.0)))
 
 
-@rule(FUNCTIONS, _core.hardmax)
+@rule(FUNCTIONS, _ops.hardmax)
 def hardmax(scores: Any, allowed: Any = None) -> ErrArray:
     """A decision, exact where the bounds of the scores leave one winner; else each that may win is 0 or 1.
 
@@ -744,7 +742,7 @@ def hardmax(scores: Any, allowed: Any = None) -> ErrArray:
     """
     s = lift(scores)
     ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
-    hard = plain(_core.hardmax)(s.v, None if allowed is None else ok)
+    hard = plain(_ops.hardmax)(s.v, None if allowed is None else ok)
     if hard.size == 0:
         return ErrArray(hard, 0.0)
     with np.errstate(invalid="ignore"):
@@ -758,7 +756,7 @@ def hardmax(scores: Any, allowed: Any = None) -> ErrArray:
     return ErrArray(hard, np.where(lost, np.inf, b))
 
 
-@rule(FUNCTIONS, _core.straight_through)
+@rule(FUNCTIONS, _ops.straight_through)
 def straight_through(hard: Any, soft: Any) -> ErrArray:
     """What is added is a number less itself."""
     return lift(hard)
@@ -779,7 +777,7 @@ def tanh_vjp(y: Any, dy: Any) -> ErrArray:
 def softplus_vjp(x: Any, dy: Any) -> ErrArray:
     """dy sigmoid(x), or dy exp(x - softplus(x)), whose exponent errs by what its two terms do."""
     x, dy, u = lift(x), lift(dy), _current.get().u
-    out, soft = plain(_vjp.softplus_vjp)(x, dy), plain(_core.softplus)(magnitude(x))
+    out, soft = plain(_vjp.softplus_vjp)(x, dy), plain(_ops.softplus)(magnitude(x))
     relative = np.expm1(u * (magnitude(x) + (1 + 2 * FUNCTION) * soft))
     return ErrArray(out.v, out.b + relative * magnitude(out))
 
@@ -789,7 +787,7 @@ def silu_vjp(x: Any, dy: Any) -> ErrArray:
     """dy s + dy x s (1 - s), or dy s (1 + x (1 - s)), which cancels: its parts err relative to their size."""
     x, dy, u = lift(x), lift(dy), _current.get().u
     out = plain(_vjp.silu_vjp)(x, dy)
-    return ErrArray(out.v, out.b + 8 * u * magnitude(dy) * (1 + magnitude(x)) * plain(_core.sigmoid)(x.v))
+    return ErrArray(out.v, out.b + 8 * u * magnitude(dy) * (1 + magnitude(x)) * plain(_ops.sigmoid)(x.v))
 
 
 @rule(FUNCTIONS, _vjp.unit_vjp)
@@ -805,7 +803,7 @@ def unit_vjp(x: Any, size: Any, dy: Any, share: float) -> ErrArray:
     return ErrArray(out.v, out.b + more)
 
 
-@rule(FUNCTIONS, _core.lerp)
+@rule(FUNCTIONS, _ops.lerp)
 def lerp(a: Any, b: Any, z: Any) -> ErrArray:
     """y = (1 - z) a + z b moves by (1 - z) da + z db + dz (b' - a'), so an error that a and b share counts once.
 
@@ -840,7 +838,7 @@ def adopt(tree: str) -> None:
     A primitive whose body was edited in the copy has no rule: its body itself then runs on error-carrying arrays, with
     wider bounds.
     """
-    for whole in (_core, _vjp):
+    for whole in (_ops, _vjp):
         copy = import_module(whole.__name__.replace("attn_np", tree, 1))
         for name, function in vars(whole).items():
             if getattr(function, "__module__", "") == whole.__name__ and function in FUNCTIONS:
@@ -858,7 +856,7 @@ def like_softmax(body: Callable[..., Any], scores: Any, allowed: Any = None, axi
     s, p = lift(scores), _current.get()
     allowed = allowed.value if isinstance(allowed, Flag) else allowed
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        v, narrow = body(s.v, allowed, axis), body(s.v.astype(_core.DTYPES[p.work]), allowed, axis)
+        v, narrow = body(s.v, allowed, axis), body(s.v.astype(_ops.DTYPES[p.work]), allowed, axis)
         v = np.where(np.isfinite(narrow), v, narrow)  # what overflows does so in the candidate's type
         n = max(s.shape[axis], 1)
         far = np.max(np.abs(np.where(np.isfinite(s.v), s.v, 0.0)), initial=0.0, axis=axis, keepdims=True)

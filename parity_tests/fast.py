@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._core import DTYPES
+from attn_np._ops import DTYPES
 from attn_np.contract._tape import Residuals
 from parity_tests.adversarial import STYLES
 from parity_tests.candidates import from_torch, to_torch

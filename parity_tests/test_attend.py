@@ -12,12 +12,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._core import DTYPES
+from attn_np._ops import DTYPES
 from attn_np._vjp import softmax_vjp
 from parity_tests._inputs import TREES, Arrays, Tree, same
 from parity_tests._witness import cotangent, ratio, torch_gradients
 from parity_tests.error_arrays import ErrArray, precision, precision_of
-from parity_tests.mutants import Mutant, planted
+from parity_tests.mutants import SHARED, Mutant, planted
 
 B, T, S, H, K, V = 2, 5, 7, 6, 3, 11
 BACKWARD = ("scale", "softcap", "rate", "normalize_over")
@@ -315,7 +315,7 @@ def test_sinks_of_16_bits_are_widened_first(tree: Tree, dtype: str) -> None:
 def test_a_function_may_take_the_softmaxs_place(tree: Tree, call: str) -> None:
     """The softmax itself, given as such a function, gives the same bits; its rule goes the same way back."""
     options, names = CALLS[call]
-    core, inputs = import_module(f"{tree.package.__name__}._core"), given(2, names)
+    core, inputs = import_module(f"{tree.package.__name__}._ops"), given(2, names)
     want, got = ({}, {})
     for found, more in ((want, {}), (got, {"weigh": core.softmax})):
         if tree.name == "numpy":
@@ -333,7 +333,7 @@ def test_a_function_may_take_the_softmaxs_place(tree: Tree, call: str) -> None:
 
 def test_a_function_sees_what_is_hidden(tree: Tree) -> None:
     """It gets the capped and biased scores and who may be seen, a bias of -inf included."""
-    core, inputs, seen = import_module(f"{tree.package.__name__}._core"), given(H, "mask bias"), []
+    core, inputs, seen = import_module(f"{tree.package.__name__}._ops"), given(H, "mask bias"), []
     inputs["bias"][1, 0, 0, 2] = -np.inf
 
     def weigh(scores: Any, allowed: Any) -> Any:
@@ -486,7 +486,7 @@ def test_heads_shared_in_turn_are_seen(name: str, groups: int) -> None:
     inputs, want = given(groups), held(given(groups), {})
     found = {}
     for new in (REPEATED, "arange(q.shape[2], q) % x.shape[2]"):
-        mutant = Mutant("heads shared in turn", "_core.py", REPEATED, new, "", "")
+        mutant = Mutant("heads shared in turn", SHARED, REPEATED, new, "", "")
         with planted(mutant, name) as alias:
             context, weights = import_module(f"{alias}._attend").attend(**tree.arrays(inputs), return_weights=True)
         found[new] = ratio(tree.numpy(context), want["context"]), ratio(tree.numpy(weights), want["weights"])
@@ -500,7 +500,7 @@ def test_gradients_shared_in_turn_are_seen(groups: int) -> None:
     """The hand-written backward pass has to undo the same order."""
     inputs, want = given(groups), held(given(groups), {})
     old, new = "b, s, heads, h // heads, k), axis=3", "b, s, h // heads, heads, k), axis=2"
-    with planted(Mutant("gradients shared in turn", "_vjp.py", old, new, "", ""), "attn_np") as alias:
+    with planted(Mutant("gradients shared in turn", SHARED, old, new, "", ""), "attn_np") as alias:
         module, tape = import_module(f"{alias}._attend"), {}
         module.attend(**inputs, tape=tape)
         dq, dk, dv, _ = module.attend_vjp(tape, cotangent(context_shape(inputs)), kv_heads=groups)
@@ -512,7 +512,7 @@ def test_gradients_shared_in_turn_are_seen(groups: int) -> None:
 SUNK = {
     "the sink's weight kept in place of the first key's": ("spread[..., :-1]", "spread[..., 1:]"),
     "a sink for each key in place of each head": ("sinks[:, None, None]", "sinks[None, None, :1]"),
-    "the sink scaled as the scores are": ("sinks=widen(sinks)", "sinks=factor * widen(sinks)"),
+    "the sink scaled as the scores are": ("sinks=upcast(sinks)", "sinks=factor * upcast(sinks)"),
     "weights of the keys normalised without the sink": ("probs=spread[..., :-1]", "probs=softmax(scores, allowed)"),
 }
 SUNK_BACKWARD = {
@@ -534,7 +534,7 @@ def test_mistakes_with_sinks_are_seen(name: str, bug: str) -> None:
     tree = next(tree for tree in TREES.values() if tree.package.__name__ == name)
     inputs = given(2, "sinks")
     want = held(inputs, {})
-    with planted(Mutant(bug, "_attend.py", *SUNK[bug], "", ""), name) as alias:
+    with planted(Mutant(bug, SHARED, *SUNK[bug], "", ""), name) as alias:
         context, _ = import_module(f"{alias}._attend").attend(**tree.arrays(inputs), return_weights=True)
     assert ratio(tree.numpy(context), want["context"]) > 1
 
@@ -543,7 +543,7 @@ def test_mistakes_with_sinks_are_seen(name: str, bug: str) -> None:
 def test_mistakes_in_the_gradient_of_sinks_are_seen(bug: str) -> None:
     inputs, tape = given(H, "sinks"), {}
     want = held(inputs, {})
-    with planted(Mutant(bug, "_attend.py", *SUNK_BACKWARD[bug], "", ""), "attn_np") as alias:
+    with planted(Mutant(bug, SHARED, *SUNK_BACKWARD[bug], "", ""), "attn_np") as alias:
         module = import_module(f"{alias}._attend")
         module.attend(**inputs, tape=tape)
         dq, _, _, _ = module.attend_vjp(tape, cotangent(context_shape(inputs)))

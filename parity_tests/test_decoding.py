@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from attn_np import contract
-from attn_np._core import DTYPES
+from attn_np._ops import DTYPES
 from attn_np.contract import Arg, Config
 from parity_tests.candidates import numpy_layer
 from parity_tests.cases import Case, Drawn, call_sizes, draw
 from parity_tests.error_arrays import ErrArray, precision, precision_of
 from parity_tests.judge import compare
-from parity_tests.mutants import Mutant, planted
+from parity_tests.mutants import SHARED, Mutant, planted
 
 T, BATCH = 7, 2
 CHUNKS = ((7,), (1,) * 7, (4, 1, 2), (2, 3, 1, 1))
@@ -351,15 +351,15 @@ class Numbered:
 @pytest.mark.parametrize("tree", TREES)
 def test_tokens_are_kept_as_integers(tree: str) -> None:
     """Every one of them, in a cache of 16 bits, too, and in the type they come in."""
-    module, to, config = import_module(f"{tree}._cache"), array_of(tree), Numbered()
+    module, to, config = import_module(f"{tree}._decode"), array_of(tree), Numbered()
     kind = to(np.zeros(1, DTYPES["bfloat16"])) if tree != "attn_torch" else to(np.zeros(1, np.float16))
     cache, found = module.empty_cache(config, BATCH, 5, {}, kind, kind), None
     numbers = np.array([[2049, 70001, 2**30 + 1, 3], [5, 257, 0, 2**31 - 1]], np.int32)
     for part in np.split(numbers, 2, axis=1):
         k = to(np.ones((BATCH, 2)).astype(np.float16))
-        past = module.opened(config, cache, k, None)
-        _, found = module.remember(past, k=k, numbers=to(np.ascontiguousarray(part)))
-        cache = module.closed(past, k[:, :, None])[1]
+        step = module.opened(config, cache, k, None)
+        _, found = module.remember(step, k=k, numbers=to(np.ascontiguousarray(part)))
+        cache = module.closed(step, k[:, :, None])[1]
     assert found is not None
     assert str(found.dtype).rpartition(".")[2] == "int32"
     assert bare(found)[:, :4].tolist() == numbers.tolist()
@@ -464,7 +464,9 @@ def test_a_cache_of_another_package_is_refused() -> None:
     x = np.ones((1, 1, 6), np.float32)
     for tree in TREES:
         for other in set(TREES) - {tree}:
-            with pytest.raises(TypeError, match=f"mha: expected a cache of {tree}, got {other}._cache.Cache; call the"):
+            with pytest.raises(
+                TypeError, match=f"mha: expected a cache of {tree}, got {other}._decode.Cache; call the"
+            ):
                 layers[tree].step(array_of(tree)(x), layers[other].init_cache(1, 2))
 
 
@@ -525,28 +527,31 @@ def test_dropout_is_for_training_only() -> None:
 
 
 PLANTED = (
-    ("_cache.py", "cumsum(counted, 1) - 1", "cumsum(counted, 1)"),
-    ("_cache.py", "- room)\n", "- room + 1)\n"),
-    ("_cache.py", "(self.key_at[:, None, :] >= 0) & ", ""),
-    ("_cache.py", "where(stays, query_at % room, room)", "where(stays, query_at % room, 0)"),
-    ("_cache.py", "near & (ahead >= -left)", "near & (ahead > -left)"),
-    ("_cache.py", "near & (ahead <= right)", "near & (ahead <= right + 1)"),
-    ("_cache.py", "past.joined else None", "False else None"),
-    ("_cache.py", "valid is None and start", "start"),
-    ("_cache.py", "start == longest and ", ""),
-    ("_cache.py", "start + t <= room", "start + t <= most"),
-    ("_cache.py", "Past(cache, start, start + t,", "Past(cache, start, start + t + 1,"),
-    ("_cache.py", "else put(old, past.start, entry)", "else put(old, 0, entry)"),
-    ("_cache.py", "past.cache.positions, past.start,", "past.cache.positions, past.start + 1,"),
-    ("_cache.py", "filled = min(longest + t, room)", "filled = longest"),
+    ("cumsum(new, 1) - 1", "cumsum(new, 1)"),
+    ("- room)\n", "- room + 1)\n"),
+    ("(self.key_at[:, None, :] >= 0) & ", ""),
+    ("where(stays, query_at % room, room)", "where(stays, query_at % room, 0)"),
+    ("allowed & (ahead >= -left)\n        return allowed[", "allowed & (ahead > -left)\n        return allowed["),
+    (
+        "self.real[:, :, None]\n        allowed = allowed if right is None else allowed & (ahead <= right)",
+        "self.real[:, :, None]\n        allowed = allowed if right is None else allowed & (ahead <= right + 1)",
+    ),
+    ("step.joined else None", "False else None"),
+    ("valid is None and start", "start"),
+    ("start == longest and ", ""),
+    ("start + t <= room", "start + t <= most"),
+    ("DecodeStep(cache, start, start + t,", "DecodeStep(cache, start, start + t + 1,"),
+    ("else write_slice(old, step.start, entry)", "else write_slice(old, 0, entry)"),
+    ("before.positions, step.start,", "before.positions, step.start + 1,"),
+    ("filled = min(longest + t, room)", "filled = longest"),
 )
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("file", "old", "new"), PLANTED)
-def test_a_planted_bug_is_seen(file: str, old: str, new: str) -> None:
+@pytest.mark.parametrize(("old", "new"), PLANTED)
+def test_a_planted_bug_is_seen(old: str, new: str) -> None:
     """One mistake in the bookkeeping, and a chunking or a padded batch of one of two layers comes out wrong."""
-    mutant = Mutant("decoding", file, old, new, "mha", "wide")
+    mutant = Mutant("decoding", SHARED, old, new, "mha", "wide", beside="class Past")
     with planted(mutant, "attn_np") as copy:
         seen = []
         for window in (None, (2, None)):

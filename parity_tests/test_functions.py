@@ -28,15 +28,15 @@ def calls() -> Iterator[tuple[str, Callable[[str, np.ndarray], np.ndarray]]]:
 
     def numpy(name: str, x: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore"):
-            return getattr(import_module("attn_np._core"), name)(x)
+            return getattr(import_module("attn_np._ops"), name)(x)
 
     def torch(name: str, x: np.ndarray) -> np.ndarray:
-        torch, core = pytest.importorskip("torch"), import_module("attn_torch._core")
+        torch, core = pytest.importorskip("torch"), import_module("attn_torch._ops")
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return getattr(core, name)(torch.from_numpy(x).to(device)).cpu().numpy()
 
     def jax(name: str, x: np.ndarray) -> np.ndarray:
-        jax, core = pytest.importorskip("jax"), import_module("attn_jax._core")
+        jax, core = pytest.importorskip("jax"), import_module("attn_jax._ops")
         return np.asarray(jax.jit(getattr(core, name))(x))
 
     yield from (("numpy", numpy), ("torch", torch), ("jax", jax))
@@ -51,12 +51,12 @@ def test_constants_are_rounded_once(dtype: str) -> None:
     likes["attn_jax"] = jnp.zeros(1, dtype)
     want = np.array(values).astype(dtype)
     for tree, like in likes.items():
-        got = np.asarray(import_module(f"{tree}._core").constants(values, like))
+        got = np.asarray(import_module(f"{tree}._ops").constants(values, like))
         assert got.dtype == want.dtype
         assert got.tolist() == want.tolist(), tree
     if dtype != "int64":
         with precision(precision_of(dtype)):
-            known: Any = import_module("attn_np._core").constants(values, ErrArray(np.zeros(1), 0.0))
+            known: Any = import_module("attn_np._ops").constants(values, ErrArray(np.zeros(1), 0.0))
         assert compare(want.astype(np.float64), known)["ratio"] <= 1
 
 
@@ -66,14 +66,14 @@ def test_the_largest_entry_has_no_gradient() -> None:
     x = np.array([[[1.0, -2.0], [3.0, -np.inf]], [[-np.inf, 0.5], [-np.inf, 0.25]]])
     want = [[3.0, -2.0], [-np.inf, 0.5]]
     leaf = torch.from_numpy(x).requires_grad_()
-    found = [import_module("attn_np._core").amax(x, 1), import_module("attn_torch._core").amax(leaf, 1)]
-    found.append(import_module("attn_jax._core").amax(jax.numpy.asarray(x), 1))
+    found = [import_module("attn_np._ops").amax(x, 1), import_module("attn_torch._ops").amax(leaf, 1)]
+    found.append(import_module("attn_jax._ops").amax(jax.numpy.asarray(x), 1))
     assert [np.asarray(y).tolist() for y in found] == [want] * 3
     assert not found[1].requires_grad
-    grad = jax.grad(lambda x: import_module("attn_jax._core").amax(x, 1)[0].sum())(jax.numpy.asarray(x))
+    grad = jax.grad(lambda x: import_module("attn_jax._ops").amax(x, 1)[0].sum())(jax.numpy.asarray(x))
     assert not np.any(grad)
     with np.errstate(invalid="ignore"):
-        known: Any = import_module("attn_np._core").amax(ErrArray(x, np.where(np.isfinite(x), 0.125, 0.0)), 1)
+        known: Any = import_module("attn_np._ops").amax(ErrArray(x, np.where(np.isfinite(x), 0.125, 0.0)), 1)
     assert known.v.tolist() == want
     assert known.b.tolist() == [[0.125, 0.125], [0.0, 0.125]]
 
@@ -99,7 +99,7 @@ def test_encodings_of_distances(dtype: str) -> None:
 def test_picked_entries_and_their_gradient() -> None:
     """The same entries in every tree; the gradient by hand is that of PyTorch."""
     torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
-    core, rng = {tree: import_module(f"attn_{tree}._core") for tree in ("np", "torch", "jax")}, np.random.default_rng(0)
+    core, rng = {tree: import_module(f"attn_{tree}._ops") for tree in ("np", "torch", "jax")}, np.random.default_rng(0)
     x, dy = rng.normal(size=(2, 3, 5, 7)), rng.integers(-4, 5, (2, 3, 5, 11)).astype(np.float64)
     for b in (1, 2):
         index = rng.integers(0, 7, (b, 5, 11))
@@ -114,7 +114,7 @@ def test_picked_entries_and_their_gradient() -> None:
 
 
 def judged(name: str, x: np.ndarray, got: np.ndarray) -> dict[str, Any]:
-    function = getattr(import_module("attn_np._core"), name)
+    function = getattr(import_module("attn_np._ops"), name)
     with precision(precision_of(x.dtype.name)):
         return compare(got.astype(np.float64), function(ErrArray(x, 0.0)))
 
@@ -135,7 +135,7 @@ def test_functions_stay_within_their_rule(
 def test_one_more_rounding_step_is_seen(name: str) -> None:
     """A value beyond what the rule grants fails: the check above can fail."""
     x = arguments(name, "float32")[:-1]
-    exact = getattr(import_module("attn_np._core"), name)(x.astype(np.float64))
+    exact = getattr(import_module("attn_np._ops"), name)(x.astype(np.float64))
     within, beyond = (exact * (1 + steps * 2.0**-24) for steps in (FUNCTION - 1, FUNCTION + 1))
     assert judged(name, x, within)["ratio"] <= 1
     assert judged(name, x, beyond)["ratio"] > 1

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_np import _core, _vjp, contract
-from attn_torch._core import softmax
+from attn_np import _masks, _ops, _vjp, contract
+from attn_torch._ops import softmax
 from parity_tests.candidates import Candidate, Outcome, candidates, run_numpy
 from parity_tests.cases import Case, Drawn, draw
 from parity_tests.error_arrays import (
@@ -22,7 +22,7 @@ from parity_tests.error_arrays import (
 )
 from parity_tests.judge import Anchor, compare, expected, judge, judge_ends, judge_tape, scatter
 from parity_tests.matrix import Plan
-from parity_tests.mutants import Mutant, planted
+from parity_tests.mutants import SHARED, Mutant, planted
 
 seeds = st.integers(0, 2**32 - 1)
 scales = st.sampled_from([2.0**-20, 2.0**-7, 1.0, 2.0**5])
@@ -47,26 +47,26 @@ RULES = {
     "max": (lambda x: np.max(x, axis=-1), ((3, 4),)),
     "where": (lambda x, y: np.where(x > y, x * 2.0, y * 3.0), ((3, 4), (3, 4))),
     "stack": (lambda x, y: np.stack([x, y], axis=1), ((3, 4), (3, 4))),
-    "einsum": (lambda x, y: _core.einsum("ab,bc->ac", x, y), ((3, 4), (4, 5))),
-    "linear": (lambda x, w, b: _core.linear("ab,bc->ac", x, w, b), ((3, 4), (4, 5), (5,))),
+    "einsum": (lambda x, y: _ops.einsum("ab,bc->ac", x, y), ((3, 4), (4, 5))),
+    "linear": (lambda x, w, b: _ops.linear("ab,bc->ac", x, w, b), ((3, 4), (4, 5), (5,))),
     "total": (lambda x, y, z: _vjp.total(x, y, z), ((3, 4), (3, 4), (3, 4))),
-    "lerp": (lambda x, y, z: _core.lerp(x, y, _core.sigmoid(z)), ((3, 4), (3, 4), (3, 4))),
-    "sigmoid": (lambda x: _core.sigmoid(x), ((3, 4),)),
-    "softmax": (lambda x: _core.softmax(x), ((3, 4),)),
-    "softmax masked": (lambda x: _core.softmax(x, ALLOWED), ((3, 4),)),
-    "softmax over rows": (lambda x: _core.softmax(x, ALLOWED, -2), ((3, 4),)),
+    "lerp": (lambda x, y, z: _ops.lerp(x, y, _ops.sigmoid(z)), ((3, 4), (3, 4), (3, 4))),
+    "sigmoid": (lambda x: _ops.sigmoid(x), ((3, 4),)),
+    "softmax": (lambda x: _ops.softmax(x), ((3, 4),)),
+    "softmax masked": (lambda x: _ops.softmax(x, ALLOWED), ((3, 4),)),
+    "softmax over rows": (lambda x: _ops.softmax(x, ALLOWED, -2), ((3, 4),)),
     "softmax of what is near": (
-        lambda x, y: _core.softmax(x, ALLOWED & (y <= 0.5) & (y >= -0.5)),
+        lambda x, y: _ops.softmax(x, ALLOWED & (y <= 0.5) & (y >= -0.5)),
         ((3, 4), (3, 4)),
     ),
     "hide what is far": (
-        lambda x, y: _core.hide("ab->b", ALLOWED & (y <= 0.5), x),
+        lambda x, y: _masks.zero_unseen("ab->b", ALLOWED & (y <= 0.5), x),
         ((4,), (3, 4)),
     ),
-    "softmax then product": (lambda x, v: _core.einsum("ab,bc->ac", _core.softmax(x), v), ((3, 4), (4, 5))),
-    "softmax_vjp": (lambda x, d: _vjp.softmax_vjp(_core.softmax(x, ALLOWED), d), ((3, 4), (3, 4))),
+    "softmax then product": (lambda x, v: _ops.einsum("ab,bc->ac", _ops.softmax(x), v), ((3, 4), (4, 5))),
+    "softmax_vjp": (lambda x, d: _vjp.softmax_vjp(_ops.softmax(x, ALLOWED), d), ((3, 4), (3, 4))),
     "tanh_vjp": (lambda x, d: _vjp.tanh_vjp(np.tanh(x), d), ((3, 4), (3, 4))),
-    "sigmoid_vjp": (lambda x, d: _vjp.sigmoid_vjp(_core.sigmoid(x), d), ((3, 4), (3, 4))),
+    "sigmoid_vjp": (lambda x, d: _vjp.sigmoid_vjp(_ops.sigmoid(x), d), ((3, 4), (3, 4))),
 }
 
 
@@ -131,7 +131,7 @@ def test_long_sums_of_equal_terms() -> None:
     for a, b in zip(x[0], w[:, 0], strict=True):
         one_by_one = np.float32(one_by_one + a * b)
     with precision(precision_of("float32")):
-        result = _core.einsum("ab,bc->ac", ErrArray(x, 0.0), ErrArray(w, 0.0))
+        result = _ops.einsum("ab,bc->ac", ErrArray(x, 0.0), ErrArray(w, 0.0))
     assert abs(float(one_by_one) - result.v[0, 0]) <= result.b[0, 0]
 
 
@@ -141,9 +141,9 @@ def test_softmax_ignores_what_all_scores_share() -> None:
     scores, values = rng.normal(size=(3, 8)), 1000.0 + rng.normal(size=(8, 2))
     bound = 2.0**-12
     with precision(precision_of("float64")):
-        soft = _core.softmax(ErrArray(scores, bound))
-        centred = _core.einsum("ab,bc->ac", soft, ErrArray(values, 0.0))
-        plain = _core.einsum("ab,bc->ac", ErrArray(soft.v, soft.b), ErrArray(values, 0.0))
+        soft = _ops.softmax(ErrArray(scores, bound))
+        centred = _ops.einsum("ab,bc->ac", soft, ErrArray(values, 0.0))
+        plain = _ops.einsum("ab,bc->ac", ErrArray(soft.v, soft.b), ErrArray(values, 0.0))
     assert np.all(16 * centred.b < plain.b)
 
 
@@ -306,7 +306,7 @@ def test_a_compiler_may_compute_a_value_twice() -> None:
 def test_widening_is_exact() -> None:
     bits = np.arange(2**16, dtype=np.uint16)
     for kind in ("bfloat16", "float16"):
-        x = bits.view(_core.DTYPES[kind])
+        x = bits.view(_ops.DTYPES[kind])
         back = widened(x).astype(x.dtype)
         assert np.array_equal(np.isnan(back), np.isnan(x))
         assert np.array_equal(back[~np.isnan(x)].view(np.uint16), bits[~np.isnan(x)])
@@ -317,10 +317,10 @@ def test_widening_is_exact() -> None:
 # The factors of every product lose all but 11 bits, as on a GPU's TF32 units (Dekker's splitting).
 TF32 = Mutant(
     "factors in TF32",
-    "_core.py",
-    "    a = widen(a).transpose([left",
-    "    a, b = (x * 8193 - (x * 8193 - x) if x.dtype == np.float32 else x for x in (widen(a), widen(b)))\n"
-    "    a = widen(a).transpose([left",
+    SHARED,
+    "    a = upcast(a).transpose([left",
+    "    a, b = (x * 8193 - (x * 8193 - x) if x.dtype == np.float32 else x for x in (upcast(a), upcast(b)))\n"
+    "    a = upcast(a).transpose([left",
     "mha",
     "cross",
     dtype="float32",

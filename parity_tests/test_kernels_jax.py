@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attn_jax import _kernels, attend
-from attn_jax._core import linear
+from attn_jax._ops import linear
 from attn_np._attend import attend as reference
 from parity_tests._inputs import Arrays
 from parity_tests._witness import cotangent

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from attn_torch import _kernels as kernels
 from attn_torch import attend
-from attn_torch._core import concrete
+from attn_torch._ops import concrete
 from parity_tests import test_semantics
 from parity_tests._inputs import TREES, Arrays, first_difference
 from parity_tests._witness import cotangent

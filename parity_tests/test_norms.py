@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from attn_np import _core, _vjp
+from attn_np import _ops, _vjp
 from parity_tests._dual import Dual
 from parity_tests._inputs import TREES, Tree, same
 from parity_tests._witness import ratio
 from parity_tests.error_arrays import ErrArray, adopt, disown, precision, precision_of
 from parity_tests.judge import compare
-from parity_tests.mutants import Mutant, planted
+from parity_tests.mutants import SHARED, Mutant, planted
 
 EPS = 1e-6
 Arrays = dict[str, np.ndarray]
@@ -30,7 +30,7 @@ class Function:
     """A function of x and of the arrays that it learns.
 
     Attributes:
-        call: from a tree's `_core` and the arrays to its value.
+        call: from a tree's `_ops` and the arrays to its value.
         pull: the rule: from `_vjp`, the arrays and dy to the gradients, in the order of the arrays.
         more: names of the arrays beside x, of x's last axis.
         theirs: PyTorch's own.
@@ -129,7 +129,7 @@ def given(name: str, kind: str, dtype: str = "float64", width: int = 7) -> tuple
     return {n: x.astype(dtype) for n, x in arrays.items()}, dy.astype(dtype)
 
 
-def held(name: str, arrays: Arrays, dy: np.ndarray, core: Any = _core, vjp: Any = _vjp) -> dict[str, ErrArray]:
+def held(name: str, arrays: Arrays, dy: np.ndarray, core: Any = _ops, vjp: Any = _vjp) -> dict[str, ErrArray]:
     """Value and gradients, each number with the bound for a computation in the arrays' type."""
     function, lifted = FUNCTIONS[name], [ErrArray(x, 0.0) for x in arrays.values()]
     with precision(precision_of(dy.dtype.name)), np.errstate(all="ignore"):
@@ -139,7 +139,7 @@ def held(name: str, arrays: Arrays, dy: np.ndarray, core: Any = _core, vjp: Any 
 
 def results(tree: Tree, name: str, arrays: Arrays, dy: np.ndarray) -> Arrays:
     """What a tree gives: NumPy by its rule, the others by automatic differentiation; JAX compiled."""
-    function, core = FUNCTIONS[name], import_module(f"{tree.package.__name__}._core")
+    function, core = FUNCTIONS[name], import_module(f"{tree.package.__name__}._ops")
     if tree.name == "numpy":
         y, grads = function.call(core, *arrays.values()), function.pull(_vjp, *arrays.values(), dy)
     elif tree.name == "torch":
@@ -152,7 +152,7 @@ def results(tree: Tree, name: str, arrays: Arrays, dy: np.ndarray) -> Arrays:
 
 
 def compiled(name: str) -> Callable[..., Any]:
-    core = import_module("attn_jax._core")
+    core = import_module("attn_jax._ops")
 
     @jax.jit
     def run(arrays: Any, dy: Any) -> Any:
@@ -208,7 +208,7 @@ def test_scalar_loops(name: str) -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_rules_are_differentiated_as_jax_does(name: str) -> None:
     """How the gradients change along a direction: forward mode over the rule, and over JAX's reverse mode."""
-    core, function = import_module("attn_jax._core"), FUNCTIONS[name]
+    core, function = import_module("attn_jax._ops"), FUNCTIONS[name]
 
     def pulled(*arrays: Any) -> Any:
         return jax.vjp(lambda *x: function.call(core, *x), *arrays)[1](dy)
@@ -243,7 +243,7 @@ def test_a_row_of_zeros_stays_one(tree: Tree, name: str) -> None:
 
 def test_the_length_of_a_norm(tree: Tree) -> None:
     """(3, 4) has the length 5 and the mean square 12.5; its deviations from the mean are -0.5 and 0.5."""
-    core, x = import_module(f"{tree.package.__name__}._core"), np.array([[3.0, 4.0]])
+    core, x = import_module(f"{tree.package.__name__}._ops"), np.array([[3.0, 4.0]])
     weight, bias = np.array([2.0, 0.5]), np.array([1.0, 3.0])
     calls: list[tuple[Callable[..., Any], tuple[np.ndarray, ...], list[float]]] = [
         (lambda core, x: core.l2_norm(x, 0.0), (x,), [0.6, 0.8]),
@@ -253,7 +253,7 @@ def test_the_length_of_a_norm(tree: Tree) -> None:
     ]
     for call, arrays, known in calls:
         with precision(precision_of("float64")):
-            want = call(_core, *(ErrArray(a, 0.0) for a in arrays))
+            want = call(_ops, *(ErrArray(a, 0.0) for a in arrays))
         assert ratio([known], want) <= 1
         assert ratio(tree.numpy(call(core, *(tree.array(a) for a in arrays))), want) <= 1
 
@@ -261,10 +261,10 @@ def test_the_length_of_a_norm(tree: Tree) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_weights_of_16_bits_are_widened(tree: Tree, dtype: str) -> None:
     """The same bits as with weights that were widened before; the result is in float32."""
-    core = import_module(f"{tree.package.__name__}._core")
+    core = import_module(f"{tree.package.__name__}._ops")
     rng = np.random.default_rng(0)
     x = tree.array(rng.normal(size=(3, 7)).astype(np.float32))
-    low = [rng.normal(size=7).astype(_core.DTYPES[dtype]) for _ in range(2)]
+    low = [rng.normal(size=7).astype(_ops.DTYPES[dtype]) for _ in range(2)]
     wide = [tree.array(w.astype(np.float32)) for w in low]
     weight, bias = (tree.array(w) for w in low)
     pairs = [
@@ -280,14 +280,14 @@ def test_weights_of_16_bits_are_widened(tree: Tree, dtype: str) -> None:
 
 def test_softplus_and_silu_far_from_zero(tree: Tree) -> None:
     """Neither overflows, and where log(1 + exp(x)) is less than any number of its type it is 0."""
-    core, x = import_module(f"{tree.package.__name__}._core"), np.array([-1e4, -800.0, 0.0, 800.0, 1e4])
+    core, x = import_module(f"{tree.package.__name__}._ops"), np.array([-1e4, -800.0, 0.0, 800.0, 1e4])
     assert tree.numpy(core.softplus(tree.array(x))).tolist() == [0.0, 0.0, log(2.0), 800.0, 1e4]
     assert tree.numpy(core.silu(tree.array(x))).tolist() == [0.0, 0.0, 0.0, 800.0, 1e4]
 
 
 def test_clip_and_cumsum(tree: Tree) -> None:
     """Integers stay integers; of booleans a count; of floats what NumPy's error rule allows."""
-    core = import_module(f"{tree.package.__name__}._core")
+    core = import_module(f"{tree.package.__name__}._ops")
     numbers = tree.array(np.array([[-3, 0, 2, 7], [5, -1, 4, 3]]))
     assert tree.numpy(core.clip(numbers, 0, 4)).tolist() == [[0, 0, 2, 4], [4, 0, 4, 3]]
     assert tree.numpy(core.cumsum(numbers, 1)).tolist() == [[-3, -3, -1, 6], [5, 4, 8, 11]]
@@ -302,7 +302,7 @@ def test_clip_and_cumsum(tree: Tree) -> None:
 
 
 def test_jax_keeps_the_type_of_a_count() -> None:
-    core = import_module("attn_jax._core")
+    core = import_module("attn_jax._ops")
     assert jnp.issubdtype(core.cumsum(jnp.ones((2, 3), bool), 1).dtype, jnp.integer)
 
 
@@ -310,30 +310,27 @@ def test_jax_keeps_the_type_of_a_count() -> None:
 
 SUM = "sqrt({np}.sum(x * x, {axis}=-1, {keepdims}=True)"
 BUGS = {
-    "eps after the root": ("l2_norm", "_core.py", f"{SUM} + eps)", f"({SUM}) + eps)"),
-    "mean in place of sum": ("l2_norm", "_core.py", f"{SUM} + eps)", f"{SUM} / x.shape[-1] + eps)"),
-    "sum in place of mean": ("rms_norm", "_core.py", f"{SUM} / x.shape[-1] + eps)", f"{SUM} + eps)"),
-    "eps left out": ("rms_norm", "_core.py", f"{SUM} / x.shape[-1] + eps)", f"{SUM} / x.shape[-1])"),
-    "weight plus one": ("rms_norm", "_core.py", "unit * widen(weight)", "unit * (1 + widen(weight))"),
+    "eps after the root": ("l2_norm", f"{SUM} + eps)", f"({SUM}) + eps)"),
+    "mean in place of sum": ("l2_norm", f"{SUM} + eps)", f"{SUM} / x.shape[-1] + eps)"),
+    "sum in place of mean": ("rms_norm", f"{SUM} / x.shape[-1] + eps)", f"{SUM} + eps)"),
+    "eps left out": ("rms_norm", f"{SUM} / x.shape[-1] + eps)", f"{SUM} / x.shape[-1])"),
+    "weight plus one": ("rms_norm", "unit * upcast(weight)", "unit * (1 + upcast(weight))"),
     "mean not subtracted": (
         "layer_norm",
-        "_core.py",
         "rms_norm(x - {np}.sum(x, {axis}=-1, {keepdims}=True) / x.shape[-1], weight, eps)",
         "rms_norm(x, weight, eps)",
     ),
     "variance over n - 1": (
         "layer_norm",
-        "_core.py",
         "/ x.shape[-1], weight, eps)",
         "/ x.shape[-1], weight, eps) * ((x.shape[-1] - 1) / x.shape[-1]) ** 0.5",
     ),
     "bias before the weight": (
         "layer_norm",
-        "_core.py",
-        "return unit if bias is None else unit + widen(bias)",
-        "return unit if bias is None else unit + widen(bias) * widen(weight)",
+        "return unit if bias is None else unit + upcast(bias)",
+        "return unit if bias is None else unit + upcast(bias) * upcast(weight)",
     ),
-    "sigmoid in place of silu": ("silu", "_core.py", "return x * sigmoid(x)", "return sigmoid(x)"),
+    "sigmoid in place of silu": ("silu", "return x * sigmoid(x)", "return sigmoid(x)"),
 }
 BACKWARD_BUGS = {
     "the size held fixed": ("rms_norm", " - x * (np.sum(dy * x, axis=-1, keepdims=True) * share", " - 0 * x * (share"),
@@ -344,7 +341,7 @@ BACKWARD_BUGS = {
         "sum_to(dy * (x / size), weight.shape)",
         "sum_to(dy * x, weight.shape)",
     ),
-    "the weight left out": ("rms_norm", "dy if weight is None else dy * widen(weight)", "dy"),
+    "the weight left out": ("rms_norm", "dy if weight is None else dy * upcast(weight)", "dy"),
     "the mean of the gradient left in": (
         "layer_norm",
         "    dx = dx - np.sum(dx, axis=-1, keepdims=True) / x.shape[-1]\n",
@@ -363,11 +360,11 @@ BACKWARD_BUGS = {
 @pytest.mark.parametrize("package", ["attn_np", "attn_jax", "attn_torch"])
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
-    name, file, old, new = BUGS[bug]
+    name, old, new = BUGS[bug]
     tree = next(tree for tree in TREES.values() if tree.package.__name__ == package)
     wrong = []
-    with planted(Mutant(bug, file, old, new, "", ""), package) as alias:
-        core = import_module(f"{alias}._core")
+    with planted(Mutant(bug, SHARED, old, new, "", "", beside=f"def {name}("), package) as alias:
+        core = import_module(f"{alias}._ops")
         for kind in ("usual", "small"):
             arrays, dy = given(name, kind)
             got = tree.numpy(FUNCTIONS[name].call(core, *(tree.array(x) for x in arrays.values())))
@@ -381,9 +378,9 @@ def test_a_planted_bug_of_a_rule_is_seen(bug: str) -> None:
     name, old, new = BACKWARD_BUGS[bug]
     arrays, dy = given(name, "usual")
     want, theirs = held(name, arrays, dy), results(TREES["torch"], name, arrays, dy)
-    with planted(Mutant(bug, "_vjp.py", old, new, "", ""), "attn_np") as alias:
+    with planted(Mutant(bug, SHARED, old, new, "", "", beside=f"def {name}_vjp("), "attn_np") as alias:
         adopt(alias)
-        core, vjp = (import_module(f"{alias}.{module}") for module in ("_core", "_vjp"))
+        core, vjp = (import_module(f"{alias}.{module}") for module in ("_ops", "_vjp"))
         got = FUNCTIONS[name].pull(vjp, *arrays.values(), dy)
         mistaken = held(name, arrays, dy, core, vjp)
         disown(alias)

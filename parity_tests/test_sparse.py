@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from attn_np import _core, _vjp
+from attn_np import _ops, _vjp
 from parity_tests._inputs import TREES, Arrays, Tree
 from parity_tests._witness import ratio
 from parity_tests.error_arrays import ErrArray, adopt, disown, plain, precision, precision_of
 from parity_tests.judge import compare
-from parity_tests.mutants import Mutant, planted
+from parity_tests.mutants import SHARED, Mutant, planted
 
 KINDS = {"usual": 1.0, "close": 2.0**-10, "far": 30.0, "equal": 0.0}
 MAPS = ("sparsemax", "entmax15")
@@ -37,7 +37,7 @@ def given(kind: str, dtype: str = "float64", axis: int = -1) -> tuple[np.ndarray
 
 def held(name: str, scores: np.ndarray, allowed: np.ndarray | None, dy: np.ndarray, axis: int) -> dict[str, Any]:
     """Weights and gradient with bounds; sparsemax's rule goes on from the weights found: the support is a decision."""
-    weigh, rule = getattr(_core, name), getattr(_vjp, f"{name}_vjp")
+    weigh, rule = getattr(_ops, name), getattr(_vjp, f"{name}_vjp")
     with precision(precision_of(scores.dtype.name)):
         probs = weigh(ErrArray(scores, 0.0), allowed, axis)
         found = ErrArray(probs.v, 0.0) if name == "sparsemax" else probs
@@ -45,7 +45,7 @@ def held(name: str, scores: np.ndarray, allowed: np.ndarray | None, dy: np.ndarr
 
 
 def results(name: str, tree: Tree, scores: np.ndarray, allowed: np.ndarray | None, dy: np.ndarray, axis: int) -> Arrays:
-    core, seen = import_module(f"{tree.package.__name__}._core"), None if allowed is None else tree.array(allowed)
+    core, seen = import_module(f"{tree.package.__name__}._ops"), None if allowed is None else tree.array(allowed)
     weigh = getattr(core, name)
     if tree.name == "numpy":
         probs = weigh(scores, allowed, axis)
@@ -153,9 +153,9 @@ def test_long_rows_lose_no_digits(tree: Tree, low: float) -> None:
     """Thousands share: the sums over the sorted scores alone would leave few of float32's digits."""
     n, p = 2**12, precision_of("float32")
     scores = np.where(np.arange(n) == 0, 0.0, low).astype(np.float32)
-    got = tree.numpy(import_module(f"{tree.package.__name__}._core").entmax15(tree.array(scores))).astype(np.float64)
+    got = tree.numpy(import_module(f"{tree.package.__name__}._ops").entmax15(tree.array(scores))).astype(np.float64)
     x, k = scores.astype(np.float64) / 2, np.arange(n) + 1.0
-    exact = plain(_core.entmax15)(2 * x)
+    exact = plain(_ops.entmax15)(2 * x)
     root, mean = np.sqrt(exact), np.cumsum(x) / k
     # Errors of the mean, of the deviations from it and of their squares; sum of the roots times that of tau.
     apart = p.gamma(n + 8) * (1 + 2 * np.sum(np.abs(x - mean) * np.abs(mean) * k / np.maximum(k - 1, 1)))
@@ -195,7 +195,7 @@ def test_scores_that_are_no_numbers_spoil_their_row_alone(name: str, tree: Tree)
 
 def test_one_of_every_row_is_chosen(tree: Tree) -> None:
     """The largest in sight, the first of equals, in every tree to the bit; rows that see nothing have none."""
-    core = import_module(f"{tree.package.__name__}._core")
+    core = import_module(f"{tree.package.__name__}._ops")
     for kind in KINDS:
         scores, allowed, _ = given(kind)
         for seen in (allowed, None):
@@ -209,10 +209,10 @@ def test_one_of_every_row_is_chosen(tree: Tree) -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_no_row_is_chosen_from_without_numbers(tree: Tree) -> None:
-    core = import_module(f"{tree.package.__name__}._core")
+    core = import_module(f"{tree.package.__name__}._ops")
     scores, allowed, _ = given("usual")
     allowed[0, 0] = np.arange(7) > 2
-    want = _core.hardmax(scores, allowed)
+    want = _ops.hardmax(scores, allowed)
     for value in (np.nan, np.inf):
         got = tree.numpy(core.hardmax(tree.array(np.where(allowed, scores, value)), tree.array(allowed)))
         assert np.array_equal(got, want)
@@ -225,7 +225,7 @@ def test_no_row_is_chosen_from_without_numbers(tree: Tree) -> None:
 
 def test_the_value_of_one_with_the_gradient_of_another(tree: Tree) -> None:
     """Exactly: soft weights that go in and out again leave the hard ones untouched."""
-    core = import_module(f"{tree.package.__name__}._core")
+    core = import_module(f"{tree.package.__name__}._ops")
     hard, soft, dy = given("far")
     hard = np.round(hard)
     assert np.array_equal(tree.numpy(core.straight_through(tree.array(hard), tree.array(soft / 3))), hard)
@@ -253,10 +253,10 @@ def test_the_value_of_one_with_the_gradient_of_another(tree: Tree) -> None:
 )
 def test_where_the_bounds_leave_the_choice_open_both_may_be_chosen(row: Any, bounds: Any, open_: list[int]) -> None:
     """An earlier score must be passed by, a later one only reached: at equality there is one winner, the first."""
-    found = _core.hardmax(ErrArray(row, bounds))
+    found = _ops.hardmax(ErrArray(row, bounds))
     assert found.v.tolist() == [float(i == int(np.argmax(row))) for i in range(3)]
     assert found.b.tolist() == [float(i in open_) for i in range(3)]
-    assert not _core.hardmax(ErrArray(row, bounds), np.arange(3) == 1).b.any()
+    assert not _ops.hardmax(ErrArray(row, bounds), np.arange(3) == 1).b.any()
 
 
 BUGS = {
@@ -278,8 +278,8 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
     counted = bug.startswith("hidden scores counted")
     allowed &= np.arange(7) < 3 if counted else True
     scores -= 20.0 * counted
-    with planted(Mutant(bug, "_core.py", old, new, "", ""), package) as alias:
-        got = getattr(import_module(f"{alias}._core"), name)(tree.array(scores), tree.array(allowed))
+    with planted(Mutant(bug, SHARED, old, new, "", "", beside=f"def {name}("), package) as alias:
+        got = getattr(import_module(f"{alias}._ops"), name)(tree.array(scores), tree.array(allowed))
     assert not ratio(tree.numpy(got), held(name, scores, allowed, dy, -1)["probs"]) <= 1
 
 
@@ -295,8 +295,8 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
 )
 def test_a_planted_bug_of_the_rule_is_seen(name: str, old: str, new: str) -> None:
     scores, allowed, dy = given("usual")
-    want, probs = held(name, scores, allowed, dy, -1), getattr(_core, name)(scores, allowed)
-    with planted(Mutant("rule", "_vjp.py", old, new, "", ""), "attn_np") as alias:
+    want, probs = held(name, scores, allowed, dy, -1), getattr(_ops, name)(scores, allowed)
+    with planted(Mutant("rule", SHARED, old, new, "", ""), "attn_np") as alias:
         adopt(alias)
         got = getattr(import_module(f"{alias}._vjp"), f"{name}_vjp")(probs, dy)
         disown(alias)

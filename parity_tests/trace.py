@@ -15,7 +15,7 @@ from os import PathLike, fspath
 import numpy as np
 
 from attn_np import contract
-from attn_np._core import DTYPES
+from attn_np._ops import DTYPES
 from attn_np.weights import tensors
 from attn_np.weights._safetensors import TensorFile, write_tensors
 from parity_tests.candidates import (

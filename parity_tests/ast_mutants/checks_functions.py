@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _core, contract
-from attn_np._core import DTYPES
+from attn_np import _ops, contract
+from attn_np._ops import DTYPES
 from attn_np.contract._tape import Residuals
 from parity_tests import fast
 from parity_tests.ast_mutants.calls import Arrays, claim, claim_same, refuses, same
@@ -109,7 +109,7 @@ class _Past:
 
 def sights(alias: str) -> None:
     """Who sees whom, before it is an array, hides what the array does; in a step and for other masks it is one."""
-    core, rng = import_module(f"{alias}._core"), np.random.default_rng(3)
+    core, rng = import_module(f"{alias}._ops"), np.random.default_rng(3)
     windows = ({}, {"causal": True}, {"window": (1, None)}, {"window": (0, 0)}, {"window": (None, 1), "causal": True})
     for t, s in ((5, 7), (7, 7), (9, 7), (12, 3), (5, 1), (5, 0)):
         q, k = rng.normal(size=(2, t, 3, 4)), rng.normal(size=(2, s, 3, 4))
@@ -119,28 +119,40 @@ def sights(alias: str) -> None:
         for mask in [*masks, *(x for x in arrays if x.shape[-1] != s or t > 1)]:
             for options in windows:
                 near = core.sight(None, mask, t, s, like=q, **options)
-                full = core.visible(mask, t, s, like=q, **options)
+                full = core.attention_mask(mask, t, s, like=q, **options)
                 plain = s > 0 and (mask is None or (mask.shape[-1] == s and (mask.ndim < 2 or mask.shape[-2] == 1)))
                 claim((type(near) is core.Sight) == plain, "no array is made where none is needed")
-                claim(same(core.hide("bhts->bthk", near, q), core.hide("bhts->bthk", full, q)), "queries that see none")
-                claim(same(core.hide("bhts->bshk", near, k), core.hide("bhts->bshk", full, k)), "keys unseen")
+                claim(
+                    same(core.zero_unseen("bhts->bthk", near, q), core.zero_unseen("bhts->bthk", full, q)),
+                    "queries that see none",
+                )
+                claim(
+                    same(core.zero_unseen("bhts->bshk", near, k), core.zero_unseen("bhts->bshk", full, k)),
+                    "keys unseen",
+                )
         q, k = q[:, :, 0], k[:, :, 0]
         for mask in (last, last[None], rng.random((2, 1, s)) < 0.3):
             near, full = (
                 core.sight(None, mask, t, s, like=q, causal=True),
-                core.visible(mask, t, s, like=q, causal=True),
+                core.attention_mask(mask, t, s, like=q, causal=True),
             )
             claim((type(near) is core.Sight) == (s > 0), "no array is made without a head axis")
-            claim(same(core.hide("bts->btk", near, q), core.hide("bts->btk", full, q)), "queries without a head axis")
-            claim(same(core.hide("bts->bsk", near, k), core.hide("bts->bsk", full, k)), "keys without a head axis")
+            claim(
+                same(core.zero_unseen("bts->btk", near, q), core.zero_unseen("bts->btk", full, q)),
+                "queries without a head axis",
+            )
+            claim(
+                same(core.zero_unseen("bts->bsk", near, k), core.zero_unseen("bts->bsk", full, k)),
+                "keys without a head axis",
+            )
     for options in ({}, {"causal": True}):
-        near = core.sight(None, None, 5, 7, like=np.ones(1), past=_Past(), **options)
+        near = core.sight(None, None, 5, 7, like=np.ones(1), step=_Past(), **options)
         claim(same(near, _Past().visible(None, 0 if options else None)), "in a step the cache says who sees whom")
     every: dict[str, Any] = {"like": np.ones(1), "causal": True, "window": (2, None)}
-    want = core.visible(None, 5, 7, **every)
-    claim(same(core.visible(None, 5, 5, **every, past=_Past(2)), want), "the end of a full pass")
-    claim(same(core.sight({}, None, 5, 5, **every, past=_Past(2)), want), "the end of a full pass, taped")
-    near, full = core.sight(None, None, 5, 5, **every, past=_Past(2)), core.sight(None, None, 5, 7, **every)
+    want = core.attention_mask(None, 5, 7, **every)
+    claim(same(core.attention_mask(None, 5, 5, **every, step=_Past(2)), want), "the end of a full pass")
+    claim(same(core.sight({}, None, 5, 5, **every, step=_Past(2)), want), "the end of a full pass, taped")
+    near, full = core.sight(None, None, 5, 5, **every, step=_Past(2)), core.sight(None, None, 5, 7, **every)
     claim(isinstance(near, core.Sight) and near.band == full.band, "the end of a full pass, not yet an array")
 
 
@@ -345,7 +357,7 @@ class _Other(_Foreign):
 def primitives() -> tuple[tuple[str, str, int], ...]:
     """Functions that an array type may take over: module, name and how many arguments have a place."""
     found = []
-    for module in ("_core", "_vjp"):
+    for module in ("_ops", "_vjp"):
         for name, function in vars(import_module(f"attn_np.{module}")).items():
             if hasattr(function, "__wrapped__") and function.__module__ == f"attn_np.{module}":
                 places = signature(function.__wrapped__).parameters.values()
@@ -367,12 +379,12 @@ def handed_over(alias: str) -> None:
 
 
 JUDGED: dict[str, tuple[str, ...]] = {
-    "_core.l2_norm": ("x eps",),
-    "_core.rms_norm": ("x weight eps", "x none eps"),
-    "_core.layer_norm": ("x weight bias eps", "x weight none eps", "x none bias eps", "x none none eps"),
-    "_core.silu": ("x",),
-    "_core.softplus": ("x",),
-    "_core.amax": ("x last", "x first"),
+    "_ops.l2_norm": ("x eps",),
+    "_ops.rms_norm": ("x weight eps", "x none eps"),
+    "_ops.layer_norm": ("x weight bias eps", "x weight none eps", "x none bias eps", "x none none eps"),
+    "_ops.silu": ("x",),
+    "_ops.softplus": ("x",),
+    "_ops.amax": ("x last", "x first"),
     "_vjp.part_of_softmax": ("x top all parts",),
     "_vjp.part_of_softmax_vjp": ("weight dy share parts", "x dy share parts"),
     "_vjp.l2_norm_vjp": ("x eps dy",),
@@ -425,7 +437,7 @@ def judged_functions(dtype: str, alias: str) -> None:
 
 def functions(alias: str) -> None:
     """Elementary functions at the ends of their range, and places that hold no number."""
-    core, vjp = import_module(f"{alias}._core"), import_module(f"{alias}._vjp")
+    core, vjp = import_module(f"{alias}._ops"), import_module(f"{alias}._vjp")
     with np.errstate(over="raise", invalid="raise", divide="raise"):
         claim(core.sigmoid(np.array([-800.0, 0.0, 800.0])).tolist() == [0.0, 0.5, 1.0], "sigmoid")
         ends = np.array([0.0, 1.0])
@@ -454,14 +466,17 @@ def functions(alias: str) -> None:
         claim(same(core.einsum("ab,bc->ac", x, x), np.full((2, 2), np.float32(2))), f"a product of {dtype}")
         claim(same(core.linear("ab,bc->ac", x, x, x[0]), np.full((2, 2), np.float32(3))), f"a projection in {dtype}")
     claim(core.take(table.astype("float16"), np.array([1])).dtype == np.float32, "rows of a table in 16 bits")
-    claim(core.narrow(None, "float16") is None and core.widen(None) is None, "None stays None")
-    claim(core.narrow(table, "float64") is table and core.widen(table) is table, "what fits stays as it is")
+    claim(core.to_dtype(None, "float16") is None and core.upcast(None) is None, "None stays None")
+    claim(core.to_dtype(table, "float64") is table and core.upcast(table) is table, "what fits stays as it is")
     claim(same(core.arange(3, table), np.arange(3)) and same(core.zeros((2,), table), np.zeros(2)), "new arrays")
     claim(core.zeros((2,), table.astype("float32")).dtype == np.float32, "dtype of zeros")
     claim(core.dtype_name(table) == "float64" and core.Layer.__name__ == "Layer", "names")
     mask = np.ones((1, 3), bool)
-    claim(core.shown(None, None) is None and core.shown(mask, None) is mask, "no bias")
-    claim(core.visible(None, 2, 3, like=table) is None and core.visible(mask, 2, 3, like=table) is mask, "no limits")
+    claim(core.unmasked_by_bias(None, None) is None and core.unmasked_by_bias(mask, None) is mask, "no bias")
+    claim(
+        core.attention_mask(None, 2, 3, like=table) is None and core.attention_mask(mask, 2, 3, like=table) is mask,
+        "no limits",
+    )
     names = {"exp", "tanh", "sqrt", "where", "maximum", "broadcast_to", "concatenate", "stack", "argmax"}
     claim(all(getattr(core, name) is getattr(np, name) for name in names), "NumPy's own functions")
     claim(same(vjp.sum_to(np.ones((2, 3, 4)), (3, 1)), np.full((3, 1), 8.0)), "sum over copies")
@@ -472,7 +487,7 @@ def functions(alias: str) -> None:
 
 def sparse(alias: str) -> None:
     """Sparsemax by hand, hidden entries and rows, scores that are no number; `attend` with other weights."""
-    core, vjp, attend = (import_module(f"{alias}.{name}") for name in ("_core", "_vjp", "_attend"))
+    core, vjp, attend = (import_module(f"{alias}.{name}") for name in ("_ops", "_vjp", "_attend"))
     x = np.array([[0.5, 0.25, -9.0], [4.0, 1.0, 4.0]])
     want = np.array([[0.625, 0.375, 0.0], [0.5, 0.0, 0.5]])
     claim(same(core.sparsemax(x), want) and same(core.sparsemax(x.T, axis=0), want.T), "by hand, over either axis")
@@ -526,13 +541,13 @@ def halved(n: int, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
         low, high = np.where(much, middle, low), np.where(much, high, middle)
     root = np.where(seen, np.maximum(z - low, 0.0), 0.0)
     with precision(precision_of(dtype)):
-        bound = _core.entmax15(ErrArray(x.astype(np.float64), 0.0), seen).b
+        bound = _ops.entmax15(ErrArray(x.astype(np.float64), 0.0), seen).b
     return x, seen, root * root, bound
 
 
 def entmax(alias: str) -> None:
     """1.5-entmax against an interval that is halved, over either axis, and what has no weights; its rule by hand."""
-    core, vjp = (import_module(f"{alias}.{name}") for name in ("_core", "_vjp"))
+    core, vjp = (import_module(f"{alias}.{name}") for name in ("_ops", "_vjp"))
     for n, dtype in ((7, "float64"), (3, "float64"), (3, "float32")):
         x, seen, want, bound = halved(n, dtype)
         found = core.entmax15(x, seen)
@@ -554,7 +569,7 @@ def entmax(alias: str) -> None:
 
 def hardest(alias: str) -> None:
     """One of every row, the first of equals; nothing of what is hidden, and no number where there is none."""
-    core = import_module(f"{alias}._core")
+    core = import_module(f"{alias}._ops")
     x = np.array([[0.5, 2.0, 2.0], [-4.0, -9.0, -5.0], [-7.0, -8.0, -7.5]])
     want = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
     claim(same(core.hardmax(x), want), "the largest, the first of equals")
@@ -628,11 +643,11 @@ def encoded(alias: str) -> None:
 
 def picked(alias: str) -> None:
     """Entries by their index, for each head alike and for one batch row or all; copies send their gradients back."""
-    core, vjp, rng = import_module(f"{alias}._core"), import_module(f"{alias}._vjp"), np.random.default_rng(6)
+    core, vjp, rng = import_module(f"{alias}._ops"), import_module(f"{alias}._vjp"), np.random.default_rng(6)
     x, dy = rng.normal(size=(2, 3, 4, 5)), rng.integers(-9, 9, size=(2, 3, 4, 7)).astype(np.float64)
     for rows in (1, 2):
         index = rng.integers(0, 5, size=(rows, 4, 7))
-        found, back, want = core.pick(x, index), vjp.pick_vjp(x, index, dy), np.zeros(x.shape)
+        found, back, want = core.gather_last(x, index), vjp.pick_vjp(x, index, dy), np.zeros(x.shape)
         claim(found.shape == dy.shape and back.shape == x.shape, "shapes")
         for b, h, t, s in np.ndindex(*dy.shape):
             at = index[b % rows, t, s]
@@ -653,7 +668,7 @@ class _Halving(dict[str, Any]):
 
 def watched_scan(alias: str) -> None:
     """A tape with `step` sees every step of a scan, in the order in which they run, and may replace what it gives."""
-    core, x = import_module(f"{alias}._core"), np.arange(6.0).reshape(2, 3)
+    core, x = import_module(f"{alias}._ops"), np.arange(6.0).reshape(2, 3)
     for reverse in (False, True):
         tape, carried, given = _Halving(), np.zeros(2), []
         times = (2, 1, 0) if reverse else (0, 1, 2)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._core import DTYPES
+from attn_np._ops import DTYPES
 from parity_tests.ast_mutants.calls import Labelled, claim, drawn_for, made, refuses, same
 from parity_tests.error_arrays import ErrArray, precision, precision_of
 from parity_tests.judge import compare

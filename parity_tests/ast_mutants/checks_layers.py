@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attn_np import contract
-from attn_np._core import DTYPES
+from attn_np._ops import DTYPES
 from attn_np.contract import Config
 from parity_tests.ast_mutants.calls import (
     SMALL,

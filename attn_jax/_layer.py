@@ -1,0 +1,250 @@
+"""The base of JAX's layers: parameters, checks of a call, inputs and outputs, and decoding."""
+
+from importlib import import_module
+from typing import Any, ClassVar, Generic, TypeVar, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from attn_jax._decode import Cache, begin_step, empty_cache, end_step
+from attn_jax._masks import attention_mask, visibility, zero_unseen
+from attn_jax._ops import DTYPES, Array, Tape, checked, dtype_name, record, to_dtype, upcast, where
+from attn_np.contract import Config, check_config, check_dtype, declared, wants_intermediates, within
+from attn_np.contract._decode import check_arguments, check_step
+
+__all__ = [
+    "Layer",
+    "Output",
+    "inputs",
+    "output",
+    "specs",
+]
+
+C = TypeVar("C", bound=Config)
+Output = Any  # y, or (y, weights) with return_weights=True
+
+
+def inputs(
+    tape: Tape,
+    axes: str,
+    query: Array,
+    key: Array | None = None,
+    value: Array | None = None,
+    *,
+    mask: Array | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    step: Any = None,
+) -> tuple[Array, Array, Array]:
+    """Query, key and value as they are computed with: upcast, the query for a missing key, the key for a missing value.
+
+    Keys that no query sees and queries that see no key become 0, so that what padding holds reaches no projection; in a
+    step of decoding, new positions that are not real. The tape gets the arrays that were passed (`x` alone for
+    self-attention), the mask, and the three results.
+
+    Args:
+        axes: of the attention matrices, "bhts" or "bts".
+        mask, causal, window: who may attend to whom.
+        step: the step of decoding, if it is one.
+    """
+    if key is None and value is None:
+        query = key = value = record(tape, x=upcast(query))
+    else:
+        query, key, value = record(tape, query=upcast(query), key=upcast(key), value=upcast(value))
+        key = query if key is None else key
+        value = key if value is None else value
+    t, s = query.shape[1], key.shape[1]
+    if wants_intermediates(tape):
+        record(tape, allowed=attention_mask(mask, t, s, like=query, causal=causal, window=window, step=step))
+    if step is None:
+        queries, keys = visibility(mask, t, s, like=query, causal=causal, window=window)
+        queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
+        query = zero_unseen(f"{axes}->btd", queries, query)
+        key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
+    elif step.real is not None:
+        query, key, value = (where(step.real[:, :, None], x, 0.0) for x in (query, key, value))
+    return record(tape, seen_query=query, seen_key=key, seen_value=value)
+
+
+def output(dtype: str, y: Array, weights: Array | None, return_weights: bool) -> Output:
+    """The output rounded once to the inputs' dtype, with the weights if they are asked for."""
+    return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
+
+
+class Layer(nnx.Module, Generic[C]):
+    """Base of the layers: the contract's parameters as `nnx.Param`s under their names, and the call's check.
+
+    Args:
+        config: the contract's Config.
+        rngs: draws the parameters (stream `params`) and, in training, dropout (stream `dropout`).
+        dtype: of inputs and outputs; `param_dtype` by default.
+        param_dtype: of the parameters; float32 by default.
+    """
+
+    Config: ClassVar[type[Any]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+
+    def __init__(
+        self,
+        config: C,
+        *,
+        rngs: nnx.Rngs,
+        dtype: Any = None,
+        param_dtype: Any = "float32",
+        _values: dict[str, Array] | None = None,
+    ) -> None:
+        check_config(type(self), config)
+        kind = DTYPES[check_dtype_on(config.variant, param_dtype)]
+        self.config, self.deterministic = config, False
+        self.dtype = check_dtype_on(config.variant, param_dtype if dtype is None else dtype)
+        if kind == jnp.float64 and self.dtype != "float64":
+            raise ValueError(
+                f"{config.variant}: expected float64 inputs for float64 parameters, got dtype={self.dtype!r}; "
+                "leave dtype out, or set param_dtype to it"
+            )
+        if getattr(config, "dropout", 0) and not {"dropout", "default"} & set(rngs):
+            raise ValueError(
+                f"{config.variant}: expected rngs with a stream for dropout, got {', '.join(rngs) or 'none'}; "
+                "pass nnx.Rngs(params=..., dropout=...) or nnx.Rngs(seed)"
+            )
+        self.rngs: Any = rngs.dropout.fork() if getattr(config, "dropout", 0) else None
+        shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
+        for name in declared(type(self)):
+            if name not in own and name not in children:
+                setattr(self, name, None)
+        for name in own:
+            limit, start = fans[name] ** -0.5, own[name].first()
+            if _values is not None:
+                value = jnp.asarray(_values[name], kind)
+            elif start is not None:
+                value = jnp.full(shapes[name], np.array(start), kind)
+            else:
+                value = jax.random.uniform(rngs.params(), shapes[name], kind, -limit, limit)
+            setattr(self, name, nnx.Param(value))
+        for name, child in children.items():
+            parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
+            built = [self._child(part, within(_values, p), rngs, dtype, param_dtype) for p, part in parts.items()]
+            setattr(self, name, nnx.List(built) if isinstance(child, list) else built[0])
+
+    def _child(self, config: Any, values: Any, rngs: nnx.Rngs, dtype: Any, param_dtype: Any) -> "Layer[Any]":
+        cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
+        return cls(config, rngs=rngs, dtype=dtype, param_dtype=param_dtype, _values=values)
+
+    def params(self) -> dict[str, Array]:
+        """Every parameter by its dotted name: the dictionary that weight files hold."""
+        flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
+        found = {".".join(map(str, path)): leaf.get_value() for path, leaf in flat}
+        return {name: found[name] for name in self.config.params()}
+
+    def set_params(self, values: dict[str, Array]) -> None:
+        """Replace the parameters by arrays, by dotted name, on the devices and with the sharding of those."""
+        flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
+        placed = [
+            (path, leaf.replace(jax.device_put(jnp.array(values[".".join(map(str, path))]), leaf.get_value().sharding)))
+            for path, leaf in flat
+        ]
+        nnx.update(self, nnx.from_flat_state(placed))
+
+    def check(self, **arguments: Array | None) -> dict[str, int]:
+        """The sizes of all axis letters; arguments that cannot be right are refused."""
+        config, dtype = self.config, self.dtype if self.config.params() else None
+        if dtype is None:
+            refuse_silent_float32(config.variant, *arguments.values())
+        return checked(config, dtype, specs(config.variant, **arguments))
+
+    def init_cache(self, batch_size: int, max_length: int, *, dtype: Any = None, **sizes: int) -> Any:
+        """An empty cache to decode with, by `step`.
+
+        Args:
+            batch_size: how many sequences.
+            max_length: how many positions each may have.
+            dtype: of keys, values and states; the layer's by default, but float32 for the states of 16-bit layers,
+                whose roundings would add up from step to step.
+            sizes: of axis letters that the config leaves open, such as k=64, v=64 for `dot_product`.
+
+        Raises:
+            ValueError: a layer that does not decode, or sizes below 1.
+        """
+
+        kind = check_dtype_on(self.config.variant, dtype or self.dtype)
+        like = jnp.zeros((), DTYPES[kind])
+        return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
+
+    def step(
+        self, query: Array, cache: Any, *, valid: Array | None = None, tape: Tape = None, **arguments: Array
+    ) -> tuple[Array, Any]:
+        """The outputs of new positions, and the cache with them appended.
+
+        Each sequence continues from its own length. New positions that are not real, such as padding on either side,
+        are not appended, and their outputs mean nothing. The cache that is passed is used up; `cache.copy()` keeps it.
+
+        Args:
+            query: `b t d`, the new positions, one or many.
+            cache: from `init_cache` or the step before.
+            valid: `b t`, True = a real position; all of them by default.
+            tape: gets every named intermediate.
+            arguments: the layer's other arguments, for the new positions. No mask, bias or keep: their keys would be
+                slots of the cache; no `return_weights`: the tape has the weights.
+
+        Raises:
+            TypeError: a cache of another package, or none.
+            ValueError: a cache of another layer, or a full one, if the lengths are known. Under jit and compile they
+                are not: a full cache is left as it is, the outputs are NaN and `cache.overrun` is True.
+        """
+        config, known = self.config, check_arguments(self.config, cache, Cache, **arguments)
+        sizes = self.check(query=query, **known)
+        entries = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
+        new = spec_of(config.variant, "valid", valid)
+        check_step(config, not self.deterministic, sizes, new, entries, cache.max_length)
+        step = begin_step(config, cache, query, valid)
+        return end_step(step, self(query, step=step, tape=tape, **arguments))
+
+    def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
+        """The keep-mask of this call: the caller's, in training a random one, else None."""
+        rate = self.config.dropout  # type: ignore[attr-defined]
+        if keep is not None or self.deterministic or rate == 0:
+            return keep
+        return jax.random.bernoulli(self.rngs(), 1 - rate, shape)
+
+
+def check_dtype_on(variant: str, dtype: Any) -> str:
+    """The name of a float dtype that JAX will really use.
+
+    Raises:
+        ValueError: not a float type, or float64 while JAX has it switched off.
+    """
+    name = check_dtype(variant, dtype)
+    if name == "float64" and not jax.config.read("jax_enable_x64"):
+        raise ValueError(
+            f"{variant}: expected JAX to have float64 switched on, got jax_enable_x64=False; "
+            'call jax.config.update("jax_enable_x64", True) first, or set dtype="float32"'
+        )
+    return name
+
+
+def specs(variant: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
+    """Shape and dtype name of every array, as the contract's checks take them; None for None."""
+    return {name: spec_of(variant, name, x) for name, x in arrays.items()}
+
+
+def refuse_silent_float32(variant: str, *arrays: Array | None) -> None:
+    """Refuse NumPy's float64 while JAX would make float32 of it, in calls in which no parameter says the dtype.
+
+    Raises:
+        ValueError: naming JAX's switch.
+    """
+    if any(isinstance(x, np.ndarray) and dtype_name(x) == "float64" for x in arrays):
+        check_dtype_on(variant, "float64")
+
+
+def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
+    if x is None:
+        return None
+    if not isinstance(x, jax.Array | np.ndarray):
+        raise TypeError(f"{variant}: expected {name} as a jax.Array, got {type(x).__name__}; convert it")
+    return tuple(x.shape), dtype_name(x)

@@ -1,0 +1,422 @@
+"""JAX's dialect: the operations that every variant is written in, under the names they have in all three trees."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.core import Tracer
+from jax.custom_derivatives import SymbolicZero
+from jax.nn import sigmoid
+from jax.numpy import broadcast_to, concatenate, exp, log, maximum, sqrt, stack, tanh, where
+from jax.tree_util import register_dataclass
+
+from attn_np.contract import check_tokens, checked, record, scope
+
+__all__ = [
+    "Array",
+    "Tape",
+    "amax",
+    "any_over",
+    "arange",
+    "argmax",
+    "broadcast_to",
+    "checked",
+    "clip",
+    "concatenate",
+    "concrete",
+    "constant",
+    "constants",
+    "cumsum",
+    "dropout",
+    "dtype_name",
+    "einsum",
+    "empty_slots",
+    "entmax15",
+    "exp",
+    "gather_last",
+    "hardmax",
+    "l2_norm",
+    "layer_norm",
+    "lerp",
+    "linear",
+    "log",
+    "maximum",
+    "pytree",
+    "record",
+    "reorder",
+    "repeat_heads",
+    "rms_norm",
+    "scan",
+    "scope",
+    "shapes_may_vary",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+    "sparsemax",
+    "sqrt",
+    "stack",
+    "straight_through",
+    "take",
+    "tanh",
+    "to_dtype",
+    "upcast",
+    "where",
+    "write_positions",
+    "write_slice",
+    "write_slots",
+    "zeros",
+]
+
+if TYPE_CHECKING:
+    Array = jax.Array
+else:
+    Array = jax.Array | np.ndarray | nnx.Variable  # a call may be given NumPy's arrays, and parameters are nnx.Params
+Tape = Any  # a dictionary of named intermediates, or None
+
+DTYPES = {
+    "float64": jnp.float64,
+    "float32": jnp.float32,
+    "float16": jnp.float16,
+    "bfloat16": jnp.bfloat16,
+}
+
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+
+
+def amax(x: Array, axis: int) -> Array:
+    """Largest entry of an axis, without a gradient: subtracted from every score before `exp`, it cancels."""
+    return jnp.max(jax.lax.stop_gradient(x), axis=axis)
+
+
+def any_over(x: Array, axes: tuple[int, ...]) -> Array:
+    """Whether any entry of some axes is True; the array itself without axes."""
+    return jnp.any(x, axis=axes)
+
+
+def reorder(x: Array, order: Sequence[int]) -> Array:
+    """The axes in another order."""
+    return jnp.transpose(x, order)
+
+
+def arange(n: int, like: Array) -> Array:
+    """0 .. n - 1, on the device of another array."""
+    return jnp.arange(n)
+
+
+def argmax(x: Array, axis: int) -> Array:
+    """Index of the largest entry; the lowest index among equals."""
+    return jnp.argmax(x, axis=axis)
+
+
+def zeros(shape: tuple[int, ...], like: Array) -> Array:
+    return jnp.zeros(shape, like.dtype)
+
+
+def constants(values: Sequence[float | int], like: Array) -> Array:
+    """Numbers known beforehand, each rounded once to the dtype of another array."""
+    return jnp.asarray(np.array(values, np.float64).astype(like.dtype))
+
+
+def take(table: Array, tokens: Array) -> Array:
+    """Rows of a table: `u d`, `b t` -> `b t d`. A traced token beyond the table gives NaN, never another row."""
+    if tokens.size and concrete(tokens):
+        check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
+    tokens = where(tokens < 0, table.shape[0], tokens)
+    return jnp.take(upcast(table), tokens, axis=0, mode="fill", fill_value=jnp.nan)
+
+
+def gather_last(x: Array, index: Array) -> Array:
+    """Entries of the last axis, the same for every head: `b h t x`, `b t s` -> `b h t s`; a batch of 1 serves all."""
+    b, h, t, _ = x.shape
+    index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
+    return jnp.take_along_axis(x, index, axis=-1)
+
+
+def clip(x: Array, low: int, high: int) -> Array:
+    """Integers, clamped to a range."""
+    return jnp.clip(x, low, high)
+
+
+def concrete(x: Array) -> bool:
+    """Whether the numbers are known now; under jit, compile and vmap they are not."""
+    return not isinstance(x, Tracer)
+
+
+def shapes_may_vary(x: Array) -> bool:
+    """Whether shapes may follow from numbers: where a new shape costs nothing, and the numbers are known."""
+    return False  # every shape is compiled for
+
+
+def constant(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
+    """A function of plain values that makes an array by NumPy: kept, and a constant under jit and compile."""
+    kept = lru_cache(maxsize=8)(make)
+    return lambda *args, like: jnp.asarray(kept(*args))
+
+
+def cumsum(x: Array, axis: int) -> Array:
+    """Running sum; of booleans a count."""
+    return jnp.cumsum(x, axis=axis)
+
+
+def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
+    """Put entries into slots: `b s ...`, `b t`, `b t ...` -> `b s ...`. Under jit in place if the buffer is donated."""
+    return buffer.at[jnp.arange(buffer.shape[0])[:, None], slot].set(x)
+
+
+def write_slice(buffer: Array, start: int, x: Array) -> Array:
+    """Put entries side by side into every row: `b s ...`, a slot, `b t ...` -> `b s ...`. In place as `write` is."""
+    return buffer.at[:, start : start + x.shape[1]].set(x)
+
+
+def write_positions(buffer: Array, start: int, stop: int) -> Array:
+    """A run of slots filled with their own numbers, `b s`. Under jit in place if the buffer is donated."""
+    return buffer.at[:, start:stop].set(jnp.arange(start, stop))
+
+
+def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
+    """Empty slots of a cache, `b s ...`."""
+    return zeros(shape, like)
+
+
+def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], type]:
+    """A decorator that makes a dataclass a pytree of some fields; the others are static."""
+    return lambda cls: register_dataclass(cls, arrays, static)
+
+
+def dtype_name(x: Any) -> str:
+    return x.dtype.name
+
+
+def upcast(x: Any) -> Any:
+    """16-bit types are computed in float32; other types, and None, stay as they are. A Param gives its array."""
+    x = x[...] if isinstance(x, nnx.Variable) else x
+    return x.astype(jnp.float32) if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
+
+
+def to_dtype(x: Any, dtype: str) -> Any:
+    """Round a result once to the layer's dtype."""
+    return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES.get(dtype, dtype))
+
+
+def einsum(spec: str, a: Array, b: Array) -> Array:
+    """Sum of products over the letters that the output lacks, in the inputs' precision unless the caller asks for less.
+
+    JAX multiplies float32 in TF32 or bfloat16 on accelerators by default; here float32 means float32. A caller who
+    sets `jax_default_matmul_precision` gets what it says.
+    """
+    asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    precision = None if asked else jax.lax.Precision.HIGHEST
+    return jnp.einsum(spec, upcast(a), upcast(b), precision=precision)
+
+
+def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
+    """A projection: `einsum`, plus a bias over its last axes where there is one."""
+    factors, out = spec.split("->")
+    left, right = factors.split(",")
+    n = len(set(left) & set(right))
+    if (left[-n:], out) == (right[:n], left[:-n] + right[n:]):  # nothing has to be moved
+        x, weight = upcast(x), upcast(weight)
+        rows, between, columns = x.shape[:-n], prod(weight.shape[:n]), weight.shape[n:]
+        y = _project(x.reshape(prod(rows), between), weight.reshape(between, prod(columns))).reshape(rows + columns)
+    else:
+        y = einsum(spec, x, weight)
+    return y if bias is None else y + upcast(bias)
+
+
+@jax.custom_jvp
+def _project(x: Array, weight: Array) -> Array:
+    """A product of two matrices, with derivatives for which XLA on a CPU need not copy a weight transposed."""
+    return einsum("td,dn->tn", x, weight)
+
+
+@partial(_project.defjvp, symbolic_zeros=True)
+def _project_jvp(given: Any, slopes: Any) -> Any:
+    """x is turned around where the gradient of the weight needs it; without the barrier XLA would undo that."""
+    (x, weight), (dx, dweight) = given, slopes
+    y = _project(x, weight)
+    dy = zeros(y.shape, y)
+    if not isinstance(dx, SymbolicZero):
+        dy = dy + einsum("td,dn->tn", dx, weight)
+    if not isinstance(dweight, SymbolicZero):
+        dy = dy + einsum("dt,dn->tn", jax.lax.optimization_barrier(x.T), dweight)
+    return y, dy
+
+
+def lerp(a: Array, b: Array, z: Array) -> Array:
+    """(1 - z) a + z b for z from 0 to 1, with one product: where z is near 0 or 1 the result is a or b."""
+    return a + z * (b - a)
+
+
+def l2_norm(x: Array, eps: float) -> Array:
+    """x / sqrt(sum x^2 + eps) over the last axis."""
+    return x / sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
+
+
+def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
+    """x / sqrt(mean x^2 + eps) over the last axis, times a weight (Zhang and Sennrich 2019, equation 4)."""
+    unit = x / sqrt(jnp.sum(x * x, axis=-1, keepdims=True) / x.shape[-1] + eps)
+    return unit if weight is None else unit * upcast(weight)
+
+
+def layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
+    """The deviation from the mean over the last axis, by `rms_norm`, plus a bias (Ba et al. 2016, equation 4)."""
+    unit = rms_norm(x - jnp.sum(x, axis=-1, keepdims=True) / x.shape[-1], weight, eps)
+    return unit if bias is None else unit + upcast(bias)
+
+
+def silu(x: Array) -> Array:
+    """x sigmoid(x) (Elfwing et al. 2018, also called swish)."""
+    return x * sigmoid(x)
+
+
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)), without overflow."""
+    return jnp.logaddexp(x, 0.0)
+
+
+def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """Normalise over the allowed entries of an axis; where none is allowed the weights are 0.
+
+    Hidden entries are selected to -inf, so their value never enters, and the largest score is subtracted, so that
+    `exp` cannot overflow. Allowed scores that are all -inf have overflowed: their weights are NaN, not 0.
+    """
+    if allowed is not None:
+        scores = where(allowed, scores, -jnp.inf)
+    top = jnp.max(jax.lax.stop_gradient(scores), axis=axis, keepdims=True, initial=-jnp.inf)
+    e = exp(scores - where(top == -jnp.inf, 0.0, top))
+    total = jnp.sum(e, axis=axis, keepdims=True)
+    lost = top == -jnp.inf
+    if allowed is not None:
+        lost = lost & jnp.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    total = where(lost, jnp.nan, total)
+    return e / where(total == 0, 1.0, total)
+
+
+def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """The point of the simplex nearest to the allowed scores (Martins and Astudillo 2016, algorithm 1).
+
+    The weights are max(score - tau, 0), with tau such that they add up to 1: the largest of (sum of the k largest - 1)
+    / k over all k. Where nothing is allowed the weights are 0; allowed scores that are all -inf give NaN, and so does
+    an allowed one that is NaN or inf.
+    """
+    z = scores if allowed is None else where(allowed, scores, -jnp.inf)
+    n = scores.shape[axis]
+    if n == 0:
+        return scores
+    top = jnp.max(jax.lax.stop_gradient(z), axis=axis, keepdims=True)
+    lost = top == -jnp.inf
+    z = z - where(lost, 0.0, top)
+    ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
+        (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
+    )
+    fixed = jax.lax.stop_gradient(z)
+    tau = jnp.max((cumsum(-jnp.sort(-fixed, axis=axis), axis) - 1.0) / ranks, axis=axis, keepdims=True)
+    tau = where(lost, 0.0, tau)
+    # The gradient of a maximum is shared where a score lies at tau itself; that of the mean over the support is not.
+    support = fixed > tau
+    count = jnp.sum(support, axis=axis, keepdims=True, dtype=z.dtype)
+    mean = jnp.sum(where(support, z, 0.0), axis=axis, keepdims=True) / where(count == 0, 1.0, count)
+    weights = where(support, z - (tau + (mean - jax.lax.stop_gradient(mean))), 0.0)
+    if allowed is not None:
+        lost = lost & jnp.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    return where(lost | ~(top < jnp.inf), jnp.nan, weights)
+
+
+def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """1.5-entmax of the allowed scores (Peters et al. 2019, algorithm 2), between softmax and sparsemax.
+
+    The weights are max(z - tau, 0)^2 for z half the score, with tau such that they add up to 1: for the k largest z the
+    smaller root of sum (z - tau)^2 = 1, over the most k whose smallest z is no less. Where nothing is allowed the
+    weights are 0; allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    """
+    z = scores if allowed is None else where(allowed, scores, -jnp.inf)
+    if scores.shape[axis] == 0:
+        return scores
+    top = jnp.max(jax.lax.stop_gradient(z), axis=axis, keepdims=True)
+    lost = top == -jnp.inf
+    z = (z - where(lost, 0.0, top)) / 2.0
+    fixed = jax.lax.stop_gradient(z)
+    # One largest z alone gives tau = -1, so what is below -1 weighs nothing.
+    x = -jnp.sort(-maximum(fixed, -1.0), axis=axis)
+    k = cumsum(0.0 * x + 1.0, axis)
+    mean = cumsum(x, axis) / k
+    # k (mean of squares - squared mean), summed so that nothing cancels where many z are nearly equal (Welford 1962).
+    apart = cumsum((x - mean) * (x - mean) * (k / maximum(k - 1.0, 1.0)), axis)
+    tau = mean - sqrt(maximum(1.0 - apart, 0.0) / k)
+    tau = jnp.max(where(tau <= x, tau, -1.0), axis=axis, keepdims=True)
+    # tau has no gradient so far. The root of the same equation, counted from tau, is 0 and moves as tau does.
+    support = fixed > tau
+    root = where(support, z - tau, 0.0)
+    size = where(lost, 1.0, jnp.sum(root, axis=axis, keepdims=True))
+    count = jnp.sum(support, axis=axis, keepdims=True, dtype=z.dtype)
+    excess = jnp.sum(root * root, axis=axis, keepdims=True)
+    excess = excess - jax.lax.stop_gradient(excess)
+    root = where(support, root - excess / (size + sqrt(size * size - count * excess)), 0.0)
+    if allowed is not None:
+        lost = lost & jnp.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    return where(lost | ~(top < jnp.inf), jnp.nan, root * root)
+
+
+def hardmax(scores: Array, allowed: Array | None = None) -> Array:
+    """1 at the largest allowed score of the last axis, the first of equals; 0 elsewhere, and where nothing is allowed.
+
+    Without a gradient. Allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    """
+    if scores.shape[-1] == 0:
+        return scores
+    z = jax.lax.stop_gradient(scores)
+    z = z if allowed is None else where(allowed, z, -jnp.inf)
+    chosen = arange(z.shape[-1], z) == argmax(z, -1)[..., None]
+    top = jnp.max(z, axis=-1, keepdims=True)
+    some = top > -jnp.inf
+    if allowed is not None:
+        some = some | ~jnp.any(allowed, axis=-1, keepdims=True)
+        chosen = chosen & allowed
+    return where(some & (top < jnp.inf), chosen.astype(z.dtype), jnp.nan)
+
+
+def straight_through(hard: Array, soft: Array) -> Array:
+    """The value of one array with the gradient of another, which has its shape (Bengio et al. 2013)."""
+    return hard + (soft - jax.lax.stop_gradient(soft))
+
+
+def repeat_heads(x: Array, q: Array) -> Array:
+    """Give every query head its key/value head: query head h uses head h // r. Without a head axis nothing to do."""
+    if x.ndim == 3 or x.shape[2] == q.shape[2]:
+        return x
+    return x[:, :, arange(q.shape[2], q) // (q.shape[2] // x.shape[2])]
+
+
+def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
+    """Set the weights to 0 that a keep-mask drops and divide the others by the share kept."""
+    return weights if keep is None else where(keep, weights / (1.0 - rate), 0.0)
+
+
+# Scans ----------------------------------------------------------------------------------------------------------------
+
+
+def scan(
+    step: Callable[..., Any],
+    carry: Any,
+    xs: tuple[Any, ...],
+    *,
+    names: tuple[str, ...],
+    tape: Tape = None,
+    reverse: bool = False,
+) -> tuple[Any, tuple[Array, ...]]:
+    """Run `carry, ys = step(carry, xs at one time)` along axis 1 and stack the ys; the tape gets them by `names`.
+
+    An x that is None stays None in every step.
+    """
+    xs = tuple(None if x is None else jnp.moveaxis(x, 1, 0) for x in xs)
+    carry, stacked = jax.lax.scan(step, carry, xs, reverse=reverse)
+    stacked = tuple(jnp.moveaxis(y, 0, 1) for y in stacked)
+    out = record(tape, **dict(zip(names, stacked, strict=True)))
+    return carry, out if isinstance(out, tuple) else (out,)

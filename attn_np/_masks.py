@@ -1,0 +1,96 @@
+"""Masks: who may attend to whom, and what they hide from everyone."""
+
+from math import inf
+from typing import Any
+
+from attn_np._ops import Array, any_over, arange, clip, concatenate, cumsum, primitive, reorder, where
+from attn_np.contract._band import Band
+
+__all__ = ["any_visible", "attention_mask", "unmasked_by_bias", "visibility", "zero_unseen"]
+
+Window = tuple[int | None, int | None] | None
+
+
+def attention_mask(
+    mask: Array | None,
+    t: int,
+    s: int,
+    *,
+    like: Array,
+    causal: bool = False,
+    window: Window = None,
+    step: Any = None,
+) -> Array | None:
+    """Mask, causality and window as one boolean array, broadcastable to the scores; None if every key is visible.
+
+    Query i stands at position i + s - t: the last query stands at the last key. In a step of decoding the cache says
+    where queries and keys stand.
+    """
+    left, right = (None, None) if window is None else window
+    right = 0 if causal else right
+    if step is not None and step.start is None:
+        limits = step.attention_mask(left, right)
+    elif left is None and right is None:
+        return mask
+    else:
+        s = s if step is None else step.start + t
+        ahead = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
+        limits = ahead == ahead
+        limits = limits if right is None else limits & (ahead <= right)
+        limits = limits if left is None else limits & (ahead >= -left)
+    return limits if mask is None else limits & mask
+
+
+def visibility(
+    mask: Array | None, t: int, s: int, *, like: Array, causal: bool = False, window: Window = None
+) -> tuple[Array | None, Array | None]:
+    """Which queries see any key and which keys any query sees, as masks to be summed up by `any_visible`; None for all.
+
+    A mask for each query is its own answer. A mask of the keys alone, or none, needs no array of `t s`: causality and
+    window leave each query a stretch of keys, and a running count along the keys says whether one of them is visible.
+    """
+    band = Band.of(t, s, causal, window)
+    if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
+        allowed = attention_mask(mask, t, s, like=like, causal=causal, window=window)
+        return allowed, allowed
+    first_key, first_query = band.first_key(), band.first_query()
+    keys = mask if first_key == 0 else (arange(s, like) >= first_key)[None, :]
+    keys = keys if first_key == 0 or mask is None else keys & mask
+    if mask is None or mask.shape[-1] == 1:
+        queries = None if first_query == 0 else (arange(t, like) >= first_query)[:, None]
+        return (queries if mask is None else mask if queries is None else queries & mask), keys
+    if band.full:
+        return mask, keys
+    count = cumsum(mask, -1)
+    count = concatenate([0 * count[..., :1], count], -1)
+    at, left, right = arange(t, like) + (s - t), band.left, band.right
+    start = clip(at - (s if left is None else left), 0, s)
+    stop = clip(at + (s + t if right is None else right) + 1, 0, s)
+    some = count[..., stop] > count[..., start]
+    return (some[:, None] if some.ndim == 1 else some.swapaxes(-1, -2)), keys
+
+
+def any_visible(spec: str, allowed: Array) -> Array:
+    """Which keys any query sees, `any_visible("bhts->bs", allowed)`, or which queries see any key; broadcastable."""
+    source, target = spec.split("->")
+    allowed = allowed.reshape((1,) * (len(source) - allowed.ndim) + tuple(allowed.shape))
+    some = any_over(allowed, tuple(i for i, letter in enumerate(source) if letter not in target))
+    letters = [letter for letter in source if letter in target]
+    some = reorder(some, [letters.index(letter) for letter in target if letter in letters])
+    return some[tuple(slice(None) if letter in letters else None for letter in target)]
+
+
+@primitive
+def unmasked_by_bias(allowed: Array | None, bias: Array | None) -> Array | None:
+    """The mask with a bias: a bias of -inf hides as a mask does."""
+    if bias is None:
+        return allowed
+    finite = bias != -inf
+    return finite if allowed is None else finite & allowed
+
+
+def zero_unseen(spec: str, allowed: Array | None, x: Any) -> Any:
+    """Select keys that no query sees to 0, `zero_unseen("bhts->bshk", allowed, k)`, or queries that see no key: what
+    they hold reaches neither outputs nor gradients.
+    """
+    return x if allowed is None else where(any_visible(spec, allowed), x, 0.0)

@@ -1,0 +1,427 @@
+"""NumPy's dialect: the operations that every variant is written in, under the names they have in all three trees."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from attn_np.contract import check_tokens, checked, record, scope, tap_step
+
+__all__ = [
+    "Array",
+    "Tape",
+    "amax",
+    "any_over",
+    "arange",
+    "argmax",
+    "broadcast_to",
+    "checked",
+    "clip",
+    "concatenate",
+    "concrete",
+    "constant",
+    "constants",
+    "cumsum",
+    "dropout",
+    "dtype_name",
+    "einsum",
+    "empty_slots",
+    "entmax15",
+    "exp",
+    "gather_last",
+    "hardmax",
+    "l2_norm",
+    "layer_norm",
+    "lerp",
+    "linear",
+    "log",
+    "maximum",
+    "pytree",
+    "record",
+    "reorder",
+    "repeat_heads",
+    "rms_norm",
+    "scan",
+    "scope",
+    "shapes_may_vary",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+    "sparsemax",
+    "sqrt",
+    "stack",
+    "straight_through",
+    "take",
+    "tanh",
+    "to_dtype",
+    "upcast",
+    "where",
+    "write_positions",
+    "write_slice",
+    "write_slots",
+    "zeros",
+]
+
+if TYPE_CHECKING:
+    Array = np.ndarray
+else:
+    Array = Any  # any array that speaks NumPy's protocols: the judge's arrays carry an error bound through this file
+Tape = Any  # a dictionary of named intermediates, or None
+
+DTYPES = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+def primitive(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let an array type take over a function of ours, by NumPy's own protocol (NEP 18).
+
+    A subclass of ndarray that overrides nothing, such as a memmap, is taken as an ndarray.
+    """
+    plain = np.ndarray.__array_function__
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for arg in args:
+            handler = getattr(type(arg), "__array_function__", None)
+            if handler is not None and handler is not plain:
+                return handler(arg, call, (type(arg),), args, kwargs)
+        return function(*args, **kwargs)
+
+    return wraps(function)(call)
+
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+
+exp, log, tanh, sqrt, where, maximum = np.exp, np.log, np.tanh, np.sqrt, np.where, np.maximum
+broadcast_to, concatenate, stack, argmax = np.broadcast_to, np.concatenate, np.stack, np.argmax
+
+
+@primitive
+def amax(x: Array, axis: int) -> Array:
+    """Largest entry of an axis, without a gradient: subtracted from every score before `exp`, it cancels."""
+    return np.max(x, axis=axis)
+
+
+def any_over(x: Array, axes: tuple[int, ...]) -> Array:
+    """Whether any entry of some axes is True; the array itself without axes."""
+    return np.any(x, axis=axes)
+
+
+def reorder(x: Array, order: Sequence[int]) -> Array:
+    """The axes in another order."""
+    return np.transpose(x, order)
+
+
+def arange(n: int, like: Array) -> Array:
+    """0 .. n - 1, on the device of another array."""
+    return np.arange(n)
+
+
+def zeros(shape: tuple[int, ...], like: Array) -> Array:
+    return np.zeros(shape, like.dtype)
+
+
+@primitive
+def constants(values: Sequence[float | int], like: Array) -> Array:
+    """Numbers known beforehand, each rounded once to the dtype of another array."""
+    return np.array(values, np.float64).astype(like.dtype)
+
+
+def take(table: Array, tokens: Array) -> Array:
+    """Rows of a table: `u d`, `b t` -> `b t d`."""
+    if tokens.size:
+        check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
+    return upcast(table)[tokens]
+
+
+def gather_last(x: Array, index: Array) -> Array:
+    """Entries of the last axis, the same for every head: `b h t x`, `b t s` -> `b h t s`; a batch of 1 serves all."""
+    b, h, t, _ = x.shape
+    index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
+    return np.take_along_axis(x, index, -1)
+
+
+def clip(x: Array, low: int, high: int) -> Array:
+    """Integers, clamped to a range."""
+    return np.clip(x, low, high)
+
+
+def concrete(x: Array) -> bool:
+    """Whether the numbers are known now; under jit, compile and vmap they are not."""
+    return True
+
+
+def shapes_may_vary(x: Array) -> bool:
+    """Whether shapes may follow from numbers: where a new shape costs nothing, and the numbers are known."""
+    return True
+
+
+def constant(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
+    """A function of plain values that makes an array by NumPy: kept, and a constant under jit and compile."""
+    kept = lru_cache(maxsize=8)(make)
+    return lambda *args, like: kept(*args)
+
+
+def cumsum(x: Array, axis: int) -> Array:
+    """Running sum; of booleans a count."""
+    return np.cumsum(x, axis=axis)
+
+
+def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
+    """Put entries into slots: `b s ...`, `b t`, `b t ...` -> `b s ...`. In place: the buffer is used up."""
+    buffer[np.arange(buffer.shape[0])[:, None], slot] = x
+    return buffer
+
+
+def write_slice(buffer: Array, start: int, x: Array) -> Array:
+    """Put entries side by side into every row: `b s ...`, a slot, `b t ...` -> `b s ...`. In place as `write` is."""
+    buffer[:, start : start + x.shape[1]] = x
+    return buffer
+
+
+def write_positions(buffer: Array, start: int, stop: int) -> Array:
+    """A run of slots filled with their own numbers, `b s`. In place."""
+    buffer[:, start:stop] = np.arange(start, stop)
+    return buffer
+
+
+def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
+    """Empty slots of a cache, `b s ...`; a head's entries `b s h k` lie side by side in memory."""
+    if len(shape) != 4:
+        return zeros(shape, like)
+    b, s, h, k = shape
+    return zeros((b, h, s, k), like).swapaxes(1, 2)
+
+
+def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], type]:
+    """A decorator for dataclasses of arrays and static fields, which JAX has to be told apart."""
+    return lambda cls: cls
+
+
+def dtype_name(x: Array) -> str:
+    return x.dtype.name
+
+
+def upcast(x: Any) -> Any:
+    """16-bit types are computed in float32; other types, and None, stay as they are."""
+    return x.astype(np.float32) if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
+
+
+def to_dtype(x: Any, dtype: str) -> Any:
+    """Round a result once to the layer's dtype."""
+    return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES.get(dtype, dtype))
+
+
+@primitive
+def einsum(spec: str, a: Array, b: Array) -> Array:
+    """Sum of products over the letters that the output lacks; one batched matrix product on every NumPy."""
+    left, right, out = spec.replace("->", ",").split(",")
+    batch = [x for x in left if x in right and x in out]
+    summed = [x for x in left if x in right and x not in out]
+    rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
+    size = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
+
+    def flat(letters: list[str]) -> int:
+        return prod([size[x] for x in letters])
+
+    a = upcast(a).transpose([left.index(x) for x in batch + rows + summed])
+    b = upcast(b).transpose([right.index(x) for x in batch + summed + columns])
+    product = a.reshape(flat(batch), flat(rows), flat(summed)) @ b.reshape(flat(batch), flat(summed), flat(columns))
+    letters = batch + rows + columns
+    return product.reshape([size[x] for x in letters]).transpose([letters.index(x) for x in out])
+
+
+def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
+    """A projection: `einsum`, plus a bias over its last axes where there is one."""
+    y = einsum(spec, x, weight)
+    return y if bias is None else y + upcast(bias)
+
+
+@primitive
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)), by the half that cannot overflow."""
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+@primitive
+def lerp(a: Array, b: Array, z: Array) -> Array:
+    """(1 - z) a + z b for z from 0 to 1, with one product: where z is near 0 or 1 the result is a or b."""
+    return a + z * (b - a)
+
+
+def l2_norm(x: Array, eps: float) -> Array:
+    """x / sqrt(sum x^2 + eps) over the last axis."""
+    return x / sqrt(np.sum(x * x, axis=-1, keepdims=True) + eps)
+
+
+def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
+    """x / sqrt(mean x^2 + eps) over the last axis, times a weight (Zhang and Sennrich 2019, equation 4)."""
+    unit = x / sqrt(np.sum(x * x, axis=-1, keepdims=True) / x.shape[-1] + eps)
+    return unit if weight is None else unit * upcast(weight)
+
+
+def layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
+    """The deviation from the mean over the last axis, by `rms_norm`, plus a bias (Ba et al. 2016, equation 4)."""
+    unit = rms_norm(x - np.sum(x, axis=-1, keepdims=True) / x.shape[-1], weight, eps)
+    return unit if bias is None else unit + upcast(bias)
+
+
+def silu(x: Array) -> Array:
+    """x sigmoid(x) (Elfwing et al. 2018, also called swish)."""
+    return x * sigmoid(x)
+
+
+@primitive
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)), without overflow."""
+    return np.logaddexp(x, 0.0)
+
+
+@primitive
+def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """Normalise over the allowed entries of an axis; where none is allowed the weights are 0.
+
+    Hidden entries are selected to -inf, so their value never enters, and the largest score is subtracted, so that
+    `exp` cannot overflow. Allowed scores that are all -inf have overflowed: their weights are NaN, not 0.
+    """
+    if allowed is not None:
+        scores = np.where(allowed, scores, -np.inf)
+    top = np.max(scores, axis=axis, keepdims=True, initial=-np.inf)
+    e = np.exp(scores - np.where(top == -np.inf, 0.0, top))
+    total = np.sum(e, axis=axis, keepdims=True)
+    lost = top == -np.inf
+    if allowed is not None:
+        lost = lost & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    total = np.where(lost, np.nan, total)
+    return e / np.where(total == 0, 1.0, total)
+
+
+@primitive
+def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """The point of the simplex nearest to the allowed scores (Martins and Astudillo 2016, algorithm 1).
+
+    The weights are max(score - tau, 0), with tau such that they add up to 1: the largest of (sum of the k largest - 1)
+    / k over all k. Where nothing is allowed the weights are 0; allowed scores that are all -inf give NaN, and so does
+    an allowed one that is NaN or inf.
+    """
+    z = scores if allowed is None else np.where(allowed, scores, -np.inf)
+    n = scores.shape[axis]
+    if n == 0:
+        return scores
+    top = np.max(z, axis=axis, keepdims=True)
+    lost = top == -np.inf
+    z = z - np.where(lost, 0.0, top)
+    ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
+        (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
+    )
+    tau = np.max((cumsum(-np.sort(-z, axis=axis), axis) - 1.0) / ranks, axis=axis, keepdims=True)
+    tau = np.where(lost, 0.0, tau)
+    weights = np.where(z > tau, z - tau, 0.0)
+    if allowed is not None:
+        lost = lost & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    return np.where(lost | ~(top < np.inf), np.nan, weights)
+
+
+@primitive
+def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """1.5-entmax of the allowed scores (Peters et al. 2019, algorithm 2), between softmax and sparsemax.
+
+    The weights are max(z - tau, 0)^2 for z half the score, with tau such that they add up to 1: for the k largest z the
+    smaller root of sum (z - tau)^2 = 1, over the most k whose smallest z is no less. Where nothing is allowed the
+    weights are 0; allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    """
+    z = scores if allowed is None else np.where(allowed, scores, -np.inf)
+    if scores.shape[axis] == 0:
+        return scores
+    top = np.max(z, axis=axis, keepdims=True)
+    lost = top == -np.inf
+    z = (z - np.where(lost, 0.0, top)) / 2.0
+    # One largest z alone gives tau = -1, so what is below -1 weighs nothing.
+    x = -np.sort(-maximum(z, -1.0), axis=axis)
+    k = cumsum(0.0 * x + 1.0, axis)
+    mean = cumsum(x, axis) / k
+    # k (mean of squares - squared mean), summed so that nothing cancels where many z are nearly equal (Welford 1962).
+    apart = cumsum((x - mean) * (x - mean) * (k / maximum(k - 1.0, 1.0)), axis)
+    tau = mean - sqrt(maximum(1.0 - apart, 0.0) / k)
+    tau = np.max(np.where(tau <= x, tau, -1.0), axis=axis, keepdims=True)
+    root = maximum(z - tau, 0.0)
+    if allowed is not None:
+        lost = lost & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    return np.where(lost | ~(top < np.inf), np.nan, root * root)
+
+
+@primitive
+def hardmax(scores: Array, allowed: Array | None = None) -> Array:
+    """1 at the largest allowed score of the last axis, the first of equals; 0 elsewhere, and where nothing is allowed.
+
+    Without a gradient. Allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    """
+    if scores.shape[-1] == 0:
+        return scores
+    z = scores if allowed is None else np.where(allowed, scores, -np.inf)
+    chosen = arange(z.shape[-1], z) == argmax(z, -1)[..., None]
+    top = np.max(z, axis=-1, keepdims=True)
+    some = top > -np.inf
+    if allowed is not None:
+        some = some | ~np.any(allowed, axis=-1, keepdims=True)
+        chosen = chosen & allowed
+    return np.where(some & (top < np.inf), chosen.astype(z.dtype), np.nan)
+
+
+@primitive
+def straight_through(hard: Array, soft: Array) -> Array:
+    """The value of one array with the gradient of another, which has its shape (Bengio et al. 2013)."""
+    return hard
+
+
+def repeat_heads(x: Array, q: Array) -> Array:
+    """Give every query head its key/value head: query head h uses head h // r. Without a head axis nothing to do."""
+    if x.ndim == 3 or x.shape[2] == q.shape[2]:
+        return x
+    return x[:, :, arange(q.shape[2], q) // (q.shape[2] // x.shape[2])]
+
+
+def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
+    """Set the weights to 0 that a keep-mask drops and divide the others by the share kept."""
+    return weights if keep is None else np.where(keep, weights / (1.0 - rate), 0.0)
+
+
+# Scans ----------------------------------------------------------------------------------------------------------------
+
+
+def scan(
+    step: Callable[..., Any],
+    carry: Any,
+    xs: tuple[Any, ...],
+    *,
+    names: tuple[str, ...],
+    tape: Tape = None,
+    reverse: bool = False,
+) -> tuple[Any, tuple[Array, ...]]:
+    """Run `carry, ys = step(carry, xs at one time)` along axis 1 and stack the ys; the tape gets them by `names`.
+
+    An x that is None stays None in every step.
+    """
+    times = range(xs[0].shape[1])
+    collected: list[tuple[Array, ...]] = []
+    for i in reversed(times) if reverse else times:
+        carry, ys = step(carry, tuple(None if x is None else x[:, i] for x in xs))
+        carry, ys = tap_step(tape, names, i, carry, ys)
+        collected.append(ys)
+    if reverse:
+        collected.reverse()
+    stacked = tuple(np.stack(y, axis=1) for y in zip(*collected, strict=True))
+    if not stacked:  # no steps: run one on zeros and keep nothing of it but shapes and dtypes
+        blank = (None if x is None else np.zeros((x.shape[0], *x.shape[2:]), x.dtype) for x in xs)
+        _, ys = step(carry, tuple(blank))
+        stacked = tuple(y[:, None][:, :0] for y in ys)
+    out = record(tape, **dict(zip(names, stacked, strict=True)))
+    return carry, out if isinstance(out, tuple) else (out,)

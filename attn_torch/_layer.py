@@ -1,0 +1,222 @@
+"""The base of PyTorch's layers: parameters, checks of a call, inputs and outputs, and decoding."""
+
+from importlib import import_module
+from typing import Any, ClassVar, Generic, TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+from attn_np.contract import Config, check_config, check_dtype, declared, wants_intermediates, within
+from attn_np.contract._decode import check_arguments, check_step
+from attn_torch._decode import Cache, begin_step, empty_cache, end_step
+from attn_torch._masks import attention_mask, visibility, zero_unseen
+from attn_torch._ops import DTYPES, Array, Tape, checked, dtype_name, record, to_dtype, upcast, where
+
+__all__ = [
+    "Layer",
+    "Output",
+    "inputs",
+    "output",
+    "specs",
+]
+C = TypeVar("C", bound=Config)
+Output = Any  # y, or (y, weights) with return_weights=True
+
+
+def inputs(
+    tape: Tape,
+    axes: str,
+    query: Array,
+    key: Array | None = None,
+    value: Array | None = None,
+    *,
+    mask: Array | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    step: Any = None,
+) -> tuple[Array, Array, Array]:
+    """Query, key and value as they are computed with: upcast, the query for a missing key, the key for a missing value.
+
+    Keys that no query sees and queries that see no key become 0, so that what padding holds reaches no projection; in a
+    step of decoding, new positions that are not real. The tape gets the arrays that were passed (`x` alone for
+    self-attention), the mask, and the three results.
+
+    Args:
+        axes: of the attention matrices, "bhts" or "bts".
+        mask, causal, window: who may attend to whom.
+        step: the step of decoding, if it is one.
+    """
+    if key is None and value is None:
+        query = key = value = record(tape, x=upcast(query))
+    else:
+        query, key, value = record(tape, query=upcast(query), key=upcast(key), value=upcast(value))
+        key = query if key is None else key
+        value = key if value is None else value
+    t, s = query.shape[1], key.shape[1]
+    if wants_intermediates(tape):
+        record(tape, allowed=attention_mask(mask, t, s, like=query, causal=causal, window=window, step=step))
+    if step is None:
+        queries, keys = visibility(mask, t, s, like=query, causal=causal, window=window)
+        queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
+        query = zero_unseen(f"{axes}->btd", queries, query)
+        key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
+    elif step.real is not None:
+        query, key, value = (where(step.real[:, :, None], x, 0.0) for x in (query, key, value))
+    return record(tape, seen_query=query, seen_key=key, seen_value=value)
+
+
+def output(dtype: str, y: Array, weights: Array | None, return_weights: bool) -> Output:
+    """The output rounded once to the inputs' dtype, with the weights if they are asked for."""
+    return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
+
+
+class Layer(torch.nn.Module, Generic[C]):
+    """Base of the layers: the contract's parameters as `torch.nn.Parameter`s under their names, and the call's check.
+
+    Args:
+        config: the contract's Config.
+        device: where the parameters live; "meta" constructs without drawing.
+        dtype: float64, float32, bfloat16 or float16; float32 by default.
+    """
+
+    Config: ClassVar[type[Any]]
+
+    def __init_subclass__(cls) -> None:
+        cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+
+    def __init__(
+        self,
+        config: C,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        _values: dict[str, Array] | None = None,
+    ) -> None:
+        super().__init__()
+        check_config(type(self), config)
+        self.config, kind = config, DTYPES[check_dtype(config.variant, dtype or "float32")]
+        shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
+        for name in declared(type(self)):
+            if name not in own and name not in children:
+                self.register_parameter(name, None)
+        for name in own:
+            limit, start = fans[name] ** -0.5, own[name].first()
+            if _values is not None:
+                value = _values[name].to(device=device, dtype=kind)
+            elif start is not None:
+                value = torch.tensor(start, device=device, dtype=kind).expand(shapes[name]).clone()
+            else:
+                value = torch.empty(shapes[name], device=device, dtype=kind)
+                torch.nn.init.uniform_(value, -limit, limit)
+            self.register_parameter(name, torch.nn.Parameter(value))
+        for name, child in children.items():
+            parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
+            built = [self._child(part, within(_values, p), device, kind) for p, part in parts.items()]
+            setattr(self, name, torch.nn.ModuleList(built) if isinstance(child, list) else built[0])
+
+    def _child(self, config: Any, values: dict[str, Array] | None, device: Any, dtype: torch.dtype) -> "Layer[Any]":
+        cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
+        return cls(config, device=device, dtype=dtype, _values=values)
+
+    @property
+    def dtype(self) -> str | None:
+        """Name of the parameters' dtype; None for a layer without parameters."""
+        own = next((p for p in self._parameters.values() if p is not None), None)  # faster than the walk over all
+        return next((dtype_name(p) for p in self.parameters()), None) if own is None else dtype_name(own)
+
+    def extra_repr(self) -> str:
+        return f"{self.config}, dtype={self.dtype!r}"
+
+    def params(self) -> dict[str, Array]:
+        """Every parameter by its dotted name: the dictionary that weight files hold."""
+        return dict(self.named_parameters())
+
+    def set_params(self, values: dict[str, Array]) -> None:
+        """Copy tensors into the parameters, by dotted name: the dictionary that `params` returns.
+
+        Raises:
+            ValueError: a layer on the device "meta", whose parameters hold nothing.
+        """
+        found = self.params()
+        if any(param.is_meta for param in found.values()):
+            todo = "call layer.to_empty(device=...) first"
+            raise ValueError(f'{self.config.variant}: expected parameters with memory, got device "meta"; {todo}')
+        with torch.no_grad():
+            for name, param in found.items():
+                param.copy_(values[name])
+
+    def check(self, **arguments: Array | None) -> dict[str, int]:
+        """The sizes of all axis letters; arguments that cannot be right are refused."""
+        config, dtype = self.config, self.dtype
+        return checked(config, dtype, specs(config.variant, **arguments))
+
+    def init_cache(self, batch_size: int, max_length: int, *, dtype: Any = None, **sizes: int) -> Any:
+        """An empty cache to decode with, by `step`.
+
+        Args:
+            batch_size: how many sequences.
+            max_length: how many positions each may have.
+            dtype: of keys, values and states; the layer's by default, but float32 for the states of 16-bit layers,
+                whose roundings would add up from step to step.
+            sizes: of axis letters that the config leaves open, such as k=64, v=64 for `dot_product`.
+
+        Raises:
+            ValueError: a layer that does not decode, or sizes below 1.
+        """
+
+        kind = DTYPES[check_dtype(self.config.variant, dtype or self.dtype or "float32")]
+        device = next((p.device for p in self.parameters()), None)
+        like = torch.zeros((), dtype=kind, device=device)
+        return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
+
+    def step(
+        self, query: Array, cache: Any, *, valid: Array | None = None, tape: Tape = None, **arguments: Array
+    ) -> tuple[Array, Any]:
+        """The outputs of new positions, and the cache with them appended.
+
+        Each sequence continues from its own length. New positions that are not real, such as padding on either side,
+        are not appended, and their outputs mean nothing. The cache that is passed is used up; `cache.copy()` keeps it.
+
+        Args:
+            query: `b t d`, the new positions, one or many.
+            cache: from `init_cache` or the step before.
+            valid: `b t`, True = a real position; all of them by default.
+            tape: gets every named intermediate.
+            arguments: the layer's other arguments, for the new positions. No mask, bias or keep: their keys would be
+                slots of the cache; no `return_weights`: the tape has the weights.
+
+        Raises:
+            TypeError: a cache of another package, or none.
+            ValueError: a cache of another layer, or a full one, if the lengths are known. Under jit and compile they
+                are not: a full cache is left as it is, the outputs are NaN and `cache.overrun` is True.
+        """
+        config, known = self.config, check_arguments(self.config, cache, Cache, **arguments)
+        sizes = self.check(query=query, **known)
+        entries = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
+        new = spec_of(config.variant, "valid", valid)
+        check_step(config, self.training, sizes, new, entries, cache.max_length)
+        step = begin_step(config, cache, query, valid)
+        y, cache_after = end_step(step, self(query, step=step, tape=tape, **arguments))
+        if not torch.compiler.is_compiling():
+            object.__setattr__(cache, "spent", True)
+        return y, cache_after
+
+    def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
+        """The keep-mask of this call: the caller's, in training a random one, else None."""
+        rate = self.config.dropout  # type: ignore[attr-defined]
+        if keep is not None or not self.training or rate == 0:
+            return keep
+        return torch.rand(shape, device=like.device, dtype=torch.float32) >= rate
+
+
+def specs(variant: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
+    """Shape and dtype name of every array, as the contract's checks take them; None for None."""
+    return {name: spec_of(variant, name, x) for name, x in arrays.items()}
+
+
+def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:
+    if x is None:
+        return None
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{variant}: expected {name} as a torch.Tensor, got {type(x).__name__}; convert it")
+    return tuple(x.shape), dtype_name(x)

@@ -1,0 +1,445 @@
+"""PyTorch's dialect: the operations that every variant is written in, under the names they have in all three trees."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, broadcast_to, concatenate, exp, log, sigmoid, sqrt, stack, tanh, where
+from torch._subclasses import FakeTensor
+
+from attn_np import contract
+from attn_np.contract import Config, check_tokens, record, scope, tap_step
+
+__all__ = [
+    "Array",
+    "Tape",
+    "amax",
+    "any_over",
+    "arange",
+    "argmax",
+    "broadcast_to",
+    "checked",
+    "clip",
+    "concatenate",
+    "concrete",
+    "constant",
+    "constants",
+    "cumsum",
+    "dropout",
+    "dtype_name",
+    "einsum",
+    "empty_slots",
+    "entmax15",
+    "exp",
+    "gather_last",
+    "hardmax",
+    "l2_norm",
+    "layer_norm",
+    "lerp",
+    "linear",
+    "log",
+    "maximum",
+    "pytree",
+    "record",
+    "reorder",
+    "repeat_heads",
+    "rms_norm",
+    "scan",
+    "scope",
+    "shapes_may_vary",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+    "sparsemax",
+    "sqrt",
+    "stack",
+    "straight_through",
+    "take",
+    "tanh",
+    "to_dtype",
+    "upcast",
+    "where",
+    "write_positions",
+    "write_slice",
+    "write_slots",
+    "zeros",
+]
+
+Array = Tensor
+Tape = Any  # a dictionary of named intermediates, or None
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+# The modes that run operations without numbers or write them down: `FakeTensorMode`, `make_fx`.
+TRACERS = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
+
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+
+
+def maximum(x: Array, y: Array | float) -> Array:
+    return torch.clamp_min(x, y) if isinstance(y, int | float) else torch.maximum(x, y)
+
+
+def amax(x: Array, axis: int) -> Array:
+    """Largest entry of an axis, without a gradient: subtracted from every score before `exp`, it cancels."""
+    return torch.amax(x.detach(), dim=axis)
+
+
+def any_over(x: Array, axes: tuple[int, ...]) -> Array:
+    """Whether any entry of some axes is True; the array itself without axes."""
+    return torch.any(x, dim=axes) if axes else x  # without axes torch reduces over all of them under vmap
+
+
+def reorder(x: Array, order: Sequence[int]) -> Array:
+    """The axes in another order."""
+    return x.permute(order)
+
+
+def arange(n: int, like: Array) -> Array:
+    """0 .. n - 1, on the device of another array."""
+    return torch.arange(n, device=like.device)
+
+
+def argmax(x: Array, axis: int) -> Array:
+    """Index of the largest entry; the lowest index among equals."""
+    return torch.argmax(x, dim=axis)
+
+
+def zeros(shape: tuple[int, ...], like: Array) -> Array:
+    return like.new_zeros(shape)
+
+
+def constants(values: Sequence[float | int], like: Array) -> Array:
+    """Numbers known beforehand, each rounded once to the dtype of another array."""
+    return torch.tensor(values, dtype=torch.float64).to(like.device, like.dtype)
+
+
+def take(table: Array, tokens: Array) -> Array:
+    """Rows of a table: `u d`, `b t` -> `b t d`."""
+    if tokens.numel() and concrete(tokens):
+        check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
+    return upcast(table)[tokens.long()]
+
+
+def gather_last(x: Array, index: Array) -> Array:
+    """Entries of the last axis, the same for every head: `b h t x`, `b t s` -> `b h t s`; a batch of 1 serves all."""
+    b, h, t, _ = x.shape
+    index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
+    return torch.gather(x, -1, index)
+
+
+def clip(x: Array, low: int, high: int) -> Array:
+    """Integers, clamped to a range."""
+    return torch.clamp(x, low, high)
+
+
+def concrete(x: Array) -> bool:
+    """Whether the numbers are known now; under jit, compile and vmap, and where operations are traced, they are not."""
+    if torch.compiler.is_compiling() or x.is_meta or (type(x) is not Tensor and isinstance(x, FakeTensor)):
+        return False
+    if torch._C._len_torch_dispatch_stack() and any(torch._C._get_dispatch_mode(mode) for mode in TRACERS):
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def shapes_may_vary(x: Array) -> bool:
+    """Whether shapes may follow from numbers: where a new shape costs nothing, and the numbers are known."""
+    return concrete(x)
+
+
+def constant(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
+    """A function of plain values that makes an array by NumPy: kept, and a constant under jit and compile."""
+    kept = lru_cache(maxsize=8)(make)
+
+    @torch.compiler.assume_constant_result
+    def made(*args: Any) -> Array:
+        return torch.from_numpy(kept(*args))
+
+    return lambda *args, like: made(*args).to(like.device)
+
+
+def cumsum(x: Array, axis: int) -> Array:
+    """Running sum; of booleans a count."""
+    return torch.cumsum(x, dim=axis)
+
+
+def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
+    """Put entries into slots: `b s ...`, `b t`, `b t ...` -> `b s ...`. In place, unless gradients go through it."""
+    rows = arange(buffer.shape[0], buffer)[:, None]
+    traced = torch.is_grad_enabled() and (x.requires_grad or buffer.requires_grad)
+    return buffer.index_put((rows, slot), x) if traced else buffer.index_put_((rows, slot), x)
+
+
+def write_slice(buffer: Array, start: int, x: Array) -> Array:
+    """Put entries side by side into every row: `b s ...`, a slot, `b t ...` -> `b s ...`. In place as `write` is."""
+    if torch.is_grad_enabled() and (x.requires_grad or buffer.requires_grad):
+        return torch.slice_scatter(buffer, x.expand(buffer.shape[0], *x.shape[1:]), 1, start, start + x.shape[1])
+    buffer.narrow(1, start, x.shape[1]).copy_(x)
+    return buffer
+
+
+def write_positions(buffer: Array, start: int, stop: int) -> Array:
+    """A run of slots filled with their own numbers, `b s`. In place."""
+    found = buffer.narrow(1, start, stop - start)
+    if stop - start == 1:
+        found.fill_(start)  # nothing to be made first
+    else:
+        found.copy_(torch.arange(start, stop, device=buffer.device))
+    return buffer
+
+
+def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
+    """Empty slots of a cache, `b s ...`; a head's entries `b s h k` lie side by side in memory."""
+    if len(shape) != 4:
+        return zeros(shape, like)
+    b, s, h, k = shape
+    return zeros((b, h, s, k), like).transpose(1, 2)
+
+
+def checked(config: Config, dtype: str | None, specs: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of all axis letters of a call, its check cached; compiled programs trace the check itself."""
+    return config.check(dtype, **specs) if torch.compiler.is_compiling() else contract.checked(config, dtype, specs)
+
+
+def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], type]:
+    """A decorator for dataclasses of arrays and static fields, which JAX has to be told apart."""
+    return lambda cls: cls
+
+
+def dtype_name(x: Array) -> str:
+    return NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
+
+
+def upcast(x: Any) -> Any:
+    """16-bit types are computed in float32; other types, and None, stay as they are."""
+    return x.float() if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
+
+
+def to_dtype(x: Any, dtype: str) -> Any:
+    """Round a result once to the layer's dtype."""
+    return x if x is None or dtype_name(x) == dtype else x.to(DTYPES.get(dtype) or getattr(torch, dtype))
+
+
+def einsum(spec: str, a: Array, b: Array) -> Array:
+    """Sum of products over the letters that the output lacks; one batched matrix product, as in the other trees."""
+    left, right, out = spec.replace("->", ",").split(",")
+    n = (len(left) + len(right) - len(out)) // 2
+    if n and left[-n:] == right[:n] and out == left[:-n] + right[n:]:  # a projection: nothing to move
+        first, last, between = a.shape[:-n], b.shape[n:], prod(b.shape[:n])
+        product = upcast(a).reshape(prod(first), between) @ upcast(b).reshape(between, prod(last))
+        return product.reshape(*first, *last)
+    batch = [x for x in left if x in right and x in out]
+    summed = [x for x in left if x in right and x not in out]
+    rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
+    size = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
+
+    def flat(letters: list[str]) -> int:
+        return prod([size[x] for x in letters])
+
+    a = upcast(a).permute([left.index(x) for x in batch + rows + summed])
+    b = upcast(b).permute([right.index(x) for x in batch + summed + columns])
+    product = a.reshape(flat(batch), flat(rows), flat(summed)) @ b.reshape(flat(batch), flat(summed), flat(columns))
+    letters = batch + rows + columns
+    return product.reshape([size[x] for x in letters]).permute([letters.index(x) for x in out])
+
+
+def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
+    """A projection: `einsum`, plus a bias over its last axes where there is one."""
+    y = einsum(spec, x, weight)
+    return y if bias is None else y + upcast(bias)
+
+
+def lerp(a: Array, b: Array, z: Array) -> Array:
+    """(1 - z) a + z b for z from 0 to 1, with one product: where z is near 0 or 1 the result is a or b."""
+    return a + z * (b - a)
+
+
+def l2_norm(x: Array, eps: float) -> Array:
+    """x / sqrt(sum x^2 + eps) over the last axis."""
+    return x / sqrt(torch.sum(x * x, dim=-1, keepdim=True) + eps)
+
+
+def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
+    """x / sqrt(mean x^2 + eps) over the last axis, times a weight (Zhang and Sennrich 2019, equation 4)."""
+    unit = x / sqrt(torch.sum(x * x, dim=-1, keepdim=True) / x.shape[-1] + eps)
+    return unit if weight is None else unit * upcast(weight)
+
+
+def layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
+    """The deviation from the mean over the last axis, by `rms_norm`, plus a bias (Ba et al. 2016, equation 4)."""
+    unit = rms_norm(x - torch.sum(x, dim=-1, keepdim=True) / x.shape[-1], weight, eps)
+    return unit if bias is None else unit + upcast(bias)
+
+
+def silu(x: Array) -> Array:
+    """x sigmoid(x) (Elfwing et al. 2018, also called swish)."""
+    return x * sigmoid(x)
+
+
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)), without overflow."""
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
+def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """Normalise over the allowed entries of an axis; where none is allowed the weights are 0.
+
+    Hidden entries are selected to -inf, so their value never enters, and the largest score is subtracted, so that
+    `exp` cannot overflow. Allowed scores that are all -inf have overflowed: their weights are NaN, not 0.
+    """
+    if allowed is not None:
+        scores = where(allowed, scores, -torch.inf)
+    if scores.shape[axis] == 0:
+        return scores
+    top = torch.amax(scores.detach(), dim=axis, keepdim=True)
+    e = exp(scores - where(top == -torch.inf, 0.0, top))
+    total = torch.sum(e, dim=axis, keepdim=True)
+    lost = top == -torch.inf
+    if allowed is not None:
+        lost = lost & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
+    total = where(lost, torch.nan, total)
+    return e / where(total == 0, 1.0, total)
+
+
+def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """The point of the simplex nearest to the allowed scores (Martins and Astudillo 2016, algorithm 1).
+
+    The weights are max(score - tau, 0), with tau such that they add up to 1: the largest of (sum of the k largest - 1)
+    / k over all k. Where nothing is allowed the weights are 0; allowed scores that are all -inf give NaN, and so does
+    an allowed one that is NaN or inf.
+    """
+    z = scores if allowed is None else where(allowed, scores, -torch.inf)
+    n = scores.shape[axis]
+    if n == 0:
+        return scores
+    top = torch.amax(z.detach(), dim=axis, keepdim=True)
+    lost = top == -torch.inf
+    z = z - where(lost, 0.0, top)
+    ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
+        (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
+    )
+    fixed = z.detach()
+    x = torch.sort(fixed, dim=axis, descending=True).values
+    tau = torch.amax((cumsum(x, axis) - 1.0) / ranks, dim=axis, keepdim=True)
+    tau = where(lost, 0.0, tau)
+    # The gradient of a maximum is shared where a score lies at tau itself; that of the mean over the support is not.
+    support = fixed > tau
+    count = torch.sum(support, dim=axis, keepdim=True, dtype=z.dtype)
+    mean = torch.sum(where(support, z, 0.0), dim=axis, keepdim=True) / where(count == 0, 1.0, count)
+    weights = where(support, z - (tau + (mean - mean.detach())), 0.0)
+    if allowed is not None:
+        lost = lost & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
+    return where(lost | ~(top < torch.inf), torch.nan, weights)
+
+
+def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
+    """1.5-entmax of the allowed scores (Peters et al. 2019, algorithm 2), between softmax and sparsemax.
+
+    The weights are max(z - tau, 0)^2 for z half the score, with tau such that they add up to 1: for the k largest z the
+    smaller root of sum (z - tau)^2 = 1, over the most k whose smallest z is no less. Where nothing is allowed the
+    weights are 0; allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    """
+    z = scores if allowed is None else where(allowed, scores, -torch.inf)
+    if scores.shape[axis] == 0:
+        return scores
+    top = torch.amax(z.detach(), dim=axis, keepdim=True)
+    lost = top == -torch.inf
+    z = (z - where(lost, 0.0, top)) / 2.0
+    fixed = z.detach()
+    # One largest z alone gives tau = -1, so what is below -1 weighs nothing.
+    x = torch.sort(maximum(fixed, -1.0), dim=axis, descending=True).values
+    k = cumsum(0.0 * x + 1.0, axis)
+    mean = cumsum(x, axis) / k
+    # k (mean of squares - squared mean), summed so that nothing cancels where many z are nearly equal (Welford 1962).
+    apart = cumsum((x - mean) * (x - mean) * (k / maximum(k - 1.0, 1.0)), axis)
+    tau = mean - sqrt(maximum(1.0 - apart, 0.0) / k)
+    tau = torch.amax(where(tau <= x, tau, -1.0), dim=axis, keepdim=True)
+    # tau has no gradient so far. The root of the same equation, counted from tau, is 0 and moves as tau does.
+    support = fixed > tau
+    root = where(support, z - tau, 0.0)
+    size = where(lost, 1.0, torch.sum(root, dim=axis, keepdim=True))
+    count = torch.sum(support, dim=axis, keepdim=True, dtype=z.dtype)
+    excess = torch.sum(root * root, dim=axis, keepdim=True)
+    excess = excess - excess.detach()
+    root = where(support, root - excess / (size + sqrt(size * size - count * excess)), 0.0)
+    if allowed is not None:
+        lost = lost & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
+    return where(lost | ~(top < torch.inf), torch.nan, root * root)
+
+
+def hardmax(scores: Array, allowed: Array | None = None) -> Array:
+    """1 at the largest allowed score of the last axis, the first of equals; 0 elsewhere, and where nothing is allowed.
+
+    Without a gradient. Allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    """
+    if scores.shape[-1] == 0:
+        return scores
+    z = scores.detach() if allowed is None else where(allowed, scores.detach(), -torch.inf)
+    chosen = arange(z.shape[-1], z) == argmax(z, -1)[..., None]
+    top = torch.amax(z, dim=-1, keepdim=True)
+    some = top > -torch.inf
+    if allowed is not None:
+        some = some | ~torch.any(allowed, dim=-1, keepdim=True)
+        chosen = chosen & allowed
+    return where(some & (top < torch.inf), chosen.to(z.dtype), torch.nan)
+
+
+def straight_through(hard: Array, soft: Array) -> Array:
+    """The value of one array with the gradient of another, which has its shape (Bengio et al. 2013)."""
+    return hard + (soft - soft.detach())
+
+
+def repeat_heads(x: Array, q: Array) -> Array:
+    """Give every query head its key/value head: query head h uses head h // r. Without a head axis nothing to do."""
+    if x.ndim == 3 or x.shape[2] == q.shape[2]:
+        return x
+    return x[:, :, arange(q.shape[2], q) // (q.shape[2] // x.shape[2])]
+
+
+def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
+    """Set the weights to 0 that a keep-mask drops and divide the others by the share kept."""
+    return weights if keep is None else where(keep, weights / (1.0 - rate), 0.0)
+
+
+# Scans ----------------------------------------------------------------------------------------------------------------
+
+
+def scan(
+    step: Callable[..., Any],
+    carry: Any,
+    xs: tuple[Any, ...],
+    *,
+    names: tuple[str, ...],
+    tape: Tape = None,
+    reverse: bool = False,
+) -> tuple[Any, tuple[Array, ...]]:
+    """Run `carry, ys = step(carry, xs at one time)` along axis 1 and stack the ys; the tape gets them by `names`.
+
+    An x that is None stays None in every step.
+    """
+    times = range(xs[0].shape[1])
+    collected: list[tuple[Array, ...]] = []
+    for i in reversed(times) if reverse else times:
+        carry, ys = step(carry, tuple(None if x is None else x[:, i] for x in xs))
+        carry, ys = tap_step(tape, names, i, carry, ys)
+        collected.append(ys)
+    if reverse:
+        collected.reverse()
+    stacked = tuple(stack(y, dim=1) for y in zip(*collected, strict=True))
+    if not stacked:  # no steps: run one on zeros and keep nothing of it but shapes, dtypes and the graph
+        blank = (None if x is None else zeros((x.shape[0], *x.shape[2:]), x) for x in xs)
+        _, ys = step(carry, tuple(blank))
+        stacked = tuple(y[:, None][:, :0] for y in ys)
+    out = record(tape, **dict(zip(names, stacked, strict=True)))
+    return carry, out if isinstance(out, tuple) else (out,)
