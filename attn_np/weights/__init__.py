@@ -12,10 +12,11 @@ from attn_np.weights._convert import convert
 from attn_np.weights._draw import draw
 from attn_np.weights._errors import *  # noqa: F403
 from attn_np.weights._io import read, write
+from attn_np.weights._paths import PathArg
 from attn_np.weights._pretrained import Pretrained, drain, read_pretrained
 from attn_np.weights._rotary import rotary_layout
 from attn_np.weights._shards import tensors
 
-__all__ = ["Pretrained", "WeightFile", "check", "convert", "drain", "draw", "read", "read_pretrained"]
+__all__ = ["PathArg", "Pretrained", "WeightFile", "check", "convert", "drain", "draw", "read", "read_pretrained"]
 __all__ += ["requested_dtype", "require_savable", "rotary_layout", "tensors", "write"]
 __all__ += _errors.__all__

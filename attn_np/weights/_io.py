@@ -7,6 +7,7 @@ import numpy as np
 
 from attn_np import contract
 from attn_np.contract import Config
+from attn_np.contract._rotary import LAYOUTS as ROTARY_LAYOUTS
 from attn_np.weights import layouts
 from attn_np.weights._check import Request, WeightFile, check
 from attn_np.weights._foreign import read_foreign, write_foreign
@@ -35,7 +36,7 @@ def read(
         path: the file, or the index of its shards (`*.safetensors.index.json`).
         config: the config that the file must have, as for loading into a layer.
         layout: name of a foreign layout, or of the file's variant if another one is to be returned; None for our own
-            names as they are.
+            names as they are. "half" or "interleaved" is the Config field of this name.
         variant: the variant to return, for a layout with several and for a file without our metadata.
         layer: number of the layer, for a layout with several.
         part: which block of attention, if a layer has several, such as "cross".
@@ -55,6 +56,8 @@ def read(
     if variant in contract.presets():
         variant, preset = contract.presets()[variant]
         fields = {**preset.fields, **fields}
+    if layout in ROTARY_LAYOUTS:  # no layout of files, but the Config field of the same name
+        layout, fields = None, {**fields, "layout": layout}
     if config is not None and variant not in (None, config.variant):
         raise ValueError(f"expected variant {config.variant!r} for this layer, got {variant!r}; leave it out")
     foreign = layout if layout not in (None, *contract.variants()) else None

@@ -506,24 +506,24 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key(
                 "_api.py",
                 "load",
-                "cls(found.config, rng=0, dtype=found.dtype or wanted or 'float32', _values=found.values)",
-                "cls(found.config, rng=1, dtype=found.dtype or wanted or 'float32', _values=found.values)",
+                "cls(file.config, rng=0, dtype=file.dtype or target or 'float32', _values=file.values)",
+                "cls(file.config, rng=1, dtype=file.dtype or target or 'float32', _values=file.values)",
             ),
             Key(
                 "_api.py",
                 "load_pretrained",
-                "cls(found.config, rng=0, dtype=found.dtype, _values=drain(found.values))",
-                "cls(found.config, rng=1, dtype=found.dtype, _values=drain(found.values))",
+                "cls(pretrained.config, rng=0, dtype=pretrained.dtype, _values=drain(pretrained.values))",
+                "cls(pretrained.config, rng=1, dtype=pretrained.dtype, _values=drain(pretrained.values))",
             ),
         ),
     ),
     (
         "Values are handed over once to save memory, which `test_pretrained.py` measures.",
-        (Key("_api.py", "load_pretrained", "drain(found.values)", "found.values"),),
+        (Key("_api.py", "load_pretrained", "drain(pretrained.values)", "pretrained.values"),),
     ),
     (
         "`read` gives the dtype that was wanted where the file has none.",
-        (Key("_api.py", "load", "found.dtype or wanted or 'float32'", "found.dtype or 'float32'"),),
+        (Key("_api.py", "load", "file.dtype or target or 'float32'", "file.dtype or 'float32'"),),
     ),
     (
         "Nothing is hidden here: without a mask the letters are not read.",
