@@ -111,7 +111,7 @@ def test_a_read_only_file_stays(tmp_path: Path) -> None:
 @contextmanager
 def special(kind: str, folder: Path) -> Iterator[str]:
     """The path of a file of a kind."""
-    path = str(folder / "special.safetensors")
+    path, ends = str(folder / "special.safetensors"), ()
     if kind == "a FIFO":
         os.mkfifo(path)
     elif kind == "a socket":
@@ -120,9 +120,12 @@ def special(kind: str, folder: Path) -> Iterator[str]:
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(os.path.basename(path))
         os.chdir(before)
-    elif kind == "a device":
-        path = os.devnull
+    else:  # a terminal of our own: a writer that replaces it does no harm to the system, as it would to /dev/null
+        ends = os.openpty()
+        path = os.ttyname(ends[1])
     yield path
+    for end in ends:
+        os.close(end)
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a socket", "a device"])
