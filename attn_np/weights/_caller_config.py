@@ -28,7 +28,7 @@ def layer_config(hf: HFConfig, layout: Layout, layer: int, part: str) -> tuple[s
     if part in ("", "encoder"):
         hf.check_layer("num_hidden_layers", layer)
     if layout.config is None:
-        raise ValueError(f"expected a layout with a {CONFIG}, got {layout.origin}; use load")
+        raise ValueError(f"weights: expected a layout with a {CONFIG}, got {layout.origin}; use load")
     try:
         table, fields = layout.config(hf, layer, part)
         return table, contract.config(layout.variant_of(table), **fields)

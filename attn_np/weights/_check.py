@@ -139,9 +139,9 @@ def common_dtype(file: str, dtypes: Mapping[str, str], dtype: str | None, cast: 
         ValueError: a dtype that layers do not have.
     """
     if dtype is None and cast:
-        raise ValueError("expected dtype= with cast=True, got none; name the dtype to cast to")
+        raise ValueError("weights: expected dtype= with cast=True, got none; name the dtype to cast to")
     if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"expected dtype to be one of {', '.join(DTYPES)}, got {dtype!r}; set dtype=")
+        raise ValueError(f"weights: expected dtype to be one of {', '.join(DTYPES)}, got {dtype!r}; set dtype=")
     target = dtype or next(iter(dtypes.values()), None)
     for name, own in dtypes.items():
         if target not in DTYPES:

@@ -16,7 +16,7 @@ def choose_table(name: str, layout: Layout, variant: str | None, keys: Collectio
     tables = layout.tables_of(variants[0] if variant is None and len(variants) == 1 else str(variant))
     if not tables:
         todo = f"pass variant=, one of {', '.join(variants)}"
-        raise ValueError(f"expected a variant that layout {name} has, got {variant!r}; {todo}")
+        raise ValueError(f"weights: expected a variant that layout {name} has, got {variant!r}; {todo}")
     return next((table for table in tables if has_required_keys(layout.tables[table], keys)), tables[0])
 
 

@@ -93,9 +93,8 @@ def write_foreign(
     """
     layout = layouts.get(name)
     if layout.variant is not None:
-        raise ValueError(
-            f"expected a foreign layout to write, got {name!r}; use attn_np.weights.convert and write its result"
-        )
+        todo = "use attn_np.weights.convert and write its result"
+        raise ValueError(f"weights: expected a foreign layout to write, got {name!r}; {todo}")
     table = layout.tables[layout.table_for(config) or choose_table(name, layout, config.variant, ())]
     unsupported = unsupported_fields(table, config)
     if unsupported:
@@ -103,7 +102,7 @@ def write_foreign(
         raise ConfigMismatchError(file, "config", f"a config that {name} can hold", got, "choose another layout")
     form = layout.prefixes_of(find_part(layout, part))[0]
     if layer is not None and "{layer}" not in form:
-        raise ValueError(f"expected no layer=, as this layout has one layer, got {layer!r}; leave it out")
+        raise ValueError(f"weights: expected no layer=, as this layout has one layer, got {layer!r}; leave it out")
     place = prefix_for(prefix, form, form.format(layer=layer or 0), layer or 0)
     plan = plan_steps(file, name, table, config)
     for key in table.zeros:

@@ -59,7 +59,7 @@ def read(
     if layout in ROTARY_LAYOUTS:  # no layout of files, but the Config field of the same name
         layout, fields = None, {**fields, "layout": layout}
     if config is not None and variant not in (None, config.variant):
-        raise ValueError(f"expected variant {config.variant!r} for this layer, got {variant!r}; leave it out")
+        raise ValueError(f"weights: expected variant {config.variant!r} for this layer, got {variant!r}; leave it out")
     foreign = layout if layout not in (None, *contract.variants()) else None
     if foreign is None:
         require_no_layer(layer, part)
@@ -117,4 +117,4 @@ def require_no_layer(layer: int | None, part: str | None) -> None:
     if layer is not None or part is not None:
         got = f"layer={layer}" if layer is not None else f"part={part!r}"
         todo = "name the file's layout, or pass prefix= for our own names in a model's file"
-        raise ValueError(f"expected a foreign layout= with layer= or part=, got {got} alone; {todo}")
+        raise ValueError(f"weights: expected a foreign layout= with layer= or part=, got {got} alone; {todo}")

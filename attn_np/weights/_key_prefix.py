@@ -64,7 +64,7 @@ def find_part(layout: Layout, part: str | None) -> str:
         rule = (
             f"part= to be one of {', '.join(parts)}" if several else "no part=, as a layer has one block of attention"
         )
-        raise ValueError(f"expected {rule}, got {part!r}; {'name the block' if several else 'leave it out'}")
+        raise ValueError(f"weights: expected {rule}, got {part!r}; {'name the block' if several else 'leave it out'}")
     return part
 
 
@@ -81,7 +81,7 @@ def match_prefix(
     numbered = "{layer}" in forms[0]
     if layer is not None and (not numbered or isinstance(layer, bool) or not isinstance(layer, int) or layer < 0):
         rule = "layer= to be an integer from 0" if numbered else "no layer=, as this layout has one layer"
-        raise ValueError(f"expected {rule}, got {layer!r}; {'correct it' if numbered else 'leave it out'}")
+        raise ValueError(f"weights: expected {rule}, got {layer!r}; {'correct it' if numbered else 'leave it out'}")
     outside = {*table.shared, *table.above}
     names = tuple(key for keys, _ in table.rules.values() for key in as_tuple(keys) if key not in outside)
     first_keys = {name.format(n=0) for name in names}

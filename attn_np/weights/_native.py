@@ -120,7 +120,7 @@ def locate_params(file: Tensors, config: Config, prefix: str) -> dict[str, str]:
         prefixes = prefixes_of(first, list(file.entries))
         if prefixes:
             got, todo = f"other prefixes {first_names(prefixes)}", nearest(prefix, prefixes[:MAX_PREFIXES])
-            raise MissingKeysError(file.path, prefix + first, expected, got, f"set prefix=, {todo}")
+            raise MissingKeysError(file.path, prefix + first, expected, got, f"for prefix= {todo}")
         got, todo = f"keys {first_names(file.entries)}", "check variant=, or name the layout= that they are in"
         raise MissingKeysError(file.path, prefix + first, expected, got, todo)
     compare_keys(file.path, list(keys.values()), present)

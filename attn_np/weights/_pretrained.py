@@ -101,7 +101,7 @@ def read_pretrained(
     name, family = find_family(hf, layout)
     block = find_part(family, part)
     if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
-        raise ValueError(f"expected layer= to be an integer from 0, got {layer!r}; correct it")
+        raise ValueError(f"weights: expected layer= to be an integer from 0, got {layer!r}; correct it")
     chosen, config = layer_config(hf, family, layer, block)
     hf.finish([allow] if isinstance(allow, str) else allow)
     table, config = family.tables[chosen], add_caller_fields(config, fields)
@@ -158,7 +158,7 @@ def find_family(hf: HFConfig, layout: str | None) -> tuple[str, Layout]:
         family = layouts.get(layout)
         if family.config is None:
             todo = f"choose one of {', '.join(sorted(set(known.values())))}"
-            raise ValueError(f"expected a layout whose models have a {CONFIG}, got {layout!r}; {todo}")
+            raise ValueError(f"weights: expected a layout whose models have a {CONFIG}, got {layout!r}; {todo}")
         if known.get(model_type, layout) != layout:
             expected = f"one of {family.model_types}"
             raise ConfigMismatchError(hf.file, "model_type", expected, repr(model_type), "leave layout= out")

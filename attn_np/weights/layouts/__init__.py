@@ -26,5 +26,5 @@ def get(name: str) -> Layout:
         ValueError: there is no such layout; the message names the nearest.
     """
     if name not in names():
-        raise ValueError(f"expected the name of a layout, got {name!r}; {nearest(name, names())}")
+        raise ValueError(f"weights: expected the name of a layout, got {name!r}; {nearest(name, names())}")
     return importlib.import_module(f"{__name__}.{name}").LAYOUT
