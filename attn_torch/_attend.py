@@ -107,10 +107,6 @@ def attend(
         ValueError: shapes that do not fit, an unknown implementation, or "fused" beside what needs the weights.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
-    bare = mask is bias is window is softcap is sinks is keep is weigh is past is tape is None  # twin: speed
-    asked = causal, scale, rate, normalize_over, implementation, return_weights  # twin: speed
-    if bare and (context := kernels.straight(q, k, v, asked)) is not None:  # twin: speed
-        return context, None  # twin: speed
     given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "sinks": sinks, "keep": keep}  # twin: speed
     words = (causal, window, scale, softcap, rate), normalize_over, implementation, weigh is not None
     # In a step the layer has made keys and values for the queries, more of them each time.
