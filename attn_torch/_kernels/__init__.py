@@ -16,8 +16,8 @@ from torch.nn.functional import pad
 
 from attn_torch._kernels import sdpa, small
 from attn_torch._kernels.blocks import Blocks
-from attn_torch._kernels.window import Window, cut, hidden_to_zero, known, limits
-from attn_torch._ops import dtype_name, narrow, widen
+from attn_torch._kernels.window import Window, cut, known, limits, zero_hidden
+from attn_torch._ops import dtype_name, to_dtype, upcast
 
 # Up to how many scores all of them at once are faster than blocks on a CPU.
 SMALL = 2**19
@@ -43,12 +43,12 @@ def attend(
 ) -> Tensor:
     """Weighted average of the values, `b t h v`, of q `b t h k`, k `b s g k`, v `b s g v`; see `attn_torch.attend`."""
     dtype, t = dtype_name(q), q.shape[1]
-    q, k, v = widen(q), widen(k), widen(v)
+    q, k, v = upcast(q), upcast(k), upcast(v)
     mask, bias = rank4(mask), rank4(bias)
     q, k, v, mask, bias, near = cut(q, k, v, mask, bias, limits(causal, window, t, k.shape[1]))
-    q, k, v, mask = hidden_to_zero(q, k, v, mask, near)
-    bias = None if bias is None else widen(bias).to(q.dtype)
-    sinks = None if sinks is None else widen(sinks).to(q.dtype)[None]
+    q, k, v, mask = zero_hidden(q, k, v, mask, near)
+    bias = None if bias is None else upcast(bias).to(q.dtype)
+    sinks = None if sinks is None else upcast(sinks).to(q.dtype)[None]
     scale, softcap = float(scale), None if softcap is None else float(softcap)
     arrays = q, k, v, mask, bias
     if softcap is None and sinks is None and sdpa.takes(*arrays, near, scale):
@@ -58,7 +58,7 @@ def attend(
     else:
         context = Blocks.apply(*arrays, sinks, *near, scale, softcap)
     first_query = t - q.shape[1]
-    return narrow(context if known(first_query == 0) else pad(context, (0, 0, 0, 0, first_query, 0)), dtype)
+    return to_dtype(context if known(first_query == 0) else pad(context, (0, 0, 0, 0, first_query, 0)), dtype)
 
 
 def rank4(x: Tensor | None) -> Tensor | None:

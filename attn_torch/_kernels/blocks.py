@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
+from attn_torch._masks import unmasked_by_bias
+
 PACKAGE = __name__.split(".")[0]
 
 # How many scores a block holds at most: on a CPU they should stay in its caches, a GPU wants large products.
@@ -140,11 +142,8 @@ class Blocked:
 
     def allowed(self, block: Block) -> Tensor | None:
         """What mask and bias allow."""
-        mask = None if self.mask is None else block.of(self.mask, "bgrts")
-        if self.bias is None:
-            return mask
-        shown = block.of(self.bias, "bgrts") != -torch.inf
-        return shown if mask is None else shown & mask
+        mask, bias = (None if x is None else block.of(x, "bgrts") for x in (self.mask, self.bias))
+        return unmasked_by_bias(mask, bias)
 
     def weights(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor]:
         """The weights, `(b g) (r t) s`; the queries that see no key, whose weights are NaN; the tanh of the softcap."""

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attn_torch._kernels.window import Window, near
+from attn_torch._kernels.window import Window
+from attn_torch._masks import attention_mask, unmasked_by_bias
 
 
 def has_tangent(x: Tensor | None) -> bool:
@@ -24,17 +25,14 @@ def attend(
     softcap: float | None,
 ) -> Tensor:
     """The context, `b t h v`; sinks are `1 h`, masks have four axes."""
-    (b, t, h, _), (s, g) = q.shape, k.shape[1:3]
-    scores = (by_group(q, g) @ k.permute(0, 2, 3, 1)).view(b, h, t, s) * scale
+    (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
+    rows = t * (h // g)  # the queries of all heads that share a key/value head
+    q = q.transpose(1, 2).reshape(b, g, rows, width)
+    scores = (q @ k.permute(0, 2, 3, 1)).view(b, h, t, s) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    allowed, empty = mask, None
-    if window != (None, None):
-        inside = near(window, t, s, q.device)
-        allowed = inside if mask is None else inside & mask
-    if bias is not None:
-        shown = bias != -torch.inf
-        allowed = shown if allowed is None else shown & allowed
+    allowed, empty = unmasked_by_bias(attention_mask(mask, t, s, like=scores, window=window), bias), None
+    if bias is not None and allowed is not None:
         scores = scores + torch.where(allowed, bias, 0.0)
     if mask is not None or bias is not None:
         empty = ~allowed.amax(-1, keepdim=True)
@@ -44,11 +42,5 @@ def attend(
     if sinks is not None:
         scores = torch.cat([scores, sinks[:, :, None, None].expand(b, h, t, 1)], -1)
     probs = torch.softmax(scores, -1)[..., :s]
-    context = (probs.reshape(b, g, -1, s) @ v.transpose(1, 2)).view(b, h, t, v.shape[-1])
+    context = (probs.reshape(b, g, rows, s) @ v.transpose(1, 2)).view(b, h, t, v.shape[-1])
     return (context if empty is None else context.masked_fill(empty, 0.0)).transpose(1, 2)
-
-
-def by_group(x: Tensor, g: int) -> Tensor:
-    """`b t h k` -> `b g (r t) k`."""
-    x = x.transpose(1, 2)
-    return x if x.shape[1] == g else x.unflatten(1, (g, -1)).flatten(2, 3)

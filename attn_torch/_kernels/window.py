@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+
+from attn_torch._masks import visibility, zero_unseen
 
 # How many keys a query sees to the left and to the right of its own position; None for no limit.
 Window = tuple[int | None, int | None]
@@ -44,10 +45,10 @@ def cut(
     return q, k, v, mask, bias, limits(False, window, q.shape[1], k.shape[1])
 
 
-def hidden_to_zero(
+def zero_hidden(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, window: Window
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Select to 0 the keys that no query sees and the queries that see no key: what they hold can't leak.
+    """Select keys that no query sees to 0, and queries that see no key: what they hold can't leak.
 
     The mask comes back, or one that hides nothing where the window by itself may leave a query without a key.
     """
@@ -56,35 +57,12 @@ def hidden_to_zero(
         if (right is None or known(t - s <= right)) and (left is None or known(s - t <= left)):
             return q, k, v, None
         mask = torch.ones(1, 1, 1, s, dtype=torch.bool, device=q.device)
-    keys, queries = seen(mask, window, t, s)
-    shown = (q, queries), (k, keys), (v, keys)
-    q, k, v = (x.masked_fill(~by_group(some, x.shape[2])[..., None], 0.0) for x, some in shown)
-    return q, k, v, mask
+    queries, keys = visibility(mask, t, s, like=q, window=window)
+    keys = None if keys is None else by_group(keys, q.shape[2] // k.shape[2])
+    k, v = (zero_unseen("bgts->bsgk", keys, x) for x in (k, v))
+    return zero_unseen("bhts->bthk", queries, q), k, v, mask
 
 
-def seen(mask: Tensor, window: Window, t: int, s: int) -> tuple[Tensor, Tensor]:
-    """Which keys some query sees, `b s h`, and which queries see some key, `b t h`; axes of length 1 serve all."""
-    left, right = window
-    if mask.shape[2] > 1 or window == (None, None):
-        allowed = mask if window == (None, None) else mask & near(window, t, s, mask.device)
-        keys, queries = allowed.amax(2), allowed.amax(3)  # four times as fast as `any` on a CPU
-    else:
-        keys, at = mask[:, :, 0], torch.arange(t, device=mask.device) + (s - t)
-        count = pad(keys.expand(*keys.shape[:2], s).cumsum(-1), (1, 0))  # the allowed keys before each
-        start = 0 * at if left is None else (at - left).clamp(0, s)
-        stop = 0 * at + s if right is None else (at + (right + 1)).clamp(0, s)
-        queries = count[..., stop] > count[..., start]
-    return keys.transpose(1, 2), queries.transpose(1, 2)
-
-
-def near(window: Window, t: int, s: int, device: torch.device) -> Tensor:
-    """Which keys are within the window of each query, `t s`."""
-    left, right = window
-    found = torch.ones(t, s, dtype=torch.bool, device=device)
-    found = found if right is None else found.tril(s - t + right)
-    return found if left is None else found.triu(s - t - left)
-
-
-def by_group(some: Tensor, g: int) -> Tensor:
-    """`b s h` -> `b s g`: what any query head of a key/value head has; one head, or g of them, are as they are."""
-    return some if some.shape[2] in (1, g) else some.unflatten(2, (g, -1)).amax(3)
+def by_group(mask: Tensor, r: int) -> Tensor:
+    """What any of the r query heads of a key/value head sees: `b h t s` -> `b g t s`."""
+    return mask if mask.shape[1] == 1 or r == 1 else mask.unflatten(1, (-1, r)).amax(2)
