@@ -190,8 +190,7 @@ def caller_config(
         raise LayoutTagError(file.path, "format", f"{FORMAT} in the metadata", repr(tag), todo)
     own = request.config
     if own is not None and (prefix or variant) and variant in (None, own.variant):
-        require_agreement(file.path, own, request)
-        return own
+        return own  # the caller's fields are compared with it as with a file's
     if variant is not None:
         return contract.config(variant, **request.fields)
     ours = "pass variant= and the fields of its Config if the names are ours"
