@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -222,8 +223,6 @@ def stated_digests(file: Tensors, metadata: Mapping[str, str]) -> dict[str, str]
 
 def library_version() -> str:
     """The version of this library; "0" in a checkout that is not installed."""
-    from importlib.metadata import PackageNotFoundError, version  # slow to import, and needed for writing only
-
     try:
         return version("attn-parity")
     except PackageNotFoundError:
