@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attn_jax._masks import hide, shown, visible
-from attn_jax._ops import Array, broadcast_to, dtype_name, einsum, exp, maximum, narrow, tanh, where, widen, zeros
+from attn_jax._masks import attention_mask, unmasked_by_bias, zero_unseen
+from attn_jax._ops import Array, broadcast_to, dtype_name, einsum, exp, maximum, tanh, to_dtype, upcast, where, zeros
 
 ONE_BLOCK = 3 << 19  # up to so many scores are computed as one block
 SMALL = 1 << 15  # and so are all heads that have no more each
@@ -140,14 +140,14 @@ def attend(
         first, left, right = 0 if left is None else max(0, s - 1 - left), None, None
         k, v, mask, bias = k[:, first:], v[:, first:], _from(first, mask), _from(first, bias)
         s = k.shape[1]
-    q, k, v = (widen(x) for x in (q, k, v))
+    q, k, v = (upcast(x) for x in (q, k, v))
     arrays = [q, k, v, *(x if x is None else jnp.asarray(x).astype(q.dtype) for x in (bias, sinks))]
     if t <= FEW and s > FEW_KEYS * KEYS_OF_FEW and 0 not in (q.size, v.size):
         few = _one_query if t == 1 else _few_queries
-        return narrow(few(*arrays, mask, left, right, scale, softcap), dtype)
+        return to_dtype(few(*arrays, mask, left, right, scale, softcap), dtype)
     if q.shape[0] * q.shape[2] * t * s <= ONE_BLOCK or t * s <= SMALL or 0 in (q.size, v.size):
-        return narrow(_one_block(*arrays, mask, left, right, scale, softcap), dtype)
-    return narrow(_many_blocks(*arrays, mask, scale, _plan(q, k, left, right, softcap)), dtype)
+        return to_dtype(_one_block(*arrays, mask, left, right, scale, softcap), dtype)
+    return to_dtype(_many_blocks(*arrays, mask, scale, _plan(q, k, left, right, softcap)), dtype)
 
 
 # One block ------------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def _grouped(x: Array | None, g: int) -> Array | None:
 def _allowed(
     mask: Array | None, bias: Array | None, t: int, s: int, left: int | None, right: int | None, like: Array
 ) -> Array | None:
-    return shown(visible(mask, t, s, like=like, window=(left, right)), bias)
+    return unmasked_by_bias(attention_mask(mask, t, s, like=like, window=(left, right)), bias)
 
 
 @partial(jax.jit, static_argnums=(6, 7, 8, 9))
@@ -186,8 +186,8 @@ def _one_block(
     allowed = _allowed(mask, bias, t, s, left, right, q)
     # Axes in the order of a product, so that XLA turns nothing around; query heads that share keys are rows of one.
     q, k, v = (q * scale).reshape(b, t, g, h // g, width).transpose(0, 2, 3, 1, 4), k.swapaxes(1, 2), v.swapaxes(1, 2)
-    q = hide("bgrts->bgrtk", allowed, q).reshape(b * g, h // g * t, width)
-    k, v = hide("bgrts->bgsk", allowed, k), hide("bgrts->bgsv", allowed, v)
+    q = zero_unseen("bgrts->bgrtk", allowed, q).reshape(b * g, h // g * t, width)
+    k, v = zero_unseen("bgrts->bgsk", allowed, k), zero_unseen("bgrts->bgsv", allowed, v)
     x = einsum("ntk,nsk->nts", q, k.reshape(b * g, s, width)).reshape(b, g, h // g, t, s)
     if softcap is not None:
         x = softcap * tanh(x / softcap)
@@ -291,7 +291,7 @@ def _few_queries(
         new = maximum(top, jnp.max(x, -1))
         level = where(new == -jnp.inf, 0.0, new)
         e, shrink = exp(x - level[..., None]), exp(top - level)
-        part = einsum("bgrts,bsgv->bgrtv", e, hide("bgrts->bsgv", allowed, vs))
+        part = einsum("bgrts,bsgv->bgrtv", e, zero_unseen("bgrts->bsgv", allowed, vs))
         return new, total * shrink + jnp.sum(e, -1), context * shrink[..., None] + part
 
     end = s
@@ -359,7 +359,7 @@ def _one_query(
         if bias is not None:
             x = x + bias[..., :n]
         if allowed is not None:
-            x, values = where(allowed[..., :n], x, -jnp.inf), hide("bgrts->bsgv", allowed[..., :n], values)
+            x, values = where(allowed[..., :n], x, -jnp.inf), zero_unseen("bgrts->bsgv", allowed[..., :n], values)
         e, total, _ = _weights(x, sinks, some)
         return (einsum("bgrts,bsgv->bgrtv", e, values) / total).reshape(b, 1, h, v.shape[3])
 
@@ -424,7 +424,7 @@ def _hide_keys(plan: Plan, k: Array, v: Array, mask: Array | None, bias: Array |
     before = 0 if plan.left is None else plan.s - plan.t - plan.left
     if mask is not None or bias is not None:
         allowed = _allowed(mask, bias, plan.t, plan.s, plan.left, plan.right, k)
-        k, v = hide("bgrts->bsgk", allowed, k), hide("bgrts->bsgv", allowed, v)
+        k, v = zero_unseen("bgrts->bsgk", allowed, k), zero_unseen("bgrts->bsgv", allowed, v)
     elif before > 0:
         seen = (jnp.arange(plan.s) >= before)[:, None, None]
         k, v = where(seen, k, 0.0), where(seen, v, 0.0)

@@ -29,15 +29,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from attn_np._masks import hide, visible
-from attn_np._ops import Array, narrow, widen
+from attn_np._masks import unmasked_by_bias, visibility, zero_unseen
+from attn_np._ops import Array, to_dtype, upcast
 from attn_np.contract._band import Band, Span
 from attn_np.contract._tape import save
 
 BLOCK_QUERIES, BLOCK_KEYS = 1024, 512  # a block's scores, two megabytes in float32, fit a core's caches
 EDGE_QUERIES = 128  # blocks that a causal edge or a window cuts through are halved down to so many queries
 MIN_BLOCKS = 16  # at least so many blocks of queries where possible, so that every thread has work
-SMALL_CALL = 2**19  # at most so many scores are one block: threads would cost more than they save
 FEW_QUERIES = 32  # for fewer, looking at every key and value would cost more than a bound of the scores saves
 SAFE_SCORE = 30.0  # exp(30), summed over a million keys and times values up to 2**50, is a float32
 SAFE_VALUES = 2.0**-80, 2.0**50  # exp(-30) times the smaller one is a normal float32
@@ -66,24 +65,15 @@ class Arguments:
     sinks: Array | None
     log_base: float
 
-    def allowed(self) -> Array | None:
-        """Mask, causality, window and the bias's -inf as one mask, `b h t s` with axes of 1; None where all is True."""
-        window = self.band.left, self.band.right
-        allowed = self.mask if self.band.full else visible(self.mask, self.band.t, self.band.s, like=self.q, window=window)
-        if self.bias is not None and (minus_inf := self.bias == -np.inf).any():
-            allowed = ~minus_inf if allowed is None else allowed & ~minus_inf
-        return allowed if allowed is None else allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
-
     def without_unseen(self) -> "Arguments":
         """The same with 0 for queries that see no key and keys that no query sees: 0 times their NaN would be NaN."""
-        allowed = self.allowed()
-        if allowed is None:
-            return self
-        by_key, (g, h) = allowed, (self.k.shape[2], self.q.shape[2])
-        if by_key.shape[1] > 1:
-            by_key = by_key.reshape(by_key.shape[0], g, h // g, *by_key.shape[2:]).any(2)
-        q = hide("bhts->bthk", allowed, self.q)
-        return replace(self, q=q, k=hide("bhts->bshk", by_key, self.k), v=hide("bhts->bshv", by_key, self.v))
+        band, g, h = self.band, self.k.shape[2], self.q.shape[2]
+        mask = unmasked_by_bias(self.mask, self.bias)
+        queries, keys = visibility(mask, band.t, band.s, like=self.q, window=(band.left, band.right))
+        if keys is not None and keys.ndim == 4 and keys.shape[1] > 1:
+            keys = keys.reshape(keys.shape[0], g, h // g, *keys.shape[2:]).any(2)
+        q = zero_unseen("bhts->bthk", queries, self.q)
+        return replace(self, q=q, k=zero_unseen("bhts->bshk", keys, self.k), v=zero_unseen("bhts->bshv", keys, self.v))
 
     def exp_(self, x: Array) -> Array:
         """The weight of a score times `log_base`, in place."""
@@ -104,17 +94,6 @@ class ForwardResult:
     context: Array
     top: Array
     total: Array
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """Of q, k and v; of the sinks, and of the scores with their bias, `b h t s`, where the call had them."""
-
-    dq: Array
-    dk: Array
-    dv: Array
-    dsinks: Array | None
-    dbiased: Array | None
 
 
 def serves(q: Array, k: Array, v: Array) -> bool:
@@ -146,21 +125,21 @@ def attend(
 ) -> Array:
     """Softmax attention as `attn_np.attend` defines it: `b t h k`, `b s g k`, `b s g v` -> `b t h v`."""
     mask, bias = (x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, bias))
-    dtype, q = q.dtype.name, widen(q)
+    dtype, q = q.dtype.name, upcast(q)
     sinks = None if sinks is None else sinks.astype(q.dtype)
-    # A bias would have to be multiplied by log2(e), number by number, which costs what powers of 2 save.
-    log_base = log2(e) if bias is None and exp2_is_fast(q.dtype) else 1.0
+    # Capped or biased scores would have to be multiplied by log2(e) one by one, which costs what powers of 2 save.
+    log_base = log2(e) if softcap is bias is None and exp2_is_fast(q.dtype) else 1.0
     band = Band.of(q.shape[1], k.shape[1], causal, window)
-    args = Arguments(q, widen(k), widen(v), mask, bias, band, scale, softcap, sinks, log_base)
+    args = Arguments(q, upcast(k), upcast(v), mask, bias, band, scale, softcap, sinks, log_base)
     with np.errstate(invalid="ignore", over="ignore"):  # hidden numbers may overflow or be NaN
         result = forward(args)
         if not (mask is bias is None and band.full) and not np.isfinite(result.context).all():
             result = forward(args.without_unseen())
     save(tape, result)
-    return narrow(result.context, dtype)
+    return to_dtype(result.context, dtype)
 
 
-def attend_vjp(result: ForwardResult, dcontext: Array) -> Gradients:
+def attend_vjp(result: ForwardResult, dcontext: Array) -> tuple[Array, Array, Array, Array | None, Array | None]:
     """The gradients of `attend` from that of its result, `b t h v`.
 
     With the weights p = exp(score - top) / total, the rule of the softmax is
@@ -173,23 +152,28 @@ def attend_vjp(result: ForwardResult, dcontext: Array) -> Gradients:
     with np.errstate(invalid="ignore", over="ignore"):
         if not all(np.isfinite(x).all() for x in (args.q, args.k, args.v)):
             args = args.without_unseen()
-            result = replace(result, args=args)
-        dcontext = dcontext.astype(args.q.dtype, copy=False)
+        dtype = args.q.dtype
+        # A gradient is divided by its row's total, and a small one would underflow where the total is large because
+        # nothing was subtracted from the scores. So the power of 2 in such a total becomes its top.
+        top = np.rint(np.frexp(result.total)[1] * (log(2) * args.log_base)).astype(dtype)
+        top = np.where(result.top == 0, top, 0)
+        result = replace(result, args=args, top=result.top + top, total=result.total * args.exp_(-top))
+        dcontext = dcontext.astype(dtype, copy=False)
         delta = np.einsum("bthv,bthv->bht", dcontext, result.context)
         dsinks = None
         if args.sinks is not None:
             # The sink's weight has no value, so its score gets what the others lose.
-            weight = args.exp_(args.sinks[:, None] * args.q.dtype.type(args.log_base) - result.top)
+            weight = args.exp_(args.sinks[:, None] * dtype.type(args.log_base) - result.top)
             dsinks = -np.sum(weight / result.total * delta, axis=(0, 2))
         dq, dk, dv, dbiased = backward(result, dcontext, delta)
-    return Gradients(dq, dk, dv, dsinks, dbiased)
+    return dq, dk, dv, dsinks, dbiased
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------
 
 
 class Block(NamedTuple):
-    """Some queries of some heads: of one row of the batch, or of all rows in a small call.
+    """Some queries of some heads: of one row of the batch, or of several rows where a row is short.
 
     Attributes:
         rows: of the batch.
@@ -197,79 +181,71 @@ class Block(NamedTuple):
         queries: the queries.
     """
 
-    rows: Span
-    heads: Span
-    kv_heads: Span
+    rows: slice
+    heads: slice
+    kv_heads: slice
     queries: Span
 
-    def of(self, letters: str, x: Array, keys: Span | None = None) -> Array:
-        """A view of what belongs to the block, and to these keys: `block.of("bthk", q)`. Axes of 1 serve all blocks."""
-        spans = {"b": self.rows, "h": self.heads, "g": self.kv_heads, "t": self.queries, "s": keys}
-        axes = zip(letters, x.shape, strict=True)
-        return x[tuple(slice(*(spans.get(letter) or (None,))) if n > 1 else slice(None) for letter, n in axes)]
+    def of_queries(self, x: Array) -> Array:
+        """A view of an array by queries, `b t h k` -> `b h t k`."""
+        return x[self.rows, slice(*self.queries), self.heads].swapaxes(1, 2)
 
-    def rows_of(self, part: "Block") -> slice:
-        """Where the queries of a part are among those of the block."""
-        return slice(part.queries.start - self.queries.start, part.queries.stop - self.queries.start)
+    def of_keys(self, x: Array, keys: Span) -> Array:
+        """A view of an array by keys, `b s g k` -> `b g s k`."""
+        return x[self.rows, slice(*keys), self.kv_heads].swapaxes(1, 2)
+
+    def of_totals(self, x: Array) -> Array:
+        """A view of an array `b h t`."""
+        return x[self.rows, self.heads, slice(*self.queries)]
+
+    def of_scores(self, x: Array, keys: Span) -> Array:
+        """A view of an array `b h t s` with axes of 1."""
+        spans = self.rows, self.heads, slice(*self.queries), slice(*keys)
+        return x[tuple(span if n > 1 else slice(None) for span, n in zip(spans, x.shape, strict=True))]
+
+    def at(self, part: "Block") -> tuple[slice, slice, slice]:
+        """Where the queries of a part are in an array `b h t` of the block."""
+        start = self.queries.start
+        return slice(None), slice(None), slice(part.queries.start - start, part.queries.stop - start)
 
 
 def size(span: Span) -> int:
     return span.stop - span.start
 
 
-def window_keys(band: Band) -> int | None:
-    """How many keys `EDGE_QUERIES` queries see within a narrow window; None where it is wide or there is none."""
-    if band.left is None or band.right is None or band.left + band.right >= BLOCK_KEYS:
-        return None
-    return band.left + band.right + EDGE_QUERIES
-
-
-def mergeable_heads(args: Arguments) -> int:
-    """How many heads of a row a block may have: all that have keys of their own, else those that share one."""
-    h, g = args.q.shape[2], args.k.shape[2]
-    return h if g == h else h // g
-
-
-def is_small(args: Arguments) -> bool:
+def fits_one_block(args: Arguments) -> bool:
+    """Whether the call is so small that threads would cost more than they save."""
     (b, t, h, _), s = args.q.shape, args.band.s
-    return b * t * h * s <= SMALL_CALL
+    return b * t * h * s <= BLOCK_QUERIES * BLOCK_KEYS
 
 
 def block_shape(args: Arguments) -> tuple[int, int]:
     """Queries and keys of a block, forward and backward: with other shapes the backward pass would round otherwise."""
-    (b, t, h, _), s, keys = args.q.shape, args.band.s, window_keys(args.band)
-    if is_small(args):
-        return t, s
+    (b, t, h, _), s, (left, right) = args.q.shape, args.band.s, (args.band.left, args.band.right)
+    if fits_one_block(args):
+        return max(1, t), max(1, s)
     if args.band.full:
         return min(t, BLOCK_QUERIES, max(EDGE_QUERIES, -(-b * h * t // MIN_BLOCKS))), min(s, BLOCK_KEYS)
-    if keys is not None:
-        return min(t, EDGE_QUERIES), keys
-    scores, low, narrow = BLOCK_QUERIES * BLOCK_KEYS, 2 * EDGE_QUERIES, max(1, BLOCK_KEYS // 2)
-    heads = max(1, min(mergeable_heads(args), scores // (low * narrow)))
-    queries = min(t, BLOCK_QUERIES, max(1, scores // (heads * narrow) // low) * low)
-    return queries, min(s, BLOCK_KEYS, max(1, scores // (heads * queries)))
+    if left is not None and right is not None and left + right < BLOCK_KEYS:
+        return min(t, EDGE_QUERIES), left + right + EDGE_QUERIES  # all keys that they see
+    return min(t, 2 * EDGE_QUERIES), min(s, max(1, BLOCK_KEYS // 2))
 
 
 def query_blocks(args: Arguments, least: int) -> list[Block]:
     """All queries in at least so many blocks where possible; the last queries first, which see more if it is causal."""
     (b, t, h, _), g, (queries, keys) = args.q.shape, args.k.shape[2], block_shape(args)
-    if is_small(args):
-        return [Block(Span(0, b), Span(0, h), Span(0, g), Span(0, t))]
-    most = BLOCK_QUERIES * BLOCK_KEYS // (queries * keys)  # rows times heads
+    if fits_one_block(args):
+        return [Block(slice(b), slice(h), slice(g), Span(0, t))]
+    most = BLOCK_QUERIES * BLOCK_KEYS // (queries * keys)
     rows, heads = max(1, min(most // h, b // least)) if queries == t else 1, h
-    if rows == 1:
-        most = min(most, b * h * -(-t // queries) // least)
-        heads = max((n for n in range(1, most + 1) if mergeable_heads(args) % n == 0), default=1)
+    if rows == 1:  # some heads: with keys of their own, or of those that share one
+        most, mergeable = min(most, b * h * -(-t // queries) // least), h if g == h else h // g
+        heads = max((n for n in range(1, most + 1) if mergeable % n == 0), default=1)
     return [
-        Block(
-            Span(i, min(i + rows, b)),
-            Span(j, j + heads),
-            Span(j * g // h, (j + heads - 1) * g // h + 1),
-            Span(n, min(n + queries, t)),
-        )
+        Block(slice(i, i + rows), slice(j, j + heads), slice(j * g // h, (j + heads - 1) * g // h + 1), Span(n, stop))
         for i in range(0, b, rows)
         for j in range(0, h, heads)
-        for n in reversed(range(0, t, queries))
+        for n, stop in reversed([(n, min(n + queries, t)) for n in range(0, t, queries)])
     ]
 
 
@@ -300,9 +276,9 @@ def hidden_scores(args: Arguments, block: Block, keys: Span) -> Array | None:
     if not band.covers(queries, keys):
         ahead = keys.start - queries.start - (band.s - band.t)
         hidden = outside_window(size(queries), size(keys), ahead, band.left, band.right)
-    if args.mask is not None and not (mask := block.of("bhts", args.mask, keys)).all():
+    if args.mask is not None and not (mask := block.of_scores(args.mask, keys)).all():
         hidden = ~mask if hidden is None else hidden | ~mask
-    if args.bias is not None and (minus_inf := block.of("bhts", args.bias, keys) == -np.inf).any():
+    if args.bias is not None and (minus_inf := block.of_scores(args.bias, keys) == -np.inf).any():
         hidden = minus_inf if hidden is None else hidden | minus_inf
     return hidden
 
@@ -335,28 +311,26 @@ def mask_with_neg_inf_(x: Array, hidden: Array) -> None:
 
 def scaled_queries(args: Arguments, block: Block) -> Array:
     """The queries of a block, `b h t k`, as they go into `scores_`."""
-    factor = args.scale * args.log_base if args.softcap is None else args.scale / args.softcap
     # BLAS may round by strides, so they are in one order in memory, whatever the heads.
-    return np.multiply(block.of("bthk", args.q).swapaxes(1, 2), args.q.dtype.type(factor), order="C")
+    return np.multiply(block.of_queries(args.q), args.q.dtype.type(args.scale * args.log_base), order="C")
 
 
 def scores_(args: Arguments, block: Block, keys: Span, q: Array, out: Array) -> Array | None:
-    """Fill `out`, `b h t s`, with scores times `log_base`, hidden ones too; returns the tanh of the softcap, or None."""
-    k = block.of("bsgk", args.k, keys)
-    np.matmul(by_kv_head(q, k), k.transpose(0, 2, 3, 1), out=by_kv_head(out, k))
+    """Fill `out`, `b h t s`, with scores times `log_base`, hidden ones too; return the tanh of the softcap, or None."""
+    k = block.of_keys(args.k, keys)
+    np.matmul(by_kv_head(q, k), k.swapaxes(2, 3), out=by_kv_head(out, k))
     tanh_scores = None
     if args.softcap is not None:
-        np.tanh(out, out=out)
-        tanh_scores = out.copy()
-        out *= args.softcap * args.log_base
+        tanh_scores = np.tanh(np.divide(out, args.softcap, out=out))
+        np.multiply(tanh_scores, args.softcap, out=out)
     if args.bias is not None:
-        out += block.of("bhts", args.bias, keys)
+        out += block.of_scores(args.bias, keys)
     return tanh_scores
 
 
 def by_kv_head(x: Array, k: Array) -> Array:
     """The rows of query heads that share a key/value head as one matrix, `b h t k` -> `b g (h t) k`."""
-    return x.reshape(x.shape[0], k.shape[2], x.shape[1] // k.shape[2] * x.shape[2], x.shape[3])
+    return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1] * x.shape[2], x.shape[3])
 
 
 # Forward --------------------------------------------------------------------------------------------------------------
@@ -367,26 +341,21 @@ def forward(args: Arguments) -> ForwardResult:
     (b, t, h, _), g, dtype = args.q.shape, args.k.shape[2], args.q.dtype
     context, top = np.empty((b, t, h, args.v.shape[-1]), dtype), np.empty((b, h, t), dtype)
     total = np.empty_like(top)
-    may_be_bounded = args.bias is None and t >= FEW_QUERIES and values_are_moderate(args.v)
-    longest_key = np.sqrt(np.max(np.einsum("bsgk,bsgk->bsg", args.k, args.k), axis=1, initial=0)) if may_be_bounded else None
+    longest_key = None
+    if args.bias is None and t >= FEW_QUERIES and values_are_moderate(args.v):
+        squares = np.max(np.einsum("bsgk,bsgk->bsg", args.k, args.k), axis=1, initial=0)
+        longest_key = np.sqrt(np.repeat(squares, h // g, axis=1))
 
     def attend_block(block: Block) -> None:
         q = scaled_queries(args, block)
         bounded = longest_key is not None and score_bound(args, block, q, longest_key) <= SAFE_SCORE
         values, sums, tops = weighted_sums(args, block, q, bounded)
         sums[sums == 0] = np.inf  # a row that sees nothing gives 0
-        np.divide(values, sums[..., None], out=block.of("bthv", context).swapaxes(1, 2))
-        if bounded:
-            # Sums from exp(-30) to a million exp(30) would make the smallest gradients underflow: those near 1 do not.
-            tops = np.rint(np.frexp(sums)[1] * (log(2) * args.log_base)).astype(dtype)
-            sums *= args.exp_(-tops)
-        block.of("bht", top)[...], block.of("bht", total)[...] = tops, sums
+        np.divide(values, sums[..., None], out=block.of_queries(context))
+        block.of_totals(top)[...], block.of_totals(total)[...] = tops, sums
 
-    if is_small(args):
-        attend_block(*query_blocks(args, 1))
-    else:
-        # Heads that share keys are rows of one product, so their number must not depend on the threads.
-        in_threads(attend_block, lambda threads: query_blocks(args, 2 * threads if g == h else MIN_BLOCKS))
+    # Heads that share keys are rows of one product, so their number must not depend on the threads.
+    in_threads(attend_block, lambda threads: query_blocks(args, 2 * threads if g == h else MIN_BLOCKS))
     return ForwardResult(args, context, top, total)
 
 
@@ -407,8 +376,8 @@ def score_bound(args: Arguments, block: Block, q: Array, longest_key: Array) -> 
     bound = args.softcap
     if bound is None:
         longest_query = np.sqrt(np.max(np.einsum("bhtk,bhtk->bht", q, q), axis=2))
-        bound = float(np.max(longest_query * block.of("bg", longest_key))) / args.log_base
-    return bound if args.sinks is None else max(bound, float(np.max(np.abs(args.sinks[slice(*block.heads)]))))
+        bound = float(np.max(longest_query * longest_key[block.rows, block.heads], initial=0)) / args.log_base
+    return bound if args.sinks is None else max(bound, float(np.max(np.abs(args.sinks[block.heads]))))
 
 
 def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tuple[Array, Array, Array]:
@@ -419,26 +388,26 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
     values, sums = np.zeros((*shape, args.v.shape[-1]), dtype), np.zeros(shape, dtype)
     top = np.full(shape, 0.0 if bounded else -np.inf, dtype)
     if args.sinks is not None:
-        sink = args.sinks[slice(*block.heads), None] * dtype.type(args.log_base)
+        sink = args.sinks[block.heads, None] * dtype.type(args.log_base)
         top = top if bounded else np.maximum(top, sink)
         sums += np.where(sink > -np.inf, args.exp_(sink - top), 0.0)
     scratch = Scratch()
     for part, keys, hidden in visible_blocks(args, block):
-        rows, v = block.rows_of(part), part.of("bsgv", args.v, keys)
+        rows, v = block.at(part), part.of_keys(args.v, keys)
         weights = scratch("weights", (*shape[:2], size(part.queries), size(keys)), dtype)
-        scores_(args, part, keys, q[:, :, rows], weights)
+        scores_(args, part, keys, q[rows], weights)
         if bounded:
             args.exp_(weights)  # of hidden scores too: that of -inf takes several times as long
             if hidden is not None:
                 zero_hidden_(weights, hidden)
         else:
-            shrink = online_weights_(args, weights, hidden, top[:, :, rows])
-            values[:, :, rows] *= shrink[..., None]
-            sums[:, :, rows] *= shrink
-        sums[:, :, rows] += weights @ np.ones(size(keys), dtype)
-        values[:, :, rows] += (by_kv_head(weights, v) @ v.swapaxes(1, 2)).reshape(*weights.shape[:3], v.shape[-1])
+            shrink = online_weights_(args, weights, hidden, top[rows])
+            values[rows] *= shrink[..., None]
+            sums[rows] *= shrink
+        sums[rows] += weights @ np.ones(size(keys), dtype)
+        values[rows] += (by_kv_head(weights, v) @ v).reshape(*weights.shape[:3], v.shape[-1])
     if not bounded and (no_score := top == -np.inf).any():
-        sums[no_score & sees_a_key(args, block)] = np.nan  # visible scores that are all -inf have overflowed
+        sums[no_score & sees_a_key(args, block, top)] = np.nan  # visible scores that are all -inf have overflowed
         top[no_score] = 0.0
     return values, sums, top
 
@@ -457,11 +426,11 @@ def online_weights_(args: Arguments, scores: Array, hidden: Array | None, top: A
     return args.exp_(before - shift)
 
 
-def sees_a_key(args: Arguments, block: Block) -> Array:
+def sees_a_key(args: Arguments, block: Block, top: Array) -> Array:
     """Which queries of a block see some key, `b h t`."""
-    seen = np.zeros([size(span) for span in (block.rows, block.heads, block.queries)], np.bool_)
+    seen = np.zeros_like(top, np.bool_)
     for part, _, hidden in visible_blocks(args, block):
-        seen[:, :, block.rows_of(part)] |= True if hidden is None else ~hidden.all(-1)
+        seen[block.at(part)] |= True if hidden is None else ~hidden.all(-1)
     return seen
 
 
@@ -472,60 +441,57 @@ def backward(result: ForwardResult, dcontext: Array, delta: Array) -> tuple[Arra
     """Gradients of q, k, v and the biased scores, block by block."""
     args = result.args
     (b, t, h, _), (_, s, g, _), dtype = args.q.shape, args.k.shape, args.q.dtype
-    dq, dk, dv = np.empty_like(args.q), np.empty_like(args.k), np.empty_like(args.v)
+    dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
     dbiased = None if args.bias is None else np.zeros((b, h, t, s), dtype)
 
     def add_block(block: Block, dk: Array, dv: Array, scratch: Scratch) -> None:
         """Write dq of a block, and add to dk and dv of its heads, `b g s k` and `b g s v`."""
-        q, total = scaled_queries(args, block), block.of("bht", result.total)[..., None]
+        q, total = scaled_queries(args, block), block.of_totals(result.total)[..., None]
         # A row of dcontext is divided by the total instead of a row of weights, which is longer.
-        dy, shares = block.of("bthv", dcontext).swapaxes(1, 2) / total, block.of("bht", delta)[..., None] / total
+        dy, shares = block.of_queries(dcontext) / total, block.of_totals(delta)[..., None] / total
         block_dq = np.zeros_like(q)
         for part, keys, hidden in visible_blocks(args, block):
-            rows, at = block.rows_of(part), np.s_[:, :, slice(*keys)]
-            k, v = part.of("bsgk", args.k, keys), part.of("bsgv", args.v, keys)
-            part_q, part_dy = by_kv_head(q[:, :, rows], k), by_kv_head(dy[:, :, rows], k)
+            rows, at = block.at(part), np.s_[:, :, slice(*keys)]
+            k, v = part.of_keys(args.k, keys), part.of_keys(args.v, keys)
+            part_q, part_dy = by_kv_head(q[rows], k), by_kv_head(dy[rows], k)
             shape = (*q.shape[:2], size(part.queries), size(keys))
             weights, dscores = scratch("weights", shape, dtype), scratch("dscores", shape, dtype)
-            tanh_scores = scores_(args, part, keys, q[:, :, rows], weights)
-            weights -= part.of("bht", result.top)[..., None]
+            tanh_scores = scores_(args, part, keys, q[rows], weights)
+            weights -= part.of_totals(result.top)[..., None]
             args.exp_(weights)
             if hidden is not None:
                 zero_hidden_(weights, hidden)
             dv[at] += by_kv_head(weights, k).swapaxes(2, 3) @ part_dy
-            np.matmul(part_dy, v.transpose(0, 2, 3, 1), out=by_kv_head(dscores, k))
-            dscores -= shares[:, :, rows]
+            np.matmul(part_dy, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
+            dscores -= shares[rows]
             dscores *= weights
             if hidden is not None:
                 zero_hidden_(dscores, hidden)
             if dbiased is not None:
-                part.of("bhts", dbiased, keys)[...] = dscores
+                part.of_scores(dbiased, keys)[...] = dscores
             if tanh_scores is not None:
                 slope = 1 - tanh_scores * tanh_scores
                 if hidden is not None:
                     zero_hidden_(slope, hidden)  # of inf - inf it is NaN
                 dscores *= slope
             dk[at] += by_kv_head(dscores, k).swapaxes(2, 3) @ part_q
-            block_dq[:, :, rows] += (by_kv_head(dscores, k) @ k.swapaxes(1, 2)).reshape(*shape[:3], -1)
-        np.multiply(block_dq, dtype.type(args.scale), out=block.of("bthk", dq).swapaxes(1, 2))
+            block_dq[rows] += (by_kv_head(dscores, k) @ k).reshape(q[rows].shape)
+        np.multiply(block_dq, dtype.type(args.scale), out=block.of_queries(dq))
 
     def add_blocks(blocks: list[Block]) -> None:
         """All blocks of a key/value head: one thread does them, so that no two add to its gradients."""
-        rows, heads = size(blocks[0].rows), size(blocks[0].kv_heads)
-        heads_dk, heads_dv = (np.zeros((rows, heads, s, x.shape[-1]), dtype) for x in (args.k, args.v))
+        keys = Span(0, args.band.s)
+        block_dk, block_dv = blocks[0].of_keys(dk, keys), blocks[0].of_keys(dv, keys)
+        sum_dk, sum_dv = np.zeros_like(block_dk, order="C"), np.zeros_like(block_dv, order="C")
         scratch = Scratch()
         for block in blocks:
-            add_block(block, heads_dk, heads_dv, scratch)
-        factor = dtype.type(1 / args.log_base if args.softcap is None else args.softcap)
-        np.multiply(heads_dk, factor, out=blocks[0].of("bsgk", dk).swapaxes(1, 2))
-        blocks[0].of("bsgv", dv)[...] = heads_dv.swapaxes(1, 2)
+            add_block(block, sum_dk, sum_dv, scratch)
+        np.divide(sum_dk, dtype.type(args.log_base), out=block_dk)  # the queries were multiplied by it
+        block_dv[...] = sum_dv
 
-    if is_small(args):
-        add_blocks(query_blocks(args, 1))
-    else:
-        blocks = query_blocks(args, 4 * -(-t // block_shape(args)[0]) if g == h else MIN_BLOCKS)
-        by_heads = groupby(blocks, lambda block: (block.rows, block.kv_heads))
-        in_threads(add_blocks, lambda threads: [list(of_heads) for _, of_heads in by_heads])
+    blocks = query_blocks(args, 4 * -(-t // block_shape(args)[0]) if g == h else MIN_BLOCKS)
+    by_heads = [list(blocks) for _, blocks in groupby(blocks, lambda block: (block.rows.start, block.kv_heads.start))]
+    in_threads(add_blocks, lambda threads: by_heads)
     return dq, dk, dv, dbiased
 
 
@@ -576,20 +542,17 @@ if hasattr(os, "register_at_fork"):  # where processes fork at all
 
 
 def in_threads(work: Callable[[Any], None], plan: Callable[[int], Sequence[Any]]) -> None:
-    """Do every task of a plan for so many threads, each in one thread; one task alone has all of BLAS's threads."""
+    """Do every task of a plan for so many threads, each in one thread; a task that is alone keeps BLAS's threads."""
 
     def quietly(task: Any) -> None:
         with np.errstate(invalid="ignore", over="ignore"):  # a thread has its own; hidden numbers may be anything
             work(task)
 
-    with one_blas_thread() as threads:
-        tasks = plan(threads)
-        if min(threads, len(tasks)) > 1:
-            with ThreadPoolExecutor(min(threads, len(tasks))) as pool:
-                list(pool.map(quietly, tasks))
-            return
-    for task in tasks:
-        quietly(task)
+    if len(plan(1)) == 1:
+        work(*plan(1))
+        return
+    with one_blas_thread() as threads, ThreadPoolExecutor(threads) as pool:
+        list(pool.map(quietly, plan(threads)))
 
 
 class Scratch(dict[str, Array]):
