@@ -216,8 +216,8 @@ def value_and_vjp(
     Args:
         layer: the layer.
         inputs, options: what the layer is called with.
-        recompute: compute the forward pass again in each `pull`, a third more time in all. Until then memory holds inputs
-            and output alone, and not every array that the backward pass reads.
+        recompute: compute the forward pass again in each `pull`, a third more time in all. Until then only inputs and
+            output are kept in memory, and not every array that the backward pass reads.
     """
     if not recompute:
         called, tape = bound(layer, lambda part: part.rng), Residuals()

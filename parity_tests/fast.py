@@ -28,8 +28,8 @@ from parity_tests.matrix import prepare
 
 HARD = tuple(style for style in STYLES if style != "steep")  # which is about weights, and there are none
 LENGTHS = (5, 7, 11, 13, 17)
-# Constants of each tree's kernels, by room and name: blocks that these sizes fill several times, one setting after the other. NumPy's
-# hold one head or several, and the weights are powers of 2 or of e, by the processor: all are judged.
+# Constants of each tree's kernels, by room and name: blocks that these sizes fill several times, one setting after the
+# other. NumPy's hold one head or several, and the weights are powers of 2 or of e, by the processor: all are judged.
 POWERS = [{"exp2_is_fast": lambda dtype, fast=fast: fast} for fast in (True, False)]
 SMALL: dict[str, list[dict[str, Any]]] = {
     "numpy": [
