@@ -1,14 +1,13 @@
 """Do the three trees agree? Every variant and example, in four dtypes, judged by derived bounds."""
 
-from dataclasses import replace
 from importlib import import_module
 from zlib import crc32
 
 import pytest
 
 from attn_np import contract
-from parity_tests.candidates import Candidate, Outcome, accelerators, candidates, jax_function, untaped
-from parity_tests.cases import CALLS, Case, Drawn, cases, given
+from parity_tests.candidates import accelerators, candidates, jax_function, run_once, untaped
+from parity_tests.cases import CALLS, Case, cases, given
 from parity_tests.conftest import WHOLE
 from parity_tests.fast import TREES
 from parity_tests.judge import judge, judge_call
@@ -18,7 +17,7 @@ EXAMPLES = [(variant, example) for variant in contract.variants() for example in
 
 
 def judged(case: Case, framework: str, mode: str, everything: bool) -> bool:
-    """What the command judges, and of JAX one call in float32 operation by operation.
+    """What the command judges with `--all`.
 
     Of most variants JAX is asked for one example in float64 here, of half of them for one in another type too.
     """
@@ -29,21 +28,7 @@ def judged(case: Case, framework: str, mode: str, everything: bool) -> bool:
         more = crc32(case.variant.encode()) % 2 == 0
         wanted = (case.example, case.dtype) in ((first, "float64"), *[(last, other)] * more)
         return mode == "jit" and case.call == "full" and wanted
-    if framework == "jax" and mode == "eager":
-        return (case.example, case.call, case.dtype) == (first, "full", "float32")
-    return selected(case, framework, mode, False)
-
-
-def run_once(candidate: Candidate) -> Candidate:
-    """A candidate whose run with a tape serves as the one without: half of what JAX compiles."""
-    kept: dict[Case, Outcome] = {}
-
-    def run(case: Case, drawn: Drawn, taped: bool) -> Outcome:
-        if case not in kept:
-            kept[case] = candidate.run(case, drawn, True)
-        return kept[case]
-
-    return replace(candidate, run=run)
+    return selected(case, framework, mode, True)
 
 
 def failures(variant: str, example: str, framework: str, device: str, everything: bool) -> list[str]:
