@@ -8,7 +8,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from attn_np import contract
-from parity_tests.candidates import accelerators, attends, candidates, run_once, untaped
+from parity_tests.candidates import accelerators, attends, candidates, untaped
 from parity_tests.cases import CALLS, Case, cases
 from parity_tests.error_arrays import Precision, fast_precision_of, precision_of
 from parity_tests.explain import explain
@@ -97,14 +97,14 @@ def selected(case: Case, framework: str, mode: str, everything: bool) -> bool:
     """Whether a candidate is judged in a case.
 
     JAX compiles every case, and that is most of the time. Without `everything` each variant is judged in its first
-    example, and JAX not op by op. With it, NumPy and PyTorch take every call in float64 and the full one in the other
+    example. With it, NumPy and PyTorch take every call in float64 and the full one in the other
     types; jit takes the full call of each example in float64 and, in the other types and without a tape, of one example
     each; op by op, JAX takes the first example in float32.
     """
     examples = list(contract.examples(case.variant))
     first = case.example == examples[0]
     if not everything:
-        return first and (framework, mode) != ("jax", "eager")
+        return first
     if framework != "jax":
         return case.dtype == "float64" or case.call == "full"
     if case.call != "full":
@@ -161,9 +161,8 @@ def work(task: Task) -> Result:
 
         real.add_example(result, plan.frameworks)
         return result
-    found, calls = candidates(plan.device, plan.frameworks), untaped(plan.device, plan.frameworks)
-    if not plan.everything:
-        found = [run_once(candidate) if candidate.framework == "jax" else candidate for candidate in found]
+    found = candidates(plan.device, plan.frameworks, plan.everything)
+    calls = untaped(plan.device, plan.frameworks)
     for seed in range(plan.seed, plan.seed + plan.repeat):
         for case in cases([variant], plan.dtypes, seed):
             if case.example != example or case.call not in plan.calls:
@@ -185,7 +184,9 @@ def work(task: Task) -> Result:
             for candidate in calls if attends(variant, case.config.layer) else []:
                 if selected(case, candidate.framework, candidate.mode, plan.everything):
                     try:
-                        result.rows += judge_call(case, candidate, p=plan.fast_precision(candidate.framework, case.dtype))
+                        result.rows += judge_call(
+                            case, candidate, p=plan.fast_precision(candidate.framework, case.dtype)
+                        )
                     except Exception as e:  # as above
                         result.errors.append(f"{candidate.name}, {case.name}: {type(e).__name__}: {e}")
     if "jax" in plan.frameworks:

@@ -1,13 +1,15 @@
 """Do the three trees agree? Every variant and example, in four dtypes, judged by derived bounds."""
 
+from dataclasses import replace
 from importlib import import_module
 from zlib import crc32
 
 import pytest
 
 from attn_np import contract
-from parity_tests.candidates import accelerators, candidates, jax_function, run_once, untaped
-from parity_tests.cases import CALLS, Case, cases, given
+from parity_tests import candidates as found
+from parity_tests.candidates import Candidate, Outcome, accelerators, candidates, jax_function, run_numpy, untaped
+from parity_tests.cases import CALLS, Case, Drawn, cases, given
 from parity_tests.conftest import WHOLE
 from parity_tests.fast import TREES
 from parity_tests.judge import judge, judge_call
@@ -29,6 +31,18 @@ def judged(case: Case, framework: str, mode: str, everything: bool) -> bool:
         wanted = (case.example, case.dtype) in ((first, "float64"), *[(last, other)] * more)
         return mode == "jit" and case.call == "full" and wanted
     return selected(case, framework, mode, True)
+
+
+def run_once(candidate: Candidate) -> Candidate:
+    """A candidate whose run with a tape serves as the one without: half of what JAX compiles."""
+    kept: dict[Case, Outcome] = {}
+
+    def run(case: Case, drawn: Drawn, taped: bool) -> Outcome:
+        if case not in kept:
+            kept[case] = candidate.run(case, drawn, True)
+        return kept[case]
+
+    return replace(candidate, run=run)
 
 
 def failures(variant: str, example: str, framework: str, device: str, everything: bool) -> list[str]:
@@ -100,6 +114,31 @@ def test_a_call_without_a_tape_is_judged(framework: str, monkeypatch: pytest.Mon
     jax_function.cache_clear()
     assert not all(row.ok for row in judge_call(case, call))
     jax_function.cache_clear()
+
+
+def test_a_run_that_is_not_whole_compiles_one_program_with_a_tape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It serves with the tape and without, and what it does not see of a fast path another one does."""
+    asked = []
+
+    def run_jax(case: Case, drawn: Drawn, taped: bool, **options: object) -> Outcome:
+        asked.append((taped, options.get("quickly")))
+        return run_numpy(case, drawn, taped)
+
+    monkeypatch.setattr(found, "run_jax", run_jax)
+    for variant, fast in (("mha", True), ("gru", False)):
+        case = Case(variant, next(iter(contract.examples(variant))), "full", "float64")
+        (candidate,) = candidates("cpu", ("jax",), everything=False)
+        assert candidate.name == "jax jit"
+        assert all(row.ok for row in judge(case, candidate))
+        assert asked == [(True, fast)] * 2
+        asked.clear()
+        untaped_too = {row.candidate for row in work((whole(variant), variant, case.example)).rows}
+        assert untaped_too == ({"jax jit", "jax untaped"} if fast else {"jax jit"})
+        asked.clear()
+
+
+def whole(variant: str) -> Plan:
+    return Plan((variant,), dtypes=("float64",), frameworks=("jax",), calls=("full",))
 
 
 def test_a_piece_leaves_nothing_compiled() -> None:
