@@ -5,26 +5,26 @@ from math import sqrt
 from typing import Any
 
 import attn_jax._kernels as kernels
-from attn_jax._decode import Past
-from attn_jax._layer import signature, specs
-from attn_jax._masks import hide, shown, visible
+from attn_jax._decode import DecodeStep
+from attn_jax._layer import specs
+from attn_jax._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
     broadcast_to,
+    checked,
     concatenate,
     dropout,
     dtype_name,
     einsum,
-    narrow,
     record,
     repeat_heads,
     softmax,
     tanh,
-    widen,
+    to_dtype,
+    upcast,
 )
 from attn_np.contract import _attend as contract
-from attn_np.contract import exact
 
 
 def per_head(spec: str, q: Array) -> str:
@@ -39,13 +39,13 @@ def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
     """
     column = broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
     if allowed is not None:
-        finite: Any = shown(None, column)
+        finite: Any = unmasked_by_bias(None, column)
         allowed = concatenate([broadcast_to(allowed, scores.shape), finite], -1)
     return softmax(concatenate([scores, column], -1), allowed)
 
 
 def fused(tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any) -> Array:
-    """The fast path, which knows arrays with a head axis: where there is none it gets one."""
+    """The context by the fast path, which takes arrays with a head axis: without one they get one."""
     q, k, v = record(tape, q=q, k=k, v=v)
     mask, bias = record(tape, allowed=mask, bias=bias)
     heads = q.ndim == 4
@@ -53,7 +53,7 @@ def fused(tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias:
         q, k, v = q[:, :, None], k[:, :, None], v[:, :, None]
         mask = mask if mask is None or mask.ndim < 3 else mask[:, None]
         bias = bias if bias is None or bias.ndim < 3 else bias[:, None]
-    context = kernels.attend(q, k, v, mask=mask, bias=bias, **options)  # twin: NumPy has a backward by hand
+    context = kernels.attend(q, k, v, mask=mask, bias=bias, **options)
     return record(tape, context=context if heads else context[:, :, 0])
 
 
@@ -73,7 +73,7 @@ def attend(
     rate: float = 0.0,
     normalize_over: str = "keys",
     weigh: Callable[[Array, Array | None], Array] | None = None,
-    past: Past | None = None,
+    step: DecodeStep | None = None,
     tape: Tape = None,
     implementation: str = "auto",
     return_weights: bool = False,
@@ -96,36 +96,38 @@ def attend(
         keep: True = not dropped; kept weights are divided by 1 - rate.
         rate: the dropout rate that `keep` was drawn with.
         normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.
-        weigh: from the scores and who may be seen, None for all, to the weights, in place of the softmax.
+        weigh: function (scores, allowed) -> weights that replaces the softmax; allowed is None if nothing is masked.
         past: in a step of decoding, where queries and keys stand; k and v are those of the cache.
         tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, spread, probs, kept and context.
         implementation: "auto" for the fastest path that means the same, with a tape the textbook's; "textbook";
             or "fused" for the fast path, which never forms the weights and tapes q, k, v and context alone.
-        return_weights: return the weights too; None in their place by default.
+        return_weights: return the weights too, not None.
 
     Raises:
         ValueError: shapes that do not fit, an unknown implementation, or "fused" beside what needs the weights.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
-    given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "sinks": sinks, "keep": keep}  # twin: speed
-    words = (causal, window, scale, softcap, rate), normalize_over, implementation, weigh is not None
-    # In a step the layer has made keys and values for the queries, more of them each time.
-    call = signature(exact(*words[0], *words[1:]), given if past is None else {"q": q, "mask": mask, "bias": bias})
-    contract.CALLS[4].remembered(call, lambda: contract.check(*words, **specs("attend", **given)))
+    options = causal, window, scale, softcap, rate
+    arrays = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
+    contract.check(arrays, options, normalize_over, implementation, weigh is not None, checked)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
     needs = {"return_weights": return_weights, "normalize_over": normalize_over, "weigh": weigh, "keep": keep}
-    if contract.fuses(implementation, tape, kernels.serves(q, k, v), **needs):
-        if past is not None and past.start is None:
-            mask, causal, window = visible(mask, 0, 0, like=q, causal=causal, window=window, past=past), False, None
-        near = {"mask": mask, "bias": bias, "causal": causal, "window": window}
-        return fused(tape, q, k, v, **near, scale=factor, softcap=softcap, sinks=sinks), None
-    allowed = visible(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window, past=past)
+    if contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), **needs):
+        if step is not None and step.start is None:
+            mask, causal, window = (
+                attention_mask(mask, 0, 0, like=q, causal=causal, window=window, step=step),
+                False,
+                None,
+            )
+        who = {"mask": mask, "bias": bias, "causal": causal, "window": window}
+        return fused(tape, q, k, v, **who, scale=factor, softcap=softcap, sinks=sinks), None
+    allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window, step=step)
     dtype = dtype_name(q)
-    q, k, v, bias = widen(q), widen(k), widen(v), widen(bias)
+    q, k, v, bias = upcast(q), upcast(k), upcast(v), upcast(bias)
     k, v = repeat_heads(k, q), repeat_heads(v, q)
-    q = hide(per_head("bhts->bthk", q), allowed, q)
-    k = hide(per_head("bhts->bshk", q), allowed, k)
-    v = hide(per_head("bhts->bshv", q), allowed, v)
+    q = zero_unseen(per_head("bhts->bthk", q), allowed, q)
+    k = zero_unseen(per_head("bhts->bshk", q), allowed, k)
+    v = zero_unseen(per_head("bhts->bshv", q), allowed, v)
     q, k, v = record(tape, q=q, k=k, v=v)
     allowed, bias, keep = record(tape, allowed=allowed, bias=bias, keep=keep)
     scores = record(tape, scores=einsum(per_head("bthk,bshk->bhts", q), q, k) * factor)
@@ -133,14 +135,14 @@ def attend(
         scores = record(tape, capped=softcap * tanh(scores / softcap))
     if bias is not None:
         scores = record(tape, biased=scores + bias)
-    allowed = shown(allowed, bias)
+    allowed = unmasked_by_bias(allowed, bias)
     if weigh is not None:
         probs = record(tape, probs=weigh(scores, allowed))
     elif sinks is None:
         probs = record(tape, probs=softmax(scores, allowed, contract.AXES[normalize_over]))
     else:
-        spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=widen(sinks))))
+        spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=upcast(sinks))))
         probs = record(tape, probs=spread[..., :-1])
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))
-    return narrow(context, dtype), narrow(probs, dtype) if return_weights else None
+    return to_dtype(context, dtype), to_dtype(probs, dtype) if return_weights else None

@@ -30,8 +30,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attn_jax._masks import hide
-from attn_jax._ops import Array, broadcast_to, dtype_name, einsum, exp, maximum, narrow, tanh, where, widen
+from attn_jax._masks import zero_unseen
+from attn_jax._ops import Array, broadcast_to, dtype_name, einsum, exp, maximum, to_dtype, tanh, where, upcast
 
 ONE_BLOCK = 3 << 19  # up to so many scores are computed as one block
 SMALL = 1 << 15  # and so are all heads that have no more each
@@ -69,7 +69,7 @@ class Plan(NamedTuple):
     @property
     def blocks(self) -> int:
         """Number of blocks of queries."""
-        return -(-self.t // self.queries) if self.t else 1
+        return -(-self.t // self.queries) if self.t > self.queries else 1
 
     def span(self, i: Any) -> tuple[Any, Any]:
         """The first block of keys that any query of block i sees, and the one after the last."""
@@ -86,22 +86,22 @@ class Plan(NamedTuple):
     @property
     def ragged(self) -> tuple[bool, bool]:
         """Whether the last block of queries, and that of keys, is not full."""
-        return bool(self.blocks > 1 and self.t % self.queries), bool(self.keys < self.s and self.s % self.keys)
+        return self.blocks * self.queries > self.t, self.keys < self.s and self.s % self.keys > 0
 
 
 def _plan(q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, cap: float | None) -> Plan:
     (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
-    shared, in_place = h // g if g else 1, False
-    queries, keys = t, s
-    if 0 in (q.size, v.size):
-        pass
-    elif t <= SHORT_QUERY and s > SHORT_MAX_BLOCKS * SHORT_KEY_BLOCK:
+    r, queries, keys, in_place = h // g, t, s, False
+    if t <= SHORT_QUERY and s > SHORT_MAX_BLOCKS * SHORT_KEY_BLOCK:
         keys, in_place = SHORT_KEY_BLOCK, True
     elif b * h * t * s > ONE_BLOCK and t * s > SMALL:
-        queries = max(ROWS // shared, 1) if left is None and right is None else min(max(ROWS // shared, 1), QUERIES)
+        queries = max(ROWS // r, 1)
+        queries = queries if left is None and right is None else min(queries, QUERIES)
         queries = -(-t // (-(-t // queries) * EVEN)) * EVEN  # blocks of one size that hold t with little to spare
-        keys = min(max(KEYS, PRODUCT // (queries * shared * width)), s)
-    return Plan(t, s, shared, queries, keys, in_place, left, right, scale, cap)
+        keys = min(max(KEYS, PRODUCT // (queries * r * width)), s)
+    if 0 in (q.size, v.size):  # nothing to cut
+        queries, keys, in_place = t, s, False
+    return Plan(t, s, r, queries, keys, in_place, left, right, scale, cap)
 
 
 def serves(q: Array, k: Array, v: Array) -> bool:
@@ -132,9 +132,9 @@ def attend(
     if bare and cudnn_serves(q, k, v, left, right):
         return by_cudnn(q, k, v, left, right, scale)
     dtype = dtype_name(q)
-    q, k, v = (widen(x) for x in (q, k, v))
+    q, k, v = (upcast(x) for x in (q, k, v))
     bias, sinks = (x if x is None else jnp.asarray(x).astype(q.dtype) for x in (bias, sinks))
-    return narrow(_attend(_plan(q, k, v, left, right, float(scale), softcap), q, k, v, bias, sinks, mask), dtype)
+    return to_dtype(_attend(_plan(q, k, v, left, right, float(scale), softcap), q, k, v, bias, sinks, mask), dtype)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -270,8 +270,8 @@ def _one_block(
     plan: Plan, q: Array, k: Array, v: Array, bias: Array | None, sinks: Array | None, mask: Array | None
 ) -> Array:
     allowed = _visible(plan, 0, 0, bias, mask)
-    q, k = hide("bgnc->bgnk", allowed, q[0]), hide("bgnc->bgkc", allowed, k.transpose(0, 2, 3, 1))
-    v = hide("bgnc->bgcv", allowed, v.swapaxes(1, 2))
+    q, k = zero_unseen("bgnc->bgnk", allowed, q[0]), zero_unseen("bgnc->bgkc", allowed, k.transpose(0, 2, 3, 1))
+    v = zero_unseen("bgnc->bgcv", allowed, v.swapaxes(1, 2))
     x, _ = _scores(plan, q, k, bias, allowed)
     return _average(plan, _sums(x, v), v, sinks, allowed is not None)[0][None]
 
@@ -300,7 +300,7 @@ def _forward(
             kj, vj = read(j)
             allowed = _visible(plan, i, j, _block(plan, bias, i, j), _block(plan, mask, i, j))
             x, _ = _scores(plan, qi, kj, _block(plan, bias, i, j), allowed)
-            return x, hide("bgnc->bgcv", _unseen(plan, allowed, bias, mask), vj), allowed is not None
+            return x, zero_unseen("bgnc->bgcv", _unseen(plan, allowed, bias, mask), vj), allowed is not None
 
         x, vj, hides = scores(0)
         first, end = plan.span(i)
@@ -346,7 +346,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, dy: Array) -> Any:
             added = _block(plan, bias, i, j)
             allowed = _visible(plan, i, j, added, _block(plan, mask, i, j))
             unseen = _unseen(plan, allowed, bias, mask)
-            kj, vj = (hide("bgnc->bgkc", unseen, _cut(x, 3, at, plan.keys)) for x in (k, v))
+            kj, vj = (zero_unseen("bgnc->bgkc", unseen, _cut(x, 3, at, plan.keys)) for x in (k, v))
             x, slope = _scores(plan, qi, kj, added, allowed)
             e = exp(x - top_i[..., None])
             ds = e * (einsum("bgnv,bgvc->bgnc", dyi, vj) - mean_i[..., None])
@@ -360,7 +360,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, dy: Array) -> Any:
                 ds = ds * (slope if allowed is None else where(allowed, slope, 0.0))
             dk = _add(dk, (0, 0, 0, at), einsum("bgkn,bgnc->bgkc", qi.mT, ds))
             dv = _add(dv, (0, 0, 0, at), einsum("bgvn,bgnc->bgvc", dyi.mT, e))
-            kj = hide("bgnc->bgck", unseen, _cut(across, 2, at, plan.keys))
+            kj = zero_unseen("bgnc->bgck", unseen, _cut(across, 2, at, plan.keys))
             return dqi + einsum("bgnc,bgck->bgnk", ds, kj), dk, dv, dbias
 
         dqi, *carry = jax.lax.fori_loop(first, end, step, (jnp.zeros_like(qi), *carry))
@@ -371,7 +371,9 @@ def _blocks_bwd(plan: Plan, residuals: Any, dy: Array) -> Any:
     dsinks = None
     if sinks is not None:
         split = *top.shape[:3], plan.shared, plan.queries
-        dsinks = -jnp.sum(exp(sinks[..., 0] - top.reshape(split)) * mean.reshape(split), (0, 1, 4))[None, ..., None, None]
+        dsinks = -jnp.sum(exp(sinks[..., 0] - top.reshape(split)) * mean.reshape(split), (0, 1, 4))[
+            None, ..., None, None
+        ]
     return dq, dk.transpose(0, 3, 1, 2), dv.transpose(0, 3, 1, 2), dbias, dsinks, None
 
 

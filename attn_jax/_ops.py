@@ -13,16 +13,19 @@ from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 from jax.nn import sigmoid
 from jax.numpy import broadcast_to, concatenate, exp, log, maximum, sqrt, stack, tanh, where
+from jax.tree_util import register_dataclass
 
-from attn_np.contract import check_tokens, record, scope
+from attn_np.contract import check_tokens, checked, record, scope
 
 __all__ = [
     "Array",
     "Tape",
     "amax",
+    "any_over",
     "arange",
     "argmax",
     "broadcast_to",
+    "checked",
     "clip",
     "concatenate",
     "concrete",
@@ -32,26 +35,25 @@ __all__ = [
     "dropout",
     "dtype_name",
     "einsum",
+    "empty_slots",
     "entmax15",
     "exp",
+    "gather_last",
     "hardmax",
-    "known",
     "l2_norm",
     "layer_norm",
     "lerp",
     "linear",
     "log",
     "maximum",
-    "narrow",
-    "number",
-    "pick",
-    "put",
+    "pytree",
     "record",
+    "reorder",
     "repeat_heads",
     "rms_norm",
-    "rooms",
     "scan",
     "scope",
+    "shapes_may_vary",
     "sigmoid",
     "silu",
     "softmax",
@@ -62,9 +64,12 @@ __all__ = [
     "straight_through",
     "take",
     "tanh",
+    "to_dtype",
+    "upcast",
     "where",
-    "widen",
-    "write",
+    "write_positions",
+    "write_slice",
+    "write_slots",
     "zeros",
 ]
 
@@ -88,6 +93,16 @@ DTYPES = {
 def amax(x: Array, axis: int) -> Array:
     """Largest entry of an axis, without a gradient: subtracted from every score before `exp`, it cancels."""
     return jnp.max(jax.lax.stop_gradient(x), axis=axis)
+
+
+def any_over(x: Array, axes: tuple[int, ...]) -> Array:
+    """Whether any entry of some axes is True; the array itself without axes."""
+    return jnp.any(x, axis=axes)
+
+
+def reorder(x: Array, order: Sequence[int]) -> Array:
+    """The axes in another order."""
+    return jnp.transpose(x, order)
 
 
 def arange(n: int, like: Array) -> Array:
@@ -114,10 +129,10 @@ def take(table: Array, tokens: Array) -> Array:
     if tokens.size and concrete(tokens):
         check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
     tokens = where(tokens < 0, table.shape[0], tokens)
-    return jnp.take(widen(table), tokens, axis=0, mode="fill", fill_value=jnp.nan)
+    return jnp.take(upcast(table), tokens, axis=0, mode="fill", fill_value=jnp.nan)
 
 
-def pick(x: Array, index: Array) -> Array:
+def gather_last(x: Array, index: Array) -> Array:
     """Entries of the last axis, the same for every head: `b h t x`, `b t s` -> `b h t s`; a batch of 1 serves all."""
     b, h, t, _ = x.shape
     index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
@@ -125,7 +140,7 @@ def pick(x: Array, index: Array) -> Array:
 
 
 def clip(x: Array, low: int, high: int) -> Array:
-    """Integers drawn into a range."""
+    """Integers, clamped to a range."""
     return jnp.clip(x, low, high)
 
 
@@ -134,7 +149,7 @@ def concrete(x: Array) -> bool:
     return not isinstance(x, Tracer)
 
 
-def known(x: Array) -> bool:
+def shapes_may_vary(x: Array) -> bool:
     """Whether shapes may follow from numbers: where a new shape costs nothing, and the numbers are known."""
     return False  # every shape is compiled for
 
@@ -150,37 +165,42 @@ def cumsum(x: Array, axis: int) -> Array:
     return jnp.cumsum(x, axis=axis)
 
 
-def write(buffer: Array, slot: Array, x: Array) -> Array:
+def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
     """Put entries into slots: `b s ...`, `b t`, `b t ...` -> `b s ...`. Under jit in place if the buffer is donated."""
     return buffer.at[jnp.arange(buffer.shape[0])[:, None], slot].set(x)
 
 
-def put(buffer: Array, start: int, x: Array) -> Array:
+def write_slice(buffer: Array, start: int, x: Array) -> Array:
     """Put entries side by side into every row: `b s ...`, a slot, `b t ...` -> `b s ...`. In place as `write` is."""
     return buffer.at[:, start : start + x.shape[1]].set(x)
 
 
-def number(buffer: Array, start: int, stop: int) -> Array:
-    """Put its own number into every slot of a stretch: `b s`. Under jit in place if the buffer is donated."""
+def write_positions(buffer: Array, start: int, stop: int) -> Array:
+    """A run of slots filled with their own numbers, `b s`. Under jit in place if the buffer is donated."""
     return buffer.at[:, start:stop].set(jnp.arange(start, stop))
 
 
-def rooms(shape: tuple[int, ...], like: Array) -> Array:
+def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
     """Empty slots of a cache, `b s ...`."""
     return zeros(shape, like)
+
+
+def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], type]:
+    """A decorator that makes a dataclass a pytree of some fields; the others are static."""
+    return lambda cls: register_dataclass(cls, arrays, static)
 
 
 def dtype_name(x: Any) -> str:
     return x.dtype.name
 
 
-def widen(x: Any) -> Any:
+def upcast(x: Any) -> Any:
     """16-bit types are computed in float32; other types, and None, stay as they are. A Param gives its array."""
     x = x[...] if isinstance(x, nnx.Variable) else x
     return x.astype(jnp.float32) if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
 
 
-def narrow(x: Any, dtype: str) -> Any:
+def to_dtype(x: Any, dtype: str) -> Any:
     """Round a result once to the layer's dtype."""
     return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES.get(dtype, dtype))
 
@@ -193,7 +213,7 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     """
     asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     precision = None if asked else jax.lax.Precision.HIGHEST
-    return jnp.einsum(spec, widen(a), widen(b), precision=precision)
+    return jnp.einsum(spec, upcast(a), upcast(b), precision=precision)
 
 
 def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
@@ -202,12 +222,12 @@ def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
     left, right = factors.split(",")
     n = len(set(left) & set(right))
     if (left[-n:], out) == (right[:n], left[:-n] + right[n:]):  # nothing has to be moved
-        x, weight = widen(x), widen(weight)
+        x, weight = upcast(x), upcast(weight)
         rows, between, columns = x.shape[:-n], prod(weight.shape[:n]), weight.shape[n:]
         y = _project(x.reshape(prod(rows), between), weight.reshape(between, prod(columns))).reshape(rows + columns)
     else:
         y = einsum(spec, x, weight)
-    return y if bias is None else y + widen(bias)
+    return y if bias is None else y + upcast(bias)
 
 
 @jax.custom_jvp
@@ -242,13 +262,13 @@ def l2_norm(x: Array, eps: float) -> Array:
 def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
     """x / sqrt(mean x^2 + eps) over the last axis, times a weight (Zhang and Sennrich 2019, equation 4)."""
     unit = x / sqrt(jnp.sum(x * x, axis=-1, keepdims=True) / x.shape[-1] + eps)
-    return unit if weight is None else unit * widen(weight)
+    return unit if weight is None else unit * upcast(weight)
 
 
 def layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
     """The deviation from the mean over the last axis, by `rms_norm`, plus a bias (Ba et al. 2016, equation 4)."""
     unit = rms_norm(x - jnp.sum(x, axis=-1, keepdims=True) / x.shape[-1], weight, eps)
-    return unit if bias is None else unit + widen(bias)
+    return unit if bias is None else unit + upcast(bias)
 
 
 def silu(x: Array) -> Array:

@@ -4,9 +4,9 @@ from math import inf, sqrt
 
 from jaxtyping import Bool, Float
 
-from attn_jax._decode import Past, remember
+from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, inputs
-from attn_jax._masks import hide, seen, visible
+from attn_jax._masks import any_visible, attention_mask, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -18,9 +18,9 @@ from attn_jax._ops import (
     einsum,
     exp,
     maximum,
-    narrow,
     record,
     scan,
+    to_dtype,
     where,
     zeros,
 )
@@ -37,7 +37,7 @@ def blocks(x: Array, size: int) -> Array:
 class BlockwiseAttention(Layer[Config]):
     """The softmax as a running sum over blocks of keys, so that no weight is ever kept."""
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t k"],
         key: Float[Array, "b s k"] | None = None,
@@ -45,26 +45,26 @@ class BlockwiseAttention(Layer[Config]):
         *,
         mask: Bool[Array, "..."] | None = None,
         tape: Tape = None,
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Array:
         self.check(query=query, key=key, value=value, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        q, k, v = inputs(tape, "bts", None, query, key, value, past=past)
-        k, v = remember(past, k=k, v=v)
+        q, k, v = inputs(tape, "bts", query, key, value, step=step)
+        k, v = append(step, k=k, v=v)
         (b, t, width), s = q.shape, k.shape[1]
         factor = 1 / sqrt(width) if c.scale is None else c.scale
         every = arange(s, q)[None, None, :] >= 0
-        near = visible(mask, t, s, like=q, causal=c.causal, past=past)
+        near = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
         allowed = broadcast_to(every if near is None else near, (b, t, s))
-        q = hide("bts->btk", allowed, q)
-        k, v = hide("bts->bsk", allowed, k), hide("bts->bsv", allowed, v)
+        q = zero_unseen("bts->btk", allowed, q)
+        k, v = zero_unseen("bts->bsk", allowed, k), zero_unseen("bts->bsv", allowed, v)
         q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
 
         def step(carry, xs):
             some, top, total, sums = carry
             k, v, near = xs
             scores = where(near, einsum("btk,bck->bct", q, k) * factor, -inf)
-            some = some | seen("bct->bt", near)
+            some = some | any_visible("bct->bt", near)
             higher = maximum(top, amax(scores, 1))
             # A query that has seen no key yet has no largest score to subtract.
             rest = exp(top - where(some, higher, 0.0))
@@ -81,4 +81,4 @@ class BlockwiseAttention(Layer[Config]):
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
         top, total = record(tape, top=where(some, top, 0.0), total=where(some, total, 1.0))
         y = record(tape, y=sums / total[..., None])
-        return narrow(y, dtype)
+        return to_dtype(y, dtype)

@@ -3,17 +3,16 @@
 from jaxtyping import Bool, Float, Int
 
 from attn_jax._attend import attend
-from attn_jax._decode import Past, remember
+from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, inputs, output
-from attn_jax._masks import sight
-from attn_jax._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, widen
+from attn_jax._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, upcast
 from attn_jax._rotary import rotate, rotation
 from attn_np.contract.decoder import Config
 
 
-def lifted(c: Config, weight: Array | None) -> Array | None:
-    """The weight of a norm in the dtype that is computed in, where the number that it is kept less is added."""
-    weight = widen(weight)
+def offset_weight(c: Config, weight: Array | None) -> Array | None:
+    """The norm weight in the compute dtype, plus `norm_offset`."""
+    weight = upcast(weight)
     return weight if weight is None or c.norm_offset == 0.0 else weight + c.norm_offset
 
 
@@ -21,7 +20,7 @@ def normed(c: Config, x: Array, weight: Array | None) -> Array:
     """Each head on its own last axis, or all heads of a position as one."""
     if c.norm is None:
         return x
-    shape, weight = x.shape, lifted(c, weight)
+    shape, weight = x.shape, offset_weight(c, weight)
     if c.norm_over == "all":
         x = x.reshape((*shape[:2], shape[2] * shape[3]))
         weight = None if weight is None else weight.reshape((shape[2] * shape[3],))
@@ -48,7 +47,7 @@ class DecoderAttention(Layer[Config]):
     w_k_all: Float[Array, "g k"] | None
     sinks: Float[Array, "h"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         *,
@@ -59,12 +58,11 @@ class DecoderAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        allowed = sight(tape, mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
         positions = record(tape, positions=positions)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
@@ -72,13 +70,13 @@ class DecoderAttention(Layer[Config]):
         q, k = record(tape, q_proj=q, k_proj=k)
         q = record(tape, q_norm=normed(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all))
         k = record(tape, k_norm=normed(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all))
-        cos, sin = rotation(c, positions, n["t"], like=query, past=past)
+        cos, sin = rotation(c, positions, n["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
-        k, v = remember(past, k=k, v=v)
+        k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            sinks=widen(self.sinks), keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            sinks=upcast(self.sinks), keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         if self.w_gate is not None:

@@ -2,9 +2,9 @@
 
 from jaxtyping import Bool, Float
 
-from attn_jax._decode import Past, counted, recall, retain
+from attn_jax._decode import DecodeStep, read_state, real_positions, write_state
 from attn_jax._layer import Layer
-from attn_jax._masks import hide
+from attn_jax._masks import zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -14,14 +14,14 @@ from attn_jax._ops import (
     einsum,
     l2_norm,
     linear,
-    narrow,
     record,
     rms_norm,
     scan,
     sigmoid,
     silu,
+    to_dtype,
+    upcast,
     where,
-    widen,
     zeros,
 )
 from attn_jax.linear import earlier, folded, unfolded
@@ -102,35 +102,35 @@ class DeltaRule(Layer[Config]):
     w_o: Float[Array, "h v d"]
     w_norm: Float[Array, "v"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         *,
         mask: Bool[Array, "..."] | None = None,
         tape: Tape = None,
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Array:
         """Where the padding mask is False a position is not there: it changes no state, and its context is 0."""
         n = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=widen(query), real=counted(mask, past))
-        x = record(tape, seen_query=hide("bt->btd", real, x))
+        x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
+        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
         q = linear("btd,dhk->bthk", x, self.w_q, None)
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
-        q_unit = hide("bt->bthk", real, l2_norm(silu(q), c.eps))
-        k_unit = hide("bt->bthk", real, l2_norm(silu(k), c.eps))
+        q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.eps))
+        k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
-        start = recall(past, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
+        start = read_state(step, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
         if c.form == "recurrent":
             context, end = recurrent(q_unit, k_unit, v, beta, start, tape)
         else:
             size = c.chunk_size if c.form == "chunked" else max(n["t"], 1)
             context, end = chunked(q_unit, k_unit, v, beta, start, size, tape)
-        retain(past, state=end)
+        write_state(step, state=end)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps) if c.use_norm else context)
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, None))
-        return narrow(y, dtype)
+        return to_dtype(y, dtype)

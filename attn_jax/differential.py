@@ -2,9 +2,9 @@
 
 from jaxtyping import Bool, Float, Int
 
-from attn_jax._decode import Past, remember
+from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, inputs, output
-from attn_jax._masks import hide, shown, visible
+from attn_jax._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -18,7 +18,7 @@ from attn_jax._ops import (
     rms_norm,
     softmax,
     tanh,
-    widen,
+    upcast,
 )
 from attn_jax._rotary import rotate, rotation
 from attn_np.contract.differential import Config
@@ -51,7 +51,7 @@ class DifferentialAttention(Layer[Config]):
     lambda_k: Float[Array, "r k"]
     w_norm: Float[Array, "v"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
@@ -63,29 +63,33 @@ class DifferentialAttention(Layer[Config]):
         positions: Int[Array, "b t"] | None = None,
         tape: Tape = None,
         return_weights: bool = False,
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        allowed = attention_mask(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, step=step)
+        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         positions = record(tape, positions=positions)
         q = linear("btd,dhrk->bthrk", query, self.w_q, self.b_q)
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
-        cos, sin = rotation(c, positions, n["t"], like=query, past=past)
+        cos, sin = rotation(c, positions, n["t"], like=query, step=step)
         q, k = record(tape, q_rot=turned(q, cos, sin, c.layout), k_rot=turned(k, cos, sin, c.layout))
-        k, v = remember(past, k=k, v=v)
+        k, v = append(step, k=k, v=v)
         k, v = repeat_heads(k, q), repeat_heads(v, q)
-        q, k, v = hide("bhts->bthrk", allowed, q), hide("bhts->bshrk", allowed, k), hide("bhts->bshv", allowed, v)
+        q, k, v = (
+            zero_unseen("bhts->bthrk", allowed, q),
+            zero_unseen("bhts->bshrk", allowed, k),
+            zero_unseen("bhts->bshv", allowed, v),
+        )
         q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
-        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        bias, keep = record(tape, bias=upcast(bias), keep=keep)
         scale = n["k"] ** -0.5 if c.scale is None else c.scale
         scores = record(tape, scores=einsum("bthrk,bshrk->bhrts", q, k) * scale)
         if c.softcap is not None:
             scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
-        allowed = shown(allowed, bias)
+        allowed = unmasked_by_bias(allowed, bias)
         # Both maps see the same keys: b h t s -> b h 1 t s.
         if bias is not None:
             scores = record(tape, biased=scores + of_pair(bias))

@@ -4,9 +4,9 @@ from math import sqrt
 
 from jaxtyping import Bool, Float
 
-from attn_jax._decode import Past, places, remember
+from attn_jax._decode import DecodeStep, append, token_positions
 from attn_jax._layer import Layer, Output, inputs, output
-from attn_jax._masks import hide, shown, visible
+from attn_jax._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -14,12 +14,12 @@ from attn_jax._ops import (
     dropout,
     dtype_name,
     einsum,
+    gather_last,
     layer_norm,
     linear,
-    pick,
     record,
     softmax,
-    widen,
+    upcast,
 )
 from attn_jax._relative import bucketed
 from attn_np.contract.disentangled import Config
@@ -42,7 +42,7 @@ class DisentangledAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         *,
@@ -51,24 +51,24 @@ class DisentangledAttention(Layer[Config]):
         keep: Bool[Array, "..."] | None = None,
         tape: Tape = None,
         return_weights: bool = False,
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = places(n["t"], n["t"], like=query, past=past)
-        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
+        allowed = attention_mask(mask, n["t"], n["t"], like=query, causal=c.causal, step=step)
+        query, key, value = inputs(tape, "bhts", query, mask=allowed, step=step)
         # Widened once for all terms: in 16 bits too their gradients add up before they are rounded.
-        w_q, b_q, w_k, b_k, rel = (widen(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
+        w_q, b_q, w_k, b_k, rel = (upcast(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
         q = linear("btd,dhk->bthk", query, w_q, b_q)
         k = linear("bsd,dhk->bshk", key, w_k, b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        k, v = remember(past, k=k, v=v)
-        q = hide("bhts->bthk", allowed, q)
-        k, v = hide("bhts->bshk", allowed, k), hide("bhts->bshv", allowed, v)
+        k, v = append(step, k=k, v=v)
+        q = zero_unseen("bhts->bthk", allowed, q)
+        k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
         q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
-        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        bias, keep = record(tape, bias=upcast(bias), keep=keep)
         most, span = c.max_distance, c.span()
         ahead = query_at[:, :, None] - key_at[:, None, :]
         if c.buckets is not None:
@@ -82,7 +82,7 @@ class DisentangledAttention(Layer[Config]):
             own, b_own = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, None)
             rel_k = record(tape, rel_k=linear("xd,dhk->xhk", rel, own, b_own))
             distances = record(tape, c2p_distances=einsum("bthk,xhk->bhtx", q, rel_k))
-            found += [record(tape, c2p_scores=pick(distances, row))]
+            found += [record(tape, c2p_scores=gather_last(distances, row))]
         if "p2c" in c.terms:
             # As its key sees it: the other sign. The key's position comes first.
             ahead = -ahead if c.p2c_view == "key" else ahead
@@ -90,12 +90,12 @@ class DisentangledAttention(Layer[Config]):
             own, b_own = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, None)
             rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, own, b_own))
             distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
-            found += [record(tape, p2c_scores=pick(distances, row).swapaxes(2, 3))]
+            found += [record(tape, p2c_scores=gather_last(distances, row).swapaxes(2, 3))]
         scale = 1 / sqrt(n["k"] * len(found)) if c.scale is None else c.scale
         scores = record(tape, scores=sum(found[1:], start=found[0]) * scale)
         if bias is not None:
             scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, shown(allowed, bias)))
+        probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

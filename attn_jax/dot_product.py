@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._decode import Past, remember
+from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, inputs, output
 from attn_jax._ops import Array, Tape, dtype_name, record
 from attn_np.contract.dot_product import Config
@@ -12,7 +12,7 @@ from attn_np.contract.dot_product import Config
 class DotProductAttention(Layer[Config]):
     """A query takes the average of the values whose keys it resembles."""
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t k"],
         key: Float[Array, "b s k"] | None = None,
@@ -24,17 +24,17 @@ class DotProductAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         # attend hides the keys that no query sees; there is no projection that they could leak into before.
-        q, k, v = inputs(tape, "bts", None, query, key, value, past=past)
-        k, v = remember(past, k=k, v=v)
+        q, k, v = inputs(tape, "bts", query, key, value, step=step)
+        k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, past=past, normalize_over=c.normalize_over,
+            keep=keep, rate=c.dropout, step=step, normalize_over=c.normalize_over,
             tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=context)

@@ -3,21 +3,20 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._decode import Past, remember
+from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, output
-from attn_jax._masks import seen, sight
-from attn_jax._ops import Array, Tape, dtype_name, linear, record, where, widen
+from attn_jax._masks import any_visible, visibility
+from attn_jax._ops import Array, Tape, dtype_name, linear, record, upcast, where
 from attn_np.contract.fused_qkv import Config
 
 
-def only_live(x: Array, allowed: Array | None, past: Past | None = None) -> Array:
-    """Positions that see nothing and are seen by none become 0: padding, whatever it holds, reaches no projection."""
-    if past is not None:
-        return x if past.real is None else where(past.real[:, :, None], x, 0.0)
-    if allowed is None:
+def only_live(x: Array, queries: Array | None, keys: Array | None, step: DecodeStep | None = None) -> Array:
+    """Positions that see no key and that no query sees become 0: padding, whatever it holds, reaches no projection."""
+    if step is not None:
+        return x if step.real is None else where(step.real[:, :, None], x, 0.0)
+    if queries is None or keys is None:
         return x
-    seeing, seen_by = seen("bhts->btd", allowed), seen("bhts->bsd", allowed)
-    return x if seeing is None else where(seeing | seen_by, x, 0.0)
+    return where(any_visible("bhts->btd", queries) | any_visible("bhts->bsd", keys), x, 0.0)
 
 
 class FusedQKVAttention(Layer[Config]):
@@ -28,7 +27,7 @@ class FusedQKVAttention(Layer[Config]):
     b_qkv: Float[Array, "p h k"] | None
     b_o: Float[Array, "d"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         *,
@@ -38,20 +37,21 @@ class FusedQKVAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        x = record(tape, x=widen(query))
-        allowed = sight(tape, mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
-        x = record(tape, live=only_live(x, allowed, past))
+        x = record(tape, x=upcast(query))
+        queries, keys = visibility(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window)
+        queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
+        x = record(tape, live=only_live(x, queries, keys, step))
         qkv = record(tape, qkv=linear("btd,dphk->btphk", x, self.w_qkv, self.b_qkv))
         q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
-        k, v = remember(past, k=k, v=v)
+        k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         if self.w_o is None:

@@ -4,9 +4,9 @@ from math import sqrt
 
 from jaxtyping import Bool, Float
 
-from attn_jax._decode import Past, counted, recall, retain
+from attn_jax._decode import DecodeStep, read_state, real_positions, write_state
 from attn_jax._layer import Layer
-from attn_jax._masks import hide
+from attn_jax._masks import zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -19,7 +19,6 @@ from attn_jax._ops import (
     exp,
     l2_norm,
     linear,
-    narrow,
     record,
     rms_norm,
     scan,
@@ -27,8 +26,9 @@ from attn_jax._ops import (
     sigmoid,
     silu,
     softplus,
+    to_dtype,
+    upcast,
     where,
-    widen,
     zeros,
 )
 from attn_jax.delta import inverse
@@ -129,52 +129,52 @@ class GatedDeltaRule(Layer[Config]):
     w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v d"]
 
-    def convolved(self, name: str, x: Array, weight: Array, real: Array, past: Past | None, tape: Tape) -> Array:
+    def convolved(self, name: str, x: Array, weight: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
         """A weight for each of the last positions and each number; what the next step needs of them is kept."""
-        start = recall(past, f"{name}_conv", zeros((x.shape[0], *weight.shape), x))
+        start = read_state(step, f"{name}_conv", zeros((x.shape[0], *weight.shape), x))
         window, end = windows(x, real, start, scope(tape, name))
-        retain(past, **{f"{name}_conv": end})
+        write_state(step, **{f"{name}_conv": end})
         return einsum("btxhk,xhk->bthk", window, weight)
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         *,
         mask: Bool[Array, "..."] | None = None,
         tape: Tape = None,
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Array:
         """Where the padding mask is False a position is not there: no state fades, and its context is 0."""
         n = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=widen(query), real=counted(mask, past))
-        x = record(tape, seen_query=hide("bt->btd", real, x))
+        x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
+        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
         q = linear("btd,dhk->bthk", x, self.w_q, None)
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
             there = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
-            q = self.convolved("q", q, self.w_q_conv, there, past, tape)
-            k = self.convolved("k", k, self.w_k_conv, there, past, tape)
-            v = self.convolved("v", v, self.w_v_conv, there, past, tape)
+            q = self.convolved("q", q, self.w_q_conv, there, step, tape)
+            k = self.convolved("k", k, self.w_k_conv, there, step, tape)
+            v = self.convolved("v", v, self.w_v_conv, there, step, tape)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
-        fade = record(tape, fade=hide("bt->bth", real, -(exp(widen(self.a_log)) * softplus(a))))
-        q_unit = hide("bt->bthk", real, l2_norm(silu(q), c.eps))
-        k_unit = hide("bt->bthk", real, l2_norm(silu(k), c.eps))
+        fade = record(tape, fade=zero_unseen("bt->bth", real, -(exp(upcast(self.a_log)) * softplus(a))))
+        q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.eps))
+        k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.eps))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
-        start = recall(past, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
+        start = read_state(step, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
         q_scaled = q_unit * (1 / sqrt(n["k"]))
         if c.form == "recurrent":
             context, end = recurrent(q_scaled, k_unit, v_silu, beta, fade, start, tape)
         else:
             size = c.chunk_size if c.form == "chunked" else max(n["t"], 1)
             context, end = chunked(q_scaled, k_unit, v_silu, beta, fade, start, size, tape)
-        retain(past, state=end)
+        write_state(step, state=end)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps))
         g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, None))
         gated = record(tape, gated=silu(g) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
-        return narrow(y, dtype)
+        return to_dtype(y, dtype)

@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._layer import Layer, Output, inputs, output
-from attn_jax._masks import hide, shown
+from attn_jax._masks import unmasked_by_bias, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -14,12 +14,12 @@ from attn_jax._ops import (
     dtype_name,
     einsum,
     exp,
-    narrow,
     record,
     sigmoid,
     softmax,
     tanh,
-    widen,
+    to_dtype,
+    upcast,
 )
 from attn_np.contract.luong import Config
 
@@ -31,9 +31,11 @@ def numbered(allowed: Array | None, like: Array, shape: tuple[int, int, int]) ->
     return near, cumsum(near, 2), near.sum(2)
 
 
-def in_sight(tape: Tape, allowed: Array, key: Array, value: Array) -> tuple[Array, Array]:
+def zero_unseen_keys(tape: Tape, allowed: Array, key: Array, value: Array) -> tuple[Array, Array]:
     """Keys and values that no query sees become 0."""
-    return record(tape, near_key=hide("bts->bsi", allowed, key), near_value=hide("bts->bsv", allowed, value))
+    return record(
+        tape, near_key=zero_unseen("bts->bsi", allowed, key), near_value=zero_unseen("bts->bsv", allowed, value)
+    )
 
 
 class LuongAttention(Layer[Config]):
@@ -46,7 +48,7 @@ class LuongAttention(Layer[Config]):
     w_position: Float[Array, "d m"] | None
     w_center: Float[Array, "m"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
@@ -60,27 +62,27 @@ class LuongAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed, shape = shown(mask, bias), (n["b"], n["t"], n["s"])
+        allowed, shape = unmasked_by_bias(mask, bias), (n["b"], n["t"], n["s"])
         if c.half_window is not None and self.w_center is None:
             allowed, place, _ = numbered(allowed, query, shape)
             # p_t = t: queries and keys are counted from 1, keys that are hidden take no place.
             ahead = place - (arange(n["t"], query)[:, None] + 1)
             mask = allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)
-        query, key, value = inputs(tape, "bts", mask, query, key, value)
+        query, key, value = inputs(tape, "bts", query, key, value, mask=mask)
         keep = self.draw_keep(keep, shape, like=query)
-        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        bias, keep = record(tape, bias=upcast(bias), keep=keep)
         nearness = None
         if c.half_window is not None and self.w_position is not None and self.w_center is not None:
             allowed, place, length = numbered(allowed, query, shape)
-            length = record(tape, length=narrow(length, dtype_name(query)))
+            length = record(tape, length=to_dtype(length, dtype_name(query)))
             hidden = record(tape, hidden=tanh(einsum("btd,dm->btm", query, self.w_position)))
             share = record(tape, share=sigmoid(einsum("btm,m->bt", hidden, self.w_center)))
             center = record(tape, center=length * share)
-            ahead = record(tape, ahead=narrow(place, dtype_name(query)) - center[:, :, None])
+            ahead = record(tape, ahead=to_dtype(place, dtype_name(query)) - center[:, :, None])
             # exp(-(s - p_t)^2 / (2 sigma^2)) with sigma = half_window / 2.
             nearness = record(tape, nearness=exp(ahead * ahead * (-2.0 / c.half_window**2)))
             allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)
-            key, value = in_sight(tape, allowed, key, value)
+            key, value = zero_unseen_keys(tape, allowed, key, value)
         if self.w_q is not None and self.w_k is not None and self.w_score is not None:
             # W [q; k] = w_q^T q + w_k^T k: the query's half is multiplied once, not again for every key.
             q = einsum("btd,de->bte", query, self.w_q)

@@ -3,10 +3,9 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._decode import Past, remember
+from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, inputs, output
-from attn_jax._masks import sight
-from attn_jax._ops import Array, Tape, dtype_name, l2_norm, layer_norm, linear, record, rms_norm, widen
+from attn_jax._ops import Array, Tape, dtype_name, l2_norm, layer_norm, linear, record, rms_norm, upcast
 from attn_np.contract.qk_norm import Config
 
 
@@ -15,7 +14,7 @@ def normalised(c: Config, x: Array, weight: Array | None) -> Array:
     together = c.over == "all"
     width = x.shape[2] * x.shape[3]
     flat = x.reshape(*x.shape[:2], width) if together else x
-    weight = widen(weight).reshape(width) if together and weight is not None else weight
+    weight = upcast(weight).reshape(width) if together and weight is not None else weight
     if c.norm == "l2":
         unit = l2_norm(flat, c.eps)
     elif c.norm == "rms":
@@ -42,7 +41,7 @@ class QKNormAttention(Layer[Config]):
     w_k_all: Float[Array, "h k"] | None
     w_scale: Float[Array, "h"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
@@ -54,12 +53,13 @@ class QKNormAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = sight(tape, mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        query, key, value = inputs(
+            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
+        )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
@@ -68,12 +68,12 @@ class QKNormAttention(Layer[Config]):
         k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.over == "head" else self.w_k_all))
         scale = 1.0 if c.scale is None and c.norm == "l2" else c.scale
         if self.w_scale is not None:
-            q = q * widen(self.w_scale)[:, None]
-        k, v = remember(past, k=k, v=v)
+            q = q * upcast(self.w_scale)[:, None]
+        k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from jaxtyping import Bool, Float
 
-from attn_jax._decode import Past, counted, recall, retain
+from attn_jax._decode import DecodeStep, read_state, real_positions, write_state
 from attn_jax._layer import Layer
-from attn_jax._masks import hide
+from attn_jax._masks import zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -20,13 +20,13 @@ from attn_jax._ops import (
     exp,
     layer_norm,
     linear,
-    narrow,
     record,
     rms_norm,
     scan,
     silu,
+    to_dtype,
+    upcast,
     where,
-    widen,
     zeros,
 )
 from attn_jax._rotary import rotate, rotation
@@ -117,11 +117,11 @@ class Retention(Layer[Config]):
     b_g: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def read(self, q: Array, k: Array, v: Array, real: Array, past: Past | None, tape: Tape) -> Array:
+    def read(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
         """What the queries read of the values, in the form asked for."""
         c = self.config
         logs = constants(c.decays(), q)
-        start = recall(past, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
+        start = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
         if c.form == "parallel":
             fade = fading(real, logs)
             read = parallel(q, k, v, start, fade, tape)
@@ -130,16 +130,16 @@ class Retention(Layer[Config]):
             read, end = chunked(q, k, v, start, real, logs, c.chunk_size, tape)
         else:
             read, end = recurrent(q, k, v, start, real, logs, tape)
-        retain(past, state=end)
+        write_state(step, state=end)
         return read
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         *,
         mask: Bool[Array, "..."] | None = None,
         tape: Tape = None,
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Array:
         """Where the padding mask is False a position is not there: no state fades, and its context is 0.
 
@@ -147,20 +147,20 @@ class Retention(Layer[Config]):
         """
         n = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=widen(query), real=counted(mask, past))
-        x = record(tape, seen_query=hide("bt->btd", real, x))
-        q = hide("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_q, self.b_q))
-        k = hide("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_k, self.b_k))
-        v = hide("bt->bthv", real, linear("btd,dhv->bthv", x, self.w_v, self.b_v))
+        x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
+        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
+        q = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_q, self.b_q))
+        k = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_k, self.b_k))
+        v = zero_unseen("bt->bthv", real, linear("btd,dhv->bthv", x, self.w_v, self.b_v))
         q, k, v = record(tape, q=q, k=k, v=v)
         there = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
         if c.rope_base is not None:
-            cos, sin = rotation(c, None, n["t"], like=x, past=past, real=there if past is None else None)
+            cos, sin = rotation(c, None, n["t"], like=x, step=step, real=there if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
-        context = record(tape, context=self.read(q * (1 / sqrt(n["k"])), k, v, there, past, tape))
+        context = record(tape, context=self.read(q * (1 / sqrt(n["k"])), k, v, there, step, tape))
         norm = layer_norm(context, None, None, c.eps) if c.norm == "layer" else rms_norm(context, None, c.eps)
         g = linear("btd,dhv->bthv", x, self.w_g, self.b_g)
         normed, g = record(tape, normed=norm, g=g)
         gated = record(tape, gated=silu(g) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
-        return narrow(y, dtype)
+        return to_dtype(y, dtype)

@@ -3,9 +3,8 @@
 from jaxtyping import Bool, Float, Int
 
 from attn_jax._attend import attend
-from attn_jax._decode import Past, remember
+from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, inputs, output
-from attn_jax._masks import sight
 from attn_jax._ops import Array, Tape, dtype_name, linear, record
 from attn_jax._rotary import rotate, rotation
 from attn_np.contract.rotary import Config
@@ -23,7 +22,7 @@ class RotaryAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         *,
@@ -34,23 +33,22 @@ class RotaryAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        allowed = sight(tape, mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
         positions = record(tape, positions=positions)
-        cos, sin = rotation(c, positions, n["t"], like=query, past=past)
+        cos, sin = rotation(c, positions, n["t"], like=query, step=step)
         q = rotate(linear("btd,dhk->bthk", query, self.w_q, self.b_q), cos, sin, c.layout)
         k = rotate(linear("bsd,dhk->bshk", key, self.w_k, self.b_k), cos, sin, c.layout)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         q, k = record(tape, q_rot=q, k_rot=k)
-        k, v = remember(past, k_rot=k, v=v)
+        k, v = append(step, k_rot=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

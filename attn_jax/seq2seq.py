@@ -6,7 +6,7 @@ from typing import Any
 from jaxtyping import Bool, Float, Integer
 
 from attn_jax._layer import Layer, Output
-from attn_jax._masks import hide, seen
+from attn_jax._masks import any_visible, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -17,7 +17,6 @@ from attn_jax._ops import (
     dtype_name,
     einsum,
     linear,
-    narrow,
     record,
     scan,
     scope,
@@ -25,8 +24,9 @@ from attn_jax._ops import (
     stack,
     take,
     tanh,
+    to_dtype,
+    upcast,
     where,
-    widen,
     zeros,
 )
 from attn_jax.additive import AdditiveAttention
@@ -34,7 +34,7 @@ from attn_jax.gru import GatedRecurrentUnit, cell
 from attn_np.contract.seq2seq import Config, DecoderConfig
 
 
-def look(
+def attend_once(
     q: Array, k: Array, v: Array, w_score: Array, allowed: Array | None, keep: Array | None, rate: float
 ) -> tuple[Array, Array]:
     """Additive attention of one projected query to keys that were projected before: the context and the weights."""
@@ -52,31 +52,31 @@ class AttentionDecoder(Layer[DecoderConfig]):
     b_o: Float[Array, "o"]
 
     def weights(self) -> dict[str, Any]:
-        """What every step uses, widened once; the first layer's input weights in two, for context and target."""
+        """The weights that every step uses, upcast once; those of the first layer's input are split for context and target."""
         layers, e = self.gru.layers, self.config.hidden_dim
-        w_x = [widen(layer.w_x) for layer in layers]
+        w_x = [upcast(layer.w_x) for layer in layers]
         return {
-            "q": widen(self.attention.w_q),
-            "score": widen(self.attention.w_score),
+            "q": upcast(self.attention.w_q),
+            "score": upcast(self.attention.w_score),
             "target": w_x[0][:, e:],
             "x": [w[:, :e] for w in w_x],
-            "h": [widen(layer.w_h) for layer in layers],
-            "b_x": [widen(layer.b_x) for layer in layers],
-            "b_h": [widen(layer.b_h) for layer in layers],
+            "h": [upcast(layer.w_h) for layer in layers],
+            "b_x": [upcast(layer.b_x) for layer in layers],
+            "b_h": [upcast(layer.b_h) for layer in layers],
         }
 
-    def known(self, x: Array, w: dict[str, Any]) -> list[Array]:
-        """What the gates of each layer get that no step has to wait for: biases and, in the first, the target."""
+    def precomputed_gates(self, x: Array, w: dict[str, Any]) -> list[Array]:
+        """The part of each layer's gate inputs that needs no state: biases and, in the first layer, the target."""
         first, *rest = [broadcast_to(b_x, (x.shape[0], x.shape[1], *b_x.shape)) for b_x in w["b_x"]]
         return [first + einsum("btd,fde->btfe", x, w["target"]), *rest]
 
-    def stepper(self, k: Array, v: Array, w: dict[str, Any]) -> Callable[..., Any]:
+    def make_step(self, k: Array, v: Array, w: dict[str, Any]) -> Callable[..., Any]:
         """One step as a function for a scan, from the state of every layer to the next."""
         count, rate = self.config.num_layers, self.config.dropout
 
         def step(state, xs):
             allowed, keep = xs[2 * count :]
-            context, probs = look(einsum("bd,de->be", state[-1], w["q"]), k, v, w["score"], allowed, keep, rate)
+            context, probs = attend_once(einsum("bd,de->be", state[-1], w["q"]), k, v, w["score"], allowed, keep, rate)
             x, after, taped = context, [], [context, probs]
             for i in range(count):
                 x_gates = xs[i] + einsum("bd,fde->bfe", x, w["x"][i])
@@ -102,22 +102,22 @@ class AttentionDecoder(Layer[DecoderConfig]):
         b, t, s, count = x.shape[0], x.shape[1], memory.shape[1], self.config.num_layers
         allowed = None if allowed is None else broadcast_to(allowed, (b, t, s))
         keep = None if keep is None else broadcast_to(keep, (b, t, s))
-        memory = hide("bts->bse", allowed, memory)
+        memory = zero_unseen("bts->bse", allowed, memory)
         x, memory, state = record(tape, x=x, memory=memory, state=state)
         allowed, keep, gru_keep = record(tape, allowed=allowed, keep=keep, gru_keep=gru_keep)
         k = record(tape, k=einsum("bsi,ie->bse", memory, self.attention.w_k))
         w, layers = self.weights(), [scope(tape, f"gru.layers.{i}") for i in range(count)]
-        x_gates = [record(layers[i], x_gates=value) for i, value in enumerate(self.known(x, w))]
+        x_gates = [record(layers[i], x_gates=value) for i, value in enumerate(self.precomputed_gates(x, w))]
         last, (context, probs, *found) = scan(
-            self.stepper(k, memory, w),
+            self.make_step(k, memory, w),
             tuple(state[i] for i in range(count)),
-            (*x_gates, *self.gru.ways(gru_keep, b, t), allowed, keep),
+            (*x_gates, *self.gru.layer_keep_masks(gru_keep, b, t), allowed, keep),
             names=("context", "probs", *(f"gru.layers.{i}.{name}" for i in range(count) for name in "rznh")),
             tape=tape,
         )
         return linear("bte,eo->bto", found[-1], self.w_o, self.b_o), stack(last), probs
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         target: Float[Array, "b t d"],
         memory: Float[Array, "b s e"],
@@ -134,9 +134,9 @@ class AttentionDecoder(Layer[DecoderConfig]):
         dtype = dtype_name(target)
         keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=target)
         gru_keep = self.draw_keep(gru_keep, (n["w"], n["b"], n["t"], n["e"]), like=target)
-        y, last, probs = self.run(widen(target), widen(memory), widen(state), mask, keep, gru_keep, tape)
+        y, last, probs = self.run(upcast(target), upcast(memory), upcast(state), mask, keep, gru_keep, tape)
         y, last = record(tape, y=y, last=last)
-        found = narrow(y, dtype), narrow(last, dtype), narrow(probs, dtype)
+        found = to_dtype(y, dtype), to_dtype(last, dtype), to_dtype(probs, dtype)
         return found if return_weights else found[:2]
 
 
@@ -149,14 +149,14 @@ class Seq2Seq(Layer[Config]):
 
     def embed(self, source: Array, target: Array) -> tuple[Array, Array, Any]:
         """Vectors as they are, tokens as their rows of the table; and the table, widened once for both."""
-        table = widen(self.embedding)
+        table = upcast(self.embedding)
         if table is None:
-            return widen(source), widen(target), table
+            return upcast(source), upcast(target), table
         return take(table, source), take(table, target), table
 
     def encode(self, source: Array, mask: Array | None, keep: Array | None, tape: Tape) -> tuple[Array, Array]:
         """The memory and the encoder's last state. A position that no target sees is padding: it is passed over."""
-        real = None if mask is None else broadcast_to(seen("bts->bs", mask), source.shape[:2])
+        real = None if mask is None else broadcast_to(any_visible("bts->bs", mask), source.shape[:2])
         return self.encoder.run(source, None, keep, real, tape)
 
     def begin(
@@ -164,17 +164,17 @@ class Seq2Seq(Layer[Config]):
     ) -> tuple[Callable[..., Any], tuple[Array, ...]]:
         """One step without dropout, from input and state to output and state, and the state to begin with."""
         memory, last = self.encode(source, mask, None, None)
-        start, decoder = last if state is None else widen(state), self.decoder
+        start, decoder = last if state is None else upcast(state), self.decoder
         b, s, _ = memory.shape
         allowed = None if mask is None else broadcast_to(mask, (b, 1, s))
-        memory = hide("bts->bse", allowed, memory)
+        memory = zero_unseen("bts->bse", allowed, memory)
         k, w = einsum("bsi,ie->bse", memory, decoder.attention.w_k), decoder.weights()
-        step, w_o, b_o = decoder.stepper(k, memory, w), widen(decoder.w_o), widen(decoder.b_o)
+        step, w_o, b_o = decoder.make_step(k, memory, w), upcast(decoder.w_o), upcast(decoder.b_o)
         allowed = None if allowed is None else allowed[:, 0]
 
         def feed(x, state):
-            x_gates = [gates[:, 0] for gates in decoder.known(x[:, None], w)]
-            state, found = step(state, (*x_gates, *decoder.gru.ways(None, b, 1), allowed, None))
+            x_gates = [gates[:, 0] for gates in decoder.precomputed_gates(x[:, None], w)]
+            state, found = step(state, (*x_gates, *decoder.gru.layer_keep_masks(None, b, 1), allowed, None))
             return linear("be,eo->bo", found[-1], w_o, b_o), state
 
         return feed, tuple(start[i] for i in range(self.config.num_layers))
@@ -191,15 +191,15 @@ class Seq2Seq(Layer[Config]):
         """Run freely from one first target: every output is the next input. Outputs and last state; no dropout."""
         n = self.check(source=source, target=target, state=state, mask=mask)
         self.config.check_generation(n["t"], steps, words=False)
-        x, dtype = widen(target), dtype_name(target)
-        feed, start = self.begin(widen(source), mask, state)
+        x, dtype = upcast(target), dtype_name(target)
+        feed, start = self.begin(upcast(source), mask, state)
 
         def step(carry, xs):
             y, state = feed(*carry)
             return (y, state), (y,)
 
         (_, last), (y,) = scan(step, (x[:, 0], start), (zeros((n["b"], steps), x),), names=("y",))
-        return narrow(y, dtype), narrow(stack(last), dtype)
+        return to_dtype(y, dtype), to_dtype(stack(last), dtype)
 
     def greedy(
         self,
@@ -234,7 +234,7 @@ class Seq2Seq(Layer[Config]):
         ends = concatenate([done, zeros((n["b"], 1), x) == 0], 1)
         return tokens, argmax(where(ends, 1, 0), axis=1)
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         source: Float[Array, "b s d"] | Integer[Array, "b s"],
         target: Float[Array, "b t d"] | Integer[Array, "b t"],
@@ -265,11 +265,11 @@ class Seq2Seq(Layer[Config]):
             source, target = record(tape, source_tokens=source, target_tokens=target)
         source, target, _ = self.embed(source, target)
         source, target = record(tape, source=source, target=target)
-        state = record(tape, state=widen(state))
+        state = record(tape, state=upcast(state))
         memory, last = self.encode(source, mask, encoder_keep, scope(tape, "encoder"))
         start = last if state is None else state
         decoder = scope(tape, "decoder")
         y, last, probs = self.decoder.run(target, memory, start, mask, keep, decoder_keep, decoder)
         y, last = record(tape, y=y, last=last)
-        found = narrow(y, dtype), narrow(last, dtype), narrow(probs, dtype)
+        found = to_dtype(y, dtype), to_dtype(last, dtype), to_dtype(probs, dtype)
         return found if return_weights else found[:2]

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from attn_np._masks import hide, visible
-from attn_np._ops import Array, narrow, widen
+from attn_np._masks import attention_mask, zero_unseen
+from attn_np._ops import Array, to_dtype, upcast
 from attn_np.contract._band import Band, Span
 from attn_np.contract._tape import save
 
@@ -114,7 +114,9 @@ class Call:
         """Who sees whom, as one array; None where all see all."""
         found = self.mask
         if not self.band.full:
-            found = visible(found, self.band.t, self.band.s, like=self.q, window=(self.band.left, self.band.right))
+            found = attention_mask(
+                found, self.band.t, self.band.s, like=self.q, window=(self.band.left, self.band.right)
+            )
         if self.bias is not None and (gone := self.bias == -np.inf).any():
             found = ~gone if found is None else found & ~gone
         return found if found is None else found.reshape((1,) * (4 - found.ndim) + found.shape)
@@ -129,8 +131,8 @@ class Call:
             near = near.reshape(near.shape[0], g, h // g, *near.shape[2:]).any(2)
         elif g == 1:
             near = near.any(1, keepdims=True)
-        q = hide("bhts->bthk", allowed, self.q)
-        return replace(self, q=q, k=hide("bhts->bshk", near, self.k), v=hide("bhts->bshv", near, self.v))
+        q = zero_unseen("bhts->bthk", allowed, self.q)
+        return replace(self, q=q, k=zero_unseen("bhts->bshk", near, self.k), v=zero_unseen("bhts->bshv", near, self.v))
 
     @property
     def alike(self) -> int:
@@ -146,9 +148,9 @@ class Call:
             return min(t, QUERIES, max(EDGE, -(-b * h * t // PARTS))), min(s, KEYS)
         if self.stretch is not None:
             return min(t, EDGE), self.stretch
-        low, narrow = 2 * EDGE, max(1, KEYS // 2)
-        heads = max(1, min(self.alike, QUERIES * KEYS // (low * narrow)))
-        rows = min(t, QUERIES, max(1, QUERIES * KEYS // (heads * narrow) // low) * low)
+        low, to_dtype = 2 * EDGE, max(1, KEYS // 2)
+        heads = max(1, min(self.alike, QUERIES * KEYS // (low * to_dtype)))
+        rows = min(t, QUERIES, max(1, QUERIES * KEYS // (heads * to_dtype) // low) * low)
         return rows, min(s, KEYS, max(1, QUERIES * KEYS // (heads * rows)))
 
     def parts(self, threads: int, apart: bool = False) -> list[Part]:
@@ -392,15 +394,15 @@ def attend(
 ) -> Array:
     """Softmax attention as `attn_np.attend` defines it: `b t h k`, `b s g k`, `b s g v` -> `b t h v`."""
     mask, bias = (x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, bias))
-    wide = widen(q)
+    wide = upcast(q)
     band = Band.of(q.shape[1], k.shape[1], causal, window)
     sinks = None if sinks is None else sinks.astype(wide.dtype)
-    call = Call(wide, widen(k), widen(v), mask, bias, band, scale, softcap, sinks)
+    call = Call(wide, upcast(k), upcast(v), mask, bias, band, scale, softcap, sinks)
     (b, t, h, _), s = q.shape, k.shape[1]
     with np.errstate(invalid="ignore", over="ignore"):
         found = at_once(call) if b * h * t * s <= WHOLE else in_blocks(call)
     save(tape, found)
-    return narrow(found.context, q.dtype.name)
+    return to_dtype(found.context, q.dtype.name)
 
 
 def at_once(call: Call) -> Saved:

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from attn_np.contract import at_step, check_tokens, record, scope
+from attn_np.contract import check_tokens, checked, record, scope, tap_step
 
 __all__ = [
     "Array",
     "Tape",
     "amax",
+    "any_over",
     "arange",
     "argmax",
     "broadcast_to",
+    "checked",
     "clip",
     "concatenate",
     "concrete",
@@ -26,26 +28,25 @@ __all__ = [
     "dropout",
     "dtype_name",
     "einsum",
+    "empty_slots",
     "entmax15",
     "exp",
+    "gather_last",
     "hardmax",
-    "known",
     "l2_norm",
     "layer_norm",
     "lerp",
     "linear",
     "log",
     "maximum",
-    "narrow",
-    "number",
-    "pick",
-    "put",
+    "pytree",
     "record",
+    "reorder",
     "repeat_heads",
     "rms_norm",
-    "rooms",
     "scan",
     "scope",
+    "shapes_may_vary",
     "sigmoid",
     "silu",
     "softmax",
@@ -56,9 +57,12 @@ __all__ = [
     "straight_through",
     "take",
     "tanh",
+    "to_dtype",
+    "upcast",
     "where",
-    "widen",
-    "write",
+    "write_positions",
+    "write_slice",
+    "write_slots",
     "zeros",
 ]
 
@@ -105,6 +109,16 @@ def amax(x: Array, axis: int) -> Array:
     return np.max(x, axis=axis)
 
 
+def any_over(x: Array, axes: tuple[int, ...]) -> Array:
+    """Whether any entry of some axes is True; the array itself without axes."""
+    return np.any(x, axis=axes)
+
+
+def reorder(x: Array, order: Sequence[int]) -> Array:
+    """The axes in another order."""
+    return np.transpose(x, order)
+
+
 def arange(n: int, like: Array) -> Array:
     """0 .. n - 1, on the device of another array."""
     return np.arange(n)
@@ -124,10 +138,10 @@ def take(table: Array, tokens: Array) -> Array:
     """Rows of a table: `u d`, `b t` -> `b t d`."""
     if tokens.size:
         check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
-    return widen(table)[tokens]
+    return upcast(table)[tokens]
 
 
-def pick(x: Array, index: Array) -> Array:
+def gather_last(x: Array, index: Array) -> Array:
     """Entries of the last axis, the same for every head: `b h t x`, `b t s` -> `b h t s`; a batch of 1 serves all."""
     b, h, t, _ = x.shape
     index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
@@ -135,7 +149,7 @@ def pick(x: Array, index: Array) -> Array:
 
 
 def clip(x: Array, low: int, high: int) -> Array:
-    """Integers drawn into a range."""
+    """Integers, clamped to a range."""
     return np.clip(x, low, high)
 
 
@@ -144,7 +158,7 @@ def concrete(x: Array) -> bool:
     return True
 
 
-def known(x: Array) -> bool:
+def shapes_may_vary(x: Array) -> bool:
     """Whether shapes may follow from numbers: where a new shape costs nothing, and the numbers are known."""
     return True
 
@@ -160,25 +174,25 @@ def cumsum(x: Array, axis: int) -> Array:
     return np.cumsum(x, axis=axis)
 
 
-def write(buffer: Array, slot: Array, x: Array) -> Array:
+def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
     """Put entries into slots: `b s ...`, `b t`, `b t ...` -> `b s ...`. In place: the buffer is used up."""
     buffer[np.arange(buffer.shape[0])[:, None], slot] = x
     return buffer
 
 
-def put(buffer: Array, start: int, x: Array) -> Array:
+def write_slice(buffer: Array, start: int, x: Array) -> Array:
     """Put entries side by side into every row: `b s ...`, a slot, `b t ...` -> `b s ...`. In place as `write` is."""
     buffer[:, start : start + x.shape[1]] = x
     return buffer
 
 
-def number(buffer: Array, start: int, stop: int) -> Array:
-    """Put its own number into every slot of a stretch: `b s`. In place."""
+def write_positions(buffer: Array, start: int, stop: int) -> Array:
+    """A run of slots filled with their own numbers, `b s`. In place."""
     buffer[:, start:stop] = np.arange(start, stop)
     return buffer
 
 
-def rooms(shape: tuple[int, ...], like: Array) -> Array:
+def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
     """Empty slots of a cache, `b s ...`; a head's entries `b s h k` lie side by side in memory."""
     if len(shape) != 4:
         return zeros(shape, like)
@@ -186,16 +200,21 @@ def rooms(shape: tuple[int, ...], like: Array) -> Array:
     return zeros((b, h, s, k), like).swapaxes(1, 2)
 
 
+def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], type]:
+    """A decorator for dataclasses of arrays and static fields, which JAX has to be told apart."""
+    return lambda cls: cls
+
+
 def dtype_name(x: Array) -> str:
     return x.dtype.name
 
 
-def widen(x: Any) -> Any:
+def upcast(x: Any) -> Any:
     """16-bit types are computed in float32; other types, and None, stay as they are."""
     return x.astype(np.float32) if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
 
 
-def narrow(x: Any, dtype: str) -> Any:
+def to_dtype(x: Any, dtype: str) -> Any:
     """Round a result once to the layer's dtype."""
     return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES.get(dtype, dtype))
 
@@ -212,8 +231,8 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     def flat(letters: list[str]) -> int:
         return prod([size[x] for x in letters])
 
-    a = widen(a).transpose([left.index(x) for x in batch + rows + summed])
-    b = widen(b).transpose([right.index(x) for x in batch + summed + columns])
+    a = upcast(a).transpose([left.index(x) for x in batch + rows + summed])
+    b = upcast(b).transpose([right.index(x) for x in batch + summed + columns])
     product = a.reshape(flat(batch), flat(rows), flat(summed)) @ b.reshape(flat(batch), flat(summed), flat(columns))
     letters = batch + rows + columns
     return product.reshape([size[x] for x in letters]).transpose([letters.index(x) for x in out])
@@ -222,7 +241,7 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
 def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
     """A projection: `einsum`, plus a bias over its last axes where there is one."""
     y = einsum(spec, x, weight)
-    return y if bias is None else y + widen(bias)
+    return y if bias is None else y + upcast(bias)
 
 
 @primitive
@@ -246,13 +265,13 @@ def l2_norm(x: Array, eps: float) -> Array:
 def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
     """x / sqrt(mean x^2 + eps) over the last axis, times a weight (Zhang and Sennrich 2019, equation 4)."""
     unit = x / sqrt(np.sum(x * x, axis=-1, keepdims=True) / x.shape[-1] + eps)
-    return unit if weight is None else unit * widen(weight)
+    return unit if weight is None else unit * upcast(weight)
 
 
 def layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
     """The deviation from the mean over the last axis, by `rms_norm`, plus a bias (Ba et al. 2016, equation 4)."""
     unit = rms_norm(x - np.sum(x, axis=-1, keepdims=True) / x.shape[-1], weight, eps)
-    return unit if bias is None else unit + widen(bias)
+    return unit if bias is None else unit + upcast(bias)
 
 
 def silu(x: Array) -> Array:
@@ -395,7 +414,7 @@ def scan(
     collected: list[tuple[Array, ...]] = []
     for i in reversed(times) if reverse else times:
         carry, ys = step(carry, tuple(None if x is None else x[:, i] for x in xs))
-        carry, ys = at_step(tape, names, i, carry, ys)
+        carry, ys = tap_step(tape, names, i, carry, ys)
         collected.append(ys)
     if reverse:
         collected.reverse()

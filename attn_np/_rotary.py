@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._decode import Past, places
+from attn_np._decode import DecodeStep, token_positions
 from attn_np._ops import Array, clip, concatenate, concrete, constant, cumsum, dtype_name, stack, take
 
 
@@ -24,7 +24,7 @@ def rotation(
     t: int,
     *,
     like: Array,
-    past: Past | None = None,
+    step: DecodeStep | None = None,
     real: Array | None = None,
 ) -> tuple[Array | None, Array | None]:
     """Cosines and sines, `b t` and half the turned width, of where new positions stand; None without a base.
@@ -39,8 +39,8 @@ def rotation(
     if config.rope_base is None:
         return None, None
     if positions is None:
-        length = max(t, 1) if past is None else past.cache.max_length
-        at = places(t, t, like=like, past=past)[0] if real is None else cumsum(real, 1) - 1
+        length = max(t, 1) if step is None else step.cache.max_length
+        at = token_positions(t, t, like=like, step=step)[0] if real is None else cumsum(real, 1) - 1
         positions = clip(at, 0, length - 1)
     else:
         length = config.max_positions

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attn_np._masks import hide
-from attn_np._ops import Array, dtype_name, einsum, narrow, primitive, record, sigmoid, sqrt, where, widen
+from attn_np._masks import zero_unseen
+from attn_np._ops import Array, dtype_name, einsum, primitive, record, sigmoid, sqrt, to_dtype, upcast, where
 
 __all__ = [
     "Grads",
@@ -49,8 +49,8 @@ class Grads:
 def grads(dtype: str, inputs: Mapping[str, Array | None], params: Mapping[str, Array | None]) -> Grads:
     """Leave out what has no gradient and round the rest once to the layer's dtype."""
     return Grads(
-        inputs={name: narrow(g, dtype) for name, g in inputs.items() if g is not None},
-        params={name: narrow(g, dtype) for name, g in params.items() if g is not None},
+        inputs={name: to_dtype(g, dtype) for name, g in inputs.items() if g is not None},
+        params={name: to_dtype(g, dtype) for name, g in params.items() if g is not None},
     )
 
 
@@ -61,7 +61,7 @@ def cotangent(tape: dict[str, Array], dy: Array) -> Array:
         ValueError: another shape than the output's.
         TypeError: another dtype than the output's.
     """
-    y, wide = tape["y"], widen(dy)
+    y, wide = tape["y"], upcast(dy)
     if wide.shape != y.shape:
         raise ValueError(f"vjp: expected dy of shape {y.shape}, as the output, got {dy.shape}; pass dL/dy")
     if dtype_name(wide) != dtype_name(y):
@@ -198,7 +198,7 @@ def l2_norm_vjp(x: Array, eps: float, dy: Array) -> Array:
 def rms_norm_vjp(x: Array, weight: Array | None, eps: float, dy: Array) -> tuple[Array, Array | None]:
     """The rule of x / size, with the mean of squares; the weight was multiplied with the result."""
     size = sqrt(np.sum(x * x, axis=-1, keepdims=True) / x.shape[-1] + eps)
-    dunit = dy if weight is None else dy * widen(weight)
+    dunit = dy if weight is None else dy * upcast(weight)
     dweight = None if weight is None else sum_to(dy * (x / size), weight.shape)
     return unit_vjp(x, size, dunit, 1.0 / x.shape[-1]), dweight
 
@@ -246,9 +246,9 @@ def total(*terms: Array) -> Array:
 
 def inputs_vjp(tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dvalue: Array) -> dict[str, Array]:
     """Gradients of the inputs that were given: an input that stood in for others gets their sum."""
-    allowed = tape.get("allowed")
-    dquery = hide(f"{axes}->btd", allowed, dquery)
-    dkey, dvalue = hide(f"{axes}->bsi", allowed, dkey), hide(f"{axes}->bsj", allowed, dvalue)
+    queries, keys = tape.get("visible_queries"), tape.get("visible_keys")
+    dquery = zero_unseen(f"{axes}->btd", queries, dquery)
+    dkey, dvalue = zero_unseen(f"{axes}->bsi", keys, dkey), zero_unseen(f"{axes}->bsj", keys, dvalue)
     if "x" in tape:
         return {"query": total(dquery, dkey, dvalue)}
     if "value" not in tape:

@@ -3,10 +3,9 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._decode import Past, places, remember
+from attn_np._decode import DecodeStep, append, token_positions
 from attn_np._layer import Layer, Output, inputs, output
-from attn_np._masks import sight
-from attn_np._ops import Array, Tape, constants, dtype_name, linear, narrow, record, widen
+from attn_np._ops import Array, Tape, constants, dtype_name, linear, record, to_dtype, upcast
 from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, sum_to
 from attn_np.contract.alibi import Config
 
@@ -23,7 +22,7 @@ class AlibiAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         *,
@@ -33,25 +32,24 @@ class AlibiAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = places(n["t"], n["t"], like=query, past=past)
-        allowed = sight(tape, mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
+        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        k, v = remember(past, k=k, v=v)
-        bias = record(tape, given_bias=widen(bias))
-        distance = narrow(abs(query_at[:, :, None] - key_at[:, None, :]), dtype_name(q))
+        k, v = append(step, k=k, v=v)
+        bias = record(tape, given_bias=upcast(bias))
+        distance = to_dtype(abs(query_at[:, :, None] - key_at[:, None, :]), dtype_name(q))
         # h 1 1 times b 1 t s
         alibi = record(tape, alibi=-constants(c.slopes(), q)[:, None, None] * distance[:, None])
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=alibi if bias is None else alibi + bias, causal=c.causal, window=c.window,
-            scale=c.scale, keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            scale=c.scale, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

@@ -3,9 +3,9 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attn_np._decode import Past, counted, recall, retain
+from attn_np._decode import DecodeStep, read_state, real_positions, write_state
 from attn_np._layer import Layer
-from attn_np._masks import hide
+from attn_np._masks import zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
@@ -15,14 +15,14 @@ from attn_np._ops import (
     einsum,
     l2_norm,
     linear,
-    narrow,
     record,
     rms_norm,
     scan,
     sigmoid,
     silu,
+    to_dtype,
+    upcast,
     where,
-    widen,
     zeros,
 )
 from attn_np._vjp import (
@@ -190,38 +190,38 @@ class DeltaRule(Layer[Config]):
     w_o: Float[Array, "h v d"]
     w_norm: Float[Array, "v"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         *,
         mask: Bool[Array, "..."] | None = None,
         tape: Tape = None,
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Array:
         """Where the padding mask is False a position is not there: it changes no state, and its context is 0."""
         n = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=widen(query), real=counted(mask, past))
-        x = record(tape, seen_query=hide("bt->btd", real, x))
+        x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
+        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
         q = linear("btd,dhk->bthk", x, self.w_q, None)
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
-        q_unit = hide("bt->bthk", real, l2_norm(silu(q), c.eps))
-        k_unit = hide("bt->bthk", real, l2_norm(silu(k), c.eps))
+        q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.eps))
+        k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
-        start = recall(past, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
+        start = read_state(step, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
         if c.form == "recurrent":
             context, end = recurrent(q_unit, k_unit, v, beta, start, tape)
         else:
             size = c.chunk_size if c.form == "chunked" else max(n["t"], 1)
             context, end = chunked(q_unit, k_unit, v, beta, start, size, tape)
-        retain(past, state=end)
+        write_state(step, state=end)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps) if c.use_norm else context)
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, None))
-        return narrow(y, dtype)
+        return to_dtype(y, dtype)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """Read the forward upwards: one line here for each line there."""
@@ -240,11 +240,11 @@ class DeltaRule(Layer[Config]):
             size = c.chunk_size if c.form == "chunked" else max(q.shape[1], 1)
             dq_unit, dk_unit, dv, dbeta = chunked_vjp(tape, q_unit, k_unit, v, beta, size, dcontext)
         dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)
-        dq = silu_vjp(q, l2_norm_vjp(silu(q), c.eps, hide("bt->bthk", real, dq_unit)))
-        dk = silu_vjp(k, l2_norm_vjp(silu(k), c.eps, hide("bt->bthk", real, dk_unit)))
+        dq = silu_vjp(q, l2_norm_vjp(silu(q), c.eps, zero_unseen("bt->bthk", real, dq_unit)))
+        dk = silu_vjp(k, l2_norm_vjp(silu(k), c.eps, zero_unseen("bt->bthk", real, dk_unit)))
         dq, dk, dv, dbeta = record(tape, dq=dq, dk=dk, dv=dv, dbeta=dbeta)
         dx_beta, w["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
         dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
         dx_k, w["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
         dx_q, w["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
-        return grads(dtype, {"query": hide("bt->btd", real, total(dx_q, dx_k, dx_v, dx_beta))}, w)
+        return grads(dtype, {"query": zero_unseen("bt->btd", real, total(dx_q, dx_k, dx_v, dx_beta))}, w)

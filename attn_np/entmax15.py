@@ -3,9 +3,8 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._decode import Past, remember
+from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, inputs, output
-from attn_np._masks import visible
 from attn_np._ops import Array, Tape, dtype_name, entmax15, linear, record
 from attn_np._vjp import Grads, cotangent, entmax15_vjp, grads, inputs_vjp, linear_vjp
 from attn_np.contract.entmax15 import Config
@@ -23,7 +22,7 @@ class EntmaxAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
@@ -35,20 +34,21 @@ class EntmaxAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        query, key, value = inputs(
+            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
+        )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = remember(past, k=k, v=v)
+        k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            weigh=entmax15, keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            weigh=entmax15, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

@@ -13,15 +13,15 @@ from attn_np._ops import (
     einsum,
     lerp,
     linear,
-    narrow,
     record,
     scan,
     scope,
     sigmoid,
     stack,
     tanh,
+    to_dtype,
+    upcast,
     where,
-    widen,
     zeros,
 )
 from attn_np._vjp import Grads, cotangent, dropout_vjp, grads, lerp_vjp, linear_vjp, sigmoid_vjp, tanh_vjp
@@ -66,7 +66,7 @@ class GRULayer(Layer[LayerConfig]):
     b_x: Float[Array, "f e"] | None
     b_h: Float[Array, "f e"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         x: Float[Array, "b t d"],
         state: Float[Array, "b e"],
@@ -75,7 +75,7 @@ class GRULayer(Layer[LayerConfig]):
     ) -> tuple[Array, Array]:
         x, state = record(tape, x=x, state=state)
         x_gates = record(tape, x_gates=linear("btd,fde->btfe", x, self.w_x, self.b_x))
-        w_h, b_h = widen(self.w_h), widen(self.b_h)
+        w_h, b_h = upcast(self.w_h), upcast(self.b_h)
 
         def step(h, xs):
             x_gates, real = xs
@@ -100,7 +100,7 @@ class GRULayer(Layer[LayerConfig]):
         """
         x, r, z, n = (tape[name] for name in ("x", "r", "z", "n"))
         h, h_n = self.before_vjp(tape["state"], tape["h"])
-        w_h = widen(self.w_h)
+        w_h = upcast(self.w_h)
 
         def back(daround, dx_gates, r):
             return daround + einsum("bfa,fea->be", h_gates_vjp(dx_gates, r), w_h)
@@ -133,7 +133,7 @@ class GatedRecurrentUnit(Layer[Config]):
 
     layers: list[GRULayer]
 
-    def ways(self, keep: Array | None, b: int, t: int) -> list[Array | None]:
+    def layer_keep_masks(self, keep: Array | None, b: int, t: int) -> list[Array | None]:
         """The keep-mask behind each layer; there is none behind the last."""
         c = self.config
         if keep is None:
@@ -152,13 +152,13 @@ class GatedRecurrentUnit(Layer[Config]):
         x = x if real is None else where(real[:, :, None], x, 0.0)
         state, keep, real = record(tape, state=state, keep=keep, real=real)
         start = zeros((c.num_layers, x.shape[0], c.hidden_dim), x) if state is None else state
-        for i, way in enumerate(self.ways(keep, x.shape[0], x.shape[1])):
+        for i, layer_keep in enumerate(self.layer_keep_masks(keep, x.shape[0], x.shape[1])):
             h, end = self.layers[i](x, start[i], real, scope(tape, f"layers.{i}"))
-            x = dropout(h, way, c.dropout)
+            x = dropout(h, layer_keep, c.dropout)
             last.append(end)
         return x, stack(last)
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         x: Float[Array, "b t d"],
         state: Float[Array, "l b e"] | None = None,
@@ -170,17 +170,17 @@ class GatedRecurrentUnit(Layer[Config]):
         n = self.check(x=x, state=state, keep=keep)
         dtype = dtype_name(x)
         keep = self.draw_keep(keep, (n["w"], n["b"], n["t"], n["e"]), like=x)
-        y, last = self.run(widen(x), widen(state), keep, tape=tape)
+        y, last = self.run(upcast(x), upcast(state), keep, tape=tape)
         y, last = record(tape, y=y, last=last)
-        return narrow(y, dtype), narrow(last, dtype)
+        return to_dtype(y, dtype), to_dtype(last, dtype)
 
     def run_vjp(self, tape: Tape, dy: Array, dlast: Array | None) -> Grads:
         """Read `run` upwards, layer by layer."""
         c, w, first, keep, real = self.config, {}, [], tape.get("keep"), tape.get("real")
         b, t, _ = dy.shape
         dlast = zeros((c.num_layers, b, c.hidden_dim), dy) if dlast is None else dlast
-        for i, way in reversed(list(enumerate(self.ways(keep, b, t)))):
-            dh = dropout_vjp(dy, way, c.dropout)
+        for i, layer_keep in reversed(list(enumerate(self.layer_keep_masks(keep, b, t)))):
+            dh = dropout_vjp(dy, layer_keep, c.dropout)
             part = self.layers[i].vjp(scope(tape, f"layers.{i}"), dh, dlast[i], real)
             w |= {f"layers.{i}.{name}": value for name, value in part.params.items()}
             dy = part.inputs["x"]
@@ -193,5 +193,5 @@ class GatedRecurrentUnit(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t e"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """Gradients from that of the output and, where it was used, that of the returned state."""
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        part = self.run_vjp(tape, dy, record(tape, dlast=widen(dlast)))
+        part = self.run_vjp(tape, dy, record(tape, dlast=upcast(dlast)))
         return grads(dtype, part.inputs, part.params)

@@ -3,10 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._decode import Past, remember
+from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, inputs, output
-from attn_np._masks import shown, visible
-from attn_np._ops import Array, Tape, dtype_name, hardmax, linear, record, softmax, straight_through, where, widen
+from attn_np._masks import attention_mask, unmasked_by_bias
+from attn_np._ops import Array, Tape, dtype_name, hardmax, linear, record, softmax, straight_through, upcast, where
 from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, softmax_vjp, sum_to
 from attn_np.contract.hard import Config
 
@@ -23,7 +23,7 @@ class HardAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
@@ -36,22 +36,22 @@ class HardAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, noise=noise, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        allowed = attention_mask(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, step=step)
+        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = remember(past, k=k, v=v)
+        k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
-        noise = record(tape, noise=widen(noise))
+        noise = record(tape, noise=upcast(noise))
 
         def weigh(scores: Array, allowed: Array | None) -> Array:
             noisy = scores if noise is None else record(tape, noisy=scores + noise)
-            allowed = shown(allowed, noise)
+            allowed = unmasked_by_bias(allowed, noise)
             hard = hardmax(noisy, allowed)
             if c.estimator == "argmax":
                 return hard
@@ -59,7 +59,7 @@ class HardAttention(Layer[Config]):
 
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            weigh=weigh, keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            weigh=weigh, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._decode import places
+from attn_np._decode import token_positions
 from attn_np._layer import Layer, Output, inputs, output
 from attn_np._ops import Array, Tape, broadcast_to, dtype_name, linear, record, scope
 from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, total
@@ -28,7 +28,7 @@ class LongformerAttention(Layer[Config]):
     b_k_global: Float[Array, "h k"] | None
     b_v_global: Float[Array, "h v"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         global_mask: Bool[Array, "..."] | None = None,
@@ -42,7 +42,7 @@ class LongformerAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, global_mask=global_mask, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = places(n["t"], n["t"], like=query)
+        query_at, key_at = token_positions(n["t"], n["t"], like=query)
         ahead = key_at[:, None, :] - query_at[:, :, None]
         near = (ahead <= c.half_window) & (ahead >= -c.half_window)
         wide = query_at < 0 if global_mask is None else broadcast_to(global_mask, (n["b"], n["t"]))
@@ -50,7 +50,7 @@ class LongformerAttention(Layer[Config]):
         across = wide[:, None, :, None]
         local = (near[:, None] | wide[:, None, None, :]) & ~across
         local, across = (local, across) if mask is None else (local & mask, across & mask)
-        query, key, value = inputs(tape, "bhts", local | across, query)
+        query, key, value = inputs(tape, "bhts", query, mask=local | across)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)

@@ -4,9 +4,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._decode import Past, remember
+from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, inputs, output
-from attn_np._masks import sight
 from attn_np._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, record, rms_norm
 from attn_np._rotary import rotate, rotation
 from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, inputs_vjp, rms_norm_vjp, total
@@ -26,7 +25,7 @@ class MultiHeadLatentAttention(Layer[Config]):
     w_uv: Float[Array, "z h v"]
     w_o: Float[Array, "h v d"]
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         *,
@@ -37,14 +36,13 @@ class MultiHeadLatentAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        allowed = sight(tape, mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         positions = record(tape, positions=positions)
-        cos, sin = rotation(c, positions, n["t"], like=query, past=past)
+        cos, sin = rotation(c, positions, n["t"], like=query, step=step)
         if self.w_dq is not None:
             query = record(tape, q_down=einsum("btd,de->bte", query, self.w_dq))
             query = record(tape, q_latent=rms_norm(query, self.w_q_norm, c.norm_eps))
@@ -54,7 +52,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         latent = record(tape, kv_down=einsum("bsd,dz->bsz", value, self.w_dkv))
         latent = record(tape, latent=rms_norm(latent, self.w_kv_norm, c.norm_eps))
         k_rot = record(tape, k_rot=rotate(einsum("bsd,dy->bsy", key, self.w_k_rot), cos, sin, c.layout))
-        latent, k_rot = remember(past, latent=latent, k_rot=k_rot)
+        latent, k_rot = append(step, latent=latent, k_rot=k_rot)
         if c.absorbed:
             q_nope = record(tape, q_absorbed=einsum("bthq,zhq->bthz", q_nope, self.w_uk))
             k, v = concatenate([latent, k_rot], -1)[:, :, None], latent[:, :, None]
@@ -66,7 +64,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.factor(), keep=keep, rate=c.dropout,
-            past=past, tape=tape, implementation=implementation, return_weights=return_weights,
+            step=step, tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         if c.absorbed:
             context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))

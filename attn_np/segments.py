@@ -3,9 +3,8 @@
 from jaxtyping import Bool, Float, Int
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._decode import Past, remember
+from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, inputs, output
-from attn_np._masks import visible
 from attn_np._ops import Array, Tape, dtype_name, linear, record
 from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp
 from attn_np.contract.segments import Config
@@ -23,7 +22,7 @@ class SegmentedAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         segments: Int[Array, "b t"],
@@ -34,22 +33,21 @@ class SegmentedAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, segments=segments, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        own = remember(past, segments=segments)
+        own = append(step, segments=segments)
         near = segments[:, :, None] == own[:, None, :]
         mask = near[:, None] if mask is None else near[:, None] & mask
-        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        k, v = remember(past, k=k, v=v)
+        k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.scale, keep=keep, rate=c.dropout, past=past,
+            q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.scale, keep=keep, rate=c.dropout, step=step,
             tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

@@ -4,9 +4,9 @@ from math import sqrt
 
 from jaxtyping import Bool, Float
 
-from attn_np._decode import Past, places, remember
+from attn_np._decode import DecodeStep, append, token_positions
 from attn_np._layer import Layer, Output, inputs, output
-from attn_np._masks import hide, shown, visible
+from attn_np._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
@@ -19,7 +19,7 @@ from attn_np._ops import (
     record,
     softmax,
     take,
-    widen,
+    upcast,
 )
 from attn_np._vjp import (
     Grads,
@@ -51,7 +51,7 @@ class ShawAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         *,
@@ -60,22 +60,22 @@ class ShawAttention(Layer[Config]):
         keep: Bool[Array, "..."] | None = None,
         tape: Tape = None,
         return_weights: bool = False,
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = places(n["t"], n["t"], like=query, past=past)
-        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
+        allowed = attention_mask(mask, n["t"], n["t"], like=query, causal=c.causal, step=step)
+        query, key, value = inputs(tape, "bhts", query, mask=allowed, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        k, v = remember(past, k=k, v=v)
-        q = hide("bhts->bthk", allowed, q)
-        k, v = hide("bhts->bshk", allowed, k), hide("bhts->bshv", allowed, v)
+        k, v = append(step, k=k, v=v)
+        q = zero_unseen("bhts->bthk", allowed, q)
+        k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
         q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
-        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        bias, keep = record(tape, bias=upcast(bias), keep=keep)
         # Equation 4 of the paper: how far the key stands behind the query, within the limit on either side.
         offset = clip(key_at[:, None, :] - query_at[:, :, None], -c.max_distance, c.max_distance)
         row = record(tape, row=broadcast_to(offset + c.max_distance, (n["b"], n["t"], k.shape[1])))
@@ -86,7 +86,7 @@ class ShawAttention(Layer[Config]):
         scores = record(tape, scores=(content + position) * (1 / sqrt(n["k"]) if c.scale is None else c.scale))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, shown(allowed, bias)))
+        probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = einsum("bhts,bshv->bthv", kept, v)
         if self.w_rel_v is not None:
@@ -122,8 +122,8 @@ class ShawAttention(Layer[Config]):
         drel_k = record(tape, drel_k=drel_k)
         w["w_rel_k"] = take_vjp(self.w_rel_k, tape["row"], drel_k)
         dq, dk, dv = record(tape, dq=total(dq, more), dk=dk, dv=dv)
-        dq = hide("bhts->bthk", allowed, dq)
-        dk, dv = hide("bhts->bshk", allowed, dk), hide("bhts->bshv", allowed, dv)
+        dq = zero_unseen("bhts->bthk", allowed, dq)
+        dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

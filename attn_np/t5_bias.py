@@ -3,10 +3,9 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._decode import Past, places, remember
+from attn_np._decode import DecodeStep, append, token_positions
 from attn_np._layer import Layer, Output, inputs, output
-from attn_np._masks import sight
-from attn_np._ops import Array, Tape, clip, constants, dtype_name, linear, record, take, widen
+from attn_np._ops import Array, Tape, clip, constants, dtype_name, linear, record, take, upcast
 from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, sum_to, take_vjp
 from attn_np.contract.t5_bias import Config
 
@@ -24,7 +23,7 @@ class T5Attention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         *,
@@ -34,18 +33,17 @@ class T5Attention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = places(n["t"], n["t"], like=query, past=past)
-        allowed = sight(tape, mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
+        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        k, v = remember(past, k=k, v=v)
-        bias = record(tape, given_bias=widen(bias))
+        k, v = append(step, k=k, v=v)
+        bias = record(tape, given_bias=upcast(bias))
         # b s t, so that the rows come out as b s t h, one exchange of axes away from b h t s.
         offset = clip(key_at[:, :, None] - query_at[:, None, :], -c.max_distance, c.max_distance)
         bucket = record(tape, bucket=constants(c.buckets(), offset)[offset + c.max_distance])
@@ -53,7 +51,7 @@ class T5Attention(Layer[Config]):
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=position_bias if bias is None else position_bias + bias, causal=c.causal,
-            scale=c.scale, keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            scale=c.scale, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

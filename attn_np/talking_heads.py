@@ -2,10 +2,10 @@
 
 from jaxtyping import Bool, Float
 
-from attn_np._decode import Past, remember
+from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, inputs, output
-from attn_np._masks import hide, shown, visible
-from attn_np._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, widen
+from attn_np._masks import attention_mask, unmasked_by_bias, zero_unseen
+from attn_np._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -35,7 +35,7 @@ class TalkingHeadsAttention(Layer[Config]):
     w_mix_scores: Float[Array, "g h"] | None
     w_mix_weights: Float[Array, "h g"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
@@ -46,20 +46,24 @@ class TalkingHeadsAttention(Layer[Config]):
         keep: Bool[Array, "..."] | None = None,
         tape: Tape = None,
         return_weights: bool = False,
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        allowed = attention_mask(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, step=step)
+        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         q = linear("btd,dgk->btgk", query, self.w_q, self.b_q)
         k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
-        k, v = remember(past, k=k, v=v)
-        q, k, v = hide("bhts->btgk", allowed, q), hide("bhts->bsgk", allowed, k), hide("bhts->bsgv", allowed, v)
+        k, v = append(step, k=k, v=v)
+        q, k, v = (
+            zero_unseen("bhts->btgk", allowed, q),
+            zero_unseen("bhts->bsgk", allowed, k),
+            zero_unseen("bhts->bsgv", allowed, v),
+        )
         q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
-        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        bias, keep = record(tape, bias=upcast(bias), keep=keep)
         factor = n["k"] ** -0.5 if c.scale is None else c.scale
         scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
         if self.w_mix_scores is not None:
@@ -68,7 +72,7 @@ class TalkingHeadsAttention(Layer[Config]):
             scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, shown(allowed, bias)))
+        probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         if self.w_mix_weights is not None:
             kept = record(tape, blended=einsum("bhts,hg->bgts", kept, self.w_mix_weights))
@@ -106,7 +110,11 @@ class TalkingHeadsAttention(Layer[Config]):
         dscores = record(tape, dscores=dscores)
         dq, dk = einsum_vjp("btgk,bsgk->bgts", q, k, dscores * factor)
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
-        dq, dk, dv = hide("bhts->btgk", allowed, dq), hide("bhts->bsgk", allowed, dk), hide("bhts->bsgv", allowed, dv)
+        dq, dk, dv = (
+            zero_unseen("bhts->btgk", allowed, dq),
+            zero_unseen("bhts->bsgk", allowed, dk),
+            zero_unseen("bhts->bsgv", allowed, dv),
+        )
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dgk->btgk", query, self.w_q, self.b_q, dq)

@@ -4,10 +4,10 @@ from math import sqrt
 
 from jaxtyping import Bool, Float
 
-from attn_np._decode import Past, places, remember
+from attn_np._decode import DecodeStep, append, token_positions
 from attn_np._layer import Layer, Output, inputs, output
-from attn_np._masks import hide, shown, visible
-from attn_np._ops import Array, Tape, clip, dropout, dtype_name, einsum, linear, pick, record, softmax, widen
+from attn_np._masks import attention_mask, unmasked_by_bias, zero_unseen
+from attn_np._ops import Array, Tape, clip, dropout, dtype_name, einsum, gather_last, linear, record, softmax, upcast
 from attn_np._relative import sinusoids
 from attn_np._vjp import (
     Grads,
@@ -40,7 +40,7 @@ class TransformerXLAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def __call__(  # twin: torch calls its entry point forward
+    def __call__(
         self,
         query: Float[Array, "b t d"],
         *,
@@ -49,38 +49,38 @@ class TransformerXLAttention(Layer[Config]):
         keep: Bool[Array, "..."] | None = None,
         tape: Tape = None,
         return_weights: bool = False,
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = places(n["t"], n["t"], like=query, past=past)
-        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
+        allowed = attention_mask(mask, n["t"], n["t"], like=query, causal=c.causal, step=step)
+        query, key, value = inputs(tape, "bhts", query, mask=allowed, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        k, v = remember(past, k=k, v=v)
-        q = hide("bhts->bthk", allowed, q)
-        k, v = hide("bhts->bshk", allowed, k), hide("bhts->bshv", allowed, v)
+        k, v = append(step, k=k, v=v)
+        q = zero_unseen("bhts->bthk", allowed, q)
+        k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
         q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
-        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        bias, keep = record(tape, bias=upcast(bias), keep=keep)
         far, near = k.shape[1], 0 if c.causal else 1 - k.shape[1]
         distance = clip(query_at[:, :, None] - key_at[:, None, :], near, far - 1)
         row = record(tape, row=distance - near)
         table = sinusoids(near, far, n["d"], c.base, dtype_name(q), like=q)
         rel = record(tape, rel=einsum("xd,dhk->xhk", table, self.w_r))
-        q_content, q_position = q + widen(self.b_content), q + widen(self.b_position)
+        q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
         q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
         # Terms (a) and (c) of the paper, then (b) and (d): of every distance, of which a pair picks its own.
         content = einsum("bthk,bshk->bhts", q_content, k)
         distances = record(tape, distance_scores=einsum("bthk,xhk->bhtx", q_position, rel))
-        position = pick(distances, row)
+        position = gather_last(distances, row)
         content, position = record(tape, content_scores=content, position_scores=position)
         scores = record(tape, scores=(content + position) * (1 / sqrt(n["k"]) if c.scale is None else c.scale))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, shown(allowed, bias)))
+        probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
@@ -116,8 +116,8 @@ class TransformerXLAttention(Layer[Config]):
         table = sinusoids(near, far, c.d_model, c.base, dtype_name(k), like=k)
         _, w["w_r"] = einsum_vjp("xd,dhk->xhk", table, self.w_r, drel)
         dq, dk, dv = record(tape, dq=total(dq_content, dq_position), dk=dk, dv=dv)
-        dq = hide("bhts->bthk", allowed, dq)
-        dk, dv = hide("bhts->bshk", allowed, dk), hide("bhts->bshv", allowed, dv)
+        dq = zero_unseen("bhts->bthk", allowed, dq)
+        dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

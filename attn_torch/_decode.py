@@ -1,4 +1,4 @@
-"""Decoding: what a layer keeps of the positions before, so that a step computes the new ones only."""
+"""Decoding: what a layer keeps of earlier positions, so that a step computes the new ones only."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -12,31 +12,32 @@ from attn_torch._ops import (
     concrete,
     cumsum,
     dtype_name,
-    known,
-    narrow,
-    number,
-    put,
-    rooms,
+    empty_slots,
+    pytree,
+    shapes_may_vary,
+    to_dtype,
+    upcast,
     where,
-    widen,
-    write,
+    write_positions,
+    write_slice,
+    write_slots,
 )
 
 
+@pytree(arrays=["arrays", "positions", "length", "overrun"], static=["max_length"])
 @dataclass(frozen=True)
 class Cache:
     """What a layer keeps of each sequence between steps.
 
-    A step may write into the arrays and returns the cache that stands for what is kept then; the one that went in is
-    used up.
+    A step may write into the arrays and returns the next cache; the one it was given is used up.
 
     Attributes:
-        arrays: by name: one entry for each slot, of which the last takes what is not kept; or one state.
-        positions: `b s`, whose entries a slot holds; -1 for none.
+        arrays: by name: entries, one for each slot and a spare one for what is not kept; or a state.
+        positions: `b s`, the position whose entries a slot holds; -1 for an empty slot.
         length: `b`, how many positions each sequence has.
-        overrun: `b`, True where a sequence got positions that there was no room for.
-        max_length: room of each sequence.
-        spent: a step outside compiled programs has used it up; NumPy's and PyTorch's say so.
+        overrun: `b`, True if a sequence got positions for which there was no room.
+        max_length: how many positions each sequence may have.
+        spent: True once a step outside compiled programs has used the cache up; in NumPy and PyTorch.
     """
 
     arrays: dict[str, Array]
@@ -47,7 +48,7 @@ class Cache:
     spent: ClassVar[bool] = False
 
     def copy(self) -> "Cache":
-        """The same in arrays of its own, to go on from one place in several ways.
+        """The same cache in arrays of its own, to continue from one place in several ways.
 
         Raises:
             ValueError: a step has used it up.
@@ -58,28 +59,28 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Past:
+class DecodeStep:
     """The new positions of a step beside those of a cache: what a forward needs to know of them.
 
-    Where it is known that all sequences are of one length, that every new position counts and that there is room in
-    front of the first, the step is the end of a full pass: its keys are the slots up to the new ones, and nothing but
-    `start` says where they stand. Arrays are None then.
+    An aligned step is one where all sequences are known to have one length, every new position is real and there is
+    room behind the last one: it is the end of a full pass. Its keys are the slots up to the new ones, `start` says all
+    about positions, and the arrays are None.
 
     Attributes:
-        cache: as it was before.
-        start: how many positions every sequence has before, in a step that is the end of a full pass; else None.
-        filled: how many slots hold keys, where it is known; else None.
-        length: `b`, how many positions each sequence has after.
-        real: `b t`, the new positions that count and have room.
-        lost: `b t`, those that count and have none.
-        slot: `b t`, where their entries go.
-        positions: `b s`, whose entries the slots hold after.
-        query_at: `b t`, where the new positions stand in their sequences.
-        key_at: `b s`, where the keys stand; -1 for none.
-        joined: the keys are the slots as they were and then the new ones, instead of the slots as they are after: in a
-            ring of slots the last of many new positions take the places of keys that the first ones see.
-        headed: attention matrices are `b h t s`, not `b t s`.
-        kept: the arrays of the cache after, filled in by `remember`.
+        cache: the cache before the step.
+        start: how many positions every sequence has before an aligned step; else None.
+        filled: how many slots hold keys, if it is known; else None.
+        length: `b`, how many positions each sequence has after the step.
+        real: `b t`, the new positions that are real and have room.
+        lost: `b t`, the new positions that are real and have no room.
+        slot: `b t`, the slots for their entries.
+        positions: `b s`, the positions whose entries the slots hold after the step.
+        query_at: `b t`, the positions of the queries.
+        key_at: `b s`, the positions of the keys; -1 for none.
+        joined: the keys are the slots before the step and then the new keys, not the slots after it: in a ring of
+            slots the last of many new positions overwrite keys that the first ones see.
+        head_axis: attention matrices are `b h t s`, not `b t s`.
+        arrays: those of the cache after the step, filled in by `append` and `write_state`.
     """
 
     cache: Cache
@@ -93,122 +94,119 @@ class Past:
     query_at: Any = None
     key_at: Any = None
     joined: bool = False
-    headed: bool = False
-    kept: dict[str, Array] = field(default_factory=dict)
+    head_axis: bool = False
+    arrays: dict[str, Array] = field(default_factory=dict)
 
-    def visible(self, left: int | None, right: int | None) -> Array:
+    def attention_mask(self, left: int | None, right: int | None) -> Array:
         """Which keys each new query sees within a window: `b 1 t s`, or `b t s` without a head axis."""
         ahead = self.key_at[:, None, :] - self.query_at[:, :, None]
-        near = (self.key_at[:, None, :] >= 0) & self.real[:, :, None]
-        near = near if right is None else near & (ahead <= right)
-        near = near if left is None else near & (ahead >= -left)
-        return near[:, None] if self.headed else near
+        allowed = (self.key_at[:, None, :] >= 0) & self.real[:, :, None]
+        allowed = allowed if right is None else allowed & (ahead <= right)
+        allowed = allowed if left is None else allowed & (ahead >= -left)
+        return allowed[:, None] if self.head_axis else allowed
 
 
 def empty_cache(
     config: Any, batch_size: int, max_length: int, sizes: dict[str, int], like: Array, state: Array
 ) -> Cache:
-    """A cache that holds nothing yet, on the device of two arrays and of their dtypes: `like` for entries of positions,
-    `state` for states. Tokens are kept as integers.
-    """
-    shapes, entries = cache_shapes(config, batch_size, max_length, sizes), config.cached()
-    kinds = {name: like if "s" in axes.split() else state for name, axes in entries.items()}
+    """An empty cache with the device and dtype of `like` for entries and of `state` for states; tokens are integers."""
+    shapes, axes = cache_shapes(config, batch_size, max_length, sizes), config.cached()
+    kinds = {name: like if "s" in letters.split() else state for name, letters in axes.items()}
     none = 0 * arange(batch_size, like)
     kinds |= {name: none for name, arg in config.arguments().items() if arg.kind == "tokens"}
-    arrays = {name: rooms(shape, kinds[name]) for name, shape in shapes.items()}
+    arrays = {name: empty_slots(shape, kinds[name]) for name, shape in shapes.items()}
     positions = none[:, None] - 1 + 0 * arange(slots(config, max_length) + SPARE, like)
     return Cache(arrays, positions, none, none > 0, max_length)
 
 
-def opened(config: Any, cache: Cache, query: Array, valid: Array | None) -> Past:
-    """Find places for the new positions.
+def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> DecodeStep:
+    """The step that appends new positions: their slots, and the positions of queries and keys.
 
     Raises:
-        ValueError: no room, where the lengths are known.
+        ValueError: no room, if the lengths are known.
     """
     b, t, room, most = query.shape[0], query.shape[1], cache.positions.shape[1] - SPARE, cache.max_length
     filled = None
-    if known(cache.length):
+    if shapes_may_vary(cache.length):
         lengths = cache.length.tolist()
         start, longest = min(lengths), max(lengths)
         if valid is None and start == longest and start + t <= room:
-            return Past(cache, start, start + t, cache.length + t)
+            return DecodeStep(cache, start, start + t, cache.length + t)
         filled = min(longest + t, room)
-    counted = broadcast_to(arange(t, query)[None, :] >= 0, (b, t)) if valid is None else valid
-    query_at = cache.length[:, None] + cumsum(counted, 1) - 1
+    new = broadcast_to(arange(t, query)[None, :] >= 0, (b, t)) if valid is None else valid
+    query_at = cache.length[:, None] + cumsum(new, 1) - 1
     length = query_at[:, -1] + 1
     if concrete(length):
         check_room(config.variant, int(length.max()), most)
     length = where(length < most, length, most)
-    real = counted & (query_at < most)
+    real = new & (query_at < most)
     stays = real & (query_at >= length[:, None] - room)
     slot = where(stays, query_at % room, room)
-    positions = write(0 + cache.positions, slot, where(stays, query_at, -1))
+    positions = write_slots(0 + cache.positions, slot, where(stays, query_at, -1))
     joined = room < most and t > 1
     before = cache.positions[:, :filled]
     key_at = concatenate([before, where(real, query_at, -1)], 1) if joined else positions[:, :filled]
     mask = config.arguments().get("mask")
-    headed = mask is not None and "h" in mask.axes.split()
-    lost = counted & ~real
-    return Past(cache, None, filled, length, real, lost, slot, positions, query_at, key_at, joined, headed)
+    head_axis = mask is not None and "h" in mask.axes.split()
+    lost = new & ~real
+    return DecodeStep(cache, None, filled, length, real, lost, slot, positions, query_at, key_at, joined, head_axis)
 
 
-def closed(past: Past, y: Array) -> tuple[Array, Cache]:
-    """The outputs, NaN where there was no room, and the cache as it is after."""
-    if past.start is not None:
-        positions = number(past.cache.positions, past.start, past.start + y.shape[1])
-        return y, Cache(past.kept, positions, past.length, past.cache.overrun, past.cache.max_length)
-    overrun = past.cache.overrun | (past.lost.sum(1) > 0)
-    after = Cache(past.kept, past.positions, past.length, overrun, past.cache.max_length)
-    return narrow(where(past.lost[:, :, None], float("nan"), widen(y)), dtype_name(y)), after
+def end_step(step: DecodeStep, y: Array) -> tuple[Array, Cache]:
+    """The outputs, NaN where there was no room, and the cache after the step."""
+    before = step.cache
+    if step.start is not None:
+        positions = write_positions(before.positions, step.start, step.start + y.shape[1])
+        return y, Cache(step.arrays, positions, step.length, before.overrun, before.max_length)
+    overrun = before.overrun | (step.lost.sum(1) > 0)
+    after = Cache(step.arrays, step.positions, step.length, overrun, before.max_length)
+    return to_dtype(where(step.lost[:, :, None], float("nan"), upcast(y)), dtype_name(y)), after
 
 
-def remember(past: Past | None, **new: Array) -> Any:
-    """Keep what new positions have: `k, v = remember(past, k=k, v=v)` gives the entries of all that are in the cache.
+def append(step: DecodeStep | None, **new: Array) -> Any:
+    """The entries of all positions in the cache with the new ones appended: `k, v = append(step, k=k, v=v)`.
 
-    Without a past the new ones are all there are.
+    Without a step the new ones are all there are.
     """
-    if past is None:
-        found = tuple(new.values())
-        return found[0] if len(found) == 1 else found
-    found = ()
+    if step is None:
+        entries = tuple(new.values())
+        return entries[0] if len(entries) == 1 else entries
+    entries = ()
     for name, x in new.items():
-        old = past.cache.arrays[name]
-        entry = narrow(x, dtype_name(old))
-        joined = concatenate([old[:, : past.filled], entry], 1) if past.joined else None
-        kept = past.kept[name] = write(old, past.slot, entry) if past.start is None else put(old, past.start, entry)
-        found += (narrow(kept[:, : past.filled] if joined is None else joined, dtype_name(x)),)
-    return found[0] if len(found) == 1 else found
+        old = step.cache.arrays[name]
+        entry = to_dtype(x, dtype_name(old))
+        joined = concatenate([old[:, : step.filled], entry], 1) if step.joined else None
+        slotted = write_slots(old, step.slot, entry) if step.start is None else write_slice(old, step.start, entry)
+        step.arrays[name] = slotted
+        entries += (to_dtype(slotted[:, : step.filled] if joined is None else joined, dtype_name(x)),)
+    return entries[0] if len(entries) == 1 else entries
 
 
-def places(t: int, s: int, *, like: Array, past: Past | None = None) -> tuple[Array, Array]:
-    """Where queries and keys stand, each `1 t` or `b t`: query i at i + s - t, the last query at the last key.
+def token_positions(t: int, s: int, *, like: Array, step: DecodeStep | None = None) -> tuple[Array, Array]:
+    """The positions of queries and keys, each `1 t` or `b t`: query i is at i + s - t, the last query at the last key.
 
-    In a step where the cache says; -1 for a key that is not there.
+    In a step the cache says where they are; -1 for a key that is not there.
     """
-    if past is not None:
-        if past.start is None:
-            return past.query_at, past.key_at
-        s = past.start + t
+    if step is not None:
+        if step.start is None:
+            return step.query_at, step.key_at
+        s = step.start + t
     return arange(t, like)[None, :] + (s - t), arange(s, like)[None, :]
 
 
-def counted(mask: Array | None, past: Past | None = None) -> Array | None:
-    """Which new positions count, broadcastable to `b t`: those of a padding mask, in a step those that have room too.
-
-    None where all do.
-    """
-    if past is None or past.real is None:
+def real_positions(mask: Array | None, step: DecodeStep | None = None) -> Array | None:
+    """Which new positions are real and, in a step, have room, broadcastable to `b t`; None for all."""
+    if step is None or step.real is None:
         return mask
-    return past.real if mask is None else past.real & mask
+    return step.real if mask is None else step.real & mask
 
 
-def recall(past: Past | None, name: str, fresh: Array) -> Array:
-    """The state that a cache holds, `fresh` where there is no past."""
-    return fresh if past is None else narrow(past.cache.arrays[name], dtype_name(fresh))
+def read_state(step: DecodeStep | None, name: str, fresh: Array) -> Array:
+    """The state in the cache; `fresh` outside a step."""
+    return fresh if step is None else to_dtype(step.cache.arrays[name], dtype_name(fresh))
 
 
-def retain(past: Past | None, **states: Array) -> None:
-    """Put states in the place of those that a cache holds."""
-    if past is not None:
-        past.kept.update({name: narrow(x, dtype_name(past.cache.arrays[name])) for name, x in states.items()})
+def write_state(step: DecodeStep | None, **states: Array) -> None:
+    """Replace states in the cache; outside a step there is none."""
+    if step is not None:
+        step.arrays.update({name: to_dtype(x, dtype_name(step.cache.arrays[name])) for name, x in states.items()})

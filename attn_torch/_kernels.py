@@ -32,10 +32,9 @@ from torch.autograd import forward_ad
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attn_np.contract import _attend as contract
-from attn_np.contract._base import MAX_CALLS
 from attn_torch._layer import specs
-from attn_torch._masks import hide, seen, visible
-from attn_torch._ops import concrete, dtype_name, narrow, widen
+from attn_torch._masks import any_visible, attention_mask, zero_unseen
+from attn_torch._ops import concrete, dtype_name, to_dtype, upcast
 
 Window = tuple[int | None, int | None]
 
@@ -58,6 +57,7 @@ with_lse = torch._scaled_dot_product_flash_attention_for_cpu
 Way = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 WAYS: dict[Hashable, Way] = {}
 
+MAX_CALLS = 256
 WIDE = torch.float32, torch.float64
 
 # From 2.9 on PyTorch's CPU kernel takes keys and values that several query heads share.
@@ -84,7 +84,7 @@ def attend(
 ) -> Tensor:
     """Weighted average of the values, `b t h v`, of q `b t h k`, k `b s g k`, v `b s g v`; see `attn_torch.attend`."""
     dtype = dtype_name(q)
-    q, k, v = widen(q), widen(k), widen(v)
+    q, k, v = upcast(q), upcast(k), upcast(v)
     t, s = q.shape[1], k.shape[1]
     left, right = limits(causal, window, t, s)
     first_query = 0 if right is None else max(0, t - s - right)
@@ -95,7 +95,7 @@ def attend(
         mask, bias = (cut(x, first_query, first_key) for x in (mask, bias))
         left, right = limits(False, (left, right), t - first_query, s - first_key)
     context = attend_seen(q, k, v, mask, bias, (left, right), scale, softcap, sinks)
-    return narrow(pad(context, (0, 0, 0, 0, first_query, 0)) if first_query else context, dtype)
+    return to_dtype(pad(context, (0, 0, 0, 0, first_query, 0)) if first_query else context, dtype)
 
 
 def limits(causal: bool, window: Window | None, t: int, s: int) -> Window:
@@ -131,15 +131,15 @@ def attend_seen(
     """`attend` where every query and key is within the limits of another; the mask and the bias have four axes."""
     t, s, h, g = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
     if mask is not None:
-        allowed: Any = visible(mask, t, s, like=q, window=window) if mask.shape[2] > 1 else mask
+        allowed: Any = attention_mask(mask, t, s, like=q, window=window) if mask.shape[2] > 1 else mask
         allowed = by_group(allowed, h, g)
         if not sure(allowed, 2):
-            k, v = (hide("bhts->bshk", allowed, x) for x in (k, v))
+            k, v = (zero_unseen("bhts->bshk", allowed, x) for x in (k, v))
     bare, wide = softcap is None and sinks is None, window == (None, None)
     if bare and wide and mask is None and bias is None and outruns(q, k, v) and few(q, s, OUTRUNS):
         return plain(q, k, v, mask, bias, window, scale, softcap, sinks)
     if bare and wide and mask is not None and not sure(mask, 3):
-        q = hide("bhts->bthk", mask, q)
+        q = zero_unseen("bhts->bthk", mask, q)
     if bare and one_kernel(q, k, v, mask, bias, window):
         added = None if mask is None else limit(mask, q).clamp_max_(0.0)
         if bias is not None:
@@ -164,8 +164,8 @@ def by_scores(
     """`attend_seen` where scores are formed: all at once, or block by block."""
     if few(q, k.shape[1], PLAIN) or forward_mode():
         return plain(q, k, v, mask, bias, window, scale, softcap, sinks)
-    sinks = None if sinks is None else widen(sinks).to(q.dtype)[None]
-    bias = None if bias is None else widen(bias).to(q.dtype)
+    sinks = None if sinks is None else upcast(sinks).to(q.dtype)[None]
+    bias = None if bias is None else upcast(bias).to(q.dtype)
     return Blocked.apply(q, k, v, mask, bias, sinks, *window, scale, softcap)
 
 
@@ -230,7 +230,7 @@ def by_group(allowed: Tensor, h: int, g: int) -> Tensor:
     """What any query head of a key/value head may see."""
     if allowed.shape[1] == 1 or g == h:
         return allowed
-    return seen("bgrts->bgts", allowed.unflatten(1, (g, h // g)))
+    return any_visible("bgrts->bgts", allowed.unflatten(1, (g, h // g)))
 
 
 def sure(allowed: Tensor, axis: int) -> bool:
@@ -380,7 +380,7 @@ def plain(
     if bias is not None or most is not None or sinks is not None:
         scores = scores.view(b, h, t, s)
         if bias is not None and most is not None and empty is not None:
-            bias = torch.where((most > 0) & ~empty, widen(bias).to(q.dtype), 0.0)  # what is hidden may be -inf or NaN
+            bias = torch.where((most > 0) & ~empty, upcast(bias).to(q.dtype), 0.0)  # what is hidden may be -inf or NaN
             scores = torch.add(scores, bias, out=scores if free else None)
         if most is not None and eager:
             # Without a record: where a weight is 0, the softmax passes no gradient on.
@@ -388,7 +388,7 @@ def plain(
         elif most is not None:
             scores = torch.where(most > 0, scores, -torch.inf)
         if sinks is not None:
-            column = widen(sinks).to(q.dtype)[:, None, None].expand(b, h, t, 1)
+            column = upcast(sinks).to(q.dtype)[:, None, None].expand(b, h, t, 1)
             scores = torch.cat([scores, column], -1)
         scores = scores.reshape(b * g, -1, scores.shape[-1])
     probs = torch.softmax(scores, -1, out=scores if free else None)

@@ -6,18 +6,17 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from attn_np.contract import Config, check_config, check_dtype, declared, within
-from attn_np.contract._decode import check_given, check_step
-from attn_torch._decode import Cache, closed, empty_cache, opened
-from attn_torch._masks import hide
-from attn_torch._ops import DTYPES, Array, Tape, dtype_name, narrow, record, where, widen
+from attn_np.contract import Config, check_config, check_dtype, declared, wants_intermediates, within
+from attn_np.contract._decode import check_arguments, check_step
+from attn_torch._decode import Cache, begin_step, empty_cache, end_step
+from attn_torch._masks import attention_mask, visibility, zero_unseen
+from attn_torch._ops import DTYPES, Array, Tape, checked, dtype_name, record, to_dtype, upcast, where
 
 __all__ = [
     "Layer",
     "Output",
     "inputs",
     "output",
-    "signature",
     "specs",
 ]
 C = TypeVar("C", bound=Config)
@@ -27,37 +26,48 @@ Output = Any  # y, or (y, weights) with return_weights=True
 def inputs(
     tape: Tape,
     axes: str,
-    allowed: Array | None,
     query: Array,
     key: Array | None = None,
     value: Array | None = None,
     *,
-    past: Any = None,
+    mask: Array | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    step: Any = None,
 ) -> tuple[Array, Array, Array]:
-    """Widen the inputs, let one stand in for those left out; keys nobody sees and queries that see none become 0.
+    """Query, key and value as they are computed with: upcast, the query for a missing key, the key for a missing value.
 
-    The tape gets what was given: `x` alone for self-attention, else `query`, `key` and `value`; and what goes on. In a
-    step of decoding new positions that are not real become 0.
+    Keys that no query sees and queries that see no key become 0, so that what padding holds reaches no projection; in a
+    step of decoding, new positions that are not real. The tape gets the arrays that were passed (`x` alone for
+    self-attention), the mask, and the three results.
+
+    Args:
+        axes: of the attention matrices, "bhts" or "bts".
+        mask, causal, window: who may attend to whom.
+        step: the step of decoding, if it is one.
     """
     if key is None and value is None:
-        query = key = value = record(tape, x=widen(query))
+        query = key = value = record(tape, x=upcast(query))
     else:
-        query, key, value = record(tape, query=widen(query), key=widen(key), value=widen(value))
+        query, key, value = record(tape, query=upcast(query), key=upcast(key), value=upcast(value))
         key = query if key is None else key
         value = key if value is None else value
-    if past is None:
-        query = hide(f"{axes}->btd", allowed, query)
-        key, value = hide(f"{axes}->bsi", allowed, key), hide(f"{axes}->bsj", allowed, value)
-    elif past.real is not None:
-        given: tuple[Any, ...] = (query, key, value)
-        query, key, value = (where(past.real[:, :, None], x, 0.0) for x in given)
-    allowed = record(tape, allowed=allowed)
+    t, s = query.shape[1], key.shape[1]
+    if wants_intermediates(tape):
+        record(tape, allowed=attention_mask(mask, t, s, like=query, causal=causal, window=window, step=step))
+    if step is None:
+        queries, keys = visibility(mask, t, s, like=query, causal=causal, window=window)
+        queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
+        query = zero_unseen(f"{axes}->btd", queries, query)
+        key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
+    elif step.real is not None:
+        query, key, value = (where(step.real[:, :, None], x, 0.0) for x in (query, key, value))
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 
 def output(dtype: str, y: Array, weights: Array | None, return_weights: bool) -> Output:
-    """Round the results once to the inputs' dtype; y alone, or with the weights where they are asked for."""
-    return (narrow(y, dtype), narrow(weights, dtype)) if return_weights else narrow(y, dtype)
+    """The output rounded once to the inputs' dtype, with the weights if they are asked for."""
+    return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 
 
 class Layer(torch.nn.Module, Generic[C]):
@@ -122,7 +132,7 @@ class Layer(torch.nn.Module, Generic[C]):
         return dict(self.named_parameters())
 
     def set_params(self, values: dict[str, Array]) -> None:
-        """Copy tensors into the parameters, by dotted name.
+        """Copy tensors into the parameters, by dotted name: the dictionary that `params` returns.
 
         Raises:
             ValueError: a layer on the device "meta", whose parameters hold nothing.
@@ -135,11 +145,10 @@ class Layer(torch.nn.Module, Generic[C]):
             for name, param in found.items():
                 param.copy_(values[name])
 
-    def check(self, **given: Array | None) -> dict[str, int]:
-        """Refuse arguments that cannot be right; sizes of all axis letters."""
+    def check(self, **arguments: Array | None) -> dict[str, int]:
+        """The sizes of all axis letters; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype
-        call = signature(dtype, given)
-        return config.remembered(call, lambda: config.check(dtype, **specs(config.variant, **given)))
+        return checked(config, dtype, specs(config.variant, **arguments))
 
     def init_cache(self, batch_size: int, max_length: int, *, dtype: Any = None, **sizes: int) -> Any:
         """An empty cache to decode with, by `step`.
@@ -147,8 +156,8 @@ class Layer(torch.nn.Module, Generic[C]):
         Args:
             batch_size: how many sequences.
             max_length: how many positions each may have.
-            dtype: that keys, values and states are kept in; by default the layer's, but states, whose roundings would
-                add up from step to step, in float32 in the place of 16 bits.
+            dtype: of keys, values and states; the layer's by default, but float32 for the states of 16-bit layers,
+                whose roundings would add up from step to step.
             sizes: of axis letters that the config leaves open, such as k=64, v=64 for `dot_product`.
 
         Raises:
@@ -158,76 +167,51 @@ class Layer(torch.nn.Module, Generic[C]):
         kind = DTYPES[check_dtype(self.config.variant, dtype or self.dtype or "float32")]
         device = next((p.device for p in self.parameters()), None)
         like = torch.zeros((), dtype=kind, device=device)
-        return empty_cache(self.config, batch_size, max_length, sizes, like, widen(like) if dtype is None else like)
+        return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
 
     def step(
         self, query: Array, cache: Any, *, valid: Array | None = None, tape: Tape = None, **arguments: Array
     ) -> tuple[Array, Any]:
-        """Go on with sequences: the outputs of new positions, and the cache with them in it.
+        """The outputs of new positions, and the cache with them appended.
 
-        Positions that are not real, such as padding on either side, take no place: every sequence goes on from its own
-        length. Their outputs say nothing. The cache that goes in is used up; `cache.copy()` before keeps it.
+        Each sequence continues from its own length. New positions that are not real, such as padding on either side,
+        are not appended, and their outputs mean nothing. The cache that is passed is used up; `cache.copy()` keeps it.
 
         Args:
             query: `b t d`, the new positions, one or many.
             cache: from `init_cache` or the step before.
             valid: `b t`, True = a real position; all of them by default.
             tape: gets every named intermediate.
-            arguments: what else the layer takes of new positions. No mask, bias or keep: their keys would be slots of
-                the cache; no `return_weights` either: the tape has them.
+            arguments: the layer's other arguments, for the new positions. No mask, bias or keep: their keys would be
+                slots of the cache; no `return_weights`: the tape has the weights.
 
         Raises:
             TypeError: a cache of another package, or none.
-            ValueError: a cache of another layer, or no room in it, where the lengths are known. Under jit and compile
-                nothing is written then, the outputs without room are NaN and `cache.overrun` says so.
+            ValueError: a cache of another layer, or a full one, if the lengths are known. Under jit and compile they
+                are not: a full cache is left as it is, the outputs are NaN and `cache.overrun` is True.
         """
-
-        given = check_given(self.config, cache, Cache, **arguments)
-        config, dropping = self.config, self.training
-
-        def check() -> dict[str, int]:
-            sizes, v = self.check(query=query, **given), config.variant
-            held = {name: spec_of(v, f"the cache's {name}", x) for name, x in cache.arrays.items()}
-            check_step(config, dropping, sizes, spec_of(v, "valid", valid), held, cache.max_length)
-            return sizes
-
-        new = {"query": query, **given, "valid": valid}
-        words = "step", self.dtype, dropping, cache.max_length
-        config.remembered(signature(words, new, cache.arrays), check)
-        past = opened(self.config, cache, query, valid)
-        found = closed(past, self(query, past=past, tape=tape, **arguments))
+        config, known = self.config, check_arguments(self.config, cache, Cache, **arguments)
+        sizes = self.check(query=query, **known)
+        entries = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
+        new = spec_of(config.variant, "valid", valid)
+        check_step(config, self.training, sizes, new, entries, cache.max_length)
+        step = begin_step(config, cache, query, valid)
+        y, cache_after = end_step(step, self(query, step=step, tape=tape, **arguments))
         if not torch.compiler.is_compiling():
             object.__setattr__(cache, "spent", True)
-        return found
+        return y, cache_after
 
     def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
-        """The keep-mask of this call: the one given, in training a random one, else None."""
+        """The keep-mask of this call: the caller's, in training a random one, else None."""
         rate = self.config.dropout  # type: ignore[attr-defined]
         if keep is not None or not self.training or rate == 0:
             return keep
         return torch.rand(shape, device=like.device, dtype=torch.float32) >= rate
 
 
-def specs(variant: str, **given: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
-    """Shape and dtype name of every argument, as the contract's checks take them; None where it was left out."""
-    return {name: spec_of(variant, name, x) for name, x in given.items()}
-
-
-def signature(words: Any, *given: dict[str, Array | None]) -> Any:
-    """What a check sees of a call, as a key: whose check, some words, then the type, shape and dtype of every array.
-
-    None where it must look itself.
-    """
-    if torch.compiler.is_compiling():
-        return None
-    try:
-        return (
-            __name__,
-            words,
-            *[(n, type(x), x.shape, x.dtype) for some in given for n, x in some.items() if x is not None],
-        )
-    except AttributeError:
-        return None
+def specs(variant: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
+    """Shape and dtype name of every array, as the contract's checks take them; None for None."""
+    return {name: spec_of(variant, name, x) for name, x in arrays.items()}
 
 
 def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:

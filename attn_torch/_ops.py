@@ -1,6 +1,6 @@
 """PyTorch's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -10,15 +10,18 @@ import torch
 from torch import Tensor, broadcast_to, concatenate, exp, log, sigmoid, sqrt, stack, tanh, where
 from torch._subclasses import FakeTensor
 
-from attn_np.contract import at_step, check_tokens, record, scope
+from attn_np import contract
+from attn_np.contract import Config, check_tokens, record, scope, tap_step
 
 __all__ = [
     "Array",
     "Tape",
     "amax",
+    "any_over",
     "arange",
     "argmax",
     "broadcast_to",
+    "checked",
     "clip",
     "concatenate",
     "concrete",
@@ -28,26 +31,25 @@ __all__ = [
     "dropout",
     "dtype_name",
     "einsum",
+    "empty_slots",
     "entmax15",
     "exp",
+    "gather_last",
     "hardmax",
-    "known",
     "l2_norm",
     "layer_norm",
     "lerp",
     "linear",
     "log",
     "maximum",
-    "narrow",
-    "number",
-    "pick",
-    "put",
+    "pytree",
     "record",
+    "reorder",
     "repeat_heads",
     "rms_norm",
-    "rooms",
     "scan",
     "scope",
+    "shapes_may_vary",
     "sigmoid",
     "silu",
     "softmax",
@@ -58,9 +60,12 @@ __all__ = [
     "straight_through",
     "take",
     "tanh",
+    "to_dtype",
+    "upcast",
     "where",
-    "widen",
-    "write",
+    "write_positions",
+    "write_slice",
+    "write_slots",
     "zeros",
 ]
 
@@ -91,6 +96,16 @@ def amax(x: Array, axis: int) -> Array:
     return torch.amax(x.detach(), dim=axis)
 
 
+def any_over(x: Array, axes: tuple[int, ...]) -> Array:
+    """Whether any entry of some axes is True; the array itself without axes."""
+    return torch.any(x, dim=axes) if axes else x  # without axes torch reduces over all of them under vmap
+
+
+def reorder(x: Array, order: Sequence[int]) -> Array:
+    """The axes in another order."""
+    return x.permute(order)
+
+
 def arange(n: int, like: Array) -> Array:
     """0 .. n - 1, on the device of another array."""
     return torch.arange(n, device=like.device)
@@ -114,10 +129,10 @@ def take(table: Array, tokens: Array) -> Array:
     """Rows of a table: `u d`, `b t` -> `b t d`."""
     if tokens.numel() and concrete(tokens):
         check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
-    return widen(table)[tokens.long()]
+    return upcast(table)[tokens.long()]
 
 
-def pick(x: Array, index: Array) -> Array:
+def gather_last(x: Array, index: Array) -> Array:
     """Entries of the last axis, the same for every head: `b h t x`, `b t s` -> `b h t s`; a batch of 1 serves all."""
     b, h, t, _ = x.shape
     index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
@@ -125,7 +140,7 @@ def pick(x: Array, index: Array) -> Array:
 
 
 def clip(x: Array, low: int, high: int) -> Array:
-    """Integers drawn into a range."""
+    """Integers, clamped to a range."""
     return torch.clamp(x, low, high)
 
 
@@ -138,7 +153,7 @@ def concrete(x: Array) -> bool:
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def known(x: Array) -> bool:
+def shapes_may_vary(x: Array) -> bool:
     """Whether shapes may follow from numbers: where a new shape costs nothing, and the numbers are known."""
     return concrete(x)
 
@@ -159,14 +174,14 @@ def cumsum(x: Array, axis: int) -> Array:
     return torch.cumsum(x, dim=axis)
 
 
-def write(buffer: Array, slot: Array, x: Array) -> Array:
+def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
     """Put entries into slots: `b s ...`, `b t`, `b t ...` -> `b s ...`. In place, unless gradients go through it."""
     rows = arange(buffer.shape[0], buffer)[:, None]
     traced = torch.is_grad_enabled() and (x.requires_grad or buffer.requires_grad)
     return buffer.index_put((rows, slot), x) if traced else buffer.index_put_((rows, slot), x)
 
 
-def put(buffer: Array, start: int, x: Array) -> Array:
+def write_slice(buffer: Array, start: int, x: Array) -> Array:
     """Put entries side by side into every row: `b s ...`, a slot, `b t ...` -> `b s ...`. In place as `write` is."""
     if torch.is_grad_enabled() and (x.requires_grad or buffer.requires_grad):
         return torch.slice_scatter(buffer, x.expand(buffer.shape[0], *x.shape[1:]), 1, start, start + x.shape[1])
@@ -174,8 +189,8 @@ def put(buffer: Array, start: int, x: Array) -> Array:
     return buffer
 
 
-def number(buffer: Array, start: int, stop: int) -> Array:
-    """Put its own number into every slot of a stretch: `b s`. In place."""
+def write_positions(buffer: Array, start: int, stop: int) -> Array:
+    """A run of slots filled with their own numbers, `b s`. In place."""
     found = buffer.narrow(1, start, stop - start)
     if stop - start == 1:
         found.fill_(start)  # nothing to be made first
@@ -184,7 +199,7 @@ def number(buffer: Array, start: int, stop: int) -> Array:
     return buffer
 
 
-def rooms(shape: tuple[int, ...], like: Array) -> Array:
+def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
     """Empty slots of a cache, `b s ...`; a head's entries `b s h k` lie side by side in memory."""
     if len(shape) != 4:
         return zeros(shape, like)
@@ -192,16 +207,26 @@ def rooms(shape: tuple[int, ...], like: Array) -> Array:
     return zeros((b, h, s, k), like).transpose(1, 2)
 
 
+def checked(config: Config, dtype: str | None, specs: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of all axis letters of a call, its check cached; compiled programs trace the check itself."""
+    return config.check(dtype, **specs) if torch.compiler.is_compiling() else contract.checked(config, dtype, specs)
+
+
+def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], type]:
+    """A decorator for dataclasses of arrays and static fields, which JAX has to be told apart."""
+    return lambda cls: cls
+
+
 def dtype_name(x: Array) -> str:
     return NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
 
 
-def widen(x: Any) -> Any:
+def upcast(x: Any) -> Any:
     """16-bit types are computed in float32; other types, and None, stay as they are."""
     return x.float() if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
 
 
-def narrow(x: Any, dtype: str) -> Any:
+def to_dtype(x: Any, dtype: str) -> Any:
     """Round a result once to the layer's dtype."""
     return x if x is None or dtype_name(x) == dtype else x.to(DTYPES.get(dtype) or getattr(torch, dtype))
 
@@ -212,7 +237,7 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     n = (len(left) + len(right) - len(out)) // 2
     if n and left[-n:] == right[:n] and out == left[:-n] + right[n:]:  # a projection: nothing to move
         first, last, between = a.shape[:-n], b.shape[n:], prod(b.shape[:n])
-        product = widen(a).reshape(prod(first), between) @ widen(b).reshape(between, prod(last))
+        product = upcast(a).reshape(prod(first), between) @ upcast(b).reshape(between, prod(last))
         return product.reshape(*first, *last)
     batch = [x for x in left if x in right and x in out]
     summed = [x for x in left if x in right and x not in out]
@@ -222,8 +247,8 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     def flat(letters: list[str]) -> int:
         return prod([size[x] for x in letters])
 
-    a = widen(a).permute([left.index(x) for x in batch + rows + summed])
-    b = widen(b).permute([right.index(x) for x in batch + summed + columns])
+    a = upcast(a).permute([left.index(x) for x in batch + rows + summed])
+    b = upcast(b).permute([right.index(x) for x in batch + summed + columns])
     product = a.reshape(flat(batch), flat(rows), flat(summed)) @ b.reshape(flat(batch), flat(summed), flat(columns))
     letters = batch + rows + columns
     return product.reshape([size[x] for x in letters]).permute([letters.index(x) for x in out])
@@ -232,7 +257,7 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
 def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
     """A projection: `einsum`, plus a bias over its last axes where there is one."""
     y = einsum(spec, x, weight)
-    return y if bias is None else y + widen(bias)
+    return y if bias is None else y + upcast(bias)
 
 
 def lerp(a: Array, b: Array, z: Array) -> Array:
@@ -248,13 +273,13 @@ def l2_norm(x: Array, eps: float) -> Array:
 def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
     """x / sqrt(mean x^2 + eps) over the last axis, times a weight (Zhang and Sennrich 2019, equation 4)."""
     unit = x / sqrt(torch.sum(x * x, dim=-1, keepdim=True) / x.shape[-1] + eps)
-    return unit if weight is None else unit * widen(weight)
+    return unit if weight is None else unit * upcast(weight)
 
 
 def layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
     """The deviation from the mean over the last axis, by `rms_norm`, plus a bias (Ba et al. 2016, equation 4)."""
     unit = rms_norm(x - torch.sum(x, dim=-1, keepdim=True) / x.shape[-1], weight, eps)
-    return unit if bias is None else unit + widen(bias)
+    return unit if bias is None else unit + upcast(bias)
 
 
 def silu(x: Array) -> Array:
@@ -407,7 +432,7 @@ def scan(
     collected: list[tuple[Array, ...]] = []
     for i in reversed(times) if reverse else times:
         carry, ys = step(carry, tuple(None if x is None else x[:, i] for x in xs))
-        carry, ys = at_step(tape, names, i, carry, ys)
+        carry, ys = tap_step(tape, names, i, carry, ys)
         collected.append(ys)
     if reverse:
         collected.reverse()

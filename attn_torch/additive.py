@@ -5,8 +5,8 @@ from jaxtyping import Bool, Float
 from attn_np.contract._attend import AXES
 from attn_np.contract.additive import Config
 from attn_torch._layer import Layer, Output, inputs, output
-from attn_torch._masks import shown
-from attn_torch._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, widen
+from attn_torch._masks import unmasked_by_bias
+from attn_torch._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, upcast
 
 
 class AdditiveAttention(Layer[Config]):
@@ -16,7 +16,7 @@ class AdditiveAttention(Layer[Config]):
     w_k: Float[Array, "i e"]
     w_score: Float[Array, "e"]
 
-    def forward(  # twin: torch calls its entry point forward
+    def forward(
         self,
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
@@ -30,9 +30,9 @@ class AdditiveAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = inputs(tape, "bts", mask, query, key, value)
+        query, key, value = inputs(tape, "bts", query, key, value, mask=mask)
         keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=query)
-        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        bias, keep = record(tape, bias=upcast(bias), keep=keep)
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)
         q, k = record(tape, q=q, k=k)
@@ -41,7 +41,7 @@ class AdditiveAttention(Layer[Config]):
         scores = record(tape, scores=einsum("btse,e->bts", features, self.w_score))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
-        mask = shown(mask, bias)
+        mask = unmasked_by_bias(mask, bias)
         probs = record(tape, probs=softmax(scores, mask, AXES[c.normalize_over]))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bts,bsv->btv", kept, value))

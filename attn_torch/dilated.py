@@ -4,9 +4,8 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.dilated import Config
 from attn_torch._attend import attend
-from attn_torch._decode import Past, places, remember
+from attn_torch._decode import DecodeStep, append, token_positions
 from attn_torch._layer import Layer, Output, inputs, output
-from attn_torch._masks import visible
 from attn_torch._ops import Array, Tape, dtype_name, linear, record
 
 
@@ -22,7 +21,7 @@ class DilatedAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def forward(  # twin: torch calls its entry point forward
+    def forward(
         self,
         query: Float[Array, "b t d"],
         *,
@@ -32,26 +31,25 @@ class DilatedAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         left, right = (None, None) if c.steps is None else c.steps
-        query_at, key_at = places(n["t"], n["t"], like=query, past=past)
+        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
         ahead = key_at[:, None, :] - query_at[:, :, None]
         near = ahead % c.dilation == 0
         near = near if left is None else near & (ahead >= -left * c.dilation)
         near = near if right is None else near & (ahead <= right * c.dilation)
         mask = near[:, None] if mask is None else near[:, None] & mask
-        allowed = visible(mask, n["t"], n["t"], like=query, causal=c.causal, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, past=past)
+        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        k, v = remember(past, k=k, v=v)
+        k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.scale, keep=keep, rate=c.dropout, past=past,
+            q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.scale, keep=keep, rate=c.dropout, step=step,
             tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

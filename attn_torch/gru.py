@@ -12,15 +12,15 @@ from attn_torch._ops import (
     dtype_name,
     lerp,
     linear,
-    narrow,
     record,
     scan,
     scope,
     sigmoid,
     stack,
     tanh,
+    to_dtype,
+    upcast,
     where,
-    widen,
     zeros,
 )
 
@@ -42,7 +42,7 @@ class GRULayer(Layer[LayerConfig]):
     b_x: Float[Array, "f e"] | None
     b_h: Float[Array, "f e"] | None
 
-    def forward(  # twin: torch calls its entry point forward
+    def forward(
         self,
         x: Float[Array, "b t d"],
         state: Float[Array, "b e"],
@@ -51,7 +51,7 @@ class GRULayer(Layer[LayerConfig]):
     ) -> tuple[Array, Array]:
         x, state = record(tape, x=x, state=state)
         x_gates = record(tape, x_gates=linear("btd,fde->btfe", x, self.w_x, self.b_x))
-        w_h, b_h = widen(self.w_h), widen(self.b_h)
+        w_h, b_h = upcast(self.w_h), upcast(self.b_h)
 
         def step(h, xs):
             x_gates, real = xs
@@ -68,7 +68,7 @@ class GatedRecurrentUnit(Layer[Config]):
 
     layers: list[GRULayer]
 
-    def ways(self, keep: Array | None, b: int, t: int) -> list[Array | None]:
+    def layer_keep_masks(self, keep: Array | None, b: int, t: int) -> list[Array | None]:
         """The keep-mask behind each layer; there is none behind the last."""
         c = self.config
         if keep is None:
@@ -87,13 +87,13 @@ class GatedRecurrentUnit(Layer[Config]):
         x = x if real is None else where(real[:, :, None], x, 0.0)
         state, keep, real = record(tape, state=state, keep=keep, real=real)
         start = zeros((c.num_layers, x.shape[0], c.hidden_dim), x) if state is None else state
-        for i, way in enumerate(self.ways(keep, x.shape[0], x.shape[1])):
+        for i, layer_keep in enumerate(self.layer_keep_masks(keep, x.shape[0], x.shape[1])):
             h, end = self.layers[i](x, start[i], real, scope(tape, f"layers.{i}"))
-            x = dropout(h, way, c.dropout)
+            x = dropout(h, layer_keep, c.dropout)
             last.append(end)
         return x, stack(last)
 
-    def forward(  # twin: torch calls its entry point forward
+    def forward(
         self,
         x: Float[Array, "b t d"],
         state: Float[Array, "l b e"] | None = None,
@@ -105,6 +105,6 @@ class GatedRecurrentUnit(Layer[Config]):
         n = self.check(x=x, state=state, keep=keep)
         dtype = dtype_name(x)
         keep = self.draw_keep(keep, (n["w"], n["b"], n["t"], n["e"]), like=x)
-        y, last = self.run(widen(x), widen(state), keep, tape=tape)
+        y, last = self.run(upcast(x), upcast(state), keep, tape=tape)
         y, last = record(tape, y=y, last=last)
-        return narrow(y, dtype), narrow(last, dtype)
+        return to_dtype(y, dtype), to_dtype(last, dtype)

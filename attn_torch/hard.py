@@ -4,10 +4,10 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.hard import Config
 from attn_torch._attend import attend
-from attn_torch._decode import Past, remember
+from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, inputs, output
-from attn_torch._masks import shown, visible
-from attn_torch._ops import Array, Tape, dtype_name, hardmax, linear, record, softmax, straight_through, widen
+from attn_torch._masks import attention_mask, unmasked_by_bias
+from attn_torch._ops import Array, Tape, dtype_name, hardmax, linear, record, softmax, straight_through, upcast
 
 
 class HardAttention(Layer[Config]):
@@ -22,7 +22,7 @@ class HardAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def forward(  # twin: torch calls its entry point forward
+    def forward(
         self,
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
@@ -35,22 +35,22 @@ class HardAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, noise=noise, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        allowed = attention_mask(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, step=step)
+        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = remember(past, k=k, v=v)
+        k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
-        noise = record(tape, noise=widen(noise))
+        noise = record(tape, noise=upcast(noise))
 
         def weigh(scores: Array, allowed: Array | None) -> Array:
             noisy = scores if noise is None else record(tape, noisy=scores + noise)
-            allowed = shown(allowed, noise)
+            allowed = unmasked_by_bias(allowed, noise)
             hard = hardmax(noisy, allowed)
             if c.estimator == "argmax":
                 return hard
@@ -58,7 +58,7 @@ class HardAttention(Layer[Config]):
 
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            weigh=weigh, keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            weigh=weigh, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

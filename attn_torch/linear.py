@@ -3,9 +3,9 @@
 from jaxtyping import Bool, Float
 
 from attn_np.contract.linear import Config
-from attn_torch._decode import Past, counted, recall, retain
+from attn_torch._decode import DecodeStep, read_state, real_positions, write_state
 from attn_torch._layer import Layer
-from attn_torch._masks import hide, seen
+from attn_torch._masks import any_visible, zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
@@ -15,11 +15,11 @@ from attn_torch._ops import (
     einsum,
     exp,
     linear,
-    narrow,
     record,
     scan,
+    to_dtype,
+    upcast,
     where,
-    widen,
     zeros,
 )
 
@@ -98,7 +98,7 @@ class LinearAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def read(self, q: Array, k: Array, v: Array, past: Past | None, tape: Tape) -> Array:
+    def read(self, q: Array, k: Array, v: Array, step: DecodeStep | None, tape: Tape) -> Array:
         """What the queries read of the values, in the form asked for; where normalised, v has a column of ones."""
         c = self.config
         fresh = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
@@ -106,10 +106,10 @@ class LinearAttention(Layer[Config]):
             return einsum("bthk,bhkv->bthv", q, record(tape, state=einsum("bshk,bshv->bhkv", k, v)))
         if c.normalize:
             # b h k v, b h k -> b h k (v 1)
-            state, sums = recall(past, "state", fresh[..., :-1]), recall(past, "total", fresh[..., -1])
+            state, sums = read_state(step, "state", fresh[..., :-1]), read_state(step, "total", fresh[..., -1])
             start = concatenate([state, sums[..., None]], -1)
         else:
-            start = recall(past, "state", fresh)
+            start = read_state(step, "state", fresh)
         if c.form == "parallel":
             read, end = parallel(q, k, v, start, tape), start + einsum("bshk,bshv->bhkv", k, v)
         elif c.form == "chunked":
@@ -117,38 +117,38 @@ class LinearAttention(Layer[Config]):
         else:
             read, end = recurrent(q, k, v, start, tape)
         if c.normalize:
-            retain(past, state=end[..., :-1], total=end[..., -1])
+            write_state(step, state=end[..., :-1], total=end[..., -1])
         else:
-            retain(past, state=end)
+            write_state(step, state=end)
         return read
 
-    def forward(  # twin: torch calls its entry point forward
+    def forward(
         self,
         query: Float[Array, "b t d"],
         *,
         mask: Bool[Array, "..."] | None = None,
         tape: Tape = None,
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Array:
         """Where the padding mask is False a position is not there: it changes no state, and its context is 0."""
         self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        x, real = record(tape, x=widen(query), real=counted(mask, past))
-        x = record(tape, seen_query=hide("bt->btd", real, x))
+        x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
+        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("btd,dhk->bthk", x, self.w_k, self.b_k)
         v = linear("btd,dhv->bthv", x, self.w_v, self.b_v)
         q, k, v = record(tape, q=q, k=k, v=v)
         # A feature of 0 is 1, so that what is not there is selected away behind the feature map.
-        q_features, k_features = hide("bt->bthk", real, features(q)), hide("bt->bthk", real, features(k))
+        q_features, k_features = zero_unseen("bt->bthk", real, features(q)), zero_unseen("bt->bthk", real, features(k))
         q_features, k_features = record(tape, q_features=q_features, k_features=k_features)
         if c.normalize:
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
-        context = record(tape, read=self.read(q_features, k_features, v, past, tape))
+        context = record(tape, read=self.read(q_features, k_features, v, step, tape))
         if c.normalize:
             weight = context[..., -1:] + c.eps
-            weight = weight if real is None else where(seen("bt->bthv", real), weight, 1.0)
+            weight = weight if real is None else where(any_visible("bt->bthv", real), weight, 1.0)
             context = context[..., :-1] / weight
         context = record(tape, context=context)
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return narrow(y, dtype)
+        return to_dtype(y, dtype)

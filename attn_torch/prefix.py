@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float, Int
 
 from attn_np.contract.prefix import Config
 from attn_torch._attend import attend
-from attn_torch._decode import places
+from attn_torch._decode import token_positions
 from attn_torch._layer import Layer, Output, inputs, output
 from attn_torch._ops import Array, Tape, dtype_name, linear, record
 
@@ -21,7 +21,7 @@ class PrefixAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def forward(  # twin: torch calls its entry point forward
+    def forward(
         self,
         query: Float[Array, "b t d"],
         prefix: Int[Array, "b"],
@@ -35,11 +35,11 @@ class PrefixAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, prefix=prefix, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = places(n["t"], n["t"], like=query)
+        query_at, key_at = token_positions(n["t"], n["t"], like=query)
         early = key_at < prefix[:, None]
         near = early[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])
         mask = near[:, None] if mask is None else near[:, None] & mask
-        query, key, value = inputs(tape, "bhts", mask, query)
+        query, key, value = inputs(tape, "bhts", query, mask=mask)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)

@@ -4,10 +4,9 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.sinks import Config
 from attn_torch._attend import attend
-from attn_torch._decode import Past, remember
+from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, inputs, output
-from attn_torch._masks import sight
-from attn_torch._ops import Array, Tape, dtype_name, linear, record, widen, zeros
+from attn_torch._ops import Array, Tape, dtype_name, linear, record, upcast, zeros
 
 
 class SinkAttention(Layer[Config]):
@@ -23,7 +22,7 @@ class SinkAttention(Layer[Config]):
     b_o: Float[Array, "d"] | None
     sinks: Float[Array, "h"] | None
 
-    def forward(  # twin: torch calls its entry point forward
+    def forward(
         self,
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
@@ -35,21 +34,22 @@ class SinkAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = sight(tape, mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        query, key, value = inputs(
+            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
+        )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
-        k, v = remember(past, k=k, v=v)
+        k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
-        sinks = zeros((n["h"],), q) if self.sinks is None else widen(self.sinks)
+        sinks = zeros((n["h"],), q) if self.sinks is None else upcast(self.sinks)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            sinks=sinks, keep=keep, rate=c.dropout, past=past, tape=tape, implementation=implementation,
+            sinks=sinks, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

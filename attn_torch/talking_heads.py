@@ -3,10 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_np.contract.talking_heads import Config
-from attn_torch._decode import Past, remember
+from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, inputs, output
-from attn_torch._masks import hide, shown, visible
-from attn_torch._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, widen
+from attn_torch._masks import attention_mask, unmasked_by_bias, zero_unseen
+from attn_torch._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
 
 
 class TalkingHeadsAttention(Layer[Config]):
@@ -23,7 +23,7 @@ class TalkingHeadsAttention(Layer[Config]):
     w_mix_scores: Float[Array, "g h"] | None
     w_mix_weights: Float[Array, "h g"] | None
 
-    def forward(  # twin: torch calls its entry point forward
+    def forward(
         self,
         query: Float[Array, "b t d"],
         key: Float[Array, "b s i"] | None = None,
@@ -34,20 +34,24 @@ class TalkingHeadsAttention(Layer[Config]):
         keep: Bool[Array, "..."] | None = None,
         tape: Tape = None,
         return_weights: bool = False,
-        past: Past | None = None,
+        step: DecodeStep | None = None,
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = visible(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, past=past)
-        query, key, value = inputs(tape, "bhts", allowed, query, key, value, past=past)
+        allowed = attention_mask(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, step=step)
+        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         q = linear("btd,dgk->btgk", query, self.w_q, self.b_q)
         k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
-        k, v = remember(past, k=k, v=v)
-        q, k, v = hide("bhts->btgk", allowed, q), hide("bhts->bsgk", allowed, k), hide("bhts->bsgv", allowed, v)
+        k, v = append(step, k=k, v=v)
+        q, k, v = (
+            zero_unseen("bhts->btgk", allowed, q),
+            zero_unseen("bhts->bsgk", allowed, k),
+            zero_unseen("bhts->bsgv", allowed, v),
+        )
         q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
-        bias, keep = record(tape, bias=widen(bias), keep=keep)
+        bias, keep = record(tape, bias=upcast(bias), keep=keep)
         factor = n["k"] ** -0.5 if c.scale is None else c.scale
         scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
         if self.w_mix_scores is not None:
@@ -56,7 +60,7 @@ class TalkingHeadsAttention(Layer[Config]):
             scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, shown(allowed, bias)))
+        probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         if self.w_mix_weights is not None:
             kept = record(tape, blended=einsum("bhts,hg->bgts", kept, self.w_mix_weights))

@@ -209,9 +209,9 @@ for _function in (np.concatenate, np.stack):
 FUNCTIONS[np.shape] = lambda x: x.shape
 
 
-@rule(FUNCTIONS, _masks.shown)
+@rule(FUNCTIONS, _masks.unmasked_by_bias)
 def shown(allowed: Any, bias: Dual) -> Any:
-    return _masks.shown(allowed, bias.v)
+    return _masks.unmasked_by_bias(allowed, bias.v)
 
 
 @rule(FUNCTIONS, _ops.constants)

@@ -417,10 +417,10 @@ def any_of(x: Flag, axis: Any = None) -> Flag:
     return Flag(np.any(x.value, axis=axis), could & ~sure)
 
 
-@rule(FUNCTIONS, _masks.shown)
+@rule(FUNCTIONS, _masks.unmasked_by_bias)
 def shown(allowed: Any, bias: Any) -> Any:
     """Where a bias is -inf it is so without an error: what it hides is a plain array."""
-    return plain(_masks.shown)(allowed, bias.v if isinstance(bias, ErrArray) else bias)
+    return plain(_masks.unmasked_by_bias)(allowed, bias.v if isinstance(bias, ErrArray) else bias)
 
 
 @rule(FUNCTIONS, _ops.constants)

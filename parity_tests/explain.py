@@ -341,11 +341,11 @@ def catalogue(variant: str) -> tuple[Mistake, ...]:
 
 def source_mistakes(variant: str) -> Iterator[Mistake]:
     """The planted bugs of the tests, made in a copy of the reference's own code."""
-    from parity_tests.mutants import MUTANTS, planted
+    from parity_tests.mutants import MUTANTS, file_of, planted
 
     files = sources(variant)
     for mutant in MUTANTS:
-        if not mutant.fix or "attn_np" not in mutant.trees or mutant.file not in files:
+        if not mutant.fix or "attn_np" not in mutant.trees or file_of(mutant, "attn_np") not in files:
             continue
 
         @contextmanager

@@ -1,4 +1,5 @@
-"""Generate what is committed and follows from other files: the packages' `__init__.pyi`, the README's catalogue.
+"""Generate what is committed and follows from other files: the twins of NumPy's files, the packages' `__init__.pyi`,
+the README's catalogue.
 
     python -m parity_tests.sync            write them
     python -m parity_tests.sync --check    write nothing; say which are stale
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from attn_np import contract
+from parity_tests.twins import twins
 
 PACKAGES = ("attn_np", "attn_jax", "attn_torch")
 ROOT = Path(__file__).resolve().parent.parent
@@ -172,32 +174,32 @@ def catalogue() -> str:
     return before + begin + "\n" + "\n".join(rows) + "\n\n" + end + after
 
 
-def stale() -> list[Path]:
-    """The generated files that are not what they would be if they were made now."""
-    return [path for path, want in generated().items() if not path.exists() or path.read_text() != want]
-
-
-def generated() -> dict[Path, str]:
+def stubs_and_readme() -> dict[Path, str]:
+    """What is made by importing the packages: their twins must stand before."""
     stubs = {ROOT / package / "__init__.pyi": stub(package) for package in PACKAGES}
     readme = ROOT / "README.md"
     return stubs | ({readme: catalogue()} if readme.exists() else {})
+
+
+def stale(texts: dict[Path, str]) -> dict[Path, str]:
+    """The generated files that are not on disk as they should be."""
+    return {path: text for path, text in texts.items() if not path.exists() or path.read_text() != text}
 
 
 def main(argv: list[str]) -> int:
     if argv not in ([], ["--check"]):
         print(__doc__)
         return 2
-    old = stale()
-    for path in old:
-        shown = path.relative_to(ROOT)
-        if argv:
-            print(f"stale: {shown}; run `{COMMAND}`")
-        else:
-            path.write_text(generated()[path])
-            print(f"wrote {shown}")
-    if not old:
+    count = 0
+    for make in (twins, stubs_and_readme):
+        for path, text in stale(make()).items():
+            count += 1
+            print(f"stale: {path.relative_to(ROOT)}; run `{COMMAND}`" if argv else f"wrote {path.relative_to(ROOT)}")
+            if not argv:
+                path.write_text(text)
+    if not count:
         print("Generated files are up to date.")
-    return 1 if argv and old else 0
+    return 1 if argv and count else 0
 
 
 if __name__ == "__main__":

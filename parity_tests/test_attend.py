@@ -17,7 +17,7 @@ from attn_np._vjp import softmax_vjp
 from parity_tests._inputs import TREES, Arrays, Tree, same
 from parity_tests._witness import cotangent, ratio, torch_gradients
 from parity_tests.error_arrays import ErrArray, precision, precision_of
-from parity_tests.mutants import Mutant, planted
+from parity_tests.mutants import SHARED, Mutant, planted
 
 B, T, S, H, K, V = 2, 5, 7, 6, 3, 11
 BACKWARD = ("scale", "softcap", "rate", "normalize_over")
@@ -486,7 +486,7 @@ def test_heads_shared_in_turn_are_seen(name: str, groups: int) -> None:
     inputs, want = given(groups), held(given(groups), {})
     found = {}
     for new in (REPEATED, "arange(q.shape[2], q) % x.shape[2]"):
-        mutant = Mutant("heads shared in turn", "_core.py", REPEATED, new, "", "")
+        mutant = Mutant("heads shared in turn", SHARED, REPEATED, new, "", "")
         with planted(mutant, name) as alias:
             context, weights = import_module(f"{alias}._attend").attend(**tree.arrays(inputs), return_weights=True)
         found[new] = ratio(tree.numpy(context), want["context"]), ratio(tree.numpy(weights), want["weights"])
@@ -500,7 +500,7 @@ def test_gradients_shared_in_turn_are_seen(groups: int) -> None:
     """The hand-written backward pass has to undo the same order."""
     inputs, want = given(groups), held(given(groups), {})
     old, new = "b, s, heads, h // heads, k), axis=3", "b, s, h // heads, heads, k), axis=2"
-    with planted(Mutant("gradients shared in turn", "_vjp.py", old, new, "", ""), "attn_np") as alias:
+    with planted(Mutant("gradients shared in turn", SHARED, old, new, "", ""), "attn_np") as alias:
         module, tape = import_module(f"{alias}._attend"), {}
         module.attend(**inputs, tape=tape)
         dq, dk, dv, _ = module.attend_vjp(tape, cotangent(context_shape(inputs)), kv_heads=groups)
@@ -512,7 +512,7 @@ def test_gradients_shared_in_turn_are_seen(groups: int) -> None:
 SUNK = {
     "the sink's weight kept in place of the first key's": ("spread[..., :-1]", "spread[..., 1:]"),
     "a sink for each key in place of each head": ("sinks[:, None, None]", "sinks[None, None, :1]"),
-    "the sink scaled as the scores are": ("sinks=widen(sinks)", "sinks=factor * widen(sinks)"),
+    "the sink scaled as the scores are": ("sinks=upcast(sinks)", "sinks=factor * upcast(sinks)"),
     "weights of the keys normalised without the sink": ("probs=spread[..., :-1]", "probs=softmax(scores, allowed)"),
 }
 SUNK_BACKWARD = {
@@ -534,7 +534,7 @@ def test_mistakes_with_sinks_are_seen(name: str, bug: str) -> None:
     tree = next(tree for tree in TREES.values() if tree.package.__name__ == name)
     inputs = given(2, "sinks")
     want = held(inputs, {})
-    with planted(Mutant(bug, "_attend.py", *SUNK[bug], "", ""), name) as alias:
+    with planted(Mutant(bug, SHARED, *SUNK[bug], "", ""), name) as alias:
         context, _ = import_module(f"{alias}._attend").attend(**tree.arrays(inputs), return_weights=True)
     assert ratio(tree.numpy(context), want["context"]) > 1
 
@@ -543,7 +543,7 @@ def test_mistakes_with_sinks_are_seen(name: str, bug: str) -> None:
 def test_mistakes_in_the_gradient_of_sinks_are_seen(bug: str) -> None:
     inputs, tape = given(H, "sinks"), {}
     want = held(inputs, {})
-    with planted(Mutant(bug, "_attend.py", *SUNK_BACKWARD[bug], "", ""), "attn_np") as alias:
+    with planted(Mutant(bug, SHARED, *SUNK_BACKWARD[bug], "", ""), "attn_np") as alias:
         module = import_module(f"{alias}._attend")
         module.attend(**inputs, tape=tape)
         dq, _, _, _ = module.attend_vjp(tape, cotangent(context_shape(inputs)))

@@ -281,8 +281,8 @@ MUTANTS = (
     sinks(
         "learned sinks of the decoder taken as zero",
         "hand the learned sinks on to the softmax; a sink of 0 is softmax off by one",
-        "sinks=widen(self.sinks), keep",
-        "sinks=None if self.sinks is None else 0.0 * widen(self.sinks), keep",
+        "sinks=upcast(self.sinks), keep",
+        "sinks=None if self.sinks is None else 0.0 * upcast(self.sinks), keep",
     ),
     sinks(
         "window of the decoder left out",

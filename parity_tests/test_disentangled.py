@@ -287,8 +287,8 @@ MUTANTS = (
     p2c(
         "position to content not turned back",
         "exchange the axes of position to content: its keys were the rows",
-        "p2c_scores=pick(distances, row).swapaxes(2, 3))",
-        "p2c_scores=pick(distances, row))",
+        "p2c_scores=gather_last(distances, row).swapaxes(2, 3))",
+        "p2c_scores=gather_last(distances, row))",
     ),
     c2p(
         "distance of the pair read as key minus query",

@@ -73,15 +73,15 @@ def a_key_too_far(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(in_torch, "limits", wider)
 
 
-def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(in_jax.Plan, "right", None)
+def a_later_key_is_seen(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(in_jax, "_plan", lambda *given, plan=in_jax._plan: plan(*given)._replace(right=None))
 
 
 PLANTED = {
     one_key_ahead: ("numpy", "causal", True),
     the_top_is_forgotten: ("numpy", "bias", "scores"),
     a_key_too_far: ("torch", "window", "before"),
-    padding_is_seen: ("jax", "causal", True),
+    a_later_key_is_seen: ("jax", "causal", True),
 }
 
 

@@ -46,7 +46,7 @@ def mixed(rows: list[list[float]], weights: Any) -> list[list[float]]:
     found = []
     for t, row in enumerate(rows):
         spans = [(rows[t - back], w) for back, w in enumerate(reversed(weights)) if back <= t]
-        found.append([sum(past[c] * w[c] for past, w in spans) for c in range(len(row))])
+        found.append([sum(step[c] * w[c] for step, w in spans) for c in range(len(row))])
     return found
 
 
@@ -262,8 +262,8 @@ MUTANTS = (
     planted(
         "padding lets the state fade by its gate",
         "where there is no position the state must not fade: the logarithm is 0",
-        'hide("bt->bth", real, -(exp(widen(self.a_log)) * softplus(a)))',
-        "-(exp(widen(self.a_log)) * softplus(a))",
+        'zero_unseen("bt->bth", real, -(exp(upcast(self.a_log)) * softplus(a)))',
+        "-(exp(upcast(self.a_log)) * softplus(a))",
         "recurrent",
     ),
     planted(

@@ -23,7 +23,7 @@ from parity_tests._witness import (
     weights_of,
 )
 from parity_tests.cases import CALLS, Case
-from parity_tests.mutants._plant import NUMPY, VJP, at
+from parity_tests.mutants._plant import NUMPY, SHARED, at
 from parity_tests.test_mha import head, projected, within
 
 
@@ -195,7 +195,7 @@ def test_fields_that_do_not_go_together(why: str) -> None:
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
 CONSECUTIVE = "let consecutive query heads share a key/value head: repeat (repeat_interleave), do not tile"
-REMEMBERED = "        k, v = remember(past, k=k, v=v)\n"
+REMEMBERED = "        k, v = append(step, k=k, v=v)\n"
 MERGED = 'linear("bthv,hvd->btd", context,'
 grouped, shared = at("gqa.py", "gqa", "grouped"), at("gqa.py", "gqa", "cross")
 
@@ -233,7 +233,7 @@ MUTANTS = (
         'linear("bthv,hvd->btd", context.reshape(n["b"], n["t"], n["g"], n["h"] // n["g"], n["v"])'
         ".swapaxes(2, 3).reshape(context.shape),",
     ),
-    at(VJP, "gqa", "grouped", trees=NUMPY)(
+    at(SHARED, "gqa", "grouped", trees=NUMPY)(
         "mean over a group in the gradient of its shared head",
         "add the gradients of all query heads that share a key/value head",
         "np.sum(dx.reshape(b, s, heads, h // heads, k), axis=3)",

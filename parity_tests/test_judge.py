@@ -22,7 +22,7 @@ from parity_tests.error_arrays import (
 )
 from parity_tests.judge import Anchor, compare, expected, judge, judge_ends, judge_tape, scatter
 from parity_tests.matrix import Plan
-from parity_tests.mutants import Mutant, planted
+from parity_tests.mutants import SHARED, Mutant, planted
 
 seeds = st.integers(0, 2**32 - 1)
 scales = st.sampled_from([2.0**-20, 2.0**-7, 1.0, 2.0**5])
@@ -60,7 +60,7 @@ RULES = {
         ((3, 4), (3, 4)),
     ),
     "hide what is far": (
-        lambda x, y: _masks.hide("ab->b", ALLOWED & (y <= 0.5), x),
+        lambda x, y: _masks.zero_unseen("ab->b", ALLOWED & (y <= 0.5), x),
         ((4,), (3, 4)),
     ),
     "softmax then product": (lambda x, v: _ops.einsum("ab,bc->ac", _ops.softmax(x), v), ((3, 4), (4, 5))),
@@ -317,10 +317,10 @@ def test_widening_is_exact() -> None:
 # The factors of every product lose all but 11 bits, as on a GPU's TF32 units (Dekker's splitting).
 TF32 = Mutant(
     "factors in TF32",
-    "_core.py",
-    "    a = widen(a).transpose([left",
-    "    a, b = (x * 8193 - (x * 8193 - x) if x.dtype == np.float32 else x for x in (widen(a), widen(b)))\n"
-    "    a = widen(a).transpose([left",
+    SHARED,
+    "    a = upcast(a).transpose([left",
+    "    a, b = (x * 8193 - (x * 8193 - x) if x.dtype == np.float32 else x for x in (upcast(a), upcast(b)))\n"
+    "    a = upcast(a).transpose([left",
     "mha",
     "cross",
     dtype="float32",

@@ -170,8 +170,8 @@ MUTANTS = (
     planted(
         "padding hidden before the feature map",
         "hide padded keys behind the feature map: phi(0) is 1",
-        'hide("bt->bthk", real, features(k))',
-        'features(hide("bt->bthk", real, k))',
+        'zero_unseen("bt->bthk", real, features(k))',
+        'features(zero_unseen("bt->bthk", real, k))',
         "whole",
     ),
     planted(

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from attn_np import contract
 from parity_tests.cli import app
-from parity_tests.mutants import MUTANTS, TREES, Mutant, _run, evidence, oracle_free, planted
-from parity_tests.mutants._plant import edited
+from parity_tests.mutants import MUTANTS, SHARED, TREES, Mutant, _run, evidence, file_of, oracle_free, planted
+from parity_tests.mutants._plant import edited, shared
 from parity_tests.mutants._run import MODES, Verdict, missed, places
 
 NOTHING = Mutant("nothing planted", "mha.py", "w_q: Float", "w_q: Float", "mha", "cross")
@@ -99,6 +99,20 @@ def test_a_mutant_that_no_longer_fits_is_an_error() -> None:
     stale = Mutant("stale", "mha.py", "text that is not there", "", "mha", "cross")
     with pytest.raises(ValueError, match="mend the mutant"):
         evidence(stale, "attn_np")
+
+
+def test_a_mutant_of_shared_files_finds_its_own() -> None:
+    """Whatever the file is called; kernels say the same again, and a text of several files needs another beside it."""
+    found = Mutant("root of the weights", SHARED, "root = np.sqrt(probs)", "root = probs", "mha", "cross")
+    assert file_of(found, "attn_np") == "_vjp.py"
+    assert "root = probs" in edited(found, "attn_np")
+    several = Mutant("types", SHARED, "from attn_np", "", "mha", "cross", many=True)
+    with pytest.raises(ValueError, match=r"in one shared file of attn_np, got _api\.py and .*; mend the mutant"):
+        edited(several, "attn_np")
+    assert file_of(replace(several, beside="root = np.sqrt(probs)"), "attn_np") == "_vjp.py"
+    with pytest.raises(ValueError, match=r"in one shared file of attn_np, got none; mend the mutant"):
+        edited(replace(found, old="root = np.cbrt(probs)"), "attn_np")
+    assert not [name for tree in TREES for name in shared(tree) if "kernel" in name]
 
 
 def test_planting_leaves_no_trace() -> None:

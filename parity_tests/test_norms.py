@@ -19,7 +19,7 @@ from parity_tests._inputs import TREES, Tree, same
 from parity_tests._witness import ratio
 from parity_tests.error_arrays import ErrArray, adopt, disown, precision, precision_of
 from parity_tests.judge import compare
-from parity_tests.mutants import Mutant, planted
+from parity_tests.mutants import SHARED, Mutant, planted
 
 EPS = 1e-6
 Arrays = dict[str, np.ndarray]
@@ -310,30 +310,27 @@ def test_jax_keeps_the_type_of_a_count() -> None:
 
 SUM = "sqrt({np}.sum(x * x, {axis}=-1, {keepdims}=True)"
 BUGS = {
-    "eps after the root": ("l2_norm", "_core.py", f"{SUM} + eps)", f"({SUM}) + eps)"),
-    "mean in place of sum": ("l2_norm", "_core.py", f"{SUM} + eps)", f"{SUM} / x.shape[-1] + eps)"),
-    "sum in place of mean": ("rms_norm", "_core.py", f"{SUM} / x.shape[-1] + eps)", f"{SUM} + eps)"),
-    "eps left out": ("rms_norm", "_core.py", f"{SUM} / x.shape[-1] + eps)", f"{SUM} / x.shape[-1])"),
-    "weight plus one": ("rms_norm", "_core.py", "unit * widen(weight)", "unit * (1 + widen(weight))"),
+    "eps after the root": ("l2_norm", f"{SUM} + eps)", f"({SUM}) + eps)"),
+    "mean in place of sum": ("l2_norm", f"{SUM} + eps)", f"{SUM} / x.shape[-1] + eps)"),
+    "sum in place of mean": ("rms_norm", f"{SUM} / x.shape[-1] + eps)", f"{SUM} + eps)"),
+    "eps left out": ("rms_norm", f"{SUM} / x.shape[-1] + eps)", f"{SUM} / x.shape[-1])"),
+    "weight plus one": ("rms_norm", "unit * upcast(weight)", "unit * (1 + upcast(weight))"),
     "mean not subtracted": (
         "layer_norm",
-        "_core.py",
         "rms_norm(x - {np}.sum(x, {axis}=-1, {keepdims}=True) / x.shape[-1], weight, eps)",
         "rms_norm(x, weight, eps)",
     ),
     "variance over n - 1": (
         "layer_norm",
-        "_core.py",
         "/ x.shape[-1], weight, eps)",
         "/ x.shape[-1], weight, eps) * ((x.shape[-1] - 1) / x.shape[-1]) ** 0.5",
     ),
     "bias before the weight": (
         "layer_norm",
-        "_core.py",
-        "return unit if bias is None else unit + widen(bias)",
-        "return unit if bias is None else unit + widen(bias) * widen(weight)",
+        "return unit if bias is None else unit + upcast(bias)",
+        "return unit if bias is None else unit + upcast(bias) * upcast(weight)",
     ),
-    "sigmoid in place of silu": ("silu", "_core.py", "return x * sigmoid(x)", "return sigmoid(x)"),
+    "sigmoid in place of silu": ("silu", "return x * sigmoid(x)", "return sigmoid(x)"),
 }
 BACKWARD_BUGS = {
     "the size held fixed": ("rms_norm", " - x * (np.sum(dy * x, axis=-1, keepdims=True) * share", " - 0 * x * (share"),
@@ -344,7 +341,7 @@ BACKWARD_BUGS = {
         "sum_to(dy * (x / size), weight.shape)",
         "sum_to(dy * x, weight.shape)",
     ),
-    "the weight left out": ("rms_norm", "dy if weight is None else dy * widen(weight)", "dy"),
+    "the weight left out": ("rms_norm", "dy if weight is None else dy * upcast(weight)", "dy"),
     "the mean of the gradient left in": (
         "layer_norm",
         "    dx = dx - np.sum(dx, axis=-1, keepdims=True) / x.shape[-1]\n",
@@ -363,10 +360,10 @@ BACKWARD_BUGS = {
 @pytest.mark.parametrize("package", ["attn_np", "attn_jax", "attn_torch"])
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
-    name, file, old, new = BUGS[bug]
+    name, old, new = BUGS[bug]
     tree = next(tree for tree in TREES.values() if tree.package.__name__ == package)
     wrong = []
-    with planted(Mutant(bug, file, old, new, "", ""), package) as alias:
+    with planted(Mutant(bug, SHARED, old, new, "", "", beside=f"def {name}("), package) as alias:
         core = import_module(f"{alias}._ops")
         for kind in ("usual", "small"):
             arrays, dy = given(name, kind)
@@ -381,7 +378,7 @@ def test_a_planted_bug_of_a_rule_is_seen(bug: str) -> None:
     name, old, new = BACKWARD_BUGS[bug]
     arrays, dy = given(name, "usual")
     want, theirs = held(name, arrays, dy), results(TREES["torch"], name, arrays, dy)
-    with planted(Mutant(bug, "_vjp.py", old, new, "", ""), "attn_np") as alias:
+    with planted(Mutant(bug, SHARED, old, new, "", "", beside=f"def {name}_vjp("), "attn_np") as alias:
         adopt(alias)
         core, vjp = (import_module(f"{alias}.{module}") for module in ("_ops", "_vjp"))
         got = FUNCTIONS[name].pull(vjp, *arrays.values(), dy)

@@ -217,7 +217,7 @@ MUTANTS = (
         "norm over all heads in place of each",
         "normalise each head by itself: over the last axis of (b, t, h, k)",
         "unit = rms_norm(flat, weight, c.eps)",
-        "unit = rms_norm(flat.reshape(*x.shape[:2], width), None, c.eps).reshape(x.shape) * widen(weight)",
+        "unit = rms_norm(flat.reshape(*x.shape[:2], width), None, c.eps).reshape(x.shape) * upcast(weight)",
     ),
     joint(
         "norm of each head in place of all",
@@ -246,7 +246,7 @@ MUTANTS = (
     l2(
         "learned scale left out",
         "multiply the normalised queries with the learned scale of their head",
-        "q = q * widen(self.w_scale)[:, None]",
-        "q = q * (0.0 * widen(self.w_scale)[:, None] + 1.0)",
+        "q = q * upcast(self.w_scale)[:, None]",
+        "q = q * (0.0 * upcast(self.w_scale)[:, None] + 1.0)",
     ),
 )

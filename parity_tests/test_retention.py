@@ -245,8 +245,8 @@ MUTANTS = (
     planted(
         "padding takes a place where positions turn",
         "count positions over the real ones, as the decay does",
-        "real=there if past is None else None",
-        "real=there | ~there if past is None else None",
+        "real=there if step is None else None",
+        "real=there | ~there if step is None else None",
         "chunked",
     ),
     planted(

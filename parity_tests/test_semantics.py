@@ -47,7 +47,7 @@ from parity_tests.candidates import extras, numpy_layer, run_torch
 from parity_tests.cases import Case, Drawn
 from parity_tests.error_arrays import ErrArray, precision, precision_of, widened
 from parity_tests.judge import compare, reference
-from parity_tests.mutants import Mutant, planted
+from parity_tests.mutants import SHARED, Mutant, planted
 
 VARIANTS = contract.variants()
 ALPHA = Fraction(1, 10**9)  # how often a right draw may be called wrong
@@ -1035,74 +1035,75 @@ def test_second_derivatives_and_forward_mode(name: str, variant: str) -> None:
 
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
-CORE, ATTEND = "_core.py", "_attend.py"
+NEAR = "near = ahead == ahead\n        near = near if right is None else near & "
 AXIS = "torch.sum(e, dim=axis, keepdim=True)"
 DRAW, TORCH_DRAW = "self.rng.random(shape)", "torch.rand(shape, device=like.device, dtype=torch.float32)"
 
 # What is wrong, in which tree, file, edit, and the question that must see it.
 BUGS: list[tuple[str, str, str, str, str, Callable[[Tree], None]]] = [
-    ("window one key wider", "numpy", CORE, "ahead >= -left", "ahead >= -left - 1",
+    ("window one key wider", "numpy", SHARED, "ahead >= -left)\n    return", "ahead >= -left - 1)\n    return",
      lambda t: rows_seen(t, "itself-and-two-before")),
-    ("window without its own key", "numpy", CORE, "ahead <= right", "ahead < right",
+    ("window without its own key", "numpy", SHARED, f"{NEAR}(ahead <= right)", f"{NEAR}(ahead < right)",
      lambda t: rows_seen(t, "itself-alone")),
-    ("aligned at the first key", "torch", CORE, "+ (s - t))", ")", lambda t: rows_seen(t, "causal-few-queries")),
-    ("rows above the first key see it", "numpy", CORE, "(s - t)", "max(s - t, 0)",
+    ("aligned at the first key", "torch", SHARED, "+ (s - t))", ")", lambda t: rows_seen(t, "causal-few-queries")),
+    ("rows above the first key see it", "numpy", SHARED, "+ (s - t))", "+ max(s - t, 0))",
      lambda t: rows_seen(t, "causal-few-keys")),
-    ("mask aligned at the left", "numpy", CORE, "(1,) * (len(source) - allowed.ndim) + allowed.shape",
+    ("mask aligned at the left", "numpy", SHARED, "(1,) * (len(source) - allowed.ndim) + allowed.shape",
      "allowed.shape + (1,) * (len(source) - allowed.ndim)", lambda t: ranks(t, 2)),
-    ("bias gradient as large as the scores", "numpy", ATTEND, "sum_to(dscores, bias.shape)", "dscores",
+    ("bias gradient as large as the scores", "numpy", SHARED, "sum_to(dscores, bias.shape)", "dscores",
      lambda t: ranks(t, 1)),
-    ("empty rows divided by zero", "torch", CORE, "where(total == 0, 1.0, total)", "total", lambda t: empty_rows(t)),
-    ("-inf shows and the rest is hidden", "numpy", CORE, "bias != -np.inf", "bias == -np.inf",
+    ("empty rows divided by zero", "torch", SHARED, "where(total == 0, 1.0, total)", "total", lambda t: empty_rows(t)),
+    ("-inf shows and the rest is hidden", "numpy", SHARED, "bias != -np.inf", "bias == -np.inf",
      lambda t: minus_infinity(t)),
-    ("-inf taken for an overflow", "torch", CORE, "bias != -torch.inf", "bias == bias",
+    ("-inf taken for an overflow", "torch", SHARED, "bias != -torch.inf", "bias == bias",
      lambda t: only_minus_infinity(t)),
-    ("overflow taken for a hidden row", "numpy", CORE, "np.where(lost, np.nan, total)", "total", lambda t: overflow(t)),
-    ("+inf not subtracted", "numpy", CORE, "np.where(top == -np.inf", "np.where(np.isinf(top)",
+    ("overflow taken for a hidden row", "numpy", SHARED, "np.where(lost, np.nan, total)", "total",
+     lambda t: overflow(t)),
+    ("+inf not subtracted", "numpy", SHARED, "np.where(top == -np.inf", "np.where(np.isinf(top)",
      lambda t: plus_infinity(t)),
-    ("NaN made 0", "torch", CORE, "return e / where(total == 0, 1.0, total)",
+    ("NaN made 0", "torch", SHARED, "return e / where(total == 0, 1.0, total)",
      "return torch.nan_to_num(e / where(total == 0, 1.0, total))", lambda t: overflow(t)),
-    ("scores kept in float16", "numpy", ATTEND, "q, k) * factor)", "q, k).astype('float16') * factor)",
+    ("scores kept in float16", "numpy", SHARED, "q, k) * factor)", "q, k).astype('float16') * factor)",
      lambda t: huge_scores(t)),
-    ("epsilon under the weights", "numpy", CORE, "1.0, total)", "1.0, total + 1e-6)",
+    ("epsilon under the weights", "numpy", SHARED, "1.0, total)", "1.0, total + 1e-6)",
      lambda t: uniform(t, "float32")),
-    ("a scale of 0 taken for none", "torch", ATTEND, "if scale is None", "if not scale", lambda t: scales(t)),
-    ("scale without its sign", "numpy", ATTEND, "q, k) * factor)", "q, k) * abs(factor))", lambda t: scales(t)),
-    ("elements in the order of memory", "numpy", CORE, "a.reshape(flat(batch), flat(rows), flat(summed))",
+    ("a scale of 0 taken for none", "torch", SHARED, "if scale is None", "if not scale", lambda t: scales(t)),
+    ("scale without its sign", "numpy", SHARED, "q, k) * factor)", "q, k) * abs(factor))", lambda t: scales(t)),
+    ("elements in the order of memory", "numpy", SHARED, "a.reshape(flat(batch), flat(rows), flat(summed))",
      "a.reshape((flat(batch), flat(rows), flat(summed)), order='A')", lambda t: any_strides(t, "fortran")),
-    ("a rate a third too high", "numpy", CORE, f"{DRAW} >= rate", f"{DRAW} >= rate + 0.08",
+    ("a rate a third too high", "numpy", SHARED, f"{DRAW} >= rate", f"{DRAW} >= rate + 0.08",
      lambda t: drawn_right(t, "additive")),
-    ("one dropout mask for all batch rows", "torch", CORE, TORCH_DRAW,
+    ("one dropout mask for all batch rows", "torch", SHARED, TORCH_DRAW,
      TORCH_DRAW.replace("shape,", "(1, *shape[1:]),").join(("", ".expand(shape)")), lambda t: drawn_right(t, "luong")),
-    ("one dropout mask for all heads", "torch", CORE, TORCH_DRAW,
+    ("one dropout mask for all heads", "torch", SHARED, TORCH_DRAW,
      TORCH_DRAW.replace("shape,", "(shape[0], 1, *shape[2:]),").join(("", ".expand(shape)")),
      lambda t: drawn_right(t, "mha")),
-    ("neighbours dropped together", "numpy", CORE, f"{DRAW} >= rate",
+    ("neighbours dropped together", "numpy", SHARED, f"{DRAW} >= rate",
      f"(lambda x: 0.5 * (x + np.roll(x, 1, -1)))({DRAW}) >= 0.354", lambda t: drawn_right(t, "mha")),
-    ("a seed that is not used", "numpy", CORE, DRAW, "np.random.default_rng(0).random(shape)",
+    ("a seed that is not used", "numpy", SHARED, DRAW, "np.random.default_rng(0).random(shape)",
      lambda t: seeded(t, "mha")),
-    ("a generator that nobody seeded", "numpy", CORE, DRAW, "np.random.default_rng().random(shape)",
+    ("a generator that nobody seeded", "numpy", SHARED, DRAW, "np.random.default_rng().random(shape)",
      lambda t: seeded(t, "gru")),
-    ("a rate of 0 taken for a default", "torch", CORE, "or rate == 0:", "or (rate := rate or 0.1) == 0:",
+    ("a rate of 0 taken for a default", "torch", SHARED, "or rate == 0:", "or (rate := rate or 0.1) == 0:",
      lambda t: no_rate(t, "mha")),
-    ("kept weights not divided", "numpy", CORE, "weights / (1.0 - rate)", "weights", lambda t: unbiased(t, "mha")),
-    ("noise in the last digits", "numpy", CORE, "y = einsum(spec, x, weight)",
+    ("kept weights not divided", "numpy", SHARED, "weights / (1.0 - rate)", "weights", lambda t: unbiased(t, "mha")),
+    ("noise in the last digits", "numpy", SHARED, "y = einsum(spec, x, weight)",
      "y = einsum(spec, x, weight) * (1.0 + 1e-6 * np.random.default_rng().random())", lambda t: repeated(t, "mha")),
-    ("numbers that depend on the threads", "torch", CORE, "y = einsum(spec, x, weight)",
+    ("numbers that depend on the threads", "torch", SHARED, "y = einsum(spec, x, weight)",
      "y = einsum(spec, x, weight) * (1.0 + 1e-3 * torch.get_num_threads())",
      lambda t: threaded(t.package.__name__, "gru")),
-    ("memory read before it is written", "torch", CORE, "like.new_zeros(shape)", "like.new_empty(shape)",
+    ("memory read before it is written", "torch", SHARED, "like.new_zeros(shape)", "like.new_empty(shape)",
      lambda t: only_deterministic(t, "gru")),
-    ("scale from the number of batch rows", "torch", ATTEND, "q, k) * factor)", "q, k) * factor * q.shape[0] / 2)",
+    ("scale from the number of batch rows", "torch", SHARED, "q, k) * factor)", "q, k) * factor * q.shape[0] / 2)",
      lambda t: by_rows(t, "mha")),
-    ("aligned at the first key, in a layer", "numpy", CORE, "+ (s - t))", ")", lambda t: last_queries(t)),
-    ("weights of one member for all", "torch", CORE, "y = einsum(spec, x, weight)",
+    ("aligned at the first key, in a layer", "numpy", SHARED, "+ (s - t))", ")", lambda t: last_queries(t)),
+    ("weights of one member for all", "torch", SHARED, "y = einsum(spec, x, weight)",
      "y = einsum(spec, x, torch.zeros_like(weight) + 0.1)", lambda t: by_members(t)),
-    ("a gradient that is not differentiable", "torch", CORE, f"total = {AXIS}",
+    ("a gradient that is not differentiable", "torch", SHARED, f"total = {AXIS}",
      f"e = e * (1.0 + (e - e.detach()) ** 2)\n    total = {AXIS}", lambda t: twice(t, "dot_product")),
     ("a gate whose gradient is not differentiable", "torch", "gru.py", "n = tanh(x_gates[:, 2] + r * h_gates[:, 2])",
      "n = tanh(x_gates[:, 2] + r * h_gates[:, 2])\n    n = n + (n - n.detach()) ** 2", lambda t: twice(t, "gru")),
-    ("a second derivative that is 0", "jax", CORE, "total = jnp.sum(e, axis=axis, keepdims=True)",
+    ("a second derivative that is 0", "jax", SHARED, "total = jnp.sum(e, axis=axis, keepdims=True)",
      "e = e * (1.0 + (e - jax.lax.stop_gradient(e)) ** 2)\n    total = jnp.sum(e, axis=axis, keepdims=True)",
      lambda t: twice(t, "dot_product")),
 ]  # fmt: skip
@@ -1132,5 +1133,5 @@ def test_drawing_outside_the_state_is_seen() -> None:
     """A mask that NumPy draws while JAX traces is the same in every compiled call."""
     old = "jax.random.bernoulli(self.rngs(), 1 - rate, shape)"
     new = "jnp.asarray(np.random.default_rng().random(shape) >= rate)"
-    with with_bug("jax", CORE, old, new) as spoilt, pytest.raises(AssertionError):
+    with with_bug("jax", SHARED, old, new) as spoilt, pytest.raises(AssertionError):
         compiled_draws(spoilt, "mha")

@@ -14,7 +14,7 @@ from parity_tests._inputs import TREES, Arrays, Tree
 from parity_tests._witness import ratio
 from parity_tests.error_arrays import ErrArray, adopt, disown, plain, precision, precision_of
 from parity_tests.judge import compare
-from parity_tests.mutants import Mutant, planted
+from parity_tests.mutants import SHARED, Mutant, planted
 
 KINDS = {"usual": 1.0, "close": 2.0**-10, "far": 30.0, "equal": 0.0}
 MAPS = ("sparsemax", "entmax15")
@@ -278,7 +278,7 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
     counted = bug.startswith("hidden scores counted")
     allowed &= np.arange(7) < 3 if counted else True
     scores -= 20.0 * counted
-    with planted(Mutant(bug, "_core.py", old, new, "", ""), package) as alias:
+    with planted(Mutant(bug, SHARED, old, new, "", "", beside=f"def {name}("), package) as alias:
         got = getattr(import_module(f"{alias}._ops"), name)(tree.array(scores), tree.array(allowed))
     assert not ratio(tree.numpy(got), held(name, scores, allowed, dy, -1)["probs"]) <= 1
 
@@ -296,7 +296,7 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
 def test_a_planted_bug_of_the_rule_is_seen(name: str, old: str, new: str) -> None:
     scores, allowed, dy = given("usual")
     want, probs = held(name, scores, allowed, dy, -1), getattr(_ops, name)(scores, allowed)
-    with planted(Mutant("rule", "_vjp.py", old, new, "", ""), "attn_np") as alias:
+    with planted(Mutant("rule", SHARED, old, new, "", ""), "attn_np") as alias:
         adopt(alias)
         got = getattr(import_module(f"{alias}._vjp"), f"{name}_vjp")(probs, dy)
         disown(alias)

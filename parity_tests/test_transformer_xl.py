@@ -162,8 +162,8 @@ MUTANTS = (
     causal(
         "biases of contents and of distances exchanged",
         "add u where contents are compared and v where distances are",
-        "q_content, q_position = q + widen(self.b_content), q + widen(self.b_position)",
-        "q_content, q_position = q + widen(self.b_position), q + widen(self.b_content)",
+        "q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)",
+        "q_content, q_position = q + upcast(self.b_position), q + upcast(self.b_content)",
     ),
     causal(
         "part of the distances not scaled",
@@ -174,14 +174,14 @@ MUTANTS = (
     causal(
         "every query reads the distances of the last",
         "shift the row of distances by one more for each query",
-        "position = pick(distances, row)",
-        "position = pick(distances, row[:, -1:] + 0 * row)",
+        "position = gather_last(distances, row)",
+        "position = gather_last(distances, row[:, -1:] + 0 * row)",
     ),
     causal(
         "bias of the contents left out",
         "add the learned vectors to the queries, one for contents and one for distances",
-        "= q + widen(self.b_content), ",
-        "= q + 0 * widen(self.b_content), ",
+        "= q + upcast(self.b_content), ",
+        "= q + 0 * upcast(self.b_content), ",
     ),
     both(
         "gradient of the queries from the contents alone, in Transformer-XL",

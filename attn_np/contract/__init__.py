@@ -15,13 +15,13 @@ from attn_np.contract._base import (
     check_config,
     check_dtype,
     check_tokens,
+    checked,
     declared,
-    exact,
     field_error,
     require,
     within,
 )
-from attn_np.contract._tape import Scope, at_step, record, scope
+from attn_np.contract._tape import Scope, record, scope, tap_step, wants_intermediates
 
 __all__ = [
     "Arg",
@@ -29,13 +29,12 @@ __all__ = [
     "Param",
     "Preset",
     "Scope",
-    "at_step",
     "check_config",
     "check_dtype",
     "check_tokens",
+    "checked",
     "config",
     "declared",
-    "exact",
     "examples",
     "field_error",
     "get",
@@ -45,7 +44,9 @@ __all__ = [
     "record",
     "require",
     "scope",
+    "tap_step",
     "variants",
+    "wants_intermediates",
     "within",
 ]
 

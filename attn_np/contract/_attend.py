@@ -1,10 +1,11 @@
 """What all three trees promise of `attend`: its check, in the standard library only."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from attn_np.contract._base import FLOATS, Arg, Config, Spec, field_error, require
-from attn_np.contract._tape import brief
+from attn_np.contract._tape import wants_intermediates
 
 # "fused" is the fast path or an error, "auto" the fast path wherever it means the same.
 PATHS = ("auto", "textbook", "fused")
@@ -14,8 +15,8 @@ AXES = {"keys": -1, "queries": -2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call(Config):
-    """The arguments of `attend`, checked by the same words as those of a layer."""
+class Arrays(Config):
+    """The arrays that `attend` takes, checked with the same words as those of a layer."""
 
     head_axis: bool
 
@@ -23,7 +24,7 @@ class Call(Config):
         return {}
 
     def arguments(self) -> dict[str, Arg]:
-        found = {
+        arguments = {
             "q": Arg("b t h k"),
             "k": Arg("b s g k"),
             "v": Arg("b s g v"),
@@ -32,11 +33,11 @@ class Call(Config):
             "sinks": Arg("h", "bias", optional=True),
             "keep": Arg("b h t s", "keep", optional=True),
         }
-        return found if self.head_axis else {name: arg.without("h", "g") for name, arg in found.items()}
+        return arguments if self.head_axis else {name: arg.without("h", "g") for name, arg in arguments.items()}
 
 
-Call.variant = "attend"
-CALLS = {4: Call(head_axis=True), 3: Call(head_axis=False)}
+Arrays.variant = "attend"
+WITH_HEADS, WITHOUT_HEADS = Arrays(head_axis=True), Arrays(head_axis=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def check_options(
     require(fits, "attend", "rate in [0, 1)", repr(rate), "it is the share of weights set to 0")
 
 
-def fuses(
+def takes_fast_path(
     implementation: str,
     tape: Any,
     serves: bool,
@@ -99,7 +100,11 @@ def fuses(
         require(not needed, "attend", expected, names, "leave it out, or set implementation='auto'")
         expected = "implementation='fused' with plain arrays of the framework"
         require(serves, "attend", expected, "others", "set implementation='auto'")
-    return serves and not needed and (implementation == "fused" or (implementation == "auto" and brief(tape)))
+    return (
+        serves
+        and not needed
+        and (implementation == "fused" or (implementation == "auto" and not wants_intermediates(tape)))
+    )
 
 
 def check_weigh(weighed: bool, sinks: bool, normalize_over: str) -> None:
@@ -115,56 +120,45 @@ def check_weigh(weighed: bool, sinks: bool, normalize_over: str) -> None:
 
 
 def check(
+    specs: Mapping[str, Spec | None],
     options: tuple[bool, tuple[int | None, int | None] | None, float | None, float | None, float],
     normalize_over: str,
     implementation: str,
     weighed: bool,
-    *,
-    q: Spec | None,
-    k: Spec | None,
-    v: Spec | None,
-    mask: Spec | None,
-    bias: Spec | None,
-    sinks: Spec | None,
-    keep: Spec | None,
+    checked: Callable[[Config, str | None, Mapping[str, Spec | None]], dict[str, int]],
 ) -> dict[str, int]:
     """Refuse arrays that cannot be attended over, unknown words, and numbers that no attention can mean.
 
-    The options are those of `check_options`. The bias may be of another float dtype than the others: a 16-bit layer
-    widens its queries before they come here.
+    The bias and the sinks may be of another float dtype than the others: a 16-bit layer upcasts its queries before
+    they come here.
+
+    Args:
+        specs: shape and dtype name of q, k, v, mask, bias, sinks and keep; None where one was left out.
+        options: those of `check_options`.
+        checked: checks the specs against axes, cached as the tree caches it.
 
     Raises:
         ValueError: a shape that does not fit, or an unknown word.
         TypeError: a dtype that does not fit.
     """
-    require(
-        implementation in PATHS,
-        "attend",
-        f"implementation to be one of {', '.join(PATHS)}",
-        repr(implementation),
-        "set implementation=",
-    )
-    require(
-        normalize_over in tuple(AXES),
-        "attend",
-        f"normalize_over to be one of {', '.join(AXES)}",
-        repr(normalize_over),
-        "set normalize_over=",
-    )
-    call = CALLS.get(4 if q is None else len(q[0]))
-    if call is None:
+    one_of("implementation", implementation, PATHS)
+    one_of("normalize_over", normalize_over, tuple(AXES))
+    q, sinks = specs["q"], specs["sinks"]
+    axes = 4 if q is None else len(q[0])
+    if axes not in (3, 4):
         expected = "q of shape (b, t, h, k), or (b, t, k) for one head"
         raise field_error("attend", expected, q and q[0], "put its axes in this order")
-    if q is not None and bias is not None and bias[1] in FLOATS:
-        bias = (bias[0], q[1])
-    if q is not None and sinks is not None and sinks[1] in FLOATS:
-        sinks = (sinks[0], q[1])
-    sizes = call.check(None, q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
+    arrays = WITH_HEADS if axes == 4 else WITHOUT_HEADS
+    as_q = {
+        name: (x[0], q[1]) if name in ("bias", "sinks") and q and x and x[1] in FLOATS else x
+        for name, x in specs.items()
+    }
+    sizes = checked(arrays, None, as_q)
     if sinks is not None:
-        possible = call.head_axis and normalize_over == "keys" and sinks[0] == (sizes["h"],)
+        possible = arrays.head_axis and normalize_over == "keys" and sinks[0] == (sizes["h"],)
         expected = "one sink for each head of q, and normalize_over='keys'"
         require(possible, "attend", expected, f"sinks of shape {sinks[0]}, {normalize_over!r}", "leave sinks out")
-    if call.head_axis:
+    if arrays.head_axis:
         require(
             sizes["g"] > 0 and sizes["h"] % sizes["g"] == 0,
             "attend",
@@ -176,3 +170,12 @@ def check(
     check_options(*options)
     check_weigh(weighed, sinks is not None, normalize_over)
     return sizes
+
+
+def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a word that is none of the choices.
+
+    Raises:
+        ValueError: naming them.
+    """
+    require(value in choices, "attend", f"{name} to be one of {', '.join(choices)}", repr(value), f"set {name}=")

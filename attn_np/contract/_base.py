@@ -1,8 +1,8 @@
 """The base of every contract: parameters and arguments by axis letters, and the checks that follow from them."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
-from functools import cached_property
+from functools import lru_cache
 from inspect import get_annotations
 from math import prod
 from reprlib import repr as short
@@ -15,8 +15,6 @@ INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "ui
 MEANINGS = {"mask": "True = may attend", "keep": "True = not dropped", "marks": "True = marked"}
 # Sub-layers of one kind.
 MAX_CHILDREN = 1024
-# Calls that one config remembers.
-MAX_CALLS = 256
 
 # What an array looks like from here: its shape and the name of its dtype.
 Spec = tuple[tuple[int, ...], str]
@@ -246,35 +244,6 @@ class Config:
 
     # The check of a call ----------------------------------------------------------------------------------------------
 
-    @cached_property
-    def passed(self) -> dict[Hashable, dict[str, int]]:
-        """Calls that were found to be right, with the sizes that they have."""
-        return {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The fields alone: what a copy is asked it finds out by itself."""
-        return {name: getattr(self, name) for name in self.fields()}
-
-    def remembered(self, call: Hashable, check: Callable[[], dict[str, int]]) -> dict[str, int]:
-        """What the check of a call gives; one that was right before is not looked at again.
-
-        Args:
-            call: all that the check depends on besides this config; None for what must be looked at every time.
-            check: gives the sizes of all axis letters, or raises.
-        """
-        if call is None:
-            return check()
-        try:
-            found = self.passed.get(call)
-        except TypeError:  # sizes that are symbols have no hash
-            return check()
-        if found is None:
-            found = check()
-            if len(self.passed) >= MAX_CALLS:
-                self.passed.clear()
-            self.passed[call] = found
-        return dict(found)
-
     def check(self, dtype: str | None, **given: Spec | None) -> dict[str, int]:
         """Refuse arguments of a call that cannot be right; shapes and dtype names only, so it is free under jit.
 
@@ -362,6 +331,20 @@ class Config:
             )
 
 
+@lru_cache(maxsize=1024)
+def _checked(config: Config, dtype: str | None, specs: tuple[tuple[str, Spec | None], ...]) -> dict[str, int]:
+    return config.check(dtype, **dict(specs))
+
+
+def checked(config: Config, dtype: str | None, specs: Mapping[str, Spec | None]) -> dict[str, int]:
+    """`config.check` of the specs of a call, cached: it depends on nothing else."""
+    try:
+        return dict(_checked(config, dtype, tuple(specs.items())))
+    except TypeError:  # a symbolic size has no hash; what the check itself refuses, it refuses again below
+        pass
+    return config.check(dtype, **specs)
+
+
 def shape_of(axes: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sizes[letter] for letter in axes.split())
 
@@ -381,11 +364,6 @@ def check_dtype(variant: str, dtype: Any) -> str:
     name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
     require(name in FLOATS, variant, f"dtype to be one of {', '.join(FLOATS)}", repr(dtype), "set dtype=")
     return name
-
-
-def exact(*words: Any) -> Hashable:
-    """Plain values as a key that tells 1, 1.0 and True apart."""
-    return words, *[tuple(map(type, x)) if type(x) is tuple else type(x) for x in words]
 
 
 def within(values: dict[str, Any] | None, prefix: str) -> dict[str, Any] | None:

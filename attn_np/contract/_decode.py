@@ -38,7 +38,7 @@ def cache_shapes(
     return {name: tuple(known[letter] for letter in letters) for name, letters in axes.items()}
 
 
-def check_given(config: Config, cache: Any, kind: type, **arguments: Any) -> dict[str, Any]:
+def check_arguments(config: Config, cache: Any, kind: type, **arguments: Any) -> dict[str, Any]:
     """Refuse a step with what is no cache, or with an argument that has no place in one.
 
     Returns:

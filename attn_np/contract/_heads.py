@@ -81,8 +81,8 @@ class Config(Heads):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ahead(Heads):
-    """Fields of those whose pattern looks ahead, so that there is no choice of causality."""
+class BidirectionalConfig(Heads):
+    """Fields of variants whose pattern looks ahead: there is no `causal`."""
 
     d_model: int
     num_heads: int

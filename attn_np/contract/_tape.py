@@ -36,7 +36,7 @@ class Residuals(dict[str, Any]):
         self.saved: dict[str, Any] = {}
 
 
-def home(tape: Any) -> tuple[Any, str]:
+def unscoped(tape: Any) -> tuple[Any, str]:
     """The tape behind the scopes, and their prefix."""
     prefix = ""
     while isinstance(tape, Scope):
@@ -45,21 +45,21 @@ def home(tape: Any) -> tuple[Any, str]:
 
 
 def save(tape: Any, value: Any) -> None:
-    """Keep what the fast path's backward needs, on a tape for that."""
-    tape, prefix = home(tape)
+    """Save what the fast path's backward needs, if the tape is for that."""
+    tape, prefix = unscoped(tape)
     if isinstance(tape, Residuals):
         tape.saved[prefix] = value
 
 
 def saved(tape: Any) -> Any:
-    """What the fast path kept; None where the textbook path was gone."""
-    tape, prefix = home(tape)
+    """What the fast path saved; None if the textbook path ran."""
+    tape, prefix = unscoped(tape)
     return tape.saved.get(prefix) if isinstance(tape, Residuals) else None
 
 
-def brief(tape: Any) -> bool:
-    """Nobody wants to see every intermediate: there is no tape, or one for the backward pass alone."""
-    return tape is None or isinstance(home(tape)[0], Residuals)
+def wants_intermediates(tape: Any) -> bool:
+    """Whether there is a tape, and not one for the backward pass alone."""
+    return tape is not None and not isinstance(unscoped(tape)[0], Residuals)
 
 
 class Scope:
@@ -93,7 +93,9 @@ def scope(tape: Any, prefix: str) -> Any:
     return None if tape is None else Scope(tape, prefix)
 
 
-def at_step(tape: Any, names: Sequence[str], i: int, carry: Any, ys: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """One step of a scan passes the tape: only a judge's tape, which has `step`, does anything here."""
+def tap_step(tape: Any, names: Sequence[str], i: int, carry: Any, ys: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The carry and results of one step of a scan, as the tape returns them: only a judge's tape, which has `step`, may
+    change them.
+    """
     step = getattr(tape, "step", None)
     return (carry, ys) if step is None else step(list(names), i, carry, ys)

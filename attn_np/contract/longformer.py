@@ -9,7 +9,7 @@ PROJECTED = ("q", "k", "v")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.Ahead):
+class Config(_heads.BidirectionalConfig):
     """Fields of Longformer attention.
 
     Attributes:

@@ -7,7 +7,7 @@ from attn_np.contract._base import Arg
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_heads.Ahead):
+class Config(_heads.BidirectionalConfig):
     """Fields of prefix attention.
 
     Attributes:

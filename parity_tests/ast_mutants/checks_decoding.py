@@ -385,17 +385,17 @@ def functions_of_a_cache(alias: str) -> None:
         kept = module.empty_cache(Held(slots=slots), B, 5, {}, single, single)
         claim(same(kept.positions, np.full((B, (slots or 5) + 1), -1)) and same(kept.length, np.zeros(B, int)), "empty")
         claim(same(kept.overrun, np.zeros(B, bool)) and kept.max_length == 5, "empty")
-        past = module.opened(Held(slots=slots), kept, k[:, :4], real)
-        query_at, key_at = (broadcast(x) for x in module.places(4, 9, like=k, past=past))
+        step = module.opened(Held(slots=slots), kept, k[:, :4], real)
+        query_at, key_at = (broadcast(x) for x in module.places(4, 9, like=k, step=step))
         if slots is None and real is None:
-            claim(past.start == 0 and past.filled == 4 and past.length.tolist() == [4, 4], "the end of a full pass")
-            claim(past.real is None and past.lost is None and not past.joined and not past.headed, "nothing else")
+            claim(step.start == 0 and step.filled == 4 and step.length.tolist() == [4, 4], "the end of a full pass")
+            claim(step.real is None and step.lost is None and not step.joined and not step.headed, "nothing else")
         else:
-            claim(past.start is None and past.joined == (slots == 3) and past.filled == (slots or 4), "opened")
-            claim(same(past.real, np.ones((B, 4), bool)) and not past.lost.any(), "opened")
-            claim(same(query_at, past.query_at) and same(key_at, past.key_at), "places in a step")
+            claim(step.start is None and step.joined == (slots == 3) and step.filled == (slots or 4), "opened")
+            claim(same(step.real, np.ones((B, 4), bool)) and not step.lost.any(), "opened")
+            claim(same(query_at, step.query_at) and same(key_at, step.key_at), "places in a step")
         claim(same(query_at, np.tile(np.arange(4), (B, 1))), "where the new positions stand")
-        keys, values = module.remember(past, k=k[:, :4], v=v[:, :4])
+        keys, values = module.remember(step, k=k[:, :4], v=v[:, :4])
         fresh = module.empty_cache(Held(slots=slots), B, 5, {}, single, single)
         alone = module.remember(module.opened(Held(slots=slots), fresh, k[:, :4], real), v=v[:, :4])
         claim(same(alone, values), "one array by itself")
@@ -406,12 +406,12 @@ def functions_of_a_cache(alias: str) -> None:
                     claim(same(keys[row, place], k[row, at].astype("float32").astype("float64")), "an entry of k")
                     claim(same(values[row, place], v[row, at].astype("float32").astype("float64")), "an entry of v")
         claim(set(key_at[0].tolist()) - {-1} == set(range(4)), "where the keys stand")
-        claim(past.kept["k"].dtype == np.float32 and past.kept["k"].shape == kept.arrays["k"].shape, "what is kept")
+        claim(step.kept["k"].dtype == np.float32 and step.kept["k"].shape == kept.arrays["k"].shape, "what is kept")
         claim(
-            same(module.recall(past, "state", state), np.zeros((B, 2))), "an empty state, in the dtype of the fresh one"
+            same(module.recall(step, "state", state), np.zeros((B, 2))), "an empty state, in the dtype of the fresh one"
         )
-        claim(module.retain(past, state=state) is None, "retain returns nothing")
-        y, after = module.closed(past, k[:, :4])
+        claim(module.retain(step, state=state) is None, "retain returns nothing")
+        y, after = module.closed(step, k[:, :4])
         claim(
             same(after.arrays["state"], state.astype("float32")) and list(after.arrays) == ["k", "v", "state"], "kept"
         )
@@ -439,29 +439,29 @@ def functions_of_a_cache(alias: str) -> None:
         object.__setattr__(full, "spent", True)
         refuses(full.copy, ValueError, "cache: expected a cache that no step has used, got one used up")
     real = REAL[:, 1:]
-    past = module.opened(Held(slots=3), module.empty_cache(Held(slots=3), B, 5, {}, k, k), k[:, 1:], real)
-    claim(same(past.key_at, np.hstack([np.full((B, 3), -1), np.where(real, np.cumsum(real, 1) - 1, -1)])), "no key")
+    step = module.opened(Held(slots=3), module.empty_cache(Held(slots=3), B, 5, {}, k, k), k[:, 1:], real)
+    claim(same(step.key_at, np.hstack([np.full((B, 3), -1), np.where(real, np.cumsum(real, 1) - 1, -1)])), "no key")
     for heads in (True, False, None):
         kept, real = module.empty_cache(Held(), B, 9, {}, k, k), np.array([[True, True], [True, False]])
-        past = module.opened(Held(heads=heads), kept, k[:, :2], real)
-        near = past.visible(None, None)
+        step = module.opened(Held(heads=heads), kept, k[:, :2], real)
+        near = step.visible(None, None)
         claim(near.shape == ((B, 1, 2, 2) if heads else (B, 2, 2)) and kept.max_length == 9, "with heads or without")
         claim(
             near.reshape(B, 2, 2).tolist() == [[[True, True]] * 2, [[True, False], [False] * 2]], "keys that are there"
         )
-        claim(past.visible(None, 0).reshape(B, 2, 2)[0, 0].tolist() == [True, False], "no later key")
-        claim(past.visible(0, 0).reshape(B, 2, 2)[0, 1].tolist() == [False, True], "its own alone")
+        claim(step.visible(None, 0).reshape(B, 2, 2)[0, 0].tolist() == [True, False], "no later key")
+        claim(step.visible(0, 0).reshape(B, 2, 2)[0, 1].tolist() == [False, True], "its own alone")
 
 
 def what_counts(alias: str) -> None:
     """Positions count that a padding mask shows and, in a step, that are real."""
     module, real = import_module(f"{alias}._decode"), REAL[:, :4]
-    past = module.opened(
+    step = module.opened(
         Held(), module.empty_cache(Held(), B, 5, {}, np.zeros(()), np.zeros(())), np.zeros((B, 4, 3)), real
     )
     mask = np.array([[True, False, True, False]])
     claim(module.counted(None) is None and module.counted(mask) is mask, "without a past")
-    claim(same(module.counted(None, past), real) and same(module.counted(mask, past), real & mask), "in a step")
+    claim(same(module.counted(None, step), real) and same(module.counted(mask, step), real & mask), "in a step")
 
 
 def written(alias: str) -> None:
@@ -469,21 +469,24 @@ def written(alias: str) -> None:
     core = import_module(f"{alias}._ops")
     buffer, slot = np.zeros((2, 4, 3)), np.array([[3, 0], [1, 2]])
     x = np.arange(1.0, 13.0).reshape(2, 2, 3)
-    claim(core.write(buffer, slot, x) is buffer, "in place")
+    claim(core.write_slots(buffer, slot, x) is buffer, "in place")
     for row in range(2):
         for i in range(2):
             claim(same(buffer[row, slot[row, i]], x[row, i]), "an entry")
     claim(buffer[0, 1:3].any() == buffer[1, [0, 3]].any() == np.False_, "other slots")
     buffer = np.zeros((2, 4, 3))
-    claim(core.put(buffer, 1, x) is buffer and same(buffer[:, 1:3], x), "side by side")
+    claim(core.write_slice(buffer, 1, x) is buffer and same(buffer[:, 1:3], x), "side by side")
     claim(not buffer[:, [0, 3]].any(), "other slots")
     numbered = np.full((2, 4), -1)
-    claim(core.number(numbered, 1, 3) is numbered and numbered.tolist() == [[-1, 1, 2, -1]] * 2, "numbers of slots")
-    claim(core.known(x) is True, "shapes may follow from NumPy's numbers")
+    claim(
+        core.write_positions(numbered, 1, 3) is numbered and numbered.tolist() == [[-1, 1, 2, -1]] * 2,
+        "numbers of slots",
+    )
+    claim(core.shapes_may_vary(x) is True, "shapes may follow from NumPy's numbers")
     for shape in ((2, 5, 3, 4), (2, 5, 3)):
-        empty = core.rooms(shape, x)
+        empty = core.empty_slots(shape, x)
         claim(empty.shape == shape and empty.dtype == x.dtype and not empty.any(), "empty slots")
-    claim(core.rooms((2, 5, 3, 4), x)[:, :, 0].strides[1] == 4 * 8, "a head's entries lie side by side")
+    claim(core.empty_slots((2, 5, 3, 4), x)[:, :, 0].strides[1] == 4 * 8, "a head's entries lie side by side")
     claim(core.cumsum(np.array([[True, False, True], [True, True, True]]), 1).tolist() == [[1, 1, 2], [1, 2, 3]], "1")
     claim(core.cumsum(np.array([[True, False], [True, True]]), 0).tolist() == [[1, 0], [2, 1]], "a count down axis 0")
     claim(core.clip(np.array([-5, 0, 3, 9]), 0, 4).tolist() == [0, 0, 3, 4], "clip")
@@ -557,9 +560,9 @@ def remembered_calls(alias: str) -> None:
     dropping.train()
     refuses(step, ValueError, "evaluation mode")
     cache = import_module(f"{alias}._decode")
-    past = cache.opened(layer.config, layer.init_cache(B, 5), x[:, :1], real)
+    step = cache.opened(layer.config, layer.init_cache(B, 5), x[:, :1], real)
     passed.clear()
     keys, some = k[:, :1], np.ones((B, 1, 1, 1), bool)
     for count, more in enumerate(({}, {"mask": some}, {"bias": np.zeros((1, 1))}, {"mask": some[0, 0]}), 1):
-        module.attend(q[:, :1], keys, keys, past=past, **more)
+        module.attend(q[:, :1], keys, keys, step=step, **more)
         claim(len(passed) == count, "masks and biases of a step")

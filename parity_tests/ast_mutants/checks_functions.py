@@ -119,28 +119,40 @@ def sights(alias: str) -> None:
         for mask in [*masks, *(x for x in arrays if x.shape[-1] != s or t > 1)]:
             for options in windows:
                 near = core.sight(None, mask, t, s, like=q, **options)
-                full = core.visible(mask, t, s, like=q, **options)
+                full = core.attention_mask(mask, t, s, like=q, **options)
                 plain = s > 0 and (mask is None or (mask.shape[-1] == s and (mask.ndim < 2 or mask.shape[-2] == 1)))
                 claim((type(near) is core.Sight) == plain, "no array is made where none is needed")
-                claim(same(core.hide("bhts->bthk", near, q), core.hide("bhts->bthk", full, q)), "queries that see none")
-                claim(same(core.hide("bhts->bshk", near, k), core.hide("bhts->bshk", full, k)), "keys unseen")
+                claim(
+                    same(core.zero_unseen("bhts->bthk", near, q), core.zero_unseen("bhts->bthk", full, q)),
+                    "queries that see none",
+                )
+                claim(
+                    same(core.zero_unseen("bhts->bshk", near, k), core.zero_unseen("bhts->bshk", full, k)),
+                    "keys unseen",
+                )
         q, k = q[:, :, 0], k[:, :, 0]
         for mask in (last, last[None], rng.random((2, 1, s)) < 0.3):
             near, full = (
                 core.sight(None, mask, t, s, like=q, causal=True),
-                core.visible(mask, t, s, like=q, causal=True),
+                core.attention_mask(mask, t, s, like=q, causal=True),
             )
             claim((type(near) is core.Sight) == (s > 0), "no array is made without a head axis")
-            claim(same(core.hide("bts->btk", near, q), core.hide("bts->btk", full, q)), "queries without a head axis")
-            claim(same(core.hide("bts->bsk", near, k), core.hide("bts->bsk", full, k)), "keys without a head axis")
+            claim(
+                same(core.zero_unseen("bts->btk", near, q), core.zero_unseen("bts->btk", full, q)),
+                "queries without a head axis",
+            )
+            claim(
+                same(core.zero_unseen("bts->bsk", near, k), core.zero_unseen("bts->bsk", full, k)),
+                "keys without a head axis",
+            )
     for options in ({}, {"causal": True}):
-        near = core.sight(None, None, 5, 7, like=np.ones(1), past=_Past(), **options)
+        near = core.sight(None, None, 5, 7, like=np.ones(1), step=_Past(), **options)
         claim(same(near, _Past().visible(None, 0 if options else None)), "in a step the cache says who sees whom")
     every: dict[str, Any] = {"like": np.ones(1), "causal": True, "window": (2, None)}
-    want = core.visible(None, 5, 7, **every)
-    claim(same(core.visible(None, 5, 5, **every, past=_Past(2)), want), "the end of a full pass")
-    claim(same(core.sight({}, None, 5, 5, **every, past=_Past(2)), want), "the end of a full pass, taped")
-    near, full = core.sight(None, None, 5, 5, **every, past=_Past(2)), core.sight(None, None, 5, 7, **every)
+    want = core.attention_mask(None, 5, 7, **every)
+    claim(same(core.attention_mask(None, 5, 5, **every, step=_Past(2)), want), "the end of a full pass")
+    claim(same(core.sight({}, None, 5, 5, **every, step=_Past(2)), want), "the end of a full pass, taped")
+    near, full = core.sight(None, None, 5, 5, **every, step=_Past(2)), core.sight(None, None, 5, 7, **every)
     claim(isinstance(near, core.Sight) and near.band == full.band, "the end of a full pass, not yet an array")
 
 
@@ -454,14 +466,17 @@ def functions(alias: str) -> None:
         claim(same(core.einsum("ab,bc->ac", x, x), np.full((2, 2), np.float32(2))), f"a product of {dtype}")
         claim(same(core.linear("ab,bc->ac", x, x, x[0]), np.full((2, 2), np.float32(3))), f"a projection in {dtype}")
     claim(core.take(table.astype("float16"), np.array([1])).dtype == np.float32, "rows of a table in 16 bits")
-    claim(core.narrow(None, "float16") is None and core.widen(None) is None, "None stays None")
-    claim(core.narrow(table, "float64") is table and core.widen(table) is table, "what fits stays as it is")
+    claim(core.to_dtype(None, "float16") is None and core.upcast(None) is None, "None stays None")
+    claim(core.to_dtype(table, "float64") is table and core.upcast(table) is table, "what fits stays as it is")
     claim(same(core.arange(3, table), np.arange(3)) and same(core.zeros((2,), table), np.zeros(2)), "new arrays")
     claim(core.zeros((2,), table.astype("float32")).dtype == np.float32, "dtype of zeros")
     claim(core.dtype_name(table) == "float64" and core.Layer.__name__ == "Layer", "names")
     mask = np.ones((1, 3), bool)
-    claim(core.shown(None, None) is None and core.shown(mask, None) is mask, "no bias")
-    claim(core.visible(None, 2, 3, like=table) is None and core.visible(mask, 2, 3, like=table) is mask, "no limits")
+    claim(core.unmasked_by_bias(None, None) is None and core.unmasked_by_bias(mask, None) is mask, "no bias")
+    claim(
+        core.attention_mask(None, 2, 3, like=table) is None and core.attention_mask(mask, 2, 3, like=table) is mask,
+        "no limits",
+    )
     names = {"exp", "tanh", "sqrt", "where", "maximum", "broadcast_to", "concatenate", "stack", "argmax"}
     claim(all(getattr(core, name) is getattr(np, name) for name in names), "NumPy's own functions")
     claim(same(vjp.sum_to(np.ones((2, 3, 4)), (3, 1)), np.full((3, 1), 8.0)), "sum over copies")
@@ -632,7 +647,7 @@ def picked(alias: str) -> None:
     x, dy = rng.normal(size=(2, 3, 4, 5)), rng.integers(-9, 9, size=(2, 3, 4, 7)).astype(np.float64)
     for rows in (1, 2):
         index = rng.integers(0, 5, size=(rows, 4, 7))
-        found, back, want = core.pick(x, index), vjp.pick_vjp(x, index, dy), np.zeros(x.shape)
+        found, back, want = core.gather_last(x, index), vjp.pick_vjp(x, index, dy), np.zeros(x.shape)
         claim(found.shape == dy.shape and back.shape == x.shape, "shapes")
         for b, h, t, s in np.ndindex(*dy.shape):
             at = index[b % rows, t, s]

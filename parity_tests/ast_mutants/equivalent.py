@@ -76,8 +76,8 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key(
                 "_decode.py",
                 "closed",
-                "where(past.lost[:, :, None], float('nan'), widen(y))",
-                "where(past.lost[:, :, None], float('nan'), y)",
+                "where(step.lost[:, :, None], float('nan'), upcast(y))",
+                "where(step.lost[:, :, None], float('nan'), y)",
             ),
         ),
     ),
@@ -148,31 +148,31 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key(
                 "gqa.py",
                 "GroupedQueryAttention.__call__",
-                "sight(tape, mask, n['t'], n['s'], like=query, causal=c.causal, window=c.window, past=past)",
+                "sight(tape, mask, n['t'], n['s'], like=query, causal=c.causal, window=c.window, step=step)",
                 "sight(tape, mask, n['t'], n['s'], like=query, causal=c.causal, window=c.window)",
             ),
             Key(
                 "mha.py",
                 "MultiHeadAttention.__call__",
-                "sight(tape, mask, n['t'], n['s'], like=query, causal=c.causal, window=c.window, past=past)",
+                "sight(tape, mask, n['t'], n['s'], like=query, causal=c.causal, window=c.window, step=step)",
                 "sight(tape, mask, n['t'], n['s'], like=query, causal=c.causal, window=c.window)",
             ),
             Key(
                 "self_attention.py",
                 "SelfAttention.__call__",
-                "sight(tape, mask, n['t'], n['t'], like=query, causal=c.causal, window=c.window, past=past)",
+                "sight(tape, mask, n['t'], n['t'], like=query, causal=c.causal, window=c.window, step=step)",
                 "sight(tape, mask, n['t'], n['t'], like=query, causal=c.causal, window=c.window)",
             ),
             Key(
                 "fused_qkv.py",
                 "FusedQKVAttention.__call__",
-                "sight(tape, mask, n['t'], n['t'], like=query, causal=c.causal, window=c.window, past=past)",
+                "sight(tape, mask, n['t'], n['t'], like=query, causal=c.causal, window=c.window, step=step)",
                 "sight(tape, mask, n['t'], n['t'], like=query, causal=c.causal, window=c.window)",
             ),
             Key(
                 "rotary.py",
                 "RotaryAttention.__call__",
-                "sight(tape, mask, n['t'], n['t'], like=query, causal=c.causal, window=c.window, past=past)",
+                "sight(tape, mask, n['t'], n['t'], like=query, causal=c.causal, window=c.window, step=step)",
                 "sight(tape, mask, n['t'], n['t'], like=query, causal=c.causal, window=c.window)",
             ),
         ),
@@ -191,26 +191,26 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key(
                 "_rotary.py",
                 "rotation",
-                "max(t, 1) if past is None else past.cache.max_length",
-                "t if past is None else past.cache.max_length",
+                "max(t, 1) if step is None else step.cache.max_length",
+                "t if step is None else step.cache.max_length",
             ),
             Key(
                 "_rotary.py",
                 "rotation",
-                "max(t, 1) if past is None else past.cache.max_length",
-                "max(1, t) if past is None else past.cache.max_length",
+                "max(t, 1) if step is None else step.cache.max_length",
+                "max(1, t) if step is None else step.cache.max_length",
             ),
             Key(
                 "_rotary.py",
                 "rotation",
-                "max(t, 1) if past is None else past.cache.max_length",
-                "max(t, 2) if past is None else past.cache.max_length",
+                "max(t, 1) if step is None else step.cache.max_length",
+                "max(t, 2) if step is None else step.cache.max_length",
             ),
             Key(
                 "_rotary.py",
                 "rotation",
-                "max(t, 1) if past is None else past.cache.max_length",
-                "max(t, 0) if past is None else past.cache.max_length",
+                "max(t, 1) if step is None else step.cache.max_length",
+                "max(t, 0) if step is None else step.cache.max_length",
             ),
         ),
     ),
@@ -297,12 +297,12 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     (
         "NumPy computes a 16-bit array with a float32 one in float32, exactly as after widening it.",
         (
-            Key("_core.py", "einsum", "widen(a).transpose", "a.transpose"),
-            Key("_core.py", "einsum", "widen(b).transpose", "b.transpose"),
-            Key("_core.py", "rms_norm", "widen(weight)", "weight"),
-            Key("_core.py", "layer_norm", "unit + widen(bias)", "unit + bias"),
-            Key("_vjp.py", "rms_norm_vjp", "widen(weight)", "weight"),
-            Key("_core.py", "linear", "y + widen(bias)", "y + bias"),
+            Key("_core.py", "einsum", "upcast(a).transpose", "a.transpose"),
+            Key("_core.py", "einsum", "upcast(b).transpose", "b.transpose"),
+            Key("_core.py", "rms_norm", "upcast(weight)", "weight"),
+            Key("_core.py", "layer_norm", "unit + upcast(bias)", "unit + bias"),
+            Key("_vjp.py", "rms_norm_vjp", "upcast(weight)", "weight"),
+            Key("_core.py", "linear", "y + upcast(bias)", "y + bias"),
         ),
     ),
     (
@@ -531,14 +531,14 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key(
                 "dot_product.py",
                 "DotProductAttention.__call__",
-                "inputs(tape, 'bts', None, query, key, value, past=past)",
-                "inputs(tape, 'bts_', None, query, key, value, past=past)",
+                "inputs(tape, 'bts', None, query, key, value, step=step)",
+                "inputs(tape, 'bts_', None, query, key, value, step=step)",
             ),
         ),
     ),
     (
         "Which axes are reduced does not depend on their order: both are gone from the result.",
-        (Key("fused_qkv.py", "only_live", "seen('bhts->bsd', allowed)", "seen('bths->bsd', allowed)"),),
+        (Key("fused_qkv.py", "only_live", "any_visible('bhts->bsd', allowed)", "any_visible('bths->bsd', allowed)"),),
     ),
     (
         "The gradients of q, k and v are 0 there already, by attend_vjp, and so is their product with the weights.",
@@ -551,19 +551,19 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     (
         "A product or sum with a 16-bit operand is computed in float32: einsum and linear widen what they get.",
         (
-            Key("gru.py", "GRULayer.__call__", "widen(self.w_h)", "self.w_h"),
-            Key("gru.py", "GRULayer.__call__", "widen(self.b_h)", "self.b_h"),
-            Key("gru.py", "GRULayer.vjp", "widen(self.w_h)", "self.w_h"),
-            Key("seq2seq.py", "AttentionDecoder.weights", "widen(layer.w_x)", "layer.w_x"),
-            Key("seq2seq.py", "AttentionDecoder.weights", "widen(self.attention.w_q)", "self.attention.w_q"),
-            Key("seq2seq.py", "AttentionDecoder.weights", "widen(self.attention.w_score)", "self.attention.w_score"),
-            Key("seq2seq.py", "AttentionDecoder.weights", "widen(layer.w_h)", "layer.w_h"),
-            Key("seq2seq.py", "AttentionDecoder.weights", "widen(layer.b_h)", "layer.b_h"),
-            Key("seq2seq.py", "Seq2Seq.begin", "widen(state)", "state"),
-            Key("seq2seq.py", "Seq2Seq.begin", "widen(decoder.w_o)", "decoder.w_o"),
-            Key("seq2seq.py", "Seq2Seq.begin", "widen(decoder.b_o)", "decoder.b_o"),
-            Key("seq2seq.py", "Seq2Seq.generate", "widen(target)", "target"),
-            Key("seq2seq.py", "Seq2Seq.generate", "widen(source)", "source"),
+            Key("gru.py", "GRULayer.__call__", "upcast(self.w_h)", "self.w_h"),
+            Key("gru.py", "GRULayer.__call__", "upcast(self.b_h)", "self.b_h"),
+            Key("gru.py", "GRULayer.vjp", "upcast(self.w_h)", "self.w_h"),
+            Key("seq2seq.py", "AttentionDecoder.weights", "upcast(layer.w_x)", "layer.w_x"),
+            Key("seq2seq.py", "AttentionDecoder.weights", "upcast(self.attention.w_q)", "self.attention.w_q"),
+            Key("seq2seq.py", "AttentionDecoder.weights", "upcast(self.attention.w_score)", "self.attention.w_score"),
+            Key("seq2seq.py", "AttentionDecoder.weights", "upcast(layer.w_h)", "layer.w_h"),
+            Key("seq2seq.py", "AttentionDecoder.weights", "upcast(layer.b_h)", "layer.b_h"),
+            Key("seq2seq.py", "Seq2Seq.begin", "upcast(state)", "state"),
+            Key("seq2seq.py", "Seq2Seq.begin", "upcast(decoder.w_o)", "decoder.w_o"),
+            Key("seq2seq.py", "Seq2Seq.begin", "upcast(decoder.b_o)", "decoder.b_o"),
+            Key("seq2seq.py", "Seq2Seq.generate", "upcast(target)", "target"),
+            Key("seq2seq.py", "Seq2Seq.generate", "upcast(source)", "source"),
         ),
     ),
     (
@@ -802,7 +802,7 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ),
     (
         "`take` widens the table that it is given.",
-        (Key("seq2seq.py", "Seq2Seq.embed", "widen(self.embedding)", "self.embedding"),),
+        (Key("seq2seq.py", "Seq2Seq.embed", "upcast(self.embedding)", "self.embedding"),),
     ),
     (
         "Both copies are the same mask, and the first is taken.",
@@ -811,12 +811,18 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     (
         "What hidden places hold is the state before them, finite unless a place that is seen is not; its weight is 0.",
         (
-            Key("seq2seq.py", "Seq2Seq.begin", "memory = hide('bts->bse', allowed, memory)", "pass"),
+            Key("seq2seq.py", "Seq2Seq.begin", "memory = zero_unseen('bts->bse', allowed, memory)", "pass"),
             Key(
-                "seq2seq.py", "Seq2Seq.begin", "hide('bts->bse', allowed, memory)", "hide('tbs->bse', allowed, memory)"
+                "seq2seq.py",
+                "Seq2Seq.begin",
+                "zero_unseen('bts->bse', allowed, memory)",
+                "zero_unseen('tbs->bse', allowed, memory)",
             ),
             Key(
-                "seq2seq.py", "Seq2Seq.begin", "hide('bts->bse', allowed, memory)", "hide('bst->bse', allowed, memory)"
+                "seq2seq.py",
+                "Seq2Seq.begin",
+                "zero_unseen('bts->bse', allowed, memory)",
+                "zero_unseen('bst->bse', allowed, memory)",
             ),
         ),
     ),
@@ -881,8 +887,8 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key(
                 "_attend.py",
                 "attend",
-                "visible(mask, 0, 0, like=q, causal=causal, window=window, past=past)",
-                f"visible(mask, {sizes}, like=q, causal=causal, window=window, past=past)",
+                "attention_mask(mask, 0, 0, like=q, causal=causal, window=window, step=step)",
+                f"attention_mask(mask, {sizes}, like=q, causal=causal, window=window, step=step)",
             )
             for sizes in ("1, 0", "-1, 0", "0, 1", "0, -1")
         ),
@@ -928,8 +934,8 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key(
                 "fused_qkv.py",
                 "only_live",
-                "(seen('bhts->btd', allowed), seen('bhts->bsd', allowed))",
-                "(seen('bhts->bsd', allowed), seen('bhts->btd', allowed))",
+                "(any_visible('bhts->btd', allowed), any_visible('bhts->bsd', allowed))",
+                "(any_visible('bhts->bsd', allowed), any_visible('bhts->btd', allowed))",
             ),
         ),
     ),
@@ -946,7 +952,7 @@ REVIEWED: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ),
     (
         "Where the cache says who sees whom, nothing asks how many keys there are.",
-        (Key("_core.py", "sight", "past is not None and ordered", "past is not None"),),
+        (Key("_core.py", "sight", "step is not None and ordered", "step is not None"),),
     ),
     (
         "A key of calls says the same in another order, under other names or twice: it must differ where calls do.",

@@ -8,10 +8,11 @@ advice are also what a judged port that has such a mistake is told.
 from parity_tests.mutants import backward, masks, projections, recurrent, rotary, scores, weights
 from parity_tests.mutants._common import call_of, oracle_free, reference_with
 from parity_tests.mutants._evidence import evidence, outcome_of
-from parity_tests.mutants._plant import TREES, Mutant, copied, edited, planted
+from parity_tests.mutants._plant import SHARED, TREES, Mutant, copied, edited, file_of, planted
 
 __all__ = [
     "MUTANTS",
+    "SHARED",
     "THEMES",
     "TREES",
     "Mutant",
@@ -19,6 +20,7 @@ __all__ = [
     "copied",
     "edited",
     "evidence",
+    "file_of",
     "oracle_free",
     "outcome_of",
     "planted",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
@@ -18,7 +19,7 @@ from parity_tests.cases import Case
 
 TREES = ("attn_np", "attn_jax", "attn_torch")
 NUMPY = ("attn_np",)
-ATTEND, CORE, VJP = "_attend.py", "_core.py", "_vjp.py"
+SHARED = "shared"
 _numbers = count()
 
 # What the trees spell differently, so that one edit serves all three.
@@ -35,14 +36,15 @@ class Mutant:
 
     Attributes:
         name: the cause in words, as one would say it of somebody's code.
-        file: of the tree, such as "_attend.py".
+        file: of the tree, such as "mha.py"; `SHARED` is the one shared file that holds the text, whatever its name.
         old, new: the edit; `old` stands exactly once. `{np}`, `{where}`, `{exp}`, `{axis}` and `{keepdims}` are the
             tree's own words.
         variant, example, call, dtype: the case that must reveal it. The variant "attend" is that function by itself,
             and the calls "greedy" and "generate" are those of seq2seq.
         fix: one line of advice to somebody whose code has this mistake.
         trees: where it is planted; the hand-written backward exists in NumPy only.
-        needs: names of `_ops` that the edit uses and the file does not import.
+        needs: names of shared files that the edit uses and the file does not import.
+        beside: another text of that file, where several shared files hold `old`.
         many: the text stands more than once and every place is edited.
         raises: trees in which the bug shows itself by an exception; elsewhere an exception is no evidence.
         gain: factor on the arrays of the case, for bugs that only large numbers show.
@@ -60,6 +62,7 @@ class Mutant:
     fix: str = ""
     trees: tuple[str, ...] = TREES
     needs: tuple[str, ...] = ()
+    beside: str = ""
     many: bool = False
     raises: tuple[str, ...] = ()
     gain: float = 1.0
@@ -74,7 +77,7 @@ class Mutant:
 
 
 def at(file: str, variant: str, example: str, **common: Any) -> Callable[..., Mutant]:
-    """For tables: mutants of one file that one case reveals, each given by its name, its fix, and the edit."""
+    """For tables: mutants of one file, or of the shared ones, that one case reveals; each has a name, fix and edit."""
 
     def mutant(name: str, fix: str, old: str, new: str, **own: Any) -> Mutant:
         given: dict[str, Any] = {"file": file, "variant": variant, "example": example} | common | own
@@ -119,20 +122,59 @@ def renamed(code: CodeType, tree: str, alias: str) -> CodeType:
     return code.replace(co_consts=tuple(map(change, code.co_consts)), co_names=tuple(map(change, code.co_names)))
 
 
+@cache
+def shared(tree: str) -> dict[str, str]:
+    """The files that all variants share, by name; not the kernels, which say the same again to be fast."""
+    names = {path.name: source for path, source in sources(tree).items() if path.name.startswith("_")}
+    return {name: source for name, source in names.items() if not name.startswith(("__", "_kernel"))}
+
+
+@cache
+def defining(name: str, tree: str) -> str:
+    """The shared module that offers a name."""
+    for file in sorted(shared(tree)):
+        module = f"{tree}.{file.removesuffix('.py')}"
+        if name in getattr(import_module(module), "__all__", ()):
+            return module
+    raise ValueError(f"mutants: expected {name!r} in a shared file of {tree}, got none; mend the mutant")
+
+
+def spelled(text: str, tree: str) -> str:
+    """A text in the tree's own words."""
+    for word, own in WORDS[tree].items():
+        text = text.replace(f"{{{word}}}", own)
+    return text
+
+
+@cache
+def file_of(mutant: Mutant, tree: str) -> str:
+    """The name of the file that the mutant edits.
+
+    Raises:
+        ValueError: none of the shared files holds its text, or several do.
+    """
+    if mutant.file != SHARED:
+        return mutant.file
+    old, beside = spelled(mutant.old, tree), spelled(mutant.beside, tree)
+    files = sorted(name for name, source in shared(tree).items() if old in source and beside in source)
+    if len(files) != 1:
+        got = " and ".join(files) or "none"
+        raise ValueError(f"mutants: expected {old!r} in one shared file of {tree}, got {got}; mend the mutant")
+    return files[0]
+
+
 def edited(mutant: Mutant, tree: str) -> str:
-    """The source of the file with the bug in it."""
+    """The source of the file with the bug in it.
 
-    def spelled(text: str) -> str:
-        for word, own in WORDS[tree].items():
-            text = text.replace(f"{{{word}}}", own)
-        return text
-
-    old, new = spelled(mutant.old), spelled(mutant.new)
-    source = sources(tree)[root(tree) / mutant.file]
-    found = source.count(old)
-    if found == 0 or (found > 1 and not mutant.many):
-        raise ValueError(f"mutants: expected {old!r} once in {mutant.file}, got {found} times; mend the mutant")
-    imports = f"from {tree}._ops import {', '.join(mutant.needs)}\n" if mutant.needs else ""
+    Raises:
+        ValueError: the text does not stand there once, or in none or several of the shared files.
+    """
+    old, new, file = spelled(mutant.old, tree), spelled(mutant.new, tree), file_of(mutant, tree)
+    source = sources(tree)[root(tree) / file]
+    count = source.count(old)
+    if count == 0 or (count > 1 and not mutant.many):
+        raise ValueError(f"mutants: expected {old!r} once in {file} of {tree}, got {count} times; mend the mutant")
+    imports = "".join(f"from {defining(name, tree)} import {name}\n" for name in mutant.needs)
     return imports + source.replace(old, new)
 
 
@@ -164,7 +206,7 @@ class _Copy(MetaPathFinder, Loader):
 @contextmanager
 def planted(mutant: Mutant, tree: str) -> Iterator[str]:
     """A copy of a tree with one bug in it, importable under the name this gives."""
-    with copied(tree, mutant.file, edited(mutant, tree)) as alias:
+    with copied(tree, file_of(mutant, tree), edited(mutant, tree)) as alias:
         yield alias
 
 

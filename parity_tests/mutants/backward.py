@@ -1,8 +1,8 @@
 """Mistakes in gradients: the hand-written backward, which exists in NumPy only, and graphs that were cut."""
 
-from parity_tests.mutants._plant import ATTEND, NUMPY, VJP, at
+from parity_tests.mutants._plant import NUMPY, SHARED, at
 
-rules, attend = at(VJP, "mha", "cross", trees=NUMPY), at(ATTEND, "mha", "cross", trees=NUMPY)
+rules, attend = at(SHARED, "mha", "cross", trees=NUMPY), at(SHARED, "mha", "cross", trees=NUMPY)
 mha, gru = at("mha.py", "mha", "split", trees=NUMPY), at("gru.py", "gru", "stacked", trees=NUMPY)
 seq2seq = at("seq2seq.py", "seq2seq", "free", call="shared", trees=NUMPY)
 
@@ -188,8 +188,8 @@ MUTANTS = (
     gru(
         "gradient of the returned state lost",
         "add the gradient of the returned state to that of the last output",
-        "record(tape, dlast=widen(dlast))",
-        "0.0 * record(tape, dlast=widen(dlast))",
+        "record(tape, dlast=upcast(dlast))",
+        "0.0 * record(tape, dlast=upcast(dlast))",
     ),
     seq2seq(
         "gradient of the look back lost",
@@ -216,13 +216,13 @@ MUTANTS = (
         "x, stack(last)",
         "x, stack(last).detach()",
     ),
-    at(ATTEND, "mha", "cross", trees=("attn_torch",))(
+    at(SHARED, "mha", "cross", trees=("attn_torch",))(
         "weights cut from the graph",
         "let the gradient through: no detach(), no_grad(), stop_gradient or numpy() on the way",
         "kept=dropout(probs, keep, rate)",
         "kept=dropout(probs.detach(), keep, rate)",
     ),
-    at("_core.py", "mha", "cross", trees=("attn_jax",))(
+    at(SHARED, "mha", "cross", trees=("attn_jax",))(
         "scores cut from the graph",
         "let the gradient through: no detach(), no_grad(), stop_gradient or numpy() on the way",
         "e = exp(scores - ",

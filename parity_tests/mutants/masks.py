@@ -1,9 +1,10 @@
 """Mistakes about who sees whom: masks, causality, windows, and queries that see nothing."""
 
-from parity_tests.mutants._plant import ATTEND, CORE, at
+from parity_tests.mutants._plant import SHARED, at
 
-cross, bare = at(ATTEND, "mha", "cross"), at(ATTEND, "dot_product", "scaled")
-core, causal, capped = (at(CORE, "mha", example) for example in ("cross", "wide", "capped"))
+BAND = "ahead = arange(s, like)"  # of the whole call: lines of decoding read alike
+cross, bare = at(SHARED, "mha", "cross"), at(SHARED, "dot_product", "scaled")
+causal, capped = (at(SHARED, "mha", example, beside=BAND) for example in ("wide", "capped"))
 
 SOFTMAX = "softmax(scores, allowed,"
 FILL = "scores = {where}(allowed, scores, -{np}.inf)"
@@ -31,11 +32,11 @@ MUTANTS = (
         SOFTMAX,
         "softmax(scores, ~allowed,",
     ),
-    core("hidden scores filled with -50", SELECT, FILL, filled("-50.0")),
-    core("hidden scores filled with -1e4", SELECT, FILL, filled("-1e4")),
-    core("hidden scores filled with -1e9", SELECT, FILL, filled("-1e9")),
-    core("hidden scores filled with the smallest float", SELECT, FILL, filled("{np}.finfo(scores.dtype).min")),
-    core(
+    cross("hidden scores filled with -50", SELECT, FILL, filled("-50.0")),
+    cross("hidden scores filled with -1e4", SELECT, FILL, filled("-1e4")),
+    cross("hidden scores filled with -1e9", SELECT, FILL, filled("-1e9")),
+    cross("hidden scores filled with the smallest float", SELECT, FILL, filled("{np}.finfo(scores.dtype).min")),
+    cross(
         "hidden scores filled with -1e-25",
         "fill with -inf: -1e-25 is a slip for -1e25 and hides nothing",
         FILL,
@@ -84,7 +85,7 @@ MUTANTS = (
         SOFTMAX,
         "softmax(scores, allowed[..., :1],",
     ),
-    at(ATTEND, "fused_qkv", "heads")(
+    at(SHARED, "fused_qkv", "heads")(
         "mask transposed",
         "give the mask its axes in the order queries, keys",
         SOFTMAX,
@@ -102,7 +103,7 @@ MUTANTS = (
         "softmax(scores, allowed)",
         "softmax(scores, allowed if allowed is None else ~allowed)",
     ),
-    core(
+    cross(
         "row without a key is NaN",
         "give a query without allowed keys weights of 0: divide by 1 where the sum is 0",
         "where(total == 0, 1.0, total)",
@@ -112,25 +113,25 @@ MUTANTS = (
     bare(
         "hidden values not selected away",
         "select hidden values to 0 before the product: 0 * NaN is NaN",
-        'v = hide(per_head("bhts->bshv", q), allowed, v)',
+        'v = zero_unseen(per_head("bhts->bshv", q), allowed, v)',
         "v = v",
     ),
     bare(
         "hidden keys not selected away",
         "select hidden keys to 0 before the product, or NaN in them reaches the gradient of the queries",
-        'k = hide(per_head("bhts->bshk", q), allowed, k)',
+        'k = zero_unseen(per_head("bhts->bshk", q), allowed, k)',
         "k = k",
     ),
     bare(
         "queries that see nothing not selected away",
         "select queries without keys to 0 before the product, or NaN in them reaches the gradient of the keys",
-        'q = hide(per_head("bhts->bthk", q), allowed, q)',
+        'q = zero_unseen(per_head("bhts->bthk", q), allowed, q)',
         "q = q",
     ),
-    core(
+    cross(
         "padding reaches the projections",
         "select hidden inputs to 0 before they are projected, or NaN in them reaches the gradient of the weights",
-        'key, value = hide(f"{axes}->bsi", allowed, key), hide(f"{axes}->bsj", allowed, value)',
+        'key, value = zero_unseen(f"{axes}->bsi", allowed, key), zero_unseen(f"{axes}->bsj", allowed, value)',
         "key, value = key, value",
     ),
     # Causality

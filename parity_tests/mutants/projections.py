@@ -1,10 +1,10 @@
 """Mistakes around the heads: projections in and out, splitting, sharing and merging."""
 
-from parity_tests.mutants._plant import ATTEND, CORE, at
+from parity_tests.mutants._plant import SHARED, at
 
 split, wide, cross = (at("mha.py", "mha", example) for example in ("split", "wide", "cross"))
 fused, single = at("fused_qkv.py", "fused_qkv", "heads"), at("self_attention.py", "self_attention", "plain")
-shared = at(CORE, "attend", "")
+shared = at(SHARED, "attend", "")
 
 Q = 'q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)'
 K = 'k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)'
@@ -20,10 +20,10 @@ CONSECUTIVE = "let consecutive query heads share a key/value head: repeat (repea
 
 MUTANTS = (
     # Projections in
-    at(CORE, "mha", "split")(
+    at(SHARED, "mha", "split")(
         "biases of the projections dropped",
         "add the biases of the projections",
-        "return y if bias is None else y + widen(bias)",
+        "return y if bias is None else y + upcast(bias)",
         "return y",
     ),
     split("bias of the queries dropped", "add the bias of the queries", Q, Q.replace("self.b_q", "None")),
@@ -91,7 +91,7 @@ MUTANTS = (
         CONSECUTIVE,
         "repeat_heads(v, q)\n",
         "v if v.ndim == 3 else v[:, :, arange(q.shape[2], q) % v.shape[2]]\n",
-        file=ATTEND,
+        file=SHARED,
         needs=("arange",),
     ),
     shared(

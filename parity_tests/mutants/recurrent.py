@@ -1,6 +1,6 @@
 """Mistakes in the recurrent layers: gates, states, and the decoder that looks back."""
 
-from parity_tests.mutants._plant import CORE, at
+from parity_tests.mutants._plant import SHARED, at
 
 gru = at("gru.py", "gru", "stacked")
 seq2seq, words = at("seq2seq.py", "seq2seq", "free"), at("seq2seq.py", "seq2seq", "words")
@@ -56,7 +56,7 @@ MUTANTS = (
         R_Z,
         Z_R,
     ),
-    at(CORE, "gru", "stacked")(
+    at(SHARED, "gru", "stacked")(
         "update gate the other way round",
         "keep the old state where the update gate is 1: h = (1 - z) n + z h",
         "a + z * (b - a)",
@@ -182,14 +182,14 @@ MUTANTS = (
     seq2seq(
         "memory compared without its projection",
         "project the memory for the scores: W_k m",
-        "self.stepper(k, memory, w)",
-        "self.stepper(memory, memory, w)",
+        "self.make_step(k, memory, w)",
+        "self.make_step(memory, memory, w)",
     ),
     seq2seq(
         "projected keys averaged in place of the memory",
         "average the memory itself; its projection serves the scores only",
-        "self.stepper(k, memory, w)",
-        "self.stepper(k, k, w)",
+        "self.make_step(k, memory, w)",
+        "self.make_step(k, k, w)",
     ),
     seq2seq(
         "output read from the first layer",

@@ -1,8 +1,8 @@
 """Mistakes about rotary positions: which numbers pair, by which angles they turn, and what is turned."""
 
-from parity_tests.mutants._plant import NUMPY, at
+from parity_tests.mutants._plant import NUMPY, SHARED, at
 
-yarn, interleaved = (at("_rotary.py", "rotary", example) for example in ("yarn", "interleaved"))
+yarn, interleaved = (at(SHARED, "rotary", example) for example in ("yarn", "interleaved"))
 MUTANTS = (
     interleaved(
         "rotary layouts exchanged",

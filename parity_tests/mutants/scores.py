@@ -1,8 +1,8 @@
 """Mistakes in the scores: the scale, the softcap, the bias, and the networks that score a pair."""
 
-from parity_tests.mutants._plant import ATTEND, at
+from parity_tests.mutants._plant import SHARED, at
 
-cross, wide, capped = (at(ATTEND, "mha", example) for example in ("cross", "wide", "capped"))
+cross, wide, capped = (at(SHARED, "mha", example) for example in ("cross", "wide", "capped"))
 additive, concat = at("additive.py", "additive", "cross"), at("luong.py", "luong", "concat")
 
 SCORES = 'scores=einsum(per_head("bthk,bshk->bhts", q), q, k) * factor'
@@ -77,7 +77,7 @@ MUTANTS = (
         "q, k) * factor)",
         "q, k) / factor)",
     ),
-    at(ATTEND, "dot_product", "capped")(
+    at(SHARED, "dot_product", "capped")(
         "scale applied twice",
         "scale once: either the queries or the scores, not both",
         "q, k) * factor)",
@@ -124,7 +124,7 @@ MUTANTS = (
         needs=("where",),
     ),
     # The bias
-    at(ATTEND, "mha", "split")(
+    at(SHARED, "mha", "split")(
         "bias subtracted",
         "add the bias to the scores; check its sign",
         "scores + bias",
@@ -154,7 +154,7 @@ MUTANTS = (
         "biased=scores + bias)",
         "biased=scores * bias)",
     ),
-    at(ATTEND, "fused_qkv", "heads")(
+    at(SHARED, "fused_qkv", "heads")(
         "bias transposed",
         "give the bias its axes in the order queries, keys",
         "biased=scores + bias)",

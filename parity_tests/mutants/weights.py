@@ -1,18 +1,18 @@
 """Mistakes from the scores to the output: the softmax, dropout, the returned weights, and rounding on the way."""
 
-from parity_tests.mutants._plant import ATTEND, CORE, at
+from parity_tests.mutants._plant import SHARED, at
 
-cross, core = at(ATTEND, "mha", "cross"), at(CORE, "mha", "cross")
+cross = at(SHARED, "mha", "cross")
 
 PROBS = "probs=softmax(scores, allowed, contract.AXES[normalize_over]))"
 KEPT = "kept=dropout(probs, keep, rate)"
-RETURNED = "narrow(probs, dtype) if return_weights"
+RETURNED = "to_dtype(probs, dtype) if return_weights"
 EXP = "e = {exp}(scores - {where}(top == -{np}.inf, 0.0, top))"
 TOTAL = "e / {where}(total == 0, 1.0, total)"
 SELECTED = "where(keep, weights / (1.0 - rate), 0.0)"
 WITH_SINKS = """\
     else:
-        spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=widen(sinks))))
+        spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=upcast(sinks))))
         probs = record(tape, probs=spread[..., :-1])
 """
 BEFORE = f"""\
@@ -28,7 +28,7 @@ WIDE = "compute 16-bit inputs in float32 and float64 inputs in float64, and roun
 
 def rounded(text: str, like: str, to: str = "bfloat16") -> str:
     """The same expression, rounded to another type on the way."""
-    return f'narrow(narrow({text}, "{to}"), dtype_name({like}))'
+    return f'to_dtype(to_dtype({text}, "{to}"), dtype_name({like}))'
 
 
 MUTANTS = (
@@ -54,82 +54,82 @@ MUTANTS = (
         PROBS,
         "probs=scores)",
     ),
-    core(
+    cross(
         "softmax without subtracting the maximum",
         "subtract the largest score before exp, or it overflows",
         EXP,
         "e = {exp}(scores)",
         gain=64.0,
     ),
-    core(
+    cross(
         "maximum added before exp",
         "subtract the largest score before exp",
         EXP,
         "e = {exp}(scores + {where}(top == -{np}.inf, 0.0, top))",
         gain=64.0,
     ),
-    core(
+    cross(
         "exponentials not normalised",
         "divide the exponentials by their sum",
         f"return {TOTAL}",
         "return e",
     ),
-    core(
+    cross(
         "one more in the softmax's sum",
         "divide by the sum of the exponentials alone, unless an attention sink is meant",
         f"return {TOTAL}",
         "return e / (1.0 + total)",
     ),
-    core(
+    cross(
         "1e-3 added to the softmax's sum",
         "add nothing to the sum of the exponentials: it is at least 1",
         f"return {TOTAL}",
         "return e / (total + 1e-3)",
     ),
-    core(
+    cross(
         "1e-6 added to the softmax's sum",
         "add nothing to the sum of the exponentials: it is at least 1",
         f"return {TOTAL}",
         "return e / (total + 1e-6)",
     ),
-    core(
+    cross(
         "powers of 2 in place of e",
         "use exp, or multiply the scores by log2(e) before exp2",
         EXP,
         "e = {exp}((scores - {where}(top == -{np}.inf, 0.0, top)) * 0.6931471805599453)",
     ),
-    core(
+    cross(
         "sum of the exponentials over the queries",
         "sum the exponentials over the same axis as the maximum: the keys",
         "total = {np}.sum(e, {axis}=axis, {keepdims}=True)",
         "total = {np}.sum(e, {axis}=-2, {keepdims}=True)",
     ),
     # Dropout
-    core(
+    cross(
         "dropout without its rescale",
         "divide the kept weights by 1 - rate",
         SELECTED,
         "where(keep, weights, 0.0)",
     ),
-    core(
+    cross(
         "kept weights divided by the rate",
         "divide the kept weights by 1 - rate, the share kept",
         "weights / (1.0 - rate)",
         "weights / rate",
     ),
-    core(
+    cross(
         "kept weights multiplied by the share kept",
         "divide the kept weights by 1 - rate in training and leave evaluation alone",
         "weights / (1.0 - rate)",
         "weights * (1.0 - rate)",
     ),
-    core(
+    cross(
         "dropout mask inverted",
         "a keep-mask is True where a weight stays",
         SELECTED,
         "where(keep, 0.0, weights / (1.0 - rate))",
     ),
-    core(
+    cross(
         "weights normalised again after dropout",
         "leave the weights as dropout made them: divided by 1 - rate, not by their sum",
         SELECTED,
@@ -171,7 +171,7 @@ MUTANTS = (
         KEPT,
         "kept=dropout(probs, keep if keep is None else keep[..., :1], rate)",
     ),
-    core(
+    cross(
         "dropout in evaluation",
         "drop nothing in evaluation: call eval()",
         " or rate == 0:",
@@ -184,22 +184,22 @@ MUTANTS = (
         "weights returned after dropout",
         "return the weights as they were before dropout",
         RETURNED,
-        "narrow(kept, dtype) if return_weights",
+        "to_dtype(kept, dtype) if return_weights",
     ),
     cross(
         "scores returned for weights",
         "return what comes out of the softmax",
         RETURNED,
-        "narrow(scores, dtype) if return_weights",
+        "to_dtype(scores, dtype) if return_weights",
     ),
     cross(
         "returned weights averaged over the heads",
         "return the weights of every head (PyTorch: average_attn_weights=False)",
         RETURNED,
-        "narrow(sum(probs[:, h] for h in range(probs.shape[1])) / probs.shape[1], dtype) if return_weights",
+        "to_dtype(sum(probs[:, h] for h in range(probs.shape[1])) / probs.shape[1], dtype) if return_weights",
     ),
     # Rounding on the way
-    core(
+    cross(
         "16-bit inputs not widened",
         WIDE,
         'dtype_name(x) in ("float16", "bfloat16") else x',
@@ -207,38 +207,38 @@ MUTANTS = (
         dtype="bfloat16",
         raises=("attn_np",),
     ),
-    core("exponentials rounded to bfloat16", WIDE, EXP, f"e = {rounded(EXP[4:], 'scores')}"),
-    core("exponentials rounded to float16", WIDE, EXP, f"e = {rounded(EXP[4:], 'scores', 'float16')}"),
-    core(
+    cross("exponentials rounded to bfloat16", WIDE, EXP, f"e = {rounded(EXP[4:], 'scores')}"),
+    cross("exponentials rounded to float16", WIDE, EXP, f"e = {rounded(EXP[4:], 'scores', 'float16')}"),
+    cross(
         "projections rounded to bfloat16",
         WIDE,
-        "    return y if bias is None else y + widen(bias)\n",
-        f"    y = {rounded('y', 'weight')}\n    return y if bias is None else y + widen(bias)\n",
+        "    return y if bias is None else y + upcast(bias)\n",
+        f"    y = {rounded('y', 'weight')}\n    return y if bias is None else y + upcast(bias)\n",
     ),
     cross(
         "scores rounded to float16",
         WIDE,
         "q, k) * factor)",
-        'q, k) * factor)\n    scores = narrow(narrow(scores, "float16"), dtype_name(q))',
+        'q, k) * factor)\n    scores = to_dtype(to_dtype(scores, "float16"), dtype_name(q))',
     ),
     cross(
         "softmax in float32 for float64 inputs",
         WIDE,
         PROBS,
-        'probs=narrow(softmax(narrow(scores, "float32"), allowed, contract.AXES[normalize_over]), dtype_name(v)))',
+        'probs=to_dtype(softmax(to_dtype(scores, "float32"), allowed, contract.AXES[normalize_over]), dtype_name(v)))',
     ),
     cross("weights rounded to bfloat16", WIDE, KEPT, f"kept={rounded('dropout(probs, keep, rate)', 'v')}"),
     cross(
         "context rounded to bfloat16 before the output projection",
         WIDE,
-        "return narrow(context, dtype), ",
+        "return to_dtype(context, dtype), ",
         f"return {rounded('context', 'v')}, ",
     ),
     cross(
         "output rounded to float16 first",
         "round once, to the type asked for",
         "return output(dtype, y, weights, return_weights)",
-        'return output(dtype, narrow(y, "float16"), weights, return_weights)',
+        'return output(dtype, to_dtype(y, "float16"), weights, return_weights)',
         file="mha.py",
         needs=("narrow",),
     ),
