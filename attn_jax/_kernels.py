@@ -23,6 +23,7 @@ in order would copy the cache. (If rows of the mask are on several devices, thes
 """
 
 from functools import partial, reduce
+from math import prod
 from operator import and_
 from typing import Any, NamedTuple
 
@@ -31,7 +32,19 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attn_jax._masks import zero_unseen
-from attn_jax._ops import Array, broadcast_to, dtype_name, einsum, exp, maximum, to_dtype, tanh, where, upcast
+from attn_jax._ops import (
+    Array,
+    broadcast_to,
+    dtype_name,
+    einsum,
+    exp,
+    maximum,
+    repeat_heads,
+    tanh,
+    to_dtype,
+    upcast,
+    where,
+)
 
 ONE_BLOCK = 3 << 19  # up to so many scores are computed as one block
 SMALL = 1 << 15  # and so are all heads that have no more each
@@ -133,25 +146,33 @@ def attend(
         return by_cudnn(q, k, v, left, right, scale)
     dtype = dtype_name(q)
     q, k, v = (upcast(x) for x in (q, k, v))
+    if 1 < k.shape[2] and k.shape[2] % _parts(q):  # a group of heads lies on several devices
+        k, v = repeat_heads(k, q), repeat_heads(v, q)
     bias, sinks = (x if x is None else jnp.asarray(x).astype(q.dtype) for x in (bias, sinks))
     return to_dtype(_attend(_plan(q, k, v, left, right, float(scale), softcap), q, k, v, bias, sinks, mask), dtype)
+
+
+def _parts(q: Array) -> int:
+    """Into how many parts a mesh with explicit axes cuts the heads."""
+    sharding = jax.typeof(q).sharding
+    axes = sharding.spec[2]
+    return prod(sharding.mesh.shape[name] for name in ((axes,) if isinstance(axes, str) else axes or ()))
 
 
 @partial(jax.jit, static_argnums=0)
 def _attend(
     plan: Plan, q: Array, k: Array, v: Array, bias: Array | None, sinks: Array | None, mask: Array | None
 ) -> Array:
-    (b, t, h, _), g = q.shape, k.shape[2]
-    shape = b, plan.blocks, plan.queries, g, plan.shared
-    q = _pad(q * plan.scale, 1, plan.blocks * plan.queries)
-    q = q.reshape(*shape[:3], h, -1).reshape(*shape, -1).transpose(1, 0, 3, 4, 2, 5)
-    q = q.reshape(plan.blocks, b, g, plan.shared * plan.queries, -1)
+    (b, t, h, _), g, i, n = q.shape, k.shape[2], plan.blocks, plan.queries
+    # Two steps: with explicit sharding an axis that is split is the only one.
+    q = _pad(q * plan.scale, 1, i * n).reshape(b, i, n, h, q.shape[3]).reshape(b, i, n, g, plan.shared, q.shape[3])
+    q = q.transpose(1, 0, 3, 4, 2, 5).reshape(i, b, g, plan.shared * n, q.shape[5])
     mask, bias = _grouped(plan, mask, g), _grouped(plan, bias, g)
     sinks = None if sinks is None else sinks.reshape(1, g, plan.shared, 1, 1)
-    path = _one_block if (plan.queries, plan.keys) == (t, k.shape[1]) and not plan.in_place else _blocks
-    y = path(plan, q, k, v, bias, sinks, mask).reshape(plan.blocks, b, g, plan.shared, plan.queries, -1)
-    y = y.transpose(1, 0, 4, 2, 3, 5)
-    return y.reshape(*shape[:3], h, -1).reshape(b, shape[1] * shape[2], h, -1)[:, :t]
+    path = _one_block if (n, plan.keys) == (t, plan.s) and not plan.in_place else _blocks
+    y = path(plan, q, k, v, bias, sinks, mask)
+    y = y.reshape(i, b, g, plan.shared, n, v.shape[3]).transpose(1, 0, 4, 2, 3, 5)
+    return y.reshape(b, i, n, h, v.shape[3]).reshape(b, i * n, h, v.shape[3])[:, :t]
 
 
 def _pad(x: Array, axis: int, size: int) -> Array:
@@ -260,7 +281,7 @@ def _average(plan: Plan, sums: Sums, v: Array, sinks: Array | None, hides: bool)
     """
     dead = (sums[0] == -jnp.inf) & hides
     if sinks is not None:
-        sums = _sums(broadcast_to(_rows(plan, sinks), (*dead.shape, 1)), jnp.zeros_like(v[:, :, :1]), sums)
+        sums = _sums(_rows(plan, sinks), jnp.zeros_like(v[:, :, :1]), sums)
     top, total, context = sums
     total = where(dead, 1.0, where(top == _least(top), jnp.nan, total))
     return where(dead[..., None], 0.0, context / total[..., None]), where(dead, jnp.inf, top), total
@@ -273,7 +294,7 @@ def _one_block(
     q, k = zero_unseen("bgnc->bgnk", allowed, q[0]), zero_unseen("bgnc->bgkc", allowed, k.transpose(0, 2, 3, 1))
     v = zero_unseen("bgnc->bgcv", allowed, v.swapaxes(1, 2))
     x, _ = _scores(plan, q, k, bias, allowed)
-    return _average(plan, _sums(x, v), v, sinks, allowed is not None)[0][None]
+    return _average(plan, _sums(x, v), v, sinks, allowed is not None or plan.s == 0)[0][None]
 
 
 # Blocks of scores -----------------------------------------------------------------------------------------------------
