@@ -49,7 +49,7 @@ class LongformerAttention(Layer[Config]):
         across = wide[:, None, :, None]
         local = (near[:, None] | wide[:, None, None, :]) & ~across
         local, across = (local, across) if mask is None else (local & mask, across & mask)
-        query, key, value = inputs(tape, "bhts", query, mask=local | across)
+        query, key, value = inputs(tape, "bhts", query, mask=record(tape, allowed=local | across))
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)

@@ -53,6 +53,7 @@ class ShawAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
         allowed = attention_mask(mask, n["t"], n["t"], like=query, causal=c.causal, step=step)
+        allowed = record(tape, allowed=allowed)
         query, key, value = inputs(tape, "bhts", query, mask=allowed, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)

@@ -116,7 +116,7 @@ def any_over(x: Array, axes: tuple[int, ...]) -> Array:
 
 def reorder(x: Array, order: Sequence[int]) -> Array:
     """The axes in another order."""
-    return np.transpose(x, order)
+    return x.transpose(order)
 
 
 def arange(n: int, like: Array) -> Array:

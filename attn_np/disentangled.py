@@ -71,6 +71,7 @@ class DisentangledAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
         allowed = attention_mask(mask, n["t"], n["t"], like=query, causal=c.causal, step=step)
+        allowed = record(tape, allowed=allowed)
         query, key, value = inputs(tape, "bhts", query, mask=allowed, step=step)
         # Widened once for all terms: in 16 bits too their gradients add up before they are rounded.
         w_q, b_q, w_k, b_k, rel = (upcast(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))

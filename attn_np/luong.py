@@ -82,7 +82,7 @@ class LuongAttention(Layer[Config]):
             # p_t = t: queries and keys are counted from 1, keys that are hidden take no place.
             ahead = place - (arange(n["t"], query)[:, None] + 1)
             mask = allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)
-        query, key, value = inputs(tape, "bts", query, key, value, mask=mask)
+        query, key, value = inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
         keep = self.draw_keep(keep, shape, like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         nearness = None

@@ -74,7 +74,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
     b_o: Float[Array, "o"]
 
     def weights(self) -> dict[str, Any]:
-        """The weights that every step uses, upcast once; those of the first layer's input are split for context and target."""
+        """The weights of a step, upcast once; those of the first layer's input are split for context and target."""
         layers, e = self.gru.layers, self.config.hidden_dim
         w_x = [upcast(layer.w_x) for layer in layers]
         return {

@@ -46,8 +46,8 @@ def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
 
 def fused(tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any) -> Array:
     """The context by the fast path, which takes arrays with a head axis: without one they get one."""
-    q, k, v = record(tape, q=q, k=k, v=v)
     mask, bias = record(tape, allowed=mask, bias=bias)
+    q, k, v = record(tape, q=q, k=k, v=v)
     heads = q.ndim == 4
     if not heads:
         q, k, v = q[:, :, None], k[:, :, None], v[:, :, None]
@@ -128,8 +128,8 @@ def attend(
     q = zero_unseen(per_head("bhts->bthk", q), allowed, q)
     k = zero_unseen(per_head("bhts->bshk", q), allowed, k)
     v = zero_unseen(per_head("bhts->bshv", q), allowed, v)
-    q, k, v = record(tape, q=q, k=k, v=v)
     allowed, bias, keep = record(tape, allowed=allowed, bias=bias, keep=keep)
+    q, k, v = record(tape, q=q, k=k, v=v)
     scores = record(tape, scores=einsum(per_head("bthk,bshk->bhts", q), q, k) * factor)
     if softcap is not None:
         scores = record(tape, capped=softcap * tanh(scores / softcap))

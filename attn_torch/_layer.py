@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from attn_np.contract import Config, check_config, check_dtype, declared, wants_intermediates, within
+from attn_np.contract import Config, check_config, check_dtype, declared, within
 from attn_np.contract._decode import check_arguments, check_step
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
-from attn_torch._masks import attention_mask, visibility, zero_unseen
+from attn_torch._masks import visibility, zero_unseen
 from attn_torch._ops import DTYPES, Array, Tape, checked, dtype_name, record, to_dtype, upcast, where
 
 __all__ = [
@@ -39,7 +39,7 @@ def inputs(
 
     Keys that no query sees and queries that see no key become 0, so that what padding holds reaches no projection; in a
     step of decoding, new positions that are not real. The tape gets the arrays that were passed (`x` alone for
-    self-attention), the mask, and the three results.
+    self-attention), the two masks, and the three results.
 
     Args:
         axes: of the attention matrices, "bhts" or "bts".
@@ -52,11 +52,8 @@ def inputs(
         query, key, value = record(tape, query=upcast(query), key=upcast(key), value=upcast(value))
         key = query if key is None else key
         value = key if value is None else value
-    t, s = query.shape[1], key.shape[1]
-    if wants_intermediates(tape):
-        record(tape, allowed=attention_mask(mask, t, s, like=query, causal=causal, window=window, step=step))
     if step is None:
-        queries, keys = visibility(mask, t, s, like=query, causal=causal, window=window)
+        queries, keys = visibility(mask, query.shape[1], key.shape[1], like=query, causal=causal, window=window)
         queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)

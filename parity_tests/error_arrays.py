@@ -13,7 +13,7 @@ eta is the absolute error of one underflow.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from math import prod
@@ -43,11 +43,16 @@ class Precision:
         work: float64 or float32, the type of every operation.
         out: the type that outputs and gradients are rounded to once.
         product: type that the factors of matrix products are rounded to first ("tf32"), None for `work`.
+        recomputed: the backward pass computes the weights of a softmax again, as exp(score - log-sum-exp). The score
+            is another sum than the one in the log-sum-exp, and that is rounded to its own size, u |log-sum-exp|; in a
+            softmax, the largest score cancels with both. So a weight p errs more, relative to itself, by the bounds of
+            its score and of the row's, by u (|log-sum-exp| + |log p|) and by the error of one more `exp`.
     """
 
     work: str
     out: str
     product: str | None = None
+    recomputed: bool = False
 
     @property
     def u(self) -> float:
@@ -69,6 +74,11 @@ class Precision:
 def precision_of(dtype: str) -> Precision:
     """The promise of every textbook path: 16-bit types are computed in float32 and rounded once."""
     return Precision(work="float64" if dtype == "float64" else "float32", out=dtype)
+
+
+def fast_precision_of(framework: str, dtype: str) -> Precision:
+    """The promise of a tree's fast path: the textbook's, but PyTorch's own kernel recomputes the weights."""
+    return replace(precision_of(dtype), recomputed=framework == "torch")
 
 
 EXACT = Precision("float64", "float64")
@@ -129,12 +139,14 @@ def precision(p: Precision) -> Iterator[None]:
 
 
 class ErrArray(NDArrayOperatorsMixin):
-    """Value `v` and elementwise bound `b`; immutable. `soft` carries what a softmax knows about its own errors."""
+    """Value `v` and elementwise bound `b`; immutable. `soft` carries what a softmax knows about its own errors, and
+    `again` how much more its weights err, relative to themselves, when they are recomputed.
+    """
 
-    __slots__ = ("b", "soft", "v")
+    __slots__ = ("again", "b", "soft", "v")
 
-    def __init__(self, v: Any, b: Any, soft: Any = None) -> None:
-        self.v, self.soft = np.asarray(v, np.float64), soft
+    def __init__(self, v: Any, b: Any, soft: Any = None, again: Any = None) -> None:
+        self.v, self.soft, self.again = np.asarray(v, np.float64), soft, again
         self.b = np.broadcast_to(np.asarray(b, np.float64), self.v.shape)
 
     shape = property(lambda self: self.v.shape)
@@ -574,10 +586,25 @@ def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
         b = np.where(ok & (probs == 0), np.minimum(np.exp(np.minimum(2 * loose - 700, 0.0)) + eta, 1.0), b)
         b = np.where(np.isnan(probs) & ~np.isposinf(s.b), 0.0, b)
         w = probs * up / np.where(fall < 1, 1 - fall, np.nan)
+        again = None
+        if p.recomputed:
+            logs = np.where(probs > 0, np.log(np.where(probs > 0, probs, 1.0)), 0.0)
+            lse = np.max(np.where(probs > 0, s.v - logs, -np.inf), axis=axis, keepdims=True)
+            far = np.where(np.isfinite(lse), np.abs(lse), 0.0) + np.abs(logs)
+            again = np.expm1(s.b + loose + p.u * (far + s.b + loose) + FUNCTION * p.u)
     centred = axis in (-1, s.ndim - 1) and np.isfinite(w).all()
     if _noise.get() is not None:
         return jostled(ErrArray(probs, b))
-    return ErrArray(probs, b, (w, rho, eta) if centred else None)
+    return ErrArray(probs, b, (w, rho, eta) if centred else None, again)
+
+
+def recompute(tape: dict[str, Any]) -> None:
+    """Give the weights on a tape the bounds with which the backward pass reads them; they add up to 1 less exactly."""
+    for name, x in tape.items():
+        if isinstance(x, ErrArray) and x.again is not None:
+            more = np.max(x.again, axis=-1, keepdims=True, initial=0.0)
+            soft = None if x.soft is None else (x.soft[0], x.soft[1] + more, x.soft[2])
+            tape[name] = ErrArray(x.v, x.b + np.abs(x.v) * x.again, soft)
 
 
 @rule(FUNCTIONS, _vjp.softmax_vjp)
@@ -838,7 +865,7 @@ def adopt(tree: str) -> None:
     A primitive whose body was edited in the copy has no rule: its body itself then runs on error-carrying arrays, with
     wider bounds.
     """
-    for whole in (_ops, _vjp):
+    for whole in (_masks, _ops, _vjp):
         copy = import_module(whole.__name__.replace("attn_np", tree, 1))
         for name, function in vars(whole).items():
             if getattr(function, "__module__", "") == whole.__name__ and function in FUNCTIONS:

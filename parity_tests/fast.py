@@ -7,7 +7,7 @@ rounds of an even seed the blocks are so small that these sizes fill several, th
 the path's own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,13 +23,13 @@ from attn_np.contract._tape import Residuals
 from parity_tests.adversarial import STYLES
 from parity_tests.candidates import from_torch, to_torch
 from parity_tests.cases import Case, Drawn
-from parity_tests.error_arrays import ErrArray, precision, precision_of, widened
+from parity_tests.error_arrays import ErrArray, fast_precision_of, precision, precision_of, recompute, widened
 from parity_tests.judge import compare
 from parity_tests.matrix import prepare
 
 HARD = tuple(style for style in STYLES if style != "steep")  # which is about weights, and there are none
 LENGTHS = (5, 7, 11, 13, 17)
-# Constants of each tree's kernels: blocks that these sizes fill several times, one setting after the other. NumPy's
+# Constants of each tree's kernels, by room and name: blocks that these sizes fill several times, one setting after the other. NumPy's
 # hold one head or several, and the weights are powers of 2 or of e, by the processor: all are judged.
 BASES = [{"base": lambda dtype, base=base: base} for base in (2.0, e)]
 SMALL: dict[str, list[dict[str, Any]]] = {
@@ -37,7 +37,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         *({"WHOLE": 0, "QUERIES": 4, "KEYS": 3, "EDGE": 2} | base for base in BASES),
         {"WHOLE": 0, "QUERIES": 4, "KEYS": 50, "EDGE": 2, "PARTS": 1},
     ],
-    "torch": [{"PLAIN": 0, "CPU_ROWS": 3, "CPU_BLOCK": 70}],
+    "torch": [{"SMALL": 0, "blocks.CPU_ROWS": 3, "blocks.CPU_BLOCK": 70}],
     "jax": [
         {"ONE_BLOCK": 0, "SMALL": 0, "SHORT_QUERY": 0, "ROWS": 2, "QUERIES": 2, "KEYS": 3, "PRODUCT": 0, "EVEN": 1},
         {"SHORT_KEY_BLOCK": 3, "SHORT_MAX_BLOCKS": 0},
@@ -137,10 +137,10 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
     return Call(kept, kept.pop("dy"), options, style)
 
 
-def expected(call: Call) -> dict[str, Any]:
-    """What the textbook gives in float64, each number with the bound for a computation in the call's type."""
+def expected(call: Call, framework: str) -> dict[str, Any]:
+    """What the textbook gives in float64, each number with the bound for a fast path in the call's type."""
     given = {n: ErrArray(widened(x), 0.0) if n in call.floats else x for n, x in call.inputs.items()}
-    with precision(precision_of(call.dtype)), np.errstate(all="ignore"):
+    with precision(fast_precision_of(framework, call.dtype)), np.errstate(all="ignore"):
         return by_numpy(given, ErrArray(widened(call.dy), 0.0), call.options, "textbook")
 
 
@@ -152,6 +152,7 @@ def by_numpy(
 ) -> dict[str, Any]:
     module, tape = import_module(f"{tree}._attend"), Residuals()
     context, _ = module.attend(**inputs, **options, implementation=implementation, tape=tape)
+    recompute(tape)
     backward = {name: options[name] for name in ("scale", "softcap")}
     heads = inputs["k"].shape[2] if len(inputs["k"].shape) == 4 else None
     dq, dk, dv, dbias = module.attend_vjp(tape, dy, **backward, kv_heads=heads)
@@ -209,13 +210,19 @@ TREES = {"numpy": "attn_np", "torch": "attn_torch", "jax": "attn_jax"}
 @contextmanager
 def blocks(tree: str, setting: Mapping[str, Any]) -> Iterator[None]:
     """A tree's kernels with other constants."""
-    kernels: Any = import_module(f"{tree}._kernels")
-    before = {name: getattr(kernels, name) for name in setting}
-    vars(kernels).update(setting)
+    places = [name.rpartition(".") for name in setting]
+    rooms = [vars(import_module(f"{tree}._kernels.{room}".removesuffix("."))) for room, _, _ in places]
+    before = [room[name] for room, (_, _, name) in zip(rooms, places, strict=True)]
+
+    def put(values: Iterable[Any]) -> None:
+        for room, (_, _, name), value in zip(rooms, places, values, strict=True):
+            room[name] = value
+
+    put(setting.values())
     try:
         yield
     finally:
-        vars(kernels).update(before)
+        put(before)
 
 
 # Verdicts -------------------------------------------------------------------------------------------------------------
@@ -278,9 +285,10 @@ def work(task: tuple[tuple[str, ...], tuple[str, ...], int, tuple[int, ...]]) ->
             if not asking:
                 continue
             call = drawn(number, seed, dtype)
-            want = expected(call)
             settings = SMALL if seed % 2 == 0 else OWN
+            bounds = {name: expected(call, name) for name in asking}
             for framework, setting in [(name, setting) for name in asking for setting in settings[name]]:
+                want = bounds[framework]
                 with blocks(TREES[framework], setting):
                     verdicts = judge(RUN[framework](call), want, call, framework == "numpy")
                 figures = Figures(1, len(verdicts), worst=max(x["ratio"] for x in verdicts.values()))

@@ -25,8 +25,10 @@ from parity_tests.error_arrays import (
     Precision,
     delivered,
     noise,
+    fast_precision_of,
     precision,
     precision_of,
+    recompute,
     widened,
 )
 
@@ -271,6 +273,8 @@ def reference(
         found = leaves(layer(**inputs, **extras(case.config.variant, case.config.layer), tape=tape))
         if not backward:
             return found, {}
+        if p.recomputed:
+            recompute(tape)
         dys = pulled(case, drawn, {n: x.shape for n, x in found.items()})
         grads = layer.vjp(tape, *(lifted(x) for x in dys.values()))
     return found, {f"d{name}": g for name, g in (grads.inputs | grads.params).items()}
@@ -310,7 +314,7 @@ def judge_call(
 
     A keep-mask is left out: what it asks for needs the weights.
     """
-    p = p or precision_of(case.dtype)
+    p = p or fast_precision_of(candidate.framework, case.dtype)
     found, grads = expected_call(case, p) if drawn is None else reference(case, undropped(case, drawn), {}, p)
     outcome = candidate.run(case, undropped(case, drawn or draw(case)), False)
     yield from judge_ends(case, candidate.name, outcome, {"y": found["y"]}, grads)

@@ -10,7 +10,7 @@ from typing import Any
 from attn_np import contract
 from parity_tests.candidates import accelerators, attends, candidates, untaped
 from parity_tests.cases import CALLS, Case, cases
-from parity_tests.error_arrays import Precision, precision_of
+from parity_tests.error_arrays import Precision, fast_precision_of, precision_of
 from parity_tests.explain import explain
 from parity_tests.findings import Finding
 from parity_tests.judge import Row, judge, judge_call
@@ -49,7 +49,13 @@ class Plan:
 
     def precision(self, dtype: str) -> Precision:
         """What candidates promise in a type."""
-        p = precision_of(dtype)
+        return self.products_of(precision_of(dtype))
+
+    def fast_precision(self, framework: str, dtype: str) -> Precision:
+        """What the fast path of a tree promises."""
+        return self.products_of(fast_precision_of(framework, dtype))
+
+    def products_of(self, p: Precision) -> Precision:
         return replace(p, product="tf32") if self.products == "tf32" and p.work == "float32" else p
 
 
@@ -156,7 +162,7 @@ def work(task: Task) -> Result:
             for candidate in calls if attends(variant, case.config.layer) else []:
                 if selected(case, candidate.framework, candidate.mode, plan.everything):
                     try:
-                        result.rows += judge_call(case, candidate, p=plan.precision(case.dtype))
+                        result.rows += judge_call(case, candidate, p=plan.fast_precision(candidate.framework, case.dtype))
                     except Exception as e:  # as above
                         result.errors.append(f"{candidate.name}, {case.name}: {type(e).__name__}: {e}")
     if "jax" in plan.frameworks:

@@ -1,6 +1,5 @@
 """Input that cannot be right is refused: by the same class with the same words in all three trees."""
 
-import copy
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -15,8 +14,7 @@ import torch
 from flax import nnx
 
 from attn_np import contract
-from attn_np.contract import Arg, Config, mha
-from attn_np.contract._base import MAX_CALLS
+from attn_np.contract import Arg, Config, _base, mha
 from parity_tests._inputs import EXAMPLES, TREES, Arrays, Tree, config_of, flat, inputs_for
 from parity_tests.conftest import WHOLE
 
@@ -452,7 +450,7 @@ def test_attend_refuses_unknown_words(words: dict[str, str]) -> None:
     ],
 )
 def test_attend_refuses_after_a_call_that_is_equal(right: dict[str, Any], wrong: dict[str, Any]) -> None:
-    """What passed is not looked at again; 1 and True are one key of a dictionary and two things to say."""
+    """1 and True are one key of a cache and two things to say."""
     inputs = {name: x for name, x in attend_inputs().items() if name in "qkv"}
     for tree in TREES.values():
         tree.package.attend(**tree.arrays(inputs), **right)
@@ -461,7 +459,7 @@ def test_attend_refuses_after_a_call_that_is_equal(right: dict[str, Any], wrong:
 
 
 @pytest.mark.parametrize("more", [{}, {"mask": np.ones((4, 5), np.bool_)}], ids=["bare", "mask"])
-def test_what_passed_in_one_tree_is_looked_at_in_another(more: dict[str, Any]) -> None:
+def test_what_passed_in_one_tree_is_checked_in_another(more: dict[str, Any]) -> None:
     """Arrays of NumPy in PyTorch, and of PyTorch and JAX in NumPy, after their own tree took them."""
     given = {name: np.ones((1, n, 2, 3), np.float32) for name, n in (("q", 4), ("k", 5), ("v", 5))} | more
     for owner, other in (("numpy", "torch"), ("torch", "numpy"), ("jax", "numpy"), ("jax", "torch")):
@@ -472,38 +470,32 @@ def test_what_passed_in_one_tree_is_looked_at_in_another(more: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
-def test_what_passed_is_remembered_and_no_more(tree: Tree) -> None:
-    """A call is looked at once, one that is refused every time; a copy of the config remembers nothing."""
+def test_a_check_is_cached_and_a_refusal_is_not(tree: Tree) -> None:
+    """The sizes belong to the caller, who may change them."""
     layer = tree.package.build("mha", d_model=6, num_heads=2)
     x = np.zeros((2, 3, 6), np.float32)
     assert layer.check(query=tree.array(x)) == layer.check(query=tree.array(x)) == layer.config.sizes() | SIZES
+    hits = _base._checked.cache_info().hits
     layer.check(query=tree.array(x)).clear()
     assert layer.check(query=tree.array(x)) == layer.config.sizes() | SIZES
-    assert len(layer.config.passed) == 1
+    assert _base._checked.cache_info().hits == hits + 2
     for _ in range(2):
         refused(lambda: layer.check(query=tree.array(x), mask=tree.array(x)), TypeError, "mha")
         refused(lambda: layer.check(query=tree.array(x[0])), ValueError, "mha")
         refused(lambda: layer.check(query=x.tolist()), TypeError, "mha")
-    assert len(layer.config.passed) == 1
-    for copied in (copy.copy(layer.config), copy.deepcopy(layer.config)):
-        assert copied == layer.config
-        assert vars(copied) == layer.config.as_dict() | {"window": layer.config.window}
-    for n in range(1, MAX_CALLS + 2):
-        layer.check(query=tree.array(np.zeros((n, 1, 6), np.float32)))
-    assert 1 <= len(layer.config.passed) <= MAX_CALLS
 
 
-def test_a_size_that_is_a_symbol_is_looked_at_every_time() -> None:
-    """It has no hash; here a stand-in that behaves like one."""
+def test_a_size_without_a_hash_is_checked() -> None:
+    """The sizes of compiled programs may be symbols; here a stand-in that behaves like one."""
 
     class Symbol(int):
         __hash__ = None  # type: ignore[assignment]
 
-    config, asked = mha.Config(d_model=6, num_heads=2), []
+    config = mha.Config(d_model=6, num_heads=2)
     for _ in range(2):
-        assert config.remembered((Symbol(3),), lambda: asked.append(1) or {"t": 3}) == {"t": 3}
-        assert config.remembered(None, lambda: asked.append(1) or {"t": 3}) == {"t": 3}
-    assert (len(asked), config.passed) == (4, {})
+        assert contract.checked(config, "float32", {"query": ((Symbol(2), 3, 6), "float32")})["b"] == 2
+        with pytest.raises(ValueError, match="mha: expected query of shape"):
+            contract.checked(config, "float32", {"query": ((Symbol(2), 3, 7), "float32")})
 
 
 def test_attend_takes_what_is_right() -> None:

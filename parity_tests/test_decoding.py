@@ -357,9 +357,9 @@ def test_tokens_are_kept_as_integers(tree: str) -> None:
     numbers = np.array([[2049, 70001, 2**30 + 1, 3], [5, 257, 0, 2**31 - 1]], np.int32)
     for part in np.split(numbers, 2, axis=1):
         k = to(np.ones((BATCH, 2)).astype(np.float16))
-        step = module.opened(config, cache, k, None)
-        _, found = module.remember(step, k=k, numbers=to(np.ascontiguousarray(part)))
-        cache = module.closed(step, k[:, :, None])[1]
+        step = module.begin_step(config, cache, k, None)
+        _, found = module.append(step, k=k, numbers=to(np.ascontiguousarray(part)))
+        cache = module.end_step(step, k[:, :, None])[1]
     assert found is not None
     assert str(found.dtype).rpartition(".")[2] == "int32"
     assert bare(found)[:, :4].tolist() == numbers.tolist()
@@ -551,7 +551,7 @@ PLANTED = (
 @pytest.mark.parametrize(("old", "new"), PLANTED)
 def test_a_planted_bug_is_seen(old: str, new: str) -> None:
     """One mistake in the bookkeeping, and a chunking or a padded batch of one of two layers comes out wrong."""
-    mutant = Mutant("decoding", SHARED, old, new, "mha", "wide", beside="class Past")
+    mutant = Mutant("decoding", SHARED, old, new, "mha", "wide", beside="class DecodeStep")
     with planted(mutant, "attn_np") as copy:
         seen = []
         for window in (None, (2, None)):

@@ -13,7 +13,7 @@ from attn_np._attend import attend, attend_vjp
 from attn_np.contract._tape import Residuals
 from parity_tests._inputs import TREES, Arrays, Tree
 from parity_tests._witness import cotangent, ratio, torch_gradients
-from parity_tests.error_arrays import ErrArray, precision, precision_of
+from parity_tests.error_arrays import ErrArray, fast_precision_of, precision, recompute
 
 H, K, V = 6, 5, 3
 
@@ -76,6 +76,7 @@ def allowed(inputs: Arrays, options: dict[str, Any]) -> np.ndarray:
 def numpy_results(inputs: dict[str, Any], dy: Any, options: dict[str, Any], implementation: str) -> dict[str, Any]:
     tape: Any = Residuals() if implementation == "fused" else {}
     context, _ = attend(**inputs, **options, tape=tape, implementation=implementation)
+    recompute(tape)
     backward = {name: x for name, x in options.items() if name in ("scale", "softcap")}
     grads = attend_vjp(tape, dy, **backward, kv_heads=inputs["k"].shape[2])
     names = ("context", "dq", "dk", "dv", "dbias", "dsinks")
@@ -83,11 +84,11 @@ def numpy_results(inputs: dict[str, Any], dy: Any, options: dict[str, Any], impl
     return {name: x for name, x in found.items() if x is not None}
 
 
-def held(inputs: Arrays, options: dict[str, Any], dtype: str = "float64") -> dict[str, ErrArray]:
-    """What the textbook gives, each number with the bound for a computation in a type."""
+def held(inputs: Arrays, options: dict[str, Any], dtype: str = "float64", framework: str = "") -> dict[str, ErrArray]:
+    """What the textbook gives, each number with the bound for a computation in a type, by a framework's fast path."""
     arrays: dict[str, Any] = {n: ErrArray(x, 0.0) if x.dtype.kind == "f" else x for n, x in inputs.items()}
     dy = ErrArray(cotangent((*inputs["q"].shape[:-1], V)), 0.0)
-    with precision(precision_of(dtype)), np.errstate(invalid="ignore"):
+    with precision(fast_precision_of(framework, dtype)), np.errstate(invalid="ignore"):
         return numpy_results(arrays, dy, options, "textbook")
 
 
@@ -205,7 +206,9 @@ def test_scores_of_nothing_but_minus_infinity_are_no_empty_row(sinks: bool, tree
         with small_blocks(tree, blocks):
             found = tree.numpy(tree.package.attend(**tree.arrays(inputs), implementation="fused")[0])
         assert np.isfinite(np.delete(found, 2, 1)).all()
-        assert (found[:, 2] == 0).all() if sinks else np.isnan(found[:, 2]).all()
+        # PyTorch's own kernel can't tell such a query from one that sees no key.
+        zero = sinks or tree.name == "torch"
+        assert (found[:, 2] == 0).all() if zero else np.isnan(found[:, 2]).all()
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)

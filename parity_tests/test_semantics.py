@@ -1035,7 +1035,7 @@ def test_second_derivatives_and_forward_mode(name: str, variant: str) -> None:
 
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
-NEAR = "near = ahead == ahead\n        near = near if right is None else near & "
+NEAR = "limits = ahead == ahead\n        limits = limits if right is None else limits & "
 AXIS = "torch.sum(e, dim=axis, keepdim=True)"
 DRAW, TORCH_DRAW = "self.rng.random(shape)", "torch.rand(shape, device=like.device, dtype=torch.float32)"
 
@@ -1048,14 +1048,14 @@ BUGS: list[tuple[str, str, str, str, str, Callable[[Tree], None]]] = [
     ("aligned at the first key", "torch", SHARED, "+ (s - t))", ")", lambda t: rows_seen(t, "causal-few-queries")),
     ("rows above the first key see it", "numpy", SHARED, "+ (s - t))", "+ max(s - t, 0))",
      lambda t: rows_seen(t, "causal-few-keys")),
-    ("mask aligned at the left", "numpy", SHARED, "(1,) * (len(source) - allowed.ndim) + allowed.shape",
-     "allowed.shape + (1,) * (len(source) - allowed.ndim)", lambda t: ranks(t, 2)),
+    ("mask aligned at the left", "numpy", SHARED, "(1,) * (len(source) - allowed.ndim) + tuple(allowed.shape)",
+     "tuple(allowed.shape) + (1,) * (len(source) - allowed.ndim)", lambda t: ranks(t, 2)),
     ("bias gradient as large as the scores", "numpy", SHARED, "sum_to(dscores, bias.shape)", "dscores",
      lambda t: ranks(t, 1)),
     ("empty rows divided by zero", "torch", SHARED, "where(total == 0, 1.0, total)", "total", lambda t: empty_rows(t)),
-    ("-inf shows and the rest is hidden", "numpy", SHARED, "bias != -np.inf", "bias == -np.inf",
+    ("-inf shows and the rest is hidden", "numpy", SHARED, "bias != -inf", "bias == -inf",
      lambda t: minus_infinity(t)),
-    ("-inf taken for an overflow", "torch", SHARED, "bias != -torch.inf", "bias == bias",
+    ("-inf taken for an overflow", "torch", SHARED, "bias != -inf", "bias == bias",
      lambda t: only_minus_infinity(t)),
     ("overflow taken for a hidden row", "numpy", SHARED, "np.where(lost, np.nan, total)", "total",
      lambda t: overflow(t)),

@@ -64,14 +64,13 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(functions.wrong_attends)
     add(functions.hidden_from_attend)
     add(functions.weighed)
-    add(functions.sights)
+    add(functions.visibilities)
     for layer in layers(("mla",)):  # some of its parameters are not drawn
         add(of_layers.constructor, layer)
     add(decoding.written)
     add(decoding.functions_of_a_cache)
     add(decoding.what_counts)
-    add(decoding.keys_of_calls)
-    add(decoding.remembered_calls)
+    add(decoding.refused_calls)
     add(decoding.narrow_caches, layers(("retention",))[0])  # it keeps a state
     add(package.foreign_files)
     add(package.pretrained_files)

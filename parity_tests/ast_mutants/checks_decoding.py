@@ -219,7 +219,8 @@ def step_tape(layer: Labelled, alias: str) -> None:
     module(**start, tape=whole)
     claim(same(tape["y"], y), "with a tape")
     judged(y, at_once(layer, ways(layer)[0], tuple(range(B)), 3)["y"], "with a tape")
-    claim(set(whole) <= set(tape), f"the tape lacks {set(whole) - set(tape)}")
+    lacking = set(whole) - set(tape) - {"visible_queries", "visible_keys"}  # the cache says what a step can see
+    claim(not lacking, f"the tape lacks {lacking}")
     claim({name: x.tobytes() for name, x in (inputs | module.params()).items()} == before, "an array was written")
 
 
@@ -368,11 +369,14 @@ def functions_of_a_cache(alias: str) -> None:
     """Entries and states come back as they were kept, in the dtype asked for; without a past nothing is kept."""
     module, rng = import_module(f"{alias}._decode"), np.random.default_rng(2)
     k, v, state = (rng.normal(size=shape) for shape in ((B, 5, 3), (B, 5, 2), (B, 2)))
-    claim(module.remember(None, k=k) is k and module.remember(None, k=k, v=v) == (k, v), "without a past")
-    claim(module.recall(None, "state", state) is state and module.retain(None, state=state) is None, "without a past")
-    query_at, key_at = module.places(2, 5, like=k)
+    claim(module.append(None, k=k) is k and module.append(None, k=k, v=v) == (k, v), "without a past")
+    claim(
+        module.read_state(None, "state", state) is state and module.write_state(None, state=state) is None,
+        "without a past",
+    )
+    query_at, key_at = module.token_positions(2, 5, like=k)
     claim(same(query_at, np.array([[3, 4]])) and same(key_at, np.arange(5)[None]), "the last query at the last key")
-    query_at, key_at = module.places(5, 2, like=k)
+    query_at, key_at = module.token_positions(5, 2, like=k)
     claim(same(query_at, np.array([[-3, -2, -1, 0, 1]])) and same(key_at, np.arange(2)[None]), "more queries than keys")
     for slots, real in product((None, 3), (None, np.ones((B, 4), bool))):
         single, double = np.zeros((), np.float32), np.zeros(())
@@ -385,19 +389,19 @@ def functions_of_a_cache(alias: str) -> None:
         kept = module.empty_cache(Held(slots=slots), B, 5, {}, single, single)
         claim(same(kept.positions, np.full((B, (slots or 5) + 1), -1)) and same(kept.length, np.zeros(B, int)), "empty")
         claim(same(kept.overrun, np.zeros(B, bool)) and kept.max_length == 5, "empty")
-        step = module.opened(Held(slots=slots), kept, k[:, :4], real)
-        query_at, key_at = (broadcast(x) for x in module.places(4, 9, like=k, step=step))
+        step = module.begin_step(Held(slots=slots), kept, k[:, :4], real)
+        query_at, key_at = (broadcast(x) for x in module.token_positions(4, 9, like=k, step=step))
         if slots is None and real is None:
             claim(step.start == 0 and step.filled == 4 and step.length.tolist() == [4, 4], "the end of a full pass")
-            claim(step.real is None and step.lost is None and not step.joined and not step.headed, "nothing else")
+            claim(step.real is None and step.lost is None and not step.joined and not step.head_axis, "nothing else")
         else:
             claim(step.start is None and step.joined == (slots == 3) and step.filled == (slots or 4), "opened")
             claim(same(step.real, np.ones((B, 4), bool)) and not step.lost.any(), "opened")
             claim(same(query_at, step.query_at) and same(key_at, step.key_at), "places in a step")
         claim(same(query_at, np.tile(np.arange(4), (B, 1))), "where the new positions stand")
-        keys, values = module.remember(step, k=k[:, :4], v=v[:, :4])
+        keys, values = module.append(step, k=k[:, :4], v=v[:, :4])
         fresh = module.empty_cache(Held(slots=slots), B, 5, {}, single, single)
-        alone = module.remember(module.opened(Held(slots=slots), fresh, k[:, :4], real), v=v[:, :4])
+        alone = module.append(module.begin_step(Held(slots=slots), fresh, k[:, :4], real), v=v[:, :4])
         claim(same(alone, values), "one array by itself")
         claim(keys.dtype == np.float64 and keys.shape[:2] == values.shape[:2] == key_at.shape, "entries of all")
         for row in range(B):
@@ -406,26 +410,28 @@ def functions_of_a_cache(alias: str) -> None:
                     claim(same(keys[row, place], k[row, at].astype("float32").astype("float64")), "an entry of k")
                     claim(same(values[row, place], v[row, at].astype("float32").astype("float64")), "an entry of v")
         claim(set(key_at[0].tolist()) - {-1} == set(range(4)), "where the keys stand")
-        claim(step.kept["k"].dtype == np.float32 and step.kept["k"].shape == kept.arrays["k"].shape, "what is kept")
+        claim(step.arrays["k"].dtype == np.float32 and step.arrays["k"].shape == kept.arrays["k"].shape, "what is kept")
         claim(
-            same(module.recall(step, "state", state), np.zeros((B, 2))), "an empty state, in the dtype of the fresh one"
+            same(module.read_state(step, "state", state), np.zeros((B, 2))),
+            "an empty state, in the dtype of the fresh one",
         )
-        claim(module.retain(step, state=state) is None, "retain returns nothing")
-        y, after = module.closed(step, k[:, :4])
+        claim(module.write_state(step, state=state) is None, "retain returns nothing")
+        y, after = module.end_step(step, k[:, :4])
         claim(
             same(after.arrays["state"], state.astype("float32")) and list(after.arrays) == ["k", "v", "state"], "kept"
         )
         claim(same(y, k[:, :4]) and after.length.tolist() == [4, 4], "closed")
         held = [0, 1, 2, 3] if slots is None else [3, 1, 2]
         claim(after.positions[:, :-1].tolist() == [[*held, *[-1] * ((slots or 5) - len(held))]] * B, "where they stand")
-        again = module.opened(Held(slots=slots), after, k[:, 4:], None)
+        again = module.begin_step(Held(slots=slots), after, k[:, 4:], None)
         claim(
             again.start == (4 if slots is None else None) and again.filled == (5 if slots is None else 3), "it goes on"
         )
-        claim((module.counted(None, again) is None) == (slots is None), "all of them count")
-        claim(slots is not None or module.counted(real, again) is real, "all of them count")
+        claim((module.real_positions(None, again) is None) == (slots is None), "all of them count")
+        claim(slots is not None or module.real_positions(real, again) is real, "all of them count")
         claim(
-            same(module.recall(again, "state", state), state.astype("float32").astype("float64")), "the state is back"
+            same(module.read_state(again, "state", state), state.astype("float32").astype("float64")),
+            "the state is back",
         )
         claim(not again.joined, "one new position takes the place of none that it sees")
         full = replace(after, overrun=np.array([True, False]))
@@ -439,29 +445,32 @@ def functions_of_a_cache(alias: str) -> None:
         object.__setattr__(full, "spent", True)
         refuses(full.copy, ValueError, "cache: expected a cache that no step has used, got one used up")
     real = REAL[:, 1:]
-    step = module.opened(Held(slots=3), module.empty_cache(Held(slots=3), B, 5, {}, k, k), k[:, 1:], real)
+    step = module.begin_step(Held(slots=3), module.empty_cache(Held(slots=3), B, 5, {}, k, k), k[:, 1:], real)
     claim(same(step.key_at, np.hstack([np.full((B, 3), -1), np.where(real, np.cumsum(real, 1) - 1, -1)])), "no key")
     for heads in (True, False, None):
         kept, real = module.empty_cache(Held(), B, 9, {}, k, k), np.array([[True, True], [True, False]])
-        step = module.opened(Held(heads=heads), kept, k[:, :2], real)
-        near = step.visible(None, None)
+        step = module.begin_step(Held(heads=heads), kept, k[:, :2], real)
+        near = step.attention_mask(None, None)
         claim(near.shape == ((B, 1, 2, 2) if heads else (B, 2, 2)) and kept.max_length == 9, "with heads or without")
         claim(
             near.reshape(B, 2, 2).tolist() == [[[True, True]] * 2, [[True, False], [False] * 2]], "keys that are there"
         )
-        claim(step.visible(None, 0).reshape(B, 2, 2)[0, 0].tolist() == [True, False], "no later key")
-        claim(step.visible(0, 0).reshape(B, 2, 2)[0, 1].tolist() == [False, True], "its own alone")
+        claim(step.attention_mask(None, 0).reshape(B, 2, 2)[0, 0].tolist() == [True, False], "no later key")
+        claim(step.attention_mask(0, 0).reshape(B, 2, 2)[0, 1].tolist() == [False, True], "its own alone")
 
 
 def what_counts(alias: str) -> None:
     """Positions count that a padding mask shows and, in a step, that are real."""
     module, real = import_module(f"{alias}._decode"), REAL[:, :4]
-    step = module.opened(
+    step = module.begin_step(
         Held(), module.empty_cache(Held(), B, 5, {}, np.zeros(()), np.zeros(())), np.zeros((B, 4, 3)), real
     )
     mask = np.array([[True, False, True, False]])
-    claim(module.counted(None) is None and module.counted(mask) is mask, "without a past")
-    claim(same(module.counted(None, step), real) and same(module.counted(mask, step), real & mask), "in a step")
+    claim(module.real_positions(None) is None and module.real_positions(mask) is mask, "without a past")
+    claim(
+        same(module.real_positions(None, step), real) and same(module.real_positions(mask, step), real & mask),
+        "in a step",
+    )
 
 
 def written(alias: str) -> None:
@@ -500,69 +509,21 @@ def written(alias: str) -> None:
         claim(same(made_, np.array((0.5, 1.0, 2.0 / 3.0)).astype(dtype)), f"constants in {dtype}")
 
 
-# What is remembered ---------------------------------------------------------------------------------------------------
-
-
-def keys_of_calls(alias: str) -> None:
-    """A key tells apart all that a check sees of a call, and nothing else."""
-    core, x = import_module(f"{alias}._ops"), np.zeros((2, 3))
-
-    class Array(np.ndarray):
-        """Another type."""
-
-    def key(words: Any = "words", **given: Any) -> Any:
-        found = core.signature(words, given)
-        claim(found is not None and isinstance(hash(found), int), "a key")
-        return found
-
-    one = key(q=x, k=x)
-    claim(one == key(q=x + 1, k=x.copy(), mask=None), "numbers, and what was left out, do not count")
-    others = [key("others", q=x, k=x), key(q=x, v=x), key(q=x, k=x, v=x), key(q=x[:1], k=x), key(q=x, k=x[:, :2])]
-    others += [key(q=x.astype(np.float32), k=x), key(q=x, k=x.view(Array)), key(q=x), key(k=x)]
-    claim(len({one, *others}) == 1 + len(others), "what counts")
-    claim(core.signature("words", {"q": x}, {"k": x}) == one, "several dictionaries are one after the other")
-    claim(core.signature("words", {"q": [1.0]}) is None, "what is no array must be looked at")
-
-
-def remembered_calls(alias: str) -> None:
-    """A call that passed is remembered once, and one that differs in anything is looked at."""
+def refused_calls(alias: str) -> None:
+    """`attend` and `step` refuse what cannot be right, after a call that was."""
     module, package = import_module(f"{alias}._attend"), import_module(alias)
-    rng, passed = np.random.default_rng(0), module.contract.CALLS[4].passed
+    rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(B, n, 2, 3)) for n in (4, 5, 5))
-    options: tuple[dict[str, Any], ...] = (
-        {"causal": True}, {"window": (1, 2)}, {"scale": 2.0}, {"scale": 2}, {"softcap": 2.0}, {"rate": 0.5},
-        {"normalize_over": "queries"}, {"implementation": "textbook"}, {"weigh": lambda scores, allowed: scores},
-        {"mask": np.ones((4, 5), bool)}, {"bias": np.zeros((4, 5))}, {"sinks": np.zeros(2)},
-        {"keep": np.ones((B, 2, 4, 5), bool)},
-    )  # fmt: skip
-    passed.clear()
-    for count, more in enumerate(({}, *options), 1):
-        for _ in range(2):
-            module.attend(q, k, v, **more)
-            claim(len(passed) == count, f"one more is remembered with {', '.join(more) or 'nothing'}")
+    module.attend(q, k, v, causal=True, scale=1.0, rate=0.0, window=(1, 2), softcap=1.0)
     for wrong in ({"causal": 1}, {"scale": True}, {"rate": True}, {"window": (1, 2.0)}, {"softcap": True}):
         refuses(partial(module.attend, q, k, v, **wrong), ValueError, f"expected {next(iter(wrong))}")
     refuses(partial(module.attend, q, k[:, :4], v), ValueError, "expected")
-    layer = package.build("mha", d_model=6, num_heads=2, dtype="float64", causal=True)
-    x, cache = rng.normal(size=(B, 6, 6)), layer.init_cache(B, 6)
-    passed.clear()
-    for i, (new, calls) in enumerate(((1, 1), (1, 1), (1, 1), (2, 2), (1, 2))):
-        at = (0, 1, 2, 3, 5)[i]
-        _, cache = layer.step(x[:, at : at + new], cache)
-        claim(len(passed) == calls, "in a step queries and what goes with them count, not the keys so far")
-    claim(len(layer.config.passed) == 4, "steps and what they ask of the arrays, by the number of new positions")
     dropping = package.build("mha", d_model=6, num_heads=2, dtype="float64", causal=True, dropout=0.5).eval()
-    cache, one, real = dropping.init_cache(B, 6), x[:, :1], np.ones((B, 1), bool)
+    x, cache = rng.normal(size=(B, 6, 6)), dropping.init_cache(B, 6)
+    one, real = x[:, :1], np.ones((B, 1), bool)
     _, cache = dropping.step(one, cache, valid=real, key=one, value=one)
     step = partial(dropping.step, one, cache, valid=real, key=one, value=one)
     refuses(partial(step, valid=real[:1]), ValueError, "expected valid")
     refuses(partial(step, key=x[:, :2], value=x[:, :2]), ValueError, "keys of the new positions")
     dropping.train()
     refuses(step, ValueError, "evaluation mode")
-    cache = import_module(f"{alias}._decode")
-    step = cache.opened(layer.config, layer.init_cache(B, 5), x[:, :1], real)
-    passed.clear()
-    keys, some = k[:, :1], np.ones((B, 1, 1, 1), bool)
-    for count, more in enumerate(({}, {"mask": some}, {"bias": np.zeros((1, 1))}, {"mask": some[0, 0]}), 1):
-        module.attend(q[:, :1], keys, keys, step=step, **more)
-        claim(len(passed) == count, "masks and biases of a step")

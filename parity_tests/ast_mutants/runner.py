@@ -11,10 +11,8 @@ from functools import cache
 from multiprocessing import get_context
 from typing import Any
 
-from attn_np.contract import Config
 from parity_tests.ast_mutants.battery import Check, battery
 from parity_tests.ast_mutants.calls import Caught
-from parity_tests.ast_mutants.equivalent import EQUIVALENT
 from parity_tests.ast_mutants.sources import (
     RAN,
     VARIANTS,
@@ -39,24 +37,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one mutant: the check that saw it and what it said, or why nothing can, or neither."""
+    """What became of one mutant: the check that saw it and what it said, or None."""
 
     key: Key
     line: int
     operator: str
     killed_by: str | None
-    reason: str | None
 
     file = property(lambda self: self.key.file)
     before = property(lambda self: self.key.before)
     after = property(lambda self: self.key.after)
-
-    @property
-    def verdict(self) -> str:
-        """ "killed", "equivalent", "survived", or "refuted": killed, though it is said to be equivalent."""
-        if self.killed_by is None:
-            return "survived" if self.reason is None else "equivalent"
-        return "killed" if self.reason is None else "refuted"
+    killed = property(lambda self: self.killed_by is not None)
 
 
 class TooLong(BaseException):
@@ -82,21 +73,9 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-@contextmanager
-def afresh() -> Iterator[None]:
-    """Configs remember no call from before: they are the contract's, which all copies share with the original."""
-    remembered: dict[int, tuple[Config, dict[Any, Any]]] = {}
-    before = Config.__dict__["passed"]
-    Config.passed = property(lambda config: remembered.setdefault(id(config), (config, {}))[1])  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        Config.passed = before
-
-
 def broken(check: Check, alias: str) -> str | None:
     """How a copy breaks a promise, in words; None where it keeps it. Warnings and exceptions break every promise."""
-    with warnings.catch_warnings(), afresh():
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
             check(alias)
@@ -149,7 +128,7 @@ def examine(places: Sequence[tuple[str, int]], reached: Sequence[Lines], variant
     for file, number in places:
         mutant = mutants(file)[number]
         said = killer(mutant, reached, variants)
-        found.append(Result(mutant.key, mutant.line, mutant.operator, said, EQUIVALENT.get(mutant.key)))
+        found.append(Result(mutant.key, mutant.line, mutant.operator, said))
     return found
 
 
@@ -165,19 +144,12 @@ def _examine(places: Sequence[tuple[str, int]]) -> list[Result]:
     return examine(places, *_given)
 
 
-def stale() -> list[Key]:
-    """Reviewed mutants that no longer exist."""
-    known = {mutant.key for file in {key.file for key in EQUIVALENT} & {*every()} for mutant in mutants(file)}
-    return [key for key in EQUIVALENT if key not in known]
-
-
 def chosen(short: bool, only: Sequence[str] = ()) -> list[tuple[str, int]]:
-    """Which mutants a run takes, by file and number: all, or every eightieth of each file that nobody reviewed."""
+    """Which mutants a run takes, by file and number: all, or every eightieth of each file."""
     found = []
     for file in only or files():
-        numbers = [i for i, mutant in enumerate(mutants(file)) if not short or mutant.key not in EQUIVALENT]
-        step = SHORT_SHARE if short else 1
-        found += [(file, i) for i in numbers[min(step, len(numbers)) // 2 :: step]]
+        count, step = len(mutants(file)), SHORT_SHARE if short else 1
+        found += [(file, i) for i in range(min(step, count) // 2, count, step)]
     return found
 
 
@@ -185,22 +157,17 @@ def run(short: bool = False, jobs: int = 2, progress: Progress | None = None, on
     """Examine the mutants of attn_np, in the order of their files and lines.
 
     Args:
-        short: only every eightieth, without those that were reviewed.
+        short: only every eightieth.
         jobs: processes.
         progress: called with how many are done, and of how many.
         only: files, such as "gru.py"; by default the shared ones and those of `VARIANTS`.
 
     Raises:
-        ValueError: a check fails on the original, a reviewed mutant no longer exists, or a file that is none.
+        ValueError: a check fails on the original, or a file that is none.
     """
     unknown = [file for file in only if file not in every()]
     if unknown:
         raise ValueError(f"ast_mutants: expected files of attn_np, got {unknown[0]}; name some of {', '.join(every())}")
-    old = stale()
-    if old:
-        raise ValueError(
-            f"ast_mutants: expected reviewed mutants to exist, got {old[0]}; review it again or take it out"
-        )
     places, tell = chosen(short, only), progress or (lambda done, of: None)
     tell(0, len(places))
     variants = needed(only or files())

@@ -1,61 +1,40 @@
-"""The results of a run: a table for each file, the survivors, and whether all is well."""
+"""The results of a run as a table, held against the ratchet."""
 
-import json
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from parity_tests.ast_mutants.ratchet import Count, counts, fallen
 from parity_tests.ast_mutants.runner import Result
 
-LEAST = 0.95  # of the mutants that are not equivalent, this share must be killed
 
-
-def counted(results: Sequence[Result]) -> Counter[str]:
-    return Counter(result.verdict for result in results)
-
-
-def score(results: Sequence[Result]) -> float:
-    """Which share of the mutants that are not equivalent is killed."""
-    found = counted(results)
-    killed = found["killed"] + found["refuted"]
-    return killed / max(killed + found["survived"], 1)
-
-
-def well(results: Sequence[Result]) -> bool:
-    """Nobody survived without a reason, no reason was refuted, and enough were killed."""
-    found = counted(results)
-    return bool(results) and not found["survived"] and not found["refuted"] and score(results) >= LEAST
-
-
-def table(results: Sequence[Result]) -> Table:
-    out = Table(title="mutants of attn_np", title_justify="left")
-    for name in ("file", "mutants", "killed", "equivalent", "survived", "refuted", "score"):
+def table(results: Sequence[Result], kept: Mapping[str, Count]) -> Table:
+    """How many mutants of each file were killed, beside the share that is recorded."""
+    out = Table(title="careless edits of attn_np", title_justify="left")
+    for name in ("file", "mutants", "killed", "survived", "rate", "recorded"):
         out.add_column(name, justify="left" if name == "file" else "right")
-    names = list(dict.fromkeys(result.file for result in results))
-    for name in (*names, "all"):
-        some = [result for result in results if name in (result.file, "all")]
-        found = counted(some)
-        if name == "all":
-            out.add_section()
-        cells = [found[verdict] for verdict in ("killed", "equivalent", "survived", "refuted")]
-        out.add_row(name, str(len(some)), *map(str, cells), f"{score(some):.1%}")
+    found = counts(results)
+    for file, count in found.items():
+        out.add_row(file, *cells(count), f"{float(kept[file].rate):.1%}" if file in kept else "–")
+    out.add_section()
+    whole = Count(sum(count.mutants for count in found.values()), sum(count.killed for count in found.values()))
+    out.add_row("all", *cells(whole), "")
     return out
 
 
-def show(console: Console, results: Sequence[Result]) -> None:
-    """The table, then every survivor and every refuted reason."""
-    console.print(table(results))
+def cells(count: Count) -> tuple[str, ...]:
+    return str(count.mutants), str(count.killed), str(count.survived), f"{float(count.rate):.1%}"
+
+
+def show(console: Console, results: Sequence[Result], kept: Mapping[str, Count], sample: bool = False) -> None:
+    """The table, what fell, and the survivors of the files that fell or have no record."""
+    console.print(table(results, kept))
+    low = fallen(results, kept, sample)
     for result in results:
-        if result.verdict in ("survived", "refuted"):
-            why = "" if result.killed_by is None else f"; not equivalent: {result.killed_by}"
-            line = f"{result.verdict} line {result.line}, {result.operator}: {result.key}{why}"
+        fell = any(words.startswith(f"{result.file}:") for words in low)
+        if not result.killed and (fell or result.file not in kept):
+            line = f"survived line {result.line}, {result.operator}: {result.key}"
             console.print(line, soft_wrap=True, markup=False)
-
-
-def write_json(path: Path, results: Sequence[Result]) -> None:
-    rows = [asdict(result) | {"verdict": result.verdict} for result in results]
-    path.write_text(json.dumps({"score": score(results), "mutants": rows}, indent=1) + "\n", encoding="utf-8")
+    for words in low:
+        console.print(f"[bold red]fallen[/] {words}", soft_wrap=True)

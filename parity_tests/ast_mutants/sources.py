@@ -30,9 +30,14 @@ def shared() -> tuple[str, ...]:
     return tuple(sorted(path.name for path in root().glob("_[a-z]*.py")))
 
 
+def plain() -> tuple[str, ...]:
+    """The shared files without the kernels, whose many lines are for speed."""
+    return tuple(file for file in shared() if not file.startswith("_kernel"))
+
+
 def files() -> tuple[str, ...]:
-    """What a run examines that names no files; not the kernels, whose many lines are for speed."""
-    return (*(file for file in shared() if file != "_kernels.py"), *(f"{variant}.py" for variant in VARIANTS))
+    """What a run examines that names no files."""
+    return (*plain(), *(f"{variant}.py" for variant in VARIANTS))
 
 
 def every() -> tuple[str, ...]:
@@ -168,17 +173,15 @@ def marked(file: str) -> CodeType:
 
 @dataclass(frozen=True)
 class Key:
-    """Names a mutant as long as its line stands: file, function, text before and after, and which one of equals."""
+    """Names a mutant: file, function, text before and after."""
 
     file: str
     function: str
     before: str
     after: str
-    number: int = 0
 
     def __str__(self) -> str:
-        which = f" ({self.number})" if self.number else ""
-        return f"{self.file}, {self.function}: {self.before}  ->  {self.after}{which}"
+        return f"{self.file}, {self.function}: {self.before}  ->  {self.after}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,7 +253,6 @@ class _Walk:
     def __init__(self, file: str) -> None:
         self.file = file
         self.found: list[Mutant] = []
-        self.numbers: dict[tuple[str, str, str], int] = {}
         self.block(syntax(file), _Place())
 
     def block(self, node: ast.AST, place: _Place) -> None:
@@ -312,9 +314,7 @@ class _Walk:
             before, after = shortened(*self.texts(node, parent, field, index, new, place))
             if before == after:
                 continue
-            number = self.numbers.get((place.function, before, after), 0)
-            self.numbers[place.function, before, after] = number + 1
-            key = Key(self.file, place.function, before, after, number)
+            key = Key(self.file, place.function, before, after)
             lines = None if isinstance(node, ast.FunctionDef) else place.statement
             self.found.append(Mutant(key, operator, line, lines, parent, field, index, new))
 

@@ -9,10 +9,14 @@ import typer
 def main(
     trees: Annotated[str | None, typer.Option(help="numpy,torch,jax or some of them; all by default.")] = None,
     common: Annotated[bool, typer.Option(help="Also every bug in all three trees at once.")] = True,
+    planted: Annotated[bool, typer.Option(help="Also every known mistake; without them careless edits alone.")] = True,
     generic: Annotated[bool, typer.Option(help="Also careless edits that know nothing of attention.")] = True,
     files: Annotated[str | None, typer.Option(help="Only careless edits of these files of attn_np: mha.py,...")] = None,
     short: Annotated[bool, typer.Option("--short", help="A sample that takes about a minute.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    ratchet_update: Annotated[
+        bool, typer.Option("--ratchet-update", help="Record the files of whose careless edits more are seen.")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="Write what became of every bug to this file.")] = None,
 ) -> None:
     """Plant every known mistake and see whether it is noticed.
@@ -21,7 +25,8 @@ def main(
     witnesses and relations, which know no reference, must see 95 %. Needs a checkout: the witnesses stand in its tests.
 
     Careless edits are those of the shared files and of nine variants that use them in every way. The file of any other
-    variant is examined with --files; without it such a variant has the mistakes planted for it.
+    variant is examined with --files; without it such a variant has the mistakes planted for it. The share that is seen
+    of each file must not fall below the recorded one; a file without a record is held to the lowest of all.
     """
     from importlib.util import find_spec
 
@@ -32,6 +37,11 @@ def main(
     from parity_tests.mutants import report
 
     writable(json)
+    generic, planted = generic or bool(files), planted and not files
+    if not planted and not generic:
+        raise typer.BadParameter("expected known mistakes or careless edits, got neither; leave out one of --no-...")
+    if ratchet_update and (short or not generic):
+        raise typer.BadParameter("--ratchet-update: expected all careless edits, got some or none; leave out --short")
     if find_spec("parity_tests.test_mha") is None:
         console.print(
             "[bold red]refused[/] mutants: expected a checkout with its tests, got an installed package; clone the "
@@ -47,23 +57,26 @@ def main(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     careless: list[Any] = []
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("planting known mistakes", total=None, visible=not only)
+        task = bar.add_task("planting known mistakes", total=None, visible=planted)
         verdicts = (
-            []
-            if only
-            else planting.run(modes, short, jobs, lambda done, of: bar.update(task, completed=done, total=of))
+            planting.run(modes, short, jobs, lambda done, of: bar.update(task, completed=done, total=of))
+            if planted
+            else []
         )
-        if generic or only:
+        if generic:
             more = bar.add_task("planting careless edits", total=None)
             careless = ast_mutants.run(short, jobs, lambda done, of: bar.update(more, completed=done, total=of), only)
-    if not only:
+    if planted:
         report.show(console, verdicts)
     wrong = bool(planting.missed(verdicts))
-    if generic or only:
-        from parity_tests.ast_mutants.show import show, well
+    if generic:
+        from parity_tests.ast_mutants import ratchet, show
 
-        show(console, careless)
-        wrong = wrong or not well(careless)
+        kept = ratchet.read()
+        show.show(console, careless, kept, short)
+        wrong = wrong or not careless or bool(ratchet.fallen(careless, kept, short))
+        if ratchet_update:
+            console.print(f"recorded: {', '.join(ratchet.update(careless)) or 'nothing is better'}")
     if json is not None:
         report.write_json(json, verdicts, careless)
         console.print(f"written: {json}")

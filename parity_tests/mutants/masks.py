@@ -9,7 +9,7 @@ causal, capped = (at(SHARED, "mha", example, beside=BAND) for example in ("wide"
 SOFTMAX = "softmax(scores, allowed,"
 FILL = "scores = {where}(allowed, scores, -{np}.inf)"
 PROBS = "probs=softmax(scores, allowed, contract.AXES[normalize_over]))"
-RIGHT = "near & (ahead <= right)"
+RIGHT = "limits & (ahead <= right)"
 SIDES = "left, right = (None, None) if window is None else window"
 SELECT = "put -inf where a key is hidden, by selection (where), and give a query without keys weights of 0"
 
@@ -131,7 +131,7 @@ MUTANTS = (
     cross(
         "padding reaches the projections",
         "select hidden inputs to 0 before they are projected, or NaN in them reaches the gradient of the weights",
-        'key, value = zero_unseen(f"{axes}->bsi", allowed, key), zero_unseen(f"{axes}->bsj", allowed, value)',
+        'key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)',
         "key, value = key, value",
     ),
     # Causality
@@ -163,13 +163,13 @@ MUTANTS = (
         "causal mask upside down",
         "hide the future, not the past: keep the lower triangle (tril)",
         RIGHT,
-        "near & (ahead >= right)",
+        "limits & (ahead >= right)",
     ),
     causal(
         "mask and causality joined by or",
         "combine both with and: a key is seen only where the mask and causality allow it",
-        "near & mask",
-        "near | mask",
+        "limits & mask",
+        "limits | mask",
     ),
     # Windows
     capped(
@@ -188,25 +188,25 @@ MUTANTS = (
         "window one key too narrow on the right",
         "count the keys after a query's own: right = 1 sees one later key",
         RIGHT,
-        "near & (ahead < right)",
+        "limits & (ahead < right)",
     ),
     capped(
         "window one key too wide on the right",
         "count the keys after a query's own: right = 1 sees one later key",
         RIGHT,
-        "near & (ahead <= right + 1)",
+        "limits & (ahead <= right + 1)",
     ),
     capped(
         "window without its right side",
         "bound the window on both sides",
         RIGHT,
-        "near",
+        "limits",
     ),
     capped(
         "window without its left side",
         "bound the window on both sides",
-        "near & (ahead >= -left)",
-        "near",
+        "limits & (ahead >= -left)",
+        "limits",
     ),
     capped(
         "sides of the window swapped",
@@ -229,7 +229,7 @@ MUTANTS = (
     causal(
         "causal dropped where a mask is given",
         "combine both: a key is seen only where the mask and causality allow it",
-        "near if mask is None else near & mask",
-        "near if mask is None else mask",
+        "limits if mask is None else limits & mask",
+        "limits if mask is None else mask",
     ),
 )

@@ -116,7 +116,7 @@ MUTANTS = (
     gru(
         "dropout between layers left out",
         "drop the outputs of every layer but the last",
-        "x = dropout(h, way, c.dropout)",
+        "x = dropout(h, layer_keep, c.dropout)",
         "x = h",
     ),
     # Encoder and decoder

@@ -42,7 +42,7 @@ def write_json(path: Path, verdicts: Sequence[Verdict], careless: Sequence[Any])
     """Every verdict, and every careless edit with what saw it."""
     edits = [
         {"file": r.file, "line": r.line, "operator": r.operator, "before": r.before, "after": r.after,
-         "verdict": r.verdict, "seen": r.killed_by, "reason": r.reason}
+         "seen": r.killed_by}
         for r in careless
     ]  # fmt: skip
     path.write_text(json.dumps({"planted": [asdict(v) for v in verdicts], "edits": edits}, indent=1) + "\n", "utf-8")

@@ -240,6 +240,6 @@ MUTANTS = (
         "return output(dtype, y, weights, return_weights)",
         'return output(dtype, to_dtype(y, "float16"), weights, return_weights)',
         file="mha.py",
-        needs=("narrow",),
+        needs=("to_dtype",),
     ),
 )

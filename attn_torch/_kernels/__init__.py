@@ -1,0 +1,71 @@
+"""The fast path of `attend`, for the calls that ask for no weights, no tape and no dropout.
+
+First, keys that no query sees are selected to 0, and what positions alone hide is cut off. Then one of three computes:
+
+- `sdpa`: PyTorch's own kernel, which never writes the scores to memory, wherever it means what we mean;
+- `small`: where there are few scores, all of them at once, by plain operations that every transform knows;
+- `blocks`: else a block of queries at a time, with every feature, in memory that grows with t.
+
+The choice depends on shapes, devices and flags alone, never on numbers, so that calls compile and export. 16-bit arrays
+are widened to float32 before: PyTorch's kernels round the weights to 16 bits between the two products, which is a
+rounding more than we promise, and on a CPU they are no faster.
+"""
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from attn_torch._kernels import sdpa, small
+from attn_torch._kernels.blocks import Blocks
+from attn_torch._kernels.window import Window, cut, known, limits, zero_hidden
+from attn_torch._ops import dtype_name, to_dtype, upcast
+
+# Up to how many scores all of them at once are faster than blocks on a CPU.
+SMALL = 2**19
+
+
+def serves(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the fast path can take these arrays: it takes all."""
+    return True
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    window: Window | None = None,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Weighted average of the values, `b t h v`, of q `b t h k`, k `b s g k`, v `b s g v`; see `attn_torch.attend`."""
+    dtype, t = dtype_name(q), q.shape[1]
+    q, k, v = upcast(q), upcast(k), upcast(v)
+    mask, bias = rank4(mask), rank4(bias)
+    q, k, v, mask, bias, near = cut(q, k, v, mask, bias, limits(causal, window, t, k.shape[1]))
+    q, k, v, mask = zero_hidden(q, k, v, mask, near)
+    bias = None if bias is None else upcast(bias).to(q.dtype)
+    sinks = None if sinks is None else upcast(sinks).to(q.dtype)[None]
+    scale, softcap = float(scale), None if softcap is None else float(softcap)
+    arrays = q, k, v, mask, bias
+    if softcap is None and sinks is None and sdpa.takes(*arrays, near, scale):
+        context = sdpa.attend(*arrays, near, scale)
+    elif few(q, k) or any(small.has_tangent(x) for x in (*arrays, sinks)):
+        context = small.attend(*arrays, sinks, near, scale, softcap)
+    else:
+        context = Blocks.apply(*arrays, sinks, *near, scale, softcap)
+    first_query = t - q.shape[1]
+    return to_dtype(context if known(first_query == 0) else pad(context, (0, 0, 0, 0, first_query, 0)), dtype)
+
+
+def rank4(x: Tensor | None) -> Tensor | None:
+    return x if x is None else x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))
+
+
+def few(q: Tensor, k: Tensor) -> bool:
+    """Whether all scores at once are faster than blocks, or there are none."""
+    scores = q.shape[0] * q.shape[2] * q.shape[1] * k.shape[1]
+    return known(scores <= (SMALL if q.is_cpu else 0))

@@ -1,0 +1,321 @@
+"""Blocks of queries: a part of the scores at a time, in memory that grows with t, not with t s.
+
+A block of queries meets only the keys that its window leaves, so what is hidden by position is never computed. Its
+scores, of a size that stays in a processor's cache, become weights in place, and then are gone: the backward pass
+computes them again (Chen et al. 2016, arXiv:1604.06174; Dao et al. 2022, arXiv:2205.14135).
+
+Forward and backward are operations of their own, in which compiled programs do not look: so lengths may vary in them.
+"""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.functional import pad
+
+from attn_torch._masks import unmasked_by_bias
+
+PACKAGE = __name__.split(".")[0]
+
+# How many scores a block holds at most: on a CPU they should stay in its caches, a GPU wants large products.
+CPU_BLOCK, GPU_BLOCK = 2**20, 2**25
+CPU_ROWS, GPU_ROWS = 128, 1024  # queries of a head in a block
+
+
+class Block(NamedTuple):
+    """Stretches of the batch, of key/value heads, of queries and of keys."""
+
+    b: slice
+    g: slice
+    t: slice
+    s: slice
+
+    def of(self, x: Tensor, axes: str) -> Tensor:
+        """The part of an array; an axis of length 1 serves all."""
+        at = self._asdict()
+        return x[tuple(at.get(a, slice(None)) if n > 1 else slice(None) for a, n in zip(axes, x.shape, strict=True))]
+
+
+class Blocked:
+    """A call cut into blocks, its arrays with their heads first: q `b g r t k`, k `b g s k`, masks `b g r t s`.
+
+    A sink takes the place of one more key before those of a block: its score is set, and its weight is 0 afterwards.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        sinks: Tensor | None,
+        left: int | None,
+        right: int | None,
+        scale: float,
+        softcap: float | None,
+    ) -> None:
+        (self.b, self.t, h, _), (self.s, self.g) = q.shape, k.shape[1:3]
+        self.r, self.extra = h // self.g, 0 if sinks is None else 1
+        self.left, self.right, self.scale, self.softcap = left, right, scale, softcap
+        self.q = self.grouped(q * scale)
+        self.k, self.v = (pad(x.transpose(1, 2), (0, 0, self.extra, 0)).contiguous() for x in (k, v))
+        self.mask, self.bias = (None if x is None else self.by_group(x) for x in (mask, bias))
+        self.sinks = None if sinks is None else self.by_group(sinks)
+        self.most, rows = (CPU_BLOCK, CPU_ROWS) if q.device.type == "cpu" else (GPU_BLOCK, GPU_ROWS)
+        self.rows = min(self.t, rows)
+        self.later = torch.ones(self.rows, self.rows, dtype=torch.bool, device=q.device).triu()
+        self.memory: dict[str, Tensor] = {}
+
+    def grouped(self, x: Tensor) -> Tensor:
+        """`b t h k` -> `b g r t k`."""
+        return x.unflatten(2, (self.g, self.r)).permute(0, 2, 3, 1, 4)
+
+    def by_group(self, x: Tensor) -> Tensor:
+        """`b h ...` -> `b g r ...`; one head serves all."""
+        return x.unflatten(1, (1, 1) if x.shape[1] == 1 else (self.g, self.r))
+
+    def blocks(self) -> Iterator[Block]:
+        """From the first query to the last, with every key that a query of the block may see."""
+        for start in range(0, self.t, self.rows):
+            t, ahead = slice(start, min(start + self.rows, self.t)), self.s - self.t
+            first = 0 if self.left is None else max(0, t.start + ahead - self.left)
+            last = self.s if self.right is None else max(first, min(self.s, t.stop + ahead + self.right))
+            heads = max(1, self.most // (self.r * self.rows * max(1, last - first)))
+            for b, g in stretches(self.b, self.g, heads):
+                yield Block(b, g, t, slice(first, last + self.extra))
+
+    def product(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """x y for each head."""
+        return torch.bmm(x, y, out=self.room(name, (*x.shape[:-1], y.shape[-1])))
+
+    def room(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Memory for a result, which the last one of this name had: new memory is dear."""
+        if name not in self.memory or self.memory[name].numel() < prod(shape):
+            self.memory[name] = self.q.new_empty(prod(shape))
+        return self.memory[name][: prod(shape)].view(shape)
+
+    def queries(self, x: Tensor, block: Block) -> Tensor:
+        """A block of what is by queries: `b g r t k` -> `(b g) (r t) k`."""
+        return block.of(x, "bgrtk").flatten(2, 3).flatten(0, 1)
+
+    def keys(self, x: Tensor, block: Block) -> Tensor:
+        """A block of what is by keys: `b g s k` -> `(b g) s k`."""
+        return block.of(x, "bgsk").flatten(0, 1)
+
+    def split(self, x: Tensor, block: Block) -> Tensor:
+        """`(b g) (r t) s` -> `b g r t s`."""
+        b, g, t = (at.stop - at.start for at in (block.b, block.g, block.t))
+        return x.view(b, g, self.r, t, x.shape[-1])
+
+    def real(self, block: Block) -> Block:
+        """The block without the sink."""
+        return block._replace(s=slice(block.s.start, block.s.stop - self.extra))
+
+    def hide(self, scores: Tensor, block: Block) -> Tensor | None:
+        """Select hidden scores to -inf: by position those in a triangle at either end of the keys, the others by mask.
+
+        What comes back says which queries see no key, where that may be.
+        """
+        at = block.t.start + self.s - self.t - block.s.start  # of the first query, from the first key on
+        rows, keys = scores.shape[-2:]
+        edges = []
+        if self.right is not None and (first := at + self.right + 1) < keys:
+            edges.append((slice(first, keys), self.later[:rows, : keys - first]))
+        if self.left is not None and (last := min(keys, at - self.left + rows - 1)) > 0:
+            skipped = self.left - at
+            edges.append((slice(last), ~self.later[:rows, skipped : skipped + last]))
+        allowed = self.allowed(block)
+        if allowed is None:
+            for stretch, hidden in edges:
+                scores[..., stretch].masked_fill_(hidden, -torch.inf)
+            return None
+        if edges:
+            allowed = allowed.expand(*allowed.shape[:3], rows, keys).clone()
+            for stretch, hidden in edges:
+                allowed[..., stretch] &= ~hidden
+        scores.masked_fill_(~allowed, -torch.inf)
+        return ~allowed.amax(-1, keepdim=True)
+
+    def allowed(self, block: Block) -> Tensor | None:
+        """What mask and bias allow."""
+        mask, bias = (None if x is None else block.of(x, "bgrts") for x in (self.mask, self.bias))
+        return unmasked_by_bias(mask, bias)
+
+    def weights(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The weights, `(b g) (r t) s`; the queries that see no key, whose weights are NaN; the tanh of the softcap."""
+        scores = tanh = self.product("scores", self.queries(self.q, block), self.keys(self.k, block).mT)
+        if self.softcap is not None:
+            tanh = scores.div_(self.softcap).tanh_()
+            scores = torch.mul(tanh, self.softcap, out=self.room("capped", tanh.shape))
+        whole, real = self.split(scores, block), self.real(block)
+        if self.bias is not None:
+            whole[..., self.extra :] += real.of(self.bias, "bgrts")
+        empty = self.hide(whole[..., self.extra :], real)
+        if self.sinks is not None:
+            whole[..., 0] = block.of(self.sinks, "bgr")[..., None]
+        return torch.softmax(scores, -1, out=scores), empty, tanh
+
+
+def stretches(b: int, g: int, heads: int) -> Iterator[tuple[slice, slice]]:
+    """The batch and the heads in parts of about as many heads: rows of the batch with all of them, or some of a row."""
+    rows, heads = max(1, heads // g), min(heads, g)
+    for i in range(0, b, rows):
+        for j in range(0, g, heads):
+            yield slice(i, min(i + rows, b)), slice(j, min(j + heads, g))
+
+
+def add(total: Tensor, x: Tensor) -> None:
+    """Add in place, summed over the axes that have length 1 in the total."""
+    total += x.view(total.shape) if x.numel() == total.numel() else x.sum_to_size(total.shape)
+
+
+# Operations -----------------------------------------------------------------------------------------------------------
+
+
+ARRAYS, SCHEMA = 6, (
+    "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks, "
+    "SymInt? left, SymInt? right, float scale, float? softcap"
+)
+
+
+@torch.library.custom_op(f"{PACKAGE}::blocks", mutates_args=(), schema=f"({SCHEMA}) -> Tensor")
+def forward(*inputs: Any) -> Tensor:
+    """The context, `b t h v`; masks have four axes, sinks are `1 h` or `b h`."""
+    call, out = Blocked(*inputs), context_like(*inputs[:3])
+    context = call.grouped(out)
+    for block in call.blocks():
+        probs, empty, _ = call.weights(block)
+        if call.extra:
+            probs[..., 0] = 0.0
+        part = call.split(call.product("context", probs, call.keys(call.v, block)), block)
+        block.of(context, "bgrtk").copy_(part if empty is None else part.masked_fill_(empty, 0.0))
+    return out
+
+
+@torch.library.custom_op(
+    f"{PACKAGE}::blocks_backward",
+    mutates_args=(),
+    schema=f"(Tensor dout, Tensor out, {SCHEMA}, bool bias_too) -> Tensor[]",
+)
+def backward(dout: Tensor, out: Tensor, *inputs: Any) -> list[Tensor]:
+    """The gradients of q, k and v, then of the sinks if there are any, then of the bias if it is asked for.
+
+    Every block's weights again, then the rules of the textbook. The sum over the keys of probs dprobs, which the
+    softmax's rule needs, is that of dout out over the width.
+    """
+    *given, bias_too = inputs
+    call = Blocked(*given)
+    dq, dk, dv = torch.empty_like(inputs[0]), torch.zeros_like(call.k), torch.zeros_like(call.v)
+    dsinks = None if call.sinks is None else torch.zeros_like(call.sinks)
+    dbias = torch.zeros_like(call.bias) if call.bias is not None and bias_too else None
+    dcontext, dqueries = call.grouped(dout), call.grouped(dq)
+    total = call.grouped((dout * out).sum(-1, keepdim=True))
+    for block in call.blocks():
+        probs, empty, tanh = call.weights(block)
+        if empty is not None:
+            call.split(probs, block).masked_fill_(empty, 0.0)
+        df = call.queries(dcontext, block)
+        dscores = call.product("dprobs", df, call.keys(call.v, block).mT)
+        if dsinks is not None:
+            dscores[..., 0] = 0.0
+        dscores.sub_(call.queries(total, block)).mul_(probs)
+        whole = call.split(dscores, block)
+        if dsinks is not None:
+            add(block.of(dsinks, "bgr"), whole[..., 0].sum(-1))
+            probs[..., 0] = dscores[..., 0] = 0.0
+        add(block.of(dv, "bgsk"), call.product("dv", probs.mT, df))
+        if dbias is not None:
+            add(call.real(block).of(dbias, "bgrts"), whole[..., call.extra :])
+        if call.softcap is not None:
+            dscores.mul_(tanh.square_().neg_().add_(1.0))
+        add(block.of(dk, "bgsk"), call.product("dk", dscores.mT, call.queries(call.q, block)))
+        dqueries_block = call.product("dq", dscores, call.keys(call.k, block))
+        block.of(dqueries, "bgrtk").copy_(call.split(dqueries_block, block))
+    dk, dv = (x[:, :, call.extra :].transpose(1, 2).contiguous() for x in (dk, dv))
+    return [dq * call.scale, dk, dv, *(x.flatten(1, 2) for x in (dsinks, dbias) if x is not None)]
+
+
+@forward.register_fake
+def context_like(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+@backward.register_fake
+def _(dout: Tensor, out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
+    bias, sinks, bias_too = *rest[1:3], rest[-1]
+    return [x.new_empty(x.shape) for x in (q, k, v, sinks, bias if bias_too else None) if x is not None]
+
+
+# Derivatives and vmap -------------------------------------------------------------------------------------------------
+
+
+class Blocks(Function):
+    """`forward` with its derivatives."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        return forward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(output, *inputs[:ARRAYS])
+        ctx.options = inputs[ARRAYS:]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        sinks = ctx.saved_tensors[6]
+        bias_too = ctx.needs_input_grad[4]  # it may be as large as all scores
+        dq, dk, dv, *more = Gradients.apply(*grad_outputs, *ctx.saved_tensors, *ctx.options, bias_too)
+        dsinks = more.pop(0) if sinks is not None else None
+        return (dq, dk, dv, None, more[0] if bias_too else None, dsinks, *(None for _ in ctx.options))
+
+
+class Gradients(Function):
+    """`backward`, which has no derivatives of its own."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        return tuple(backward(*inputs))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        raise NotImplementedError(
+            "attend: expected derivatives of the first order, got a second; set implementation='textbook'"
+        )
+
+
+def merged(n: int, dims: tuple[Any, ...], arrays: tuple[Any, ...]) -> list[Any]:
+    """The arrays with the mapped axis and the axis of the batch as one."""
+    wide = [x if x is None else x.expand(n, *x.shape) if d is None else x.movedim(d, 0) for x, d in zip(arrays, dims)]
+    b = max(x.shape[1] for x in wide if x is not None)
+    return [x if x is None else x.expand(n, b, *x.shape[2:]).flatten(0, 1) for x in wide]
+
+
+@forward.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+    n = info.batch_size
+    out = forward(*merged(n, in_dims[:ARRAYS], inputs[:ARRAYS]), *inputs[ARRAYS:])
+    return out.unflatten(0, (n, -1)), 0
+
+
+@backward.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[list[Tensor], list[int]]:
+    n, arrays = info.batch_size, ARRAYS + 2
+    found = backward(*merged(n, in_dims[:arrays], inputs[:arrays]), *inputs[arrays:])
+    found = [x.unflatten(0, (n, -1)) for x in found]
+    *_, bias, sinks = (x if x is None or d is None else x.movedim(d, 0)[0] for x, d in zip(inputs[:arrays], in_dims))
+    shared = [False, False, False, *(x.shape[0] == 1 for x in (sinks, bias) if x is not None)]
+    found = [x.sum(1, keepdim=True) if one else x for x, one in zip(found, shared)]
+    return found, [0 for _ in found]

@@ -1,0 +1,48 @@
+"""PyTorch's own kernel, `scaled_dot_product_attention`, which never writes the scores to memory.
+
+What it errs more than the textbook stands in its precision contract, `parity_tests.fast.contract`. Of finite scores it
+is right; of scores that overflow it differs from the textbook in two ways, which nothing here looks for:
+
+- a query whose every score is -inf gives 0, as one that sees no key does, where the textbook gives NaN;
+- it hides by adding -inf, so a hidden score of inf gives NaN, where the textbook selects.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from attn_torch._kernels.small import has_tangent
+from attn_torch._kernels.window import Window
+
+
+def takes(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, window: Window, scale: float
+) -> bool:
+    """Whether the kernel means what we mean, and does not fall back to forming all scores."""
+    if v.shape[-1] != q.shape[-1] or 0 in (*q.shape, *k.shape) or transformed(q, k, v, mask, bias):
+        return False
+    if mask is None and bias is None:
+        # It counts from the first key, and hides before it scales.
+        return window == (None, None) or (window == (None, 0) and q.shape[1] == k.shape[1] and scale > 0)
+    # Elsewhere the kernels differ in what they take; none gives the gradient of a bias in O(t) memory.
+    constant = bias is None or not (bias.requires_grad and torch.is_grad_enabled())
+    return window == (None, None) and q.is_cpu and constant
+
+
+def transformed(*arrays: Tensor | None) -> bool:
+    """Whether `vmap`, `torch.func` or forward mode is at work on an array: the kernel on a CPU has no rules for them."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(x is not None and (torch.func.debug_unwrap(x) is not x or has_tangent(x)) for x in arrays)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, window: Window, scale: float
+) -> Tensor:
+    """The context, `b t h v`."""
+    if mask is not None:
+        bias = torch.where(mask, 0.0 if bias is None else bias, -torch.inf).to(q.dtype)
+    heads = (x.transpose(1, 2) for x in (q, k, v))
+    shared = bool(q.shape[2] != k.shape[2])  # of compiled calls, sizes may be symbols
+    context = scaled_dot_product_attention(*heads, bias, is_causal=window[1] == 0, scale=scale, enable_gqa=shared)
+    return context.transpose(1, 2)

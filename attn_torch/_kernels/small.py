@@ -1,0 +1,46 @@
+"""Few scores: all of them at once, by plain operations, which have derivatives of every order and every transform."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from attn_torch._kernels.window import Window
+from attn_torch._masks import attention_mask, unmasked_by_bias
+
+
+def has_tangent(x: Tensor | None) -> bool:
+    """Whether forward mode is at work on an array: plain operations alone have rules for it."""
+    return x is not None and not torch.compiler.is_compiling() and forward_ad.unpack_dual(x).tangent is not None
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    window: Window,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """The context, `b t h v`; sinks are `1 h`, masks have four axes."""
+    (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
+    rows = t * (h // g)  # the queries of all heads that share a key/value head
+    q = q.transpose(1, 2).reshape(b, g, rows, width)
+    scores = (q @ k.permute(0, 2, 3, 1)).view(b, h, t, s) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    allowed, empty = unmasked_by_bias(attention_mask(mask, t, s, like=scores, window=window), bias), None
+    if bias is not None and allowed is not None:
+        scores = scores + torch.where(allowed, bias, 0.0)
+    if mask is not None or bias is not None:
+        empty = ~allowed.amax(-1, keepdim=True)
+        allowed = allowed | empty  # of finite scores, which a softmax needs
+    if allowed is not None:
+        scores = torch.where(allowed, scores, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, :, None, None].expand(b, h, t, 1)], -1)
+    probs = torch.softmax(scores, -1)[..., :s]
+    context = (probs.reshape(b, g, rows, s) @ v.transpose(1, 2)).view(b, h, t, v.shape[-1])
+    return (context if empty is None else context.masked_fill(empty, 0.0)).transpose(1, 2)
