@@ -1,7 +1,7 @@
 """PyTorch's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -160,15 +160,18 @@ def shapes_may_vary(x: Array) -> bool:
     return concrete(x)
 
 
-def constant(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
-    """A function of plain values that makes an array by NumPy: kept, and a constant under jit and compile."""
-    kept = lru_cache(maxsize=8)(make)
+def constant(make: Callable[..., Any]) -> Callable[..., Array]:
+    """A function of plain values that makes an array by NumPy, its first argument; cached.
 
-    @torch.compiler.assume_constant_result
-    def made(*args: Any) -> Array:
-        return torch.from_numpy(kept(*args))
+    In compiled programs, whose lengths may vary, it makes it by the PyTorch functions of the same names.
+    """
+    kept = lru_cache(maxsize=8)(partial(make, np))
 
-    return lambda *args, like: made(*args).to(like.device)
+    def made(*args: Any, like: Array) -> Array:
+        found = make(torch, *args) if torch.compiler.is_compiling() else torch.from_numpy(kept(*args))
+        return found.to(like.device)
+
+    return made
 
 
 def cumsum(x: Array, axis: int) -> Array:
