@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection
 from importlib import import_module
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from flax import nnx
 from attn_jax._layer import Layer, Output, check_dtype_on
 from attn_np import contract
 from attn_np.contract import check_dtype
-from attn_np.weights import draw, once, read, read_pretrained, require_savable, wanted_dtype, write
+from attn_np.weights import PathArg, drain, draw, read, read_pretrained, requested_dtype, require_savable, write
 
 __all__ = ["build", "layer_class", "load", "load_pretrained", "save", "trace"]
 
@@ -48,7 +47,7 @@ def build(variant: str, /, *, seed: int = 0, dtype: Any = "float32", **config: A
 
 def save(
     module: Layer[Any],
-    path: str | PathLike[str],
+    path: PathArg,
     /,
     *,
     layout: str | None = None,
@@ -59,19 +58,21 @@ def save(
 ) -> None:
     """Write a layer's parameters and config to a weight file that loads into all three trees.
 
-    The file is written whole or not at all.
+    The file is written whole or not at all. A file that it replaces keeps its permissions.
 
     Args:
         module: the layer.
         path: the file.
-        layout: name of a foreign layout to write, such as "bert"; None for a file of ours.
+        layout: name of a foreign layout to write, such as "bert"; None for our own names.
         layer: number of the layer in the foreign names.
-        part: which block of attention, where a layer has several.
-        prefix: what to put before the foreign names.
+        part: which block of attention, if a layer has several.
+        prefix: what to put before the names, such as "blocks.0.attn.".
         finite: refuse NaN and infinities.
 
     Raises:
-        WeightFileError: parameters that are not finite, or a config that the layout cannot hold.
+        WeightFileError: parameters that are not finite, or a config that the layout cannot represent.
+        OSError: a path that cannot be written: a read-only file, a folder, anything but a regular file.
+        ValueError: a path that `load` would not read, such as the name of an index of shards.
         TypeError: no layer of this package, or no path.
     """
     require_savable("attn_jax", module, Layer, path)
@@ -88,7 +89,7 @@ def save(
 
 
 def load(
-    path: str | PathLike[str],
+    path: PathArg,
     *,
     into: Layer[Any] | None = None,
     layout: str | None = None,
@@ -101,29 +102,34 @@ def load(
     finite: bool = True,
     **config: Any,
 ) -> Any:
-    """A layer in evaluation mode with the weights of a file: one of ours, or one in a foreign layout.
+    """A layer in evaluation mode with the weights of a file: one that `save` wrote, a model's, or a foreign layout's.
 
     The file is checked whole before anything changes: when it is refused, `into` is as it was.
+
+    A whole model's file, such as `state_dict()` saved by safetensors' own `save_file`, has our names after a prefix and
+    no config: `load(path, prefix="blocks.0.attn.", variant="mha", d_model=64, num_heads=4)`, with the fields that
+    `build` gets, or `load(path, prefix="blocks.0.attn.", into=layer)`.
 
     Args:
         path: the file, or the index of its shards (`*.safetensors.index.json`).
         into: a layer that takes the weights in place; a new one by default.
-        layout: name of a foreign layout, such as "bert"; or of the variant that the file holds, to have it converted.
-        variant: the variant wanted, where the layout has several.
-        layer: number of the layer, where the layout has several.
-        part: which block of attention, where a layer has several, such as "cross".
-        prefix: what stands before the layout's keys; keys without it are left alone.
-        dtype: the dtype wanted; the file's own by default, `into`'s where that is given.
-        cast: take a file of another dtype too and round it once to the one wanted.
+        layout: name of a foreign layout, such as "bert"; or of the file's variant, to have it converted.
+        variant: the variant to return, for a layout with several and for a file without our metadata.
+        layer: number of the layer, for a layout with several.
+        part: which block of attention, if a layer has several, such as "cross".
+        prefix: what comes before the layer's keys; other keys are ignored.
+        dtype: the dtype to return; `into`'s, else the file's own by default.
+        cast: accept a file of another dtype and round it once.
         finite: refuse NaN and infinities.
-        config: fields of the Config that the file does not state; where it does they must agree.
+        config: fields of the Config; those that the file states must agree.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the file.
+        OSError: no regular file at the path.
         ValueError, TypeError: arguments that cannot be right.
     """
-    wanted = wanted_dtype(into.config if into else None, into.params() if into else {}, dtype)
-    found = read(
+    target = requested_dtype(into.config if into else None, into.params() if into else {}, dtype)
+    file = read(
         path,
         config=into.config if into else None,
         layout=layout,
@@ -131,25 +137,25 @@ def load(
         layer=layer,
         part=part,
         prefix=prefix,
-        dtype=wanted,
+        dtype=target,
         cast=cast,
         finite=finite,
         **config,
     )
-    values: dict[str, Any] = found.values
+    values: dict[str, Any] = file.values
     if into is None:
-        name = check_dtype_on(found.config.variant, found.dtype or wanted or "float32")
-        cls = layer_class(found.config.variant)
-        into = cls(found.config, rngs=nnx.Rngs(0), param_dtype=name, _values=values)
+        name = check_dtype_on(file.config.variant, file.dtype or target or "float32")
+        cls = layer_class(file.config.variant)
+        into = cls(file.config, rngs=nnx.Rngs(0), param_dtype=name, _values=values)
     else:
-        check_dtype_on(into.config.variant, found.dtype or "float32")
+        check_dtype_on(into.config.variant, file.dtype or "float32")
         into.set_params(values)
     into.eval()
     return into
 
 
 def load_pretrained(
-    path: str | PathLike[str],
+    path: PathArg,
     /,
     layer: int,
     *,
@@ -163,28 +169,29 @@ def load_pretrained(
     report: Callable[[str], object] | None = None,
     **config: Any,
 ) -> Any:
-    """One layer's attention out of a model's folder, in evaluation mode: `config.json` says what it is.
+    """One layer's attention from a model's folder, in evaluation mode, as `config.json` describes it.
 
-    Only the tensors of that layer are read. What the layer cannot represent is refused.
+    Only the tensors of that layer are read. A model that our layer cannot represent is refused.
 
     Args:
         path: the folder with `config.json` and the weights, or one weight file or index in it.
         layer: the layer's number, from 0.
-        part: which block of attention, where a layer has several, such as "cross".
-        layout: the family, for a `config.json` that calls it by a name that nobody knows.
-        prefix: what stands before the family's keys, where the model is a part of another.
+        part: which block of attention, if a layer has several, such as "cross".
+        layout: the family, for a `config.json` with an unknown `model_type`.
+        prefix: what comes before the family's keys, if the model is a part of another.
         allow: fields of `config.json` that are unknown here and leave attention as it is.
-        dtype: the dtype wanted; the file's own by default.
-        cast: take a file of another dtype too and round it once to the one wanted.
+        dtype: the dtype to return; the file's own by default.
+        cast: accept a file of another dtype and round it once.
         finite: refuse NaN and infinities.
-        report: gets a text with the tensors that were read and those of the layer that were left out, such as `print`.
-        config: fields of the Config that no such file states: `dropout`, `max_positions`.
+        report: called with a text that names the tensors that were read and those that were ignored, such as `print`.
+        config: fields of the Config that such a file does not state: `dropout`, `max_positions`.
 
     Raises:
-        WeightFileError: the subclass that says what is wrong with the folder, or what cannot be represented.
+        WeightFileError: the subclass that says what is wrong with the folder, or cannot be represented.
+        OSError: a folder or file that does not exist.
         ValueError, TypeError: arguments that cannot be right.
     """
-    found = read_pretrained(
+    pretrained = read_pretrained(
         path,
         layer,
         part=part,
@@ -197,12 +204,14 @@ def load_pretrained(
         **config,
     )
     if report is not None:
-        report(found.report())
-    name = check_dtype_on(found.config.variant, found.dtype)
-    values = once(found.values)
-    made = layer_class(found.config.variant)(found.config, rngs=nnx.Rngs(0), param_dtype=name, _values=values)
-    made.eval()
-    return made
+        report(pretrained.report())
+    name = check_dtype_on(pretrained.config.variant, pretrained.dtype)
+    values = drain(pretrained.values)
+    loaded = layer_class(pretrained.config.variant)(
+        pretrained.config, rngs=nnx.Rngs(0), param_dtype=name, _values=values
+    )
+    loaded.eval()
+    return loaded
 
 
 def trace(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:

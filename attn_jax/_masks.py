@@ -50,7 +50,8 @@ def visibility(
     window leave each query a stretch of keys, and a running count along the keys says whether one of them is visible.
     """
     band = Band.of(t, s, causal, window)
-    if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
+    mask = mask.reshape((1,)) if mask is not None and mask.ndim == 0 else mask
+    if s == 0 or (mask is not None and mask.ndim > 1 and mask.shape[-2] > 1):
         allowed = attention_mask(mask, t, s, like=like, causal=causal, window=window)
         return allowed, allowed
     first_key, first_query = band.first_key(), band.first_query()

@@ -865,7 +865,7 @@ def adopt(tree: str) -> None:
     A primitive whose body was edited in the copy has no rule: its body itself then runs on error-carrying arrays, with
     wider bounds.
     """
-    for whole in (_ops, _vjp):
+    for whole in (_masks, _ops, _vjp):
         copy = import_module(whole.__name__.replace("attn_np", tree, 1))
         for name, function in vars(whole).items():
             if getattr(function, "__module__", "") == whole.__name__ and function in FUNCTIONS:

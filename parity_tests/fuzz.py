@@ -38,8 +38,9 @@ import numpy as np
 from attn_np import contract, weights
 from attn_np.contract import Config
 from attn_np.weights import WeightFile, layouts
-from attn_np.weights._files import seal
-from attn_np.weights._header import CODES, INDEX_SUFFIX
+from attn_np.weights._native import seal
+from attn_np.weights._paths import INDEX_SUFFIX
+from attn_np.weights._safetensors import CODES
 from attn_np.weights.layouts import _base
 from parity_tests.spoilt import FOREIGN, Sample, metadata_of, origins, sample
 

@@ -20,8 +20,9 @@ import numpy as np
 
 from attn_np import contract, weights
 from attn_np.contract import Config
-from attn_np.weights._files import seal
-from attn_np.weights._header import BITS, CODES, INDEX_SUFFIX, write_tensors
+from attn_np.weights._native import seal
+from attn_np.weights._paths import INDEX_SUFFIX
+from attn_np.weights._safetensors import BITS, CODES, write_tensors
 
 WHOLE, INDEX = "model.safetensors", f"model{INDEX_SUFFIX}"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

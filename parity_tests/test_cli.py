@@ -164,12 +164,12 @@ def test_check_of_our_own_file(tmp_path: Path) -> None:
 
 
 def test_check_of_a_folder(tmp_path: Path) -> None:
-    """A layer of a model in three frameworks: what was read, what was left out, and that they agree."""
+    """A layer of a model in three frameworks: what was read, what was ignored, and that they agree."""
     folder = model(tmp_path, LLAMA, llama())
     result = RUN.invoke(app, ["check", str(folder), "--layer", "1"])
     assert result.exit_code == 0, result.output
     assert "llama, decoder(" in result.output and "THEY AGREE" in result.output
-    assert "left out: model.layers.1." in result.output
+    assert "ignored: model.layers.1." in result.output
     for more, words in (
         ([], "pass layer="),
         (["--layer", "7"], "num_hidden_layers"),
@@ -206,7 +206,7 @@ def test_convert_goes_round(tmp_path: Path) -> None:
 def test_convert_a_layer_of_a_model(tmp_path: Path) -> None:
     folder = model(tmp_path / "model", LLAMA, llama())
     said = converted(folder, tmp_path / "ours.safetensors", "--layer", "1")
-    assert "left out: model.layers.1." in said
+    assert "ignored: model.layers.1." in said
     converted(tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors", "--to", "llama", "--to-layer", "1")
     held = weights.tensors(tmp_path / "theirs.safetensors")
     whole = llama()

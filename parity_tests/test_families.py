@@ -8,16 +8,17 @@ import pytest
 
 from attn_np import contract
 from attn_np.weights import WeightFileError
-from attn_np.weights._pretrained import described, recognised
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights._caller_config import layer_config
+from attn_np.weights._pretrained import find_family
+from attn_np.weights.layouts._hf_config import HFConfig
 
 Fields = dict[str, Any]
 
 
 def layer_of(stated: Fields, layer: int) -> contract.Config:
     """The config of a layer, every field of the file asked for."""
-    file = Stated("config.json", stated)
-    found = described(file, recognised(file, None)[1], layer, "")[1]
+    file = HFConfig("config.json", stated)
+    found = layer_config(file, find_family(file, None)[1], layer, "")[1]
     file.finish()
     return found
 
@@ -344,9 +345,9 @@ REFUSED: dict[str, tuple[Fields, str]] = {
     "Mistral with types": (MISTRAL | {"layer_types": ["full_attention"] * 32}, "'layer_types'"),
     "Mistral that turns in part": (
         MISTRAL | {"partial_rotary_factor": 0.5},
-        "'partial_rotary_factor': expected 1, as this family turns whole heads, got 0.5",
+        "'partial_rotary_factor': expected 1, as this family rotates whole heads, got 0.5",
     ),
-    "Mistral without a past": (MISTRAL | {"sliding_window": 0}, r"expected a layer that can be, got .*window"),
+    "Mistral without a past": (MISTRAL | {"sliding_window": 0}, r"expected a possible layer, got .*window"),
     "Qwen 2 with types but no window": (
         QWEN2 | {"layer_types": TYPES},
         "'sliding_window': expected a window for layer 0, with use_sliding_window, got None",
@@ -356,12 +357,15 @@ REFUSED: dict[str, tuple[Fields, str]] = {
         QWEN2 | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
         "'rope_scaling.rope_type': expected one of",
     ),
-    "Qwen 3 with a gate": (QWEN3 | {"attn_output_gate": True}, "'attn_output_gate': expected fields whose meaning"),
+    "Qwen 3 with a gate": (
+        QWEN3 | {"attn_output_gate": True},
+        "'attn_output_gate': expected fields with a known meaning",
+    ),
     "Gemma 2 in both directions": (
         GEMMA2 | {"use_bidirectional_attention": True},
         "'use_bidirectional_attention': expected one of False",
     ),
-    "Gemma 2 with a scale of nothing": (GEMMA2 | {"query_pre_attn_scalar": 0}, "expected a layer that can be"),
+    "Gemma 2 with a scale of nothing": (GEMMA2 | {"query_pre_attn_scalar": 0}, "expected a possible layer"),
     "Gemma 2 with two windows": (GEMMA2 | {"sliding_window_size": 512}, "'sliding_window_size': expected one of 4096"),
     "Gemma 3 in both directions": (
         GEMMA3 | {"use_bidirectional_attention": True},
@@ -377,7 +381,7 @@ REFUSED: dict[str, tuple[Fields, str]] = {
         "'rope_parameters.sliding_attention': expected the positions of such layers, got none",
     ),
     "Gemma 3 scaled twice": (GEMMA3 | BOTH3 | {"rope_scaling": {"factor": 8.0}}, "'rope_scaling': expected fields"),
-    "Gemma 3 in no pattern": (GEMMA3 | {"sliding_window_pattern": 0}, "expected a layer that can be"),
+    "Gemma 3 in no pattern": (GEMMA3 | {"sliding_window_pattern": 0}, "expected a possible layer"),
     "Gemma 3 that sees pictures": ({"model_type": "gemma3", "text_config": GEMMA3}, "'model_type': expected the name"),
     "Phi-3 with the first name of its factors": (
         PHI3 | {"rope_scaling": {"long_factor": [1], "short_factor": [1], "type": "su"}},
@@ -389,8 +393,11 @@ REFUSED: dict[str, tuple[Fields, str]] = {
     ),
     "Phi-3 with biases": (PHI3 | {"attention_bias": True}, "'attention_bias': expected one of False"),
     "Phi-3 with blocks": (PHI3 | {"full_attn_mod": 2}, "'full_attn_mod': expected one of 1"),
-    "Command R with a window": (COHERE | {"sliding_window": 4096}, "'sliding_window': expected fields whose meaning"),
-    "OLMo 2 with values cut off": (OLMO2 | {"clip_qkv": 8.0}, "'clip_qkv': expected fields whose meaning is known"),
+    "Command R with a window": (
+        COHERE | {"sliding_window": 4096},
+        "'sliding_window': expected fields with a known meaning",
+    ),
+    "OLMo 2 with values cut off": (OLMO2 | {"clip_qkv": 8.0}, "'clip_qkv': expected fields with a known meaning"),
     "gpt-oss whose attention is in a code": (
         GPT_OSS | {"quantization_config": {"modules_to_not_convert": ["lm_head"]}},
         "'quantization_config': expected 'model.layers.*.self_attn' in its modules_to_not_convert",

@@ -106,7 +106,11 @@ def test_picked_entries_and_their_gradient() -> None:
         want = np.array([[[x[n, h, t][index[n % b, t]] for t in range(5)] for h in range(3)] for n in range(2)])
         leaf = torch.from_numpy(x.copy()).requires_grad_()
         y = core["torch"].gather_last(leaf, torch.from_numpy(index))
-        found = (core["np"].gather_last(x, index), core["jax"].gather_last(jnp.asarray(x), jnp.asarray(index)), y.detach().numpy())
+        found = (
+            core["np"].gather_last(x, index),
+            core["jax"].gather_last(jnp.asarray(x), jnp.asarray(index)),
+            y.detach().numpy(),
+        )
         assert all(np.array_equal(np.asarray(one), want) for one in found)
         (grad,) = torch.autograd.grad(y, leaf, torch.from_numpy(dy))
         # Sums of small integers are exact.

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from attn_np import weights
-from attn_np.weights import _check, _errors, _files, _foreign, _header, _shards
+from attn_np.weights import _caller_config, _check, _errors, _key_prefix, _native, _safetensors, _shards
 from parity_tests import fuzz, spoilt
 from parity_tests._inputs import EXAMPLES, config_of
 from parity_tests.cli import app
@@ -63,7 +63,7 @@ def test_a_config_of_anything(variant: str, example: str, tmp_path: Path) -> Non
     for field in config.fields():
         for value in HOSTILE:
             fields = metadata | {"config": json.dumps(config.as_dict() | {field: value})}
-            fields["header_sha256"] = _files.seal(fields, stated)
+            fields["header_sha256"] = _native.seal(fields, stated)
             raw = json.dumps({"__metadata__": fields} | map_entries(header)).encode()
             raw += b" " * (-len(raw) % 8)
             path.write_bytes(len(raw).to_bytes(8, "little") + raw + data)
@@ -79,7 +79,7 @@ def map_entries(header: spoilt.Members) -> dict[str, dict[str, Any]]:
 
 
 def no_digest_of_tensors(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_files, "digest", lambda x: Anything())
+    patch.setattr(_native, "digest", lambda x: Anything())
 
 
 class Anything:
@@ -95,15 +95,15 @@ class Anything:
 
 
 def no_digest_of_the_header(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_files, "_digests", lambda file: json.loads(file.metadata["sha256"]))
+    patch.setattr(_native, "stated_digests", lambda file, metadata: json.loads(metadata["sha256"]))
 
 
 def no_check_of_places(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_header.TensorFile, "_places", lambda self: None)
+    patch.setattr(_safetensors.TensorFile, "_check_offsets", lambda self: None)
 
 
 def the_last_of_two_names_counts(patch: pytest.MonkeyPatch) -> None:
-    real = _header.parsed
+    real = _safetensors.parse_json
 
     def parsed(path: str, raw: bytes, what: str) -> dict[str, Any]:
         try:
@@ -114,25 +114,25 @@ def the_last_of_two_names_counts(patch: pytest.MonkeyPatch) -> None:
             except ValueError:
                 raise error from None
 
-    for module in (_header, _files, _shards):
-        patch.setattr(module, "parsed", parsed)
+    for module in (_safetensors, _native, _shards):
+        patch.setattr(module, "parse_json", parsed)
 
 
 def any_booleans(patch: pytest.MonkeyPatch) -> None:
-    real = _header.TensorFile.read
+    real = _safetensors.TensorFile.read
 
-    def read(self: _header.TensorFile, name: str) -> np.ndarray:
+    def read(self: _safetensors.TensorFile, name: str) -> np.ndarray:
         entry = self.entries[name]
         if entry.code != "BOOL":
             return real(self, name)
         self._stream.seek(self._start + entry.begin)
         return np.frombuffer(self._stream.read(entry.end - entry.begin), "?").reshape(entry.shape)
 
-    patch.setattr(_header.TensorFile, "read", read)
+    patch.setattr(_safetensors.TensorFile, "read", read)
 
 
 def any_names(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_header, "check_name", lambda path, name: None)
+    patch.setattr(_safetensors, "check_name", lambda path, name: None)
 
 
 def infinite_weights(patch: pytest.MonkeyPatch) -> None:
@@ -140,42 +140,43 @@ def infinite_weights(patch: pytest.MonkeyPatch) -> None:
 
 
 def half_characters(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_header, "is_text", lambda value: isinstance(value, str))
+    patch.setattr(_safetensors, "is_text", lambda value: isinstance(value, str))
 
 
 def words_as_they_stand(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_errors, "shown", lambda text, most=0: text)
+    patch.setattr(_errors, "printable", lambda text, limit=0: text)
 
 
 def unchecked_shards(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_shards.ShardedFile, "_check_path", lambda self, name: None)
-    patch.setattr(_shards.ShardedFile, "_place", lambda self, name: f"{self._folder}/{name}")
+    patch.setattr(_shards.ShardedFile, "_shard_path", lambda self, name: f"{self._folder}/{name}")
 
 
 def more_memory_than_the_file(patch: pytest.MonkeyPatch) -> None:
-    real = _header.parsed
+    real = _safetensors.parse_json
 
     def greedy(path: str, raw: bytes, what: str) -> dict[str, Any]:
         np.ones(fuzz.MEMORY // 8 + 1)
         return real(path, raw, what)
 
-    patch.setattr(_header, "parsed", greedy)
+    patch.setattr(_safetensors, "parse_json", greedy)
 
 
 def forever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fuzz, "SECONDS", 2.0**-7)  # so that the test need not wait a second
-    real = _header.parsed
+    real = _safetensors.parse_json
 
     def slow(path: str, raw: bytes, what: str) -> dict[str, Any]:
         while b"\\" not in raw:
             pass
         return real(path, raw, what)
 
-    patch.setattr(_header, "parsed", slow)
+    patch.setattr(_safetensors, "parse_json", slow)
 
 
 def a_missing_tensor_is_left_out(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_foreign, "compare_keys", lambda *args: None)
+    for module in (_key_prefix, _caller_config):
+        patch.setattr(module, "compare_keys", lambda *args: None)
 
 
 # What the finding says, as a pattern, and a file shortly before the first that shows it: the hunt starts there.

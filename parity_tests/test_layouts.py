@@ -18,7 +18,7 @@ from attn_np import contract, weights
 from attn_np.contract import Config
 from attn_np.weights import layouts
 from attn_np.weights.layouts import _base
-from attn_np.weights.layouts._rearrange import joined, parse, rearrange, reverse, solve
+from attn_np.weights.layouts._rearrange import concatenation, parse, rearrange, reverse, solve
 from parity_tests._inputs import EXAMPLES, TREES, Arrays, config_of
 from parity_tests.candidates import numpy_layer
 from parity_tests.cases import Case
@@ -84,7 +84,7 @@ def test_a_pattern_that_loses_something_is_refused(pattern: str) -> None:
 
 def test_bars_join_arrays_of_several_sizes() -> None:
     sizes = {"g": 2, "r": 3, "h": 6, "k": 5, "v": 7, "d": 11}
-    held: Any = joined("(g (r k | k | v)) d -> d (g r) k, d g k, d g v")
+    held: Any = concatenation("(g (r k | k | v)) d -> d (g r) k, d g k, d g v")
     x = np.arange(54 * 11).reshape(54, 11)
     q, k, v = held.split(x, sizes)
     for d, g in np.ndindex(11, 2):
@@ -92,12 +92,12 @@ def test_bars_join_arrays_of_several_sizes() -> None:
         assert all(k[d, g, n] == x[27 * g + 15 + n, d] for n in range(5))
         assert all(v[d, g, n] == x[27 * g + 20 + n, d] for n in range(7))
     assert np.array_equal(held.join([q, k, v], sizes), x)
-    apart: Any = joined("d (h k | g v) -> d h k, g v d")
+    apart: Any = concatenation("d (h k | g v) -> d h k, g v d")
     x = np.arange(11 * 44).reshape(11, 44)
     q, v = apart.split(x, sizes)
     assert q[3, 4, 2] == x[3, 22] and v[1, 4, 3] == x[3, 41]
     assert np.array_equal(apart.join([q, v], sizes), x)
-    assert apart.solve((11, 44), {}) == {"d": 11} and joined("a b -> b a") is None
+    assert apart.solve((11, 44), {}) == {"d": 11} and concatenation("a b -> b a") is None
     with pytest.raises(ValueError, match="expected an array"):
         apart.split(x[:, 1:], sizes)
 
@@ -107,7 +107,7 @@ def test_bars_join_arrays_of_several_sizes() -> None:
 )
 def test_bars_that_are_unclear_are_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="expected"):
-        joined(pattern)
+        concatenation(pattern)
 
 
 # The tables -----------------------------------------------------------------------------------------------------------
@@ -141,15 +141,15 @@ def test_a_table_speaks_of_parameters_and_fields_that_exist(name: str, variant: 
         configs = [held for config in configs if (held := reduced(table, config))]
     params = {n: p.axes for config in configs for n, p in config.params().items()}
     covered = set(table.zeros)
-    for ours, keys, pattern in _base.expanded(table, params):
+    for ours, keys, pattern in _base.expand_rules(table, params):
         covered |= set(ours)
-        assert joined(pattern) is None or len(keys) == 1
-        if joined(pattern) is None and len(ours) == 1 and layout.variant is None:
+        assert concatenation(pattern) is None or len(keys) == 1
+        if concatenation(pattern) is None and len(ours) == 1 and layout.variant is None:
             # Where one array becomes one parameter, the letters are the contract's own, but for an axis out of several.
             pairs = zip(parse(pattern)[1], params[ours[0]].split(), strict=True)
             assert all(axis == (letter,) for axis, letter in pairs if len(axis) == 1)
     assert covered >= set(params)
-    assert {key for keys, _ in table.rules.values() for key in _base.several(keys)} >= {*table.shared, *table.above}
+    assert {key for keys, _ in table.rules.values() for key in _base.as_tuple(keys)} >= {*table.shared, *table.above}
 
 
 def drawn(config: Config, dtype: str = "float32") -> Arrays:
@@ -190,7 +190,7 @@ def cases() -> Iterator[tuple[str, str, str]]:
 def asked(table: layouts.Table, config: Config) -> dict[str, Any]:
     """What a caller must say, as the arrays do not: heads, and fields that leave the arrays as they are."""
     names = [name for name in ("num_heads", *table.free) if name in config.fields() and name in table.fields()]
-    if any(joined(pattern) for _, pattern in table.rules.values()):
+    if any(concatenation(pattern) for _, pattern in table.rules.values()):
         sizes = config.sizes()
         return {name: getattr(config, name) for name in names} | {n: sizes[x] for n, x in table.sizes.items()}
     return {name: getattr(config, name) for name in names}
@@ -202,14 +202,14 @@ def test_both_directions_are_bit_identical(name: str, kept: str, example: str, d
     layout, file = layouts.get(name), tmp_path / "theirs.safetensors"
     table, config = layout.tables[kept], config_of(layout.variant_of(kept), example)
     part = layout.parts()[-1]
-    layer: dict[str, Any] = {"layer": 3} if "{layer}" in layout.starts(part)[0] else {}
+    layer: dict[str, Any] = {"layer": 3} if "{layer}" in layout.prefixes_of(part)[0] else {}
     layer |= {"part": part} if part else {}
     tables = [layout.tables[known] for known in layout.tables_of(config.variant)]
-    if not any(_base.exportable(one, config) == [] for one in tables):
+    if not any(_base.unsupported_fields(one, config) == [] for one in tables):
         with pytest.raises(weights.ConfigMismatchError, match=f"a config that {name} can hold"):
             weights.write(file, config, drawn(config, dtype), layout=name, **layer)
     config = reduced(table, config)
-    if config is None or layout.holding(config) != kept:
+    if config is None or layout.table_for(config) != kept:
         return
     values = drawn(config, dtype)
     values |= {key: np.zeros_like(values[key]) for key in table.zeros if key in values}
@@ -232,7 +232,7 @@ def test_each_table_holds_some_example(name: str) -> None:
     layout = layouts.get(name)
     for chosen, table in layout.tables.items():
         held = [reduced(table, config) for config in contract.examples(layout.variant_of(chosen)).values()]
-        assert any(config is not None and layout.holding(config) == chosen for config in held)
+        assert any(config is not None and layout.table_for(config) == chosen for config in held)
 
 
 # BERT -----------------------------------------------------------------------------------------------------------------
@@ -575,7 +575,7 @@ def test_conversions_that_would_lose_something() -> None:
         config = contract.config("mha", d_model=6, num_heads=2, **fields)
         with pytest.raises(weights.ConfigMismatchError, match=f"{next(iter(fields))}="):
             weights.convert(config, drawn(config), "fused_qkv")
-    with pytest.raises(ValueError, match="nothing is known to equal it"):
+    with pytest.raises(ValueError, match="it has no equal"):
         weights.convert(config_of("gru", "single"), drawn(config_of("gru", "single")), "mha")
     with pytest.raises(ValueError, match="did you mean 'fused_qkv'"):
         weights.convert(BERT, drawn(BERT), "fused_qvk")
@@ -675,7 +675,7 @@ def test_blocks_shared_keys_and_biases_that_are_not_there(tmp_path: Path, monkey
     assert held[f"{start}qkv.weight"][11 + 3 + 2, 6] == values["w_k"][6, 1, 2]
     assert held[f"{start}qv.bias"][6 + 5 + 4] == values["b_v"][1, 4]
     found = weights.read(file, variant="t5_bias", **where, **sizes)
-    assert bits(found.values) == bits(values) and found.config == _base.settled(config)
+    assert bits(found.values) == bits(values) and found.config == _base.canonical(config)
     with pytest.raises(ValueError, match=r"expected part= to be one of encoder, cross, got None"):
         weights.read(file, variant="t5_bias", layout="nobody", layer=3, **sizes)
     with pytest.raises(weights.MissingKeysError, match=r"decoder\.block\.3"):

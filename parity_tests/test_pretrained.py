@@ -91,7 +91,7 @@ def test_what_was_left_out_is_said(tmp_path: Path) -> None:
     assert found.family == "llama"
     assert {key.rpartition("self_attn.")[2] for key in found.keys} == {f"{n}_proj.weight" for n in "qkvo"}
     mine = {key for key in llama() if key.startswith("model.layers.1.")}
-    assert set(found.keys) | set(found.left_out) == mine and not set(found.keys) & set(found.left_out)
+    assert set(found.keys) | set(found.ignored) == mine and not set(found.keys) & set(found.ignored)
     for tree in TREES.values():
         said: list[str] = []
         tree.package.load_pretrained(folder, 1, report=said.append)
@@ -103,7 +103,7 @@ def test_fields_that_no_file_states(tmp_path: Path) -> None:
     for tree in TREES.values():
         config = tree.package.load_pretrained(folder, 0, dropout=0.5, max_positions=9).config
         assert (config.dropout, config.max_positions) == (0.5, 9)
-        with pytest.raises(TypeError, match="dropout, max_positions of decoder alone beside what"):
+        with pytest.raises(TypeError, match="expected only dropout, max_positions of decoder beside the fields"):
             tree.package.load_pretrained(folder, 0, num_heads=2)
 
 
@@ -205,31 +205,31 @@ def test_rotary_positions_in_every_spelling(case: str, tmp_path: Path) -> None:
 UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
     "another family": (
         {"model_type": "mamba"},
-        "'model_type': expected the name of a family that is known, got 'mamba'",
+        "'model_type': expected the name of a known family, got 'mamba'",
     ),
     "no family": ({"model_type": None}, "'model_type': .* got None"),
     "a rope type": (
         {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}},
         "'rope_parameters.rope_type': expected one of 'default', 'linear'.*, got 'proportional'",
     ),
-    "a field": ({"attention_sinks": 4}, "'attention_sinks': expected fields whose meaning is known.* pass allow="),
+    "a field": ({"attention_sinks": 4}, "'attention_sinks': expected fields with a known meaning.* pass allow="),
     "a field of positions": (
         {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [1, 1]}},
         "'rope_parameters.mrope_section'",
     ),
     "a share of the head": (
         {"partial_rotary_factor": 0.5},
-        "'partial_rotary_factor': expected 1, as this family turns whole heads, got 0.5",
+        "'partial_rotary_factor': expected 1, as this family rotates whole heads, got 0.5",
     ),
     "weights in a code": (
         {"quantization_config": {"bits": 4}},
         "'quantization_config': .*quantised ones",
     ),
     "heads that are text": ({"num_attention_heads": "3"}, "'num_attention_heads': expected an integer from 0, got '3'"),
-    "no heads": ({"num_attention_heads": 0}, "expected a layer that can be"),
+    "no heads": ({"num_attention_heads": 0}, "expected a possible layer"),
     "no width": ({"hidden_size": None}, "'hidden_size': expected this field, got none"),
     "a flag that is a number": ({"attention_bias": 1}, "'attention_bias': expected true or false, got 1"),
-    "heads that don't fit": ({"num_key_value_heads": 2}, "expected a layer that can be, got .*num_kv_heads"),
+    "heads that don't fit": ({"num_key_value_heads": 2}, "expected a possible layer, got .*num_kv_heads"),
     "scaling without a factor": (
         {"rope_parameters": {"rope_type": "linear"}},
         "'rope_parameters.factor': expected this field, got none",

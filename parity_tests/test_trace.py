@@ -14,7 +14,7 @@ import attn_torch
 from attn_np import contract
 from attn_np.weights import tensors
 from attn_np.weights._errors import WeightFileError
-from attn_np.weights._header import TensorFile, write_tensors
+from attn_np.weights._safetensors import TensorFile, write_tensors
 from parity_tests import Trace, compare, load, record, replay
 from parity_tests.cases import CALLS, Case, draw
 from parity_tests.cli import app

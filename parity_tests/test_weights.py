@@ -26,7 +26,7 @@ from flax import nnx
 
 from attn_np import contract, weights
 from attn_np.contract import Config
-from attn_np.weights import _cast, _files, _header, _shards
+from attn_np.weights import _cast, _native, _safetensors, _shards
 from attn_np.weights.layouts._base import differences
 from parity_tests._inputs import EXAMPLES, TREES, Arrays, Tree, config_of
 
@@ -233,7 +233,7 @@ def test_rounding_is_to_the_nearest_once(dtype: str) -> None:
     low = [smallest * f for f in (0.25, 0.5, 0.5 + 2.0**-30, 1.5, 1.5 - 2.0**-40, 2.5, 7.3)]
     x = np.array([*near, *low, *rng.normal(size=200), *(rng.normal(size=50) * smallest * 8)])
     x = np.concatenate([x, -x])
-    y = _cast.rounded(x, dtype)
+    y = _cast.round_to(x, dtype)
     below, above = neighbours(y)
     even = (y.view(f"u{y.itemsize}") & 1) == 0
     for value, got, down, up, tie_ok in zip(x, y, below, above, even, strict=True):
@@ -242,8 +242,8 @@ def test_rounding_is_to_the_nearest_once(dtype: str) -> None:
             distance = abs(Fraction(float(value)) - Fraction(float(other)))
             assert error < distance or (error == distance and tie_ok), (value, got, other)
     assert np.array_equal(np.signbit(x), np.signbit(y))
-    assert np.isinf(_cast.rounded(np.array([1e300, -1e300]), dtype)).all()
-    assert np.isnan(_cast.rounded(np.array([np.nan]), dtype)).all()
+    assert np.isinf(_cast.round_to(np.array([1e300, -1e300]), dtype)).all()
+    assert np.isnan(_cast.round_to(np.array([np.nan]), dtype)).all()
 
 
 # Wrong files ----------------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def sealed(header: dict[str, Any], data: bytes) -> bytes:
         digests[name] = hashlib.sha256(data[begin:end]).hexdigest()
     metadata["sha256"] = json.dumps(digests)
     stated = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()}
-    metadata["header_sha256"] = _files.seal(metadata, stated)
+    metadata["header_sha256"] = _native.seal(metadata, stated)
     return assemble(header, data)
 
 
@@ -354,7 +354,7 @@ def replaced(name: str, x: np.ndarray) -> Edit:
         entries, blob = {}, b""
         for key in sorted(arrays, key=lambda key: -arrays[key].itemsize):
             begin, blob = len(blob), blob + arrays[key].tobytes()
-            code = _header.CODES[arrays[key].dtype.name]
+            code = _safetensors.CODES[arrays[key].dtype.name]
             entries |= tensor(key, begin, len(blob), list(arrays[key].shape), code)
         return sealed({"__metadata__": header["__metadata__"]} | entries, blob)
 
@@ -614,7 +614,7 @@ def metadata_of(path: Path) -> dict[str, str]:
 def sharded(folder: Path, metadata: dict[str, str], values: Arrays = VALUES) -> Path:
     """A file of ours in two shards and their index."""
     for shard, keys in HALVES.items():
-        _header.write_tensors(folder / shard, {key: values[key] for key in keys}, metadata)
+        _safetensors.write_tensors(folder / shard, {key: values[key] for key in keys}, metadata)
     shard_of = {key: shard for key in values for shard in HALVES if key in HALVES[shard]}
     index = folder / "model.safetensors.index.json"
     total = sum(x.nbytes for x in values.values())
@@ -665,7 +665,7 @@ def linked(target: str) -> Spoil:
 
 def other_metadata(index: Path) -> None:
     shard = index.parent / SECOND
-    _header.write_tensors(shard, weights.tensors(shard), metadata_of(index.parent / "whole") | {"version": "0"})
+    _safetensors.write_tensors(shard, weights.tensors(shard), metadata_of(index.parent / "whole") | {"version": "0"})
 
 
 def as_folder(index: Path) -> None:
@@ -807,13 +807,13 @@ def test_harmless_differences_of_an_index(tmp_path: Path) -> None:
 def test_only_the_shards_asked_for_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index, opened = sharded(tmp_path, {}), []
 
-    class Watched(_header.TensorFile):
+    class Watched(_safetensors.TensorFile):
         def __init__(self, path: str) -> None:
             opened.append(os.path.basename(path))
             super().__init__(path)
 
     monkeypatch.setattr(_shards, "TensorFile", Watched)
-    with _shards.opened(index) as file:
+    with _shards.open_tensors(index) as file:
         assert list(file.entries) == list(VALUES)
         assert "w_k" in file.entries
         assert len(file.entries) == len(VALUES)
@@ -860,7 +860,7 @@ def test_a_file_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -
         assert WORDS.fullmatch(message)
         return message
 
-    assert "holds none" in words(tmp_path / "layer.safetensors", FileNotFoundError)
+    assert "has none" in words(tmp_path / "layer.safetensors", FileNotFoundError)
     assert "there is no folder" in words(tmp_path / "x" / "layer.safetensors", FileNotFoundError)
     index = sharded(tmp_path, {})
     assert f"did you mean {index.name!r}" in words(tmp_path / "mode.safetensors.index.json", FileNotFoundError)
@@ -873,7 +873,7 @@ def test_two_layers_of_one_number_are_the_files_fault(tmp_path: Path) -> None:
     arrays = weights.tensors(file)
     for other in ("encoder.layer.00.", "bert.encoder.layer.0."):
         twice = arrays | {key.replace("encoder.layer.0.", other): x for key, x in arrays.items()}
-        _header.write_tensors(file, twice, {})
+        _safetensors.write_tensors(file, twice, {})
         with pytest.raises(weights.UnexpectedKeysError, match="one layer of each number"):
             weights.read(file, layout="bert", layer=0, num_heads=2)
 
@@ -990,7 +990,7 @@ def test_tensors_of_any_file(tmp_path: Path) -> None:
 def test_a_file_cut_while_it_is_read(tmp_path: Path) -> None:
     file, config = tmp_path / "layer.safetensors", contract.config("mha", d_model=80, num_heads=2)
     weights.write(file, config, weights.draw(config, 0, "float32"))  # larger than what was read ahead
-    with _header.TensorFile(file) as opened:
+    with _safetensors.TensorFile(file) as opened:
         os.truncate(file, file.stat().st_size - 8)
         last = max(opened.entries, key=lambda name: opened.entries[name].end)
         with pytest.raises(weights.TruncatedFileError, match="changed"):
@@ -1031,7 +1031,7 @@ def test_a_cast_is_asked_for(name: str, tmp_path: Path) -> None:
             with pytest.raises(weights.DtypeMismatchError, match="cast=True"):
                 tree.package.load(file, **options)
         assert bits(values_of(tree, layer)) == before
-        expected = bits({n: _cast.rounded(x, dtype) for n, x in values.items()})
+        expected = bits({n: _cast.round_to(x, dtype) for n, x in values.items()})
         assert bits(values_of(tree, tree.package.load(file, dtype=dtype, cast=True))) == expected
         assert bits(values_of(tree, tree.package.load(file, into=layer, cast=True))) == expected
     with pytest.raises(ValueError, match="expected dtype= with cast=True"):
@@ -1074,7 +1074,7 @@ def test_a_cast_may_not_lose_integers(tmp_path: Path) -> None:
         if fits:
             assert weights.read(file, dtype="float32", cast=True).values["w_q"].max() == value
         else:
-            with pytest.raises(weights.DtypeMismatchError, match="does not hold"):
+            with pytest.raises(weights.DtypeMismatchError, match="does not have"):
                 weights.read(file, dtype="float32", cast=True)
 
 

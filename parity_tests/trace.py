@@ -17,7 +17,7 @@ import numpy as np
 from attn_np import contract
 from attn_np._ops import DTYPES
 from attn_np.weights import tensors
-from attn_np.weights._header import TensorFile, write_tensors
+from attn_np.weights._safetensors import TensorFile, write_tensors
 from parity_tests.candidates import (
     Candidate,
     Outcome,

@@ -3,17 +3,17 @@
 import numpy as np
 
 from attn_np.contract import Config
-from attn_np.weights._cast import rounded
+from attn_np.weights._cast import round_to
 
 BITS = 24
 
 
 def draw(config: Config, seed: int, dtype: str) -> dict[str, np.ndarray]:
-    """Every parameter by its dotted name: where it starts, else uniform in (-1/sqrt(fan), 1/sqrt(fan)).
+    """Every parameter by its dotted name: its start value if the contract has one, else uniform within 1/sqrt(fan).
 
     Each parameter has a PCG64 stream of its own from (seed, name), so that adding one moves no other. Odd multiples of
     2^-24 are exact in float64; they are scaled by the fan and rounded once to the dtype, here, because the
-    frameworks' casts differ. What a seed gives never changes: golden digests in the tests hold it.
+    frameworks' casts differ. The values of a seed never change: golden digests in the tests fix them.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"{config.variant}: expected seed to be an integer from 0, got {seed!r}; set seed=")
@@ -22,10 +22,10 @@ def draw(config: Config, seed: int, dtype: str) -> dict[str, np.ndarray]:
     for name, shape in shapes.items():
         start = starts[name]
         if start is not None:
-            values[name] = rounded(np.full(shape, start), dtype)
+            values[name] = round_to(np.full(shape, start), dtype)
             continue
         stream = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=tuple(name.encode())))
         raw = stream.random_raw(int(np.prod(shape, dtype=np.int64))) >> (64 - BITS)
         uniform = (2.0 * raw.astype(np.float64) + 1.0 - 2.0**BITS) / 2.0**BITS
-        values[name] = rounded(uniform / np.sqrt(np.float64(fans[name])), dtype).reshape(shape)
+        values[name] = round_to(uniform / np.sqrt(np.float64(fans[name])), dtype).reshape(shape)
     return values

@@ -1,4 +1,4 @@
-"""What a weight file can be refused for: one exception class per reason, each naming what is wrong and what to do."""
+"""Why a weight file is refused: one exception class per reason, each naming what is wrong and what to do."""
 
 from collections.abc import Iterable, Sequence
 from os import PathLike, fspath
@@ -38,23 +38,23 @@ class WeightFileError(ValueError):
         file: the file's path.
         key: the tensor or field it is about, or None.
         expected: the rule.
-        found: what the file holds instead.
+        got: the file's content instead.
         todo: what to do about it.
     """
 
-    def __init__(self, file: str | PathLike[str], key: str | None, expected: str, found: str, todo: str) -> None:
+    def __init__(self, file: str | PathLike[str], key: str | None, expected: str, got: str, todo: str) -> None:
         # All five are arguments of the exception, so that it survives pickling between processes.
-        super().__init__(fspath(file), key, expected, found, todo)
-        self.file, self.key, self.expected, self.found, self.todo = fspath(file), key, expected, found, todo
+        super().__init__(fspath(file), key, expected, got, todo)
+        self.file, self.key, self.expected, self.got, self.todo = fspath(file), key, expected, got, todo
 
     def __str__(self) -> str:
-        where = self.file if self.key is None else f"{self.file}: {shown(repr(self.key))}"
-        return shown(where, None) + f": expected {shown(self.expected)}, got {shown(self.found)}; {shown(self.todo)}"
+        where = printable(self.file if self.key is None else f"{self.file}: {printable(repr(self.key))}", None)
+        return f"{where}: expected {printable(self.expected)}, got {printable(self.got)}; {printable(self.todo)}"
 
 
-def shown(text: str, most: int | None = 800) -> str:
-    """Text that neither steers the terminal nor fills it, whatever a file holds."""
-    text = text if most is None or len(text) <= most else f"{text[:most]} ..."
+def printable(text: str, limit: int | None = 800) -> str:
+    """Text that neither steers the terminal nor fills it, whatever a file contains."""
+    text = text if limit is None or len(text) <= limit else f"{text[:limit]} ..."
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -67,7 +67,7 @@ class TrailingDataError(WeightFileError):
 
 
 class HeaderLimitError(WeightFileError):
-    """The header is larger than a header of weights can be."""
+    """The header, or a list in it, is larger than weights need."""
 
 
 class HeaderSyntaxError(WeightFileError):
@@ -75,15 +75,15 @@ class HeaderSyntaxError(WeightFileError):
 
 
 class DuplicateKeyError(WeightFileError):
-    """A name stands twice in the header, so that readers would disagree on which counts."""
+    """The header has a name twice, so that readers would disagree on which counts."""
 
 
 class KeyNameError(WeightFileError):
-    """A tensor's name is empty, too long, or holds characters or path parts that no parameter's name has."""
+    """A tensor's name is empty, too long, or has characters or path parts that no parameter's name has."""
 
 
 class LayoutError(WeightFileError):
-    """The tensors' places in the file overlap, leave a hole, or do not fit their shapes."""
+    """The tensors' offsets overlap, leave a hole, or do not fit their shapes."""
 
 
 class UnsupportedEncodingError(WeightFileError):
@@ -95,11 +95,11 @@ class UnsafeFormatError(WeightFileError):
 
 
 class UnsafePathError(WeightFileError):
-    """An index names a shard that does not lie in its own folder."""
+    """An index names a shard outside its own folder."""
 
 
 class ShardIndexError(WeightFileError):
-    """The index and its shards do not fit: a shard is not there, or holds other tensors than the index says."""
+    """The index and its shards do not fit: a shard is missing, or has other tensors than the index says."""
 
 
 class MissingKeysError(WeightFileError):
@@ -107,7 +107,7 @@ class MissingKeysError(WeightFileError):
 
 
 class UnexpectedKeysError(WeightFileError):
-    """The file holds tensors that the layer does not know."""
+    """The file has tensors that the layer does not know."""
 
 
 class ShapeMismatchError(WeightFileError):
@@ -115,7 +115,7 @@ class ShapeMismatchError(WeightFileError):
 
 
 class DtypeMismatchError(WeightFileError):
-    """A tensor has another dtype than the layer, or cannot be cast without losing what it holds."""
+    """A tensor has another dtype than the layer, or cannot be cast without loss."""
 
 
 class NonFiniteWeightError(WeightFileError):
@@ -123,7 +123,7 @@ class NonFiniteWeightError(WeightFileError):
 
 
 class DigestMismatchError(WeightFileError):
-    """The bytes are not those that were written."""
+    """The bytes differ from those that were written."""
 
 
 class ConfigMismatchError(WeightFileError):
@@ -134,44 +134,42 @@ class LayoutTagError(WeightFileError):
     """The file does not say which layout its tensors have, or names one that does not fit."""
 
 
-def listed(names: Iterable[str]) -> str:
+def first_names(names: Iterable[str]) -> str:
     """The first few names, and how many more."""
     names = list(names)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return (", ".join(map(repr, names[:SHOWN])) or "none") + more
 
 
-def compare_keys(file: str, needed: Sequence[str], found: Sequence[str]) -> None:
-    """Refuse a file that lacks keys or holds unknown ones.
+def compare_keys(file: str, expected: Sequence[str], got: Sequence[str]) -> None:
+    """Refuse a file that lacks keys or has unknown ones.
 
     Raises:
-        MissingKeysError, UnexpectedKeysError: naming all of them, and the nearest that are there.
+        MissingKeysError, UnexpectedKeysError: naming all of them, and the nearest keys of the file.
     """
-    missing, unexpected = sorted(set(needed) - set(found)), sorted(set(found) - set(needed))
+    missing, unexpected = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
     if missing:
-        rest = unexpected or sorted(found)
-        hint = nearest(missing[0], rest[: SHOWN * 4]) if rest else "the file holds no tensor"
-        todo = f"for {missing[0]!r} {hint}" if rest else hint
-        raise MissingKeysError(file, missing[0], f"the keys {listed(missing)}", f"keys {listed(rest)}", todo)
-    if unexpected:
-        todo = f"check variant, config and layout; for {unexpected[0]!r} {nearest_of(unexpected, needed)}"
-        raise UnexpectedKeysError(
-            file, unexpected[0], f"{len(needed)} keys of the layer and no other", f"also {listed(unexpected)}", todo
+        others = unexpected or sorted(got)
+        hint = nearest(missing[0], others[: SHOWN * 4]) if others else "the file has no tensor"
+        todo = f"for {missing[0]!r} {hint}" if others else hint
+        raise MissingKeysError(
+            file, missing[0], f"the keys {first_names(missing)}", f"keys {first_names(others)}", todo
         )
+    if unexpected:
+        hint = nearest(unexpected[0], list(expected[: SHOWN * 4])) if expected else "the layer has no parameters"
+        todo = f"check variant, config and layout; for {unexpected[0]!r} {hint}"
+        rule = f"{len(expected)} keys of the layer and no other"
+        raise UnexpectedKeysError(file, unexpected[0], rule, f"also {first_names(unexpected)}", todo)
 
 
-def nearest_of(names: Sequence[str], known: Sequence[str]) -> str:
-    return nearest(names[0], list(known)[: SHOWN * 4]) if known else "there is no place, as the layer has none"
-
-
-def compare_shape(file: str, key: str, expected: tuple[int, ...], found: tuple[int, ...], axes: str) -> None:
-    """Refuse a tensor of another shape; say so where it is the transpose of the one expected.
+def compare_shape(file: str, key: str, expected: tuple[int, ...], got: tuple[int, ...], axes: str) -> None:
+    """Refuse a tensor of another shape; say so where it is the transpose of the expected one.
 
     Raises:
         ShapeMismatchError: naming both shapes.
     """
-    if found == expected:
+    if got == expected:
         return
-    turned = " (the transpose of expected)" if found == expected[::-1] else ""
-    todo = "transpose it, or name the layout= it is in" if turned else "check the config that the layer was built with"
-    raise ShapeMismatchError(file, key, f"shape {expected} with axes {axes!r}", f"{found}{turned}", todo)
+    transposed = " (the transpose of expected)" if got == expected[::-1] else ""
+    todo = "transpose it, or name its layout=" if transposed else "check the layer's config"
+    raise ShapeMismatchError(file, key, f"shape {expected} with axes {axes!r}", f"{got}{transposed}", todo)

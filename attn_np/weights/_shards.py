@@ -1,13 +1,12 @@
-"""One file or many: an index says which shard holds each tensor, and both are read in the same way.
+"""One file or many: an index maps each tensor to its shard, and both are read in the same way.
 
-The index is that of Hugging Face, `{"metadata": {...}, "weight_map": {tensor: shard}}`, and its shards lie beside it. A
+The index is that of Hugging Face, `{"metadata": {...}, "weight_map": {tensor: shard}}`, with its shards beside it. A
 shard is opened when one of its tensors is needed: the others may be absent.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -18,22 +17,23 @@ from attn_np.weights._errors import (
     MissingKeysError,
     ShardIndexError,
     UnsafePathError,
-    listed,
+    first_names,
 )
-from attn_np.weights._header import INDEX_SUFFIX, MAX_HEADER, Entry, TensorFile, check_name, open_file, parsed, sizes
+from attn_np.weights._paths import INDEX_SUFFIX, PathArg, open_regular, path_text
+from attn_np.weights._safetensors import MAX_HEADER, Entry, TensorFile, are_sizes, check_name, parse_json
 
 MAX_SHARDS = 512
-AGAIN = "get the index and its shards again, from one place"
+GET_AGAIN = "get the index and its shards again, from one place"
 
 
 class ShardEntries(Mapping[str, Entry]):
-    """The tensors of an index: their names at once, each dtype, shape and place from the shard that holds it."""
+    """The tensors of an index: names from the index, the dtype, shape and offsets from the tensor's shard."""
 
-    def __init__(self, shard_of: Mapping[str, str], shard: Callable[[str], TensorFile]) -> None:
-        self._shard_of, self._shard = shard_of, shard
+    def __init__(self, shard_of: Mapping[str, str], open_shard: Callable[[str], TensorFile]) -> None:
+        self._shard_of, self._open_shard = shard_of, open_shard
 
     def __getitem__(self, name: str) -> Entry:
-        return self._shard(self._shard_of[name]).entries[name]
+        return self._open_shard(self._shard_of[name]).entries[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._shard_of  # without opening a shard
@@ -46,7 +46,7 @@ class ShardEntries(Mapping[str, Entry]):
 
 
 class ShardedFile:
-    """An open index that offers what a `TensorFile` does.
+    """An open index with the interface of a `TensorFile`.
 
     Attributes:
         path: the index.
@@ -54,14 +54,15 @@ class ShardedFile:
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the index or a shard.
+        OSError: no regular file at the path.
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = os.fspath(path)
+    def __init__(self, path: PathArg) -> None:
+        self.path = path_text(path)
         self._folder = os.path.dirname(self.path)
-        index = self._index()
+        index = self._read_index()
         self._shard_of = self._weight_map(index.get("weight_map"))
-        self._total = self._total_size(index.get("metadata", {}))
+        self._total_size = self._stated_size(index.get("metadata", {}))
         self._keys: dict[str, set[str]] = {}
         for key, name in self._shard_of.items():
             self._keys.setdefault(name, set()).add(key)
@@ -72,7 +73,7 @@ class ShardedFile:
             raise HeaderLimitError(self.path, None, f"at most {MAX_SHARDS} shards", str(len(self._keys)), todo)
         self._open: dict[str, TensorFile] = {}
         self._stack = ExitStack()
-        self.entries: Mapping[str, Entry] = ShardEntries(self._shard_of, self._shard)
+        self.entries: Mapping[str, Entry] = ShardEntries(self._shard_of, self._open_shard)
 
     def __enter__(self) -> "ShardedFile":
         return self
@@ -80,20 +81,20 @@ class ShardedFile:
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
-    @property
-    def metadata(self) -> dict[str, str]:
-        """What the shards say about themselves, which must be the same in all of them.
+    def metadata_of(self, names: Iterable[str]) -> dict[str, str]:
+        """The metadata that goes with some tensors: that of their shards, which must be the same in all of them.
 
         Raises:
-            ConfigMismatchError: two shards that say different things.
+            ConfigMismatchError: two shards with different metadata.
         """
-        shards = [self._shard(name) for name in self._keys]
+        shards = [self._open_shard(shard) for shard in dict.fromkeys(self._shard_of[name] for name in names)]
         for shard in shards[1:]:
-            said, known = shard.metadata, shards[0].metadata
-            if said != known:
-                fields = sorted(name for name in said.keys() | known.keys() if said.get(name) != known.get(name))
+            one, other = shards[0].metadata, shard.metadata
+            if one != other:
+                fields = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
                 expected = f"the metadata of {os.path.basename(shards[0].path)!r} in every shard"
-                raise ConfigMismatchError(shard.path, "__metadata__", expected, f"other {listed(fields)}", AGAIN)
+                got = f"other {first_names(fields)}"
+                raise ConfigMismatchError(shard.path, "__metadata__", expected, got, GET_AGAIN)
         return shards[0].metadata if shards else {}
 
     def read(self, name: str) -> np.ndarray:
@@ -104,63 +105,65 @@ class ShardedFile:
             WeightFileError: as `TensorFile.read`.
         """
         if name not in self._shard_of:
-            todo = f"choose one of {listed(self._shard_of)}"
+            todo = f"choose one of {first_names(self._shard_of)}"
             raise MissingKeysError(self.path, name, "a tensor of this name", "none", todo)
-        return self._shard(self._shard_of[name]).read(name)
+        return self._open_shard(self._shard_of[name]).read(name)
 
     # The index --------------------------------------------------------------------------------------------------------
 
-    def _index(self) -> dict[str, Any]:
-        with open_file(self.path) as stream:
+    def _read_index(self) -> dict[str, Any]:
+        with open_regular(self.path) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size > MAX_HEADER:
                 todo = "check that this is an index"
                 raise HeaderLimitError(self.path, None, f"an index of at most {MAX_HEADER} bytes", str(size), todo)
             raw = stream.read(size)
-        return parsed(self.path, raw, "an index")
+        return parse_json(self.path, raw, "an index")
 
-    def _weight_map(self, found: Any) -> dict[str, str]:
-        """Every tensor's shard."""
-        if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
-            wrong = listed(k for k, v in found.items() if not isinstance(v, str)) if isinstance(found, dict) else ""
-            got = f"none for {wrong}"[:200] if wrong else type(found).__name__
-            raise ShardIndexError(self.path, "weight_map", "an object with a shard's name for each tensor", got, AGAIN)
-        for key in found:
+    def _weight_map(self, shard_of: Any) -> dict[str, str]:
+        """The shard of every tensor."""
+        if not isinstance(shard_of, dict) or not all(isinstance(name, str) for name in shard_of.values()):
+            got = type(shard_of).__name__
+            if isinstance(shard_of, dict):
+                got = f"none for {first_names(k for k, v in shard_of.items() if not isinstance(v, str))}"[:200]
+            expected = "an object with a shard's name for each tensor"
+            raise ShardIndexError(self.path, "weight_map", expected, got, GET_AGAIN)
+        for key in shard_of:
             check_name(self.path, key)
-        return found
+        return shard_of
 
-    def _total_size(self, metadata: Any) -> int | None:
-        """The bytes of all tensors, where the index gives them as an integer: old writers gave fractions."""
+    def _stated_size(self, metadata: Any) -> int | None:
+        """The bytes of all tensors, if the index gives them as an integer: old writers gave fractions."""
         if not isinstance(metadata, dict):
-            raise ShardIndexError(self.path, "metadata", "an object", type(metadata).__name__, AGAIN)
+            raise ShardIndexError(self.path, "metadata", "an object", type(metadata).__name__, GET_AGAIN)
         total = metadata.get("total_size")
         if type(total) is not int:
             return None
-        if not sizes([total]):
-            raise ShardIndexError(self.path, "total_size", "a 64-bit integer from 0", str(total)[:40], AGAIN)
+        if not are_sizes([total]):
+            raise ShardIndexError(self.path, "total_size", "a 64-bit integer from 0", str(total)[:40], GET_AGAIN)
         return total
 
     # The shards -------------------------------------------------------------------------------------------------------
 
     def _check_path(self, name: str) -> None:
-        """A shard is named by a plain file name, which leads nowhere else on any system."""
+        """Refuse a shard whose name is more than a plain file name: on some system it could lead elsewhere."""
         if not name.isprintable() or name in ("", ".", "..") or set(name) & set("/\\:"):
             expected = "the plain name of a file beside the index, without / \\ : or control characters"
             raise UnsafePathError(self.path, name[:80], expected, f"{len(name)} characters", "correct the index")
 
-    def _shard(self, name: str) -> TensorFile:
+    def _open_shard(self, name: str) -> TensorFile:
         """A shard, opened at its first use and checked against the index."""
         if name not in self._open:
-            shard = self._stack.enter_context(TensorFile(self._place(name)))
+            shard = self._stack.enter_context(TensorFile(self._shard_path(name)))
             self._check_keys(shard, self._keys[name])
             self._open[name] = shard
             self._check_size()
         return self._open[name]
 
-    def _place(self, name: str) -> str:
+    def _shard_path(self, name: str) -> str:
         path = os.path.join(self._folder, name)
-        home, real = os.path.realpath(self._folder), os.path.realpath(path)
-        if not real.startswith(os.path.join(home, "")):
+        folder, target = os.path.realpath(self._folder), os.path.realpath(path)
+        if not target.startswith(os.path.join(folder, "")):
             todo = "copy the shards themselves into the folder of the index"
             raise UnsafePathError(self.path, name, "a file inside the folder of the index", "a link out of it", todo)
         if not os.path.isfile(path):
@@ -168,43 +171,47 @@ class ShardedFile:
             raise ShardIndexError(self.path, name, "a shard of this name beside the index", got, "get the shard too")
         return path
 
-    def _check_keys(self, shard: TensorFile, mapped: set[str]) -> None:
-        """A shard holds the tensors that the index says it holds, and no other."""
+    def _check_keys(self, shard: TensorFile, indexed: set[str]) -> None:
+        """Refuse a shard that lacks tensors of the index, or has others."""
         name = os.path.basename(shard.path)
-        missing, more = sorted(mapped - set(shard.entries)), sorted(set(shard.entries) - mapped)
+        missing, unindexed = sorted(indexed - set(shard.entries)), sorted(set(shard.entries) - indexed)
         if missing:
-            raise ShardIndexError(self.path, missing[0], f"{listed(missing)} in {name!r}", "none there", AGAIN)
-        if more:
-            expected, got = f"a place in the index for every tensor of {name!r}", f"none for {listed(more)}"
-            raise ShardIndexError(self.path, more[0], expected, got, AGAIN)
+            expected, got = f"{first_names(missing)} in {name!r}", "none there"
+            raise ShardIndexError(self.path, missing[0], expected, got, GET_AGAIN)
+        if unindexed:
+            expected, got = f"an entry in the index for every tensor of {name!r}", f"none for {first_names(unindexed)}"
+            raise ShardIndexError(self.path, unindexed[0], expected, got, GET_AGAIN)
 
     def _check_size(self) -> None:
-        """The open shards are not larger than the index says all are; where all are open, they are as large."""
-        if self._total is None:
+        """Refuse open shards that are larger than the index says all are, or, if all are open, not as large."""
+        if self._total_size is None:
             return
-        held, complete = sum(shard.size for shard in self._open.values()), len(self._open) == len(self._keys)
-        if held > self._total or (complete and held != self._total):
-            got = f"{held} in {'all' if complete else 'some'} of them"
-            raise ShardIndexError(self.path, "total_size", f"{self._total} bytes of tensors in the shards", got, AGAIN)
+        size, complete = sum(shard.size for shard in self._open.values()), len(self._open) == len(self._keys)
+        if size > self._total_size or (complete and size != self._total_size):
+            expected = f"{self._total_size} bytes of tensors in the shards"
+            got = f"{size} in {'all' if complete else 'some'} of them"
+            raise ShardIndexError(self.path, "total_size", expected, got, GET_AGAIN)
 
 
 Tensors = TensorFile | ShardedFile
 
 
-def opened(path: str | PathLike[str]) -> Tensors:
-    """A safetensors file, or the index of several.
+def open_tensors(path: PathArg) -> Tensors:
+    """An open safetensors file, or the index of several.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with it.
+        OSError: no regular file at the path.
     """
-    return ShardedFile(path) if os.fspath(path).endswith(INDEX_SUFFIX) else TensorFile(path)
+    return ShardedFile(path) if path_text(path).endswith(INDEX_SUFFIX) else TensorFile(path)
 
 
-def tensors(path: str | PathLike[str], *names: str) -> dict[str, np.ndarray]:
-    """Arrays of any safetensors file, or of an index of several, by name; all of them where none is named.
+def tensors(path: PathArg, *names: str) -> dict[str, np.ndarray]:
+    """Arrays of any safetensors file, or of an index of several, by name; all of them if none is named.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the file.
+        OSError: no regular file at the path.
     """
-    with opened(path) as file:
+    with open_tensors(path) as file:
         return {name: file.read(name) for name in names or file.entries}

@@ -70,7 +70,6 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(decoding.written)
     add(decoding.functions_of_a_cache)
     add(decoding.what_counts)
-    add(decoding.keys_of_calls)
     add(decoding.refused_calls)
     add(decoding.narrow_caches, layers(("retention",))[0])  # it keeps a state
     add(package.foreign_files)

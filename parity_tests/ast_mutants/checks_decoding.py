@@ -219,7 +219,8 @@ def step_tape(layer: Labelled, alias: str) -> None:
     module(**start, tape=whole)
     claim(same(tape["y"], y), "with a tape")
     judged(y, at_once(layer, ways(layer)[0], tuple(range(B)), 3)["y"], "with a tape")
-    claim(set(whole) <= set(tape), f"the tape lacks {set(whole) - set(tape)}")
+    lacking = set(whole) - set(tape) - {"visible_queries", "visible_keys"}  # the cache says what a step can see
+    claim(not lacking, f"the tape lacks {lacking}")
     claim({name: x.tobytes() for name, x in (inputs | module.params()).items()} == before, "an array was written")
 
 
@@ -506,30 +507,6 @@ def written(alias: str) -> None:
     for dtype in ("float64", "float32", "int64"):
         made_ = core.constants((0.5, 1.0, 2.0 / 3.0), np.zeros(1, dtype))
         claim(same(made_, np.array((0.5, 1.0, 2.0 / 3.0)).astype(dtype)), f"constants in {dtype}")
-
-
-# What is remembered ---------------------------------------------------------------------------------------------------
-
-
-def keys_of_calls(alias: str) -> None:
-    """A key tells apart all that a check sees of a call, and nothing else."""
-    core, x = import_module(f"{alias}._ops"), np.zeros((2, 3))
-
-    class Array(np.ndarray):
-        """Another type."""
-
-    def key(words: Any = "words", **given: Any) -> Any:
-        found = core.signature(words, given)
-        claim(found is not None and isinstance(hash(found), int), "a key")
-        return found
-
-    one = key(q=x, k=x)
-    claim(one == key(q=x + 1, k=x.copy(), mask=None), "numbers, and what was left out, do not count")
-    others = [key("others", q=x, k=x), key(q=x, v=x), key(q=x, k=x, v=x), key(q=x[:1], k=x), key(q=x, k=x[:, :2])]
-    others += [key(q=x.astype(np.float32), k=x), key(q=x, k=x.view(Array)), key(q=x), key(k=x)]
-    claim(len({one, *others}) == 1 + len(others), "what counts")
-    claim(core.signature("words", {"q": x}, {"k": x}) == one, "several dictionaries are one after the other")
-    claim(core.signature("words", {"q": [1.0]}) is None, "what is no array must be looked at")
 
 
 def refused_calls(alias: str) -> None:

@@ -114,7 +114,14 @@ def visibilities(alias: str) -> None:
     for t, s in ((5, 7), (7, 7), (9, 7), (12, 3), (5, 1), (5, 0)):
         q, k = rng.normal(size=(2, t, 3, 4)), rng.normal(size=(2, s, 3, 4))
         last = np.arange(s) == s - 1
-        masks = [None, rng.random(s) < 0.3, rng.random((2, 1, 1, s)) < 0.3, np.zeros((2, 1, 1, s), bool), last]
+        masks = [
+            None,
+            np.array(False),
+            rng.random(s) < 0.3,
+            rng.random((2, 1, 1, s)) < 0.3,
+            np.zeros((2, 1, 1, s), bool),
+            last,
+        ]
         arrays = [np.ones((2, 1, 1, 1), bool), np.array([[[[True]]], [[[False]]]]), rng.random((2, 3, t, s)) < 0.3]
         for mask in [*masks, *arrays]:
             for options in windows:
@@ -122,7 +129,7 @@ def visibilities(alias: str) -> None:
                 full = core.attention_mask(mask, t, s, like=q, **options)
                 small = mask is None or mask.ndim < 2 or mask.shape[-2] == 1
                 for x in (queries, keys):
-                    claim(x is None or not small or min(x.shape[-2:]) <= 1, "no array of t s")
+                    claim(x is None or not small or x.ndim < 2 or min(x.shape[-2:]) <= 1, "no array of t s")
                 if t <= s and mask is None and "window" not in options:
                     claim(queries is None and keys is None, "causality alone hides nothing from all")
                 claim(same(core.zero_unseen("bhts->bthk", queries, q), core.zero_unseen("bhts->bthk", full, q)), "q")

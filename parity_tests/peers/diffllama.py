@@ -16,6 +16,6 @@ REFUSED = {
     "scaled": (
         PEERS["no biases"],
         {"rope_parameters": {"rope_theta": 100.0, "rope_type": "linear", "factor": 2.0}},
-        "'rope_parameters': expected positions that are not scaled, got 'linear'",
+        "'rope_parameters': expected rotary positions without scaling, got 'linear'",
     ),
 }

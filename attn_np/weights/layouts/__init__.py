@@ -1,6 +1,6 @@
-"""Layouts: how the weights of other libraries stand in their files, one small table per origin.
+"""Layouts: the names and axes of weights in the files of other libraries, one small table per origin.
 
-A module here holds one `LAYOUT`; it is found by its file's name.
+A module has one `LAYOUT`, and its file name is the layout's name.
 """
 
 import importlib
@@ -26,5 +26,5 @@ def get(name: str) -> Layout:
         ValueError: there is no such layout; the message names the nearest.
     """
     if name not in names():
-        raise ValueError(f"expected the name of a layout, got {name!r}; {nearest(name, names())}")
+        raise ValueError(f"weights: expected the name of a layout, got {name!r}; {nearest(name, names())}")
     return importlib.import_module(f"{__name__}.{name}").LAYOUT

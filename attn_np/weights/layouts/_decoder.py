@@ -1,16 +1,16 @@
-"""What families that keep Llama's names have in common: their tables, the sizes and the positions that they state."""
+"""Families with Llama's names: their tables, and the sizes and windows in their `config.json`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Names, Table
-from attn_np.weights.layouts._stated import Stated, turned
+from attn_np.weights.layouts._hf_config import HFConfig
 from attn_np.weights.layouts.llama import LAYOUT as LLAMA
 
-__all__ = ["family", "sizes", "table", "turned", "window"]
+__all__ = ["family", "sizes", "table", "window"]
 
-ALIKE = LLAMA.tables["decoder"]
+DECODER = LLAMA.tables["decoder"]
 
 
 def table(
@@ -21,32 +21,38 @@ def table(
     fixed: Mapping[str, Any] | None = None,
     variant: str | None = None,
 ) -> Table:
-    """Llama's table with the biases that a family may have or has, and what it has besides.
+    """Llama's table with the biases of a family, and its rules and fields beyond Llama's.
 
     Args:
-        rules: what the family keeps besides, or elsewhere.
-        flags: Llama's flags that the family has; biases that are `fixed` as True are kept as well.
+        rules: rules of the family that Llama does not have, or has for other keys.
+        flags: Llama's flags that the family has; biases that are `fixed` as True are included as well.
         free: fields besides Llama's that leave the weights as they are.
         fixed: fields that have one value in the family.
-        variant: the variant that the table is of, where its name says something else.
+        variant: the table's variant, if its name is another.
     """
-    fixed, placed = dict(fixed or {}), {name for names in rules or () for name in names if not isinstance(names, str)}
-    without = {p for flag, own in ALIKE.flags.items() if flag not in flags and not fixed.get(flag) for p in own}
-    kept = {names: rule for names, rule in ALIKE.rules.items() if names not in without | placed}
-    own = {flag: ALIKE.flags[flag] for flag in flags}
-    free = (*ALIKE.free, *free)
-    return replace(ALIKE, rules=kept | dict(rules or {}), flags=own, free=free, fixed=fixed, variant=variant)
+    fixed, rules = dict(fixed or {}), dict(rules or {})
+    biases = ((flag, params) for flag, params in DECODER.flags.items() if flag not in flags and not fixed.get(flag))
+    dropped = {name for _, params in biases for name in params}
+    dropped |= {name for names in rules if not isinstance(names, str) for name in names}
+    return replace(
+        DECODER,
+        rules={names: rule for names, rule in DECODER.rules.items() if names not in dropped} | rules,
+        flags={flag: DECODER.flags[flag] for flag in flags},
+        free=(*DECODER.free, *free),
+        fixed=fixed,
+        variant=variant,
+    )
 
 
 def family(
     name: str,
-    config: Callable[[Stated, int, str], tuple[str, dict[str, Any]]],
+    config: Callable[[HFConfig, int, str], tuple[str, dict[str, Any]]],
     tables: Mapping[str, Table],
     *,
     model_types: tuple[str, ...],
     ignored: tuple[str, ...] = (),
 ) -> Layout:
-    """The layout of a family whose layers stand where Llama's do."""
+    """The layout of a family whose layers have Llama's prefixes."""
     return replace(
         LLAMA,
         origin=f"transformers: {name} and the models that keep its names",
@@ -57,32 +63,32 @@ def family(
     )
 
 
-def sizes(stated: Stated, *, kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, Any]:
-    """The sizes of a layer.
+def sizes(hf: HFConfig, *, kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, Any]:
+    """Our fields for the sizes of a layer.
 
     Args:
-        stated: the model's fields.
-        kv_heads: how many heads of keys there are where the file does not say; as many as of queries by default.
-        head_dim: a head's width where the file does not say; what follows from the model's by default.
+        hf: the model's fields.
+        kv_heads: the family's default for key/value heads; as many as query heads if None.
+        head_dim: the family's default for a head's width; the model's width over its heads if None.
     """
-    width, heads = stated.integer("hidden_size"), stated.integer("num_attention_heads")
-    kv_heads = heads if stated.null("num_key_value_heads") or kv_heads is None else kv_heads
-    head_dim = width // heads if stated.null("head_dim") or head_dim is None else head_dim
+    width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
+    kv_heads = heads if hf.is_null("num_key_value_heads") or kv_heads is None else kv_heads
+    head_dim = width // heads if hf.is_null("head_dim") or head_dim is None else head_dim
     return {
         "d_model": width,
         "num_heads": heads,
-        "num_kv_heads": stated.integer("num_key_value_heads", kv_heads),
-        "head_dim": stated.integer("head_dim", head_dim),
+        "num_kv_heads": hf.integer("num_key_value_heads", kv_heads),
+        "head_dim": hf.integer("head_dim", head_dim),
     }
 
 
-def window(stated: Stated, otherwise: int | None = None) -> dict[str, Any]:
-    """The window of `sliding_window` tokens, the own one included; none where it is null.
+def window(hf: HFConfig, default: int | None = None) -> dict[str, Any]:
+    """Our field for a window of `sliding_window` tokens, the query's own included; no field if it is null.
 
     Args:
-        stated: the model's fields.
-        otherwise: the window of a model whose file does not speak of it; None is none.
+        hf: the model's fields.
+        default: the family's default; None is no window.
     """
-    if stated.null("sliding_window") or (otherwise is None and "sliding_window" not in stated):
+    if hf.is_null("sliding_window") or (default is None and "sliding_window" not in hf):
         return {}
-    return {"window": (stated.integer("sliding_window", otherwise) - 1, None)}
+    return {"window": (hf.integer("sliding_window", default) - 1, None)}

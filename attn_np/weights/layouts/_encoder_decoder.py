@@ -1,9 +1,9 @@
-"""Encoders and decoders whose layers are named as BART's: what stands where, and what their files state alike."""
+"""Encoder-decoders with BART's names: prefixes, rules, and the fields that their files share."""
 
 from typing import Any
 
 from attn_np.weights.layouts._base import Names
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._hf_config import HFConfig
 
 __all__ = ["AROUND", "ELSEWHERE", "PREFIXES", "RULES", "fields"]
 
@@ -28,7 +28,7 @@ ELSEWHERE = tuple(
     for stack in ("encoder", "decoder")
     for key in ("layers.*", "embed_tokens.weight", "embed_positions.weight", "layer_norm.*")
 )
-# Fields of what stands around attention, for all of them.
+# Fields of the model around attention, in all of them.
 AROUND = (
     "activation_function",
     "decoder_ffn_dim",
@@ -41,12 +41,12 @@ AROUND = (
 )
 
 
-def fields(stated: Stated, layer: int, part: str) -> dict[str, Any]:
-    """Our fields of a block: the encoder and the decoder have heads and layers of their own."""
-    stated.skip(
-        *AROUND, *(f"{stack}_{what}" for stack in ("encoder", "decoder") for what in ("layers", "attention_heads"))
+def fields(hf: HFConfig, layer: int, part: str) -> dict[str, Any]:
+    """Our fields for a block: the encoder and the decoder each have their own numbers of heads and layers."""
+    hf.skip(
+        *AROUND, *(f"{stack}_{count}" for stack in ("encoder", "decoder") for count in ("layers", "attention_heads"))
     )
     stack = "encoder" if part == "encoder" else "decoder"
-    stated.layers(f"{stack}_layers", layer)
-    heads = stated.integer(f"{stack}_attention_heads")
-    return {"d_model": stated.integer("d_model"), "num_heads": heads, "causal": part == "decoder"}
+    hf.check_layer(f"{stack}_layers", layer)
+    heads = hf.integer(f"{stack}_attention_heads")
+    return {"d_model": hf.integer("d_model"), "num_heads": heads, "causal": part == "decoder"}

@@ -1,10 +1,10 @@
 """A small language for moving weights between layouts: `"(h k) d -> d h k"`.
 
 Each side names the axes of an array in order; letters in parentheses share one axis, the last letter running fastest.
-The two sides hold the same letters, so every pattern can be read backwards, and nothing is computed: bits are moved.
+The two sides have the same letters, so every pattern can be read backwards, and nothing is computed: bits are moved.
 
-Arrays of several sizes stand one after the other on one axis, `"(h k | g k | g v) d -> d h k, d g k, d g v"`, or so
-within each group, `"(g (r k | k | v)) d -> d (g r) k, d g k, d g v"`: bars on the left, commas on the right.
+Arrays of several sizes can be concatenated along one axis, `"(h k | g k | g v) d -> d h k, d g k, d g v"`, or within
+each group of it, `"(g (r k | k | v)) d -> d (g r) k, d g k, d g v"`: bars on the left, commas on the right.
 """
 
 import re
@@ -15,7 +15,7 @@ from math import prod
 
 import numpy as np
 
-__all__ = ["Joined", "joined", "parse", "rearrange", "reverse", "shape_of", "solve"]
+__all__ = ["Concatenation", "concatenation", "parse", "rearrange", "reverse", "shape_of", "solve"]
 
 Side = tuple[tuple[str, ...], ...]
 BARS = re.compile(r"\(([^()]*\|[^()]*)\)")
@@ -69,20 +69,20 @@ def shape_of(side: Side, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def solve(side: Side, shape: tuple[int, ...], known: Mapping[str, int]) -> dict[str, int]:
-    """What a shape says about the letters of one side, given some; an axis with two unknown letters says nothing."""
-    found: dict[str, int] = {}
+    """The letters' sizes that follow from a shape and the known ones; an axis with two unknown letters gives none."""
+    sizes: dict[str, int] = {}
     if len(side) != len(shape):
-        return found
+        return sizes
     for axis, size in zip(side, shape, strict=True):
         unknown = [letter for letter in axis if letter not in known]
         rest = prod(known[letter] for letter in axis if letter in known)
         if len(unknown) == 1 and rest and size % rest == 0:
-            found[unknown[0]] = size // rest
-    return found
+            sizes[unknown[0]] = size // rest
+    return sizes
 
 
 def rearrange(x: np.ndarray, pattern: str, sizes: Mapping[str, int]) -> np.ndarray:
-    """Move an array from the left side's axes to the right side's.
+    """An array with the left side's axes, moved to the right side's.
 
     Raises:
         ValueError: an array that does not have the left side's shape.
@@ -97,14 +97,14 @@ def rearrange(x: np.ndarray, pattern: str, sizes: Mapping[str, int]) -> np.ndarr
 
 
 @dataclass(frozen=True)
-class Joined:
-    """Several arrays, one after the other on an axis of one.
+class Concatenation:
+    """Several arrays concatenated along one axis of a whole.
 
     Attributes:
-        axis: which axis of the whole they share.
-        outer: letters of the groups that each hold a part of all of them; none where they stand apart as wholes.
-        parts: letters of each within a group.
-        patterns: for each a pattern of its own, from its share of the whole to the array.
+        axis: the axis of the whole.
+        outer: letters of the groups that the arrays alternate in; empty if each array is in one piece.
+        parts: letters of each array within a group.
+        patterns: a pattern for each array, from its part of the whole.
     """
 
     axis: int
@@ -113,21 +113,21 @@ class Joined:
     patterns: tuple[str, ...]
 
     def solve(self, shape: tuple[int, ...], known: Mapping[str, int]) -> dict[str, int]:
-        """What the whole's shape says about its letters: the axis that is shared says nothing."""
+        """The letters' sizes that follow from the whole's shape; the axis of concatenation gives none."""
         side = parse(self.patterns[0])[0]
         if len(side) != len(shape):
             return {}
-        rest = [n for n in range(len(shape)) if n != self.axis]
-        return solve(tuple(side[n] for n in rest), tuple(shape[n] for n in rest), known)
+        others = [n for n in range(len(shape)) if n != self.axis]
+        return solve(tuple(side[n] for n in others), tuple(shape[n] for n in others), known)
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of the whole."""
-        found = list(shape_of(parse(self.patterns[0])[0], sizes))
-        found[self.axis] = self._size(self.outer, sizes) * sum(self._size(part, sizes) for part in self.parts)
-        return tuple(found)
+        shape = list(shape_of(parse(self.patterns[0])[0], sizes))
+        shape[self.axis] = self._size(self.outer, sizes) * sum(self._size(part, sizes) for part in self.parts)
+        return tuple(shape)
 
     def split(self, x: np.ndarray, sizes: Mapping[str, int]) -> list[np.ndarray]:
-        """The arrays that one holds.
+        """The arrays of a whole.
 
         Raises:
             ValueError: an array that does not have the whole's shape.
@@ -138,19 +138,19 @@ class Joined:
             )
         before, after = x.shape[: self.axis], x.shape[self.axis + 1 :]
         groups = x.reshape(*before, self._size(self.outer, sizes), -1, *after)
-        found, start = [], 0
+        arrays, start = [], 0
         for part, pattern in zip(self.parts, self.patterns, strict=True):
             end = start + self._size(part, sizes)
-            own = groups[(slice(None),) * (self.axis + 1) + (slice(start, end),)].reshape(*before, -1, *after)
-            found.append(rearrange(own, pattern, sizes))
+            piece = groups[(slice(None),) * (self.axis + 1) + (slice(start, end),)].reshape(*before, -1, *after)
+            arrays.append(rearrange(piece, pattern, sizes))
             start = end
-        return found
+        return arrays
 
     def join(self, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
-        """The one array that holds them."""
-        own = [rearrange(x, reverse(pattern), sizes) for x, pattern in zip(arrays, self.patterns, strict=True)]
-        before, after = own[0].shape[: self.axis], own[0].shape[self.axis + 1 :]
-        groups = [x.reshape(*before, self._size(self.outer, sizes), -1, *after) for x in own]
+        """The whole made of arrays."""
+        pieces = [rearrange(x, reverse(pattern), sizes) for x, pattern in zip(arrays, self.patterns, strict=True)]
+        before, after = pieces[0].shape[: self.axis], pieces[0].shape[self.axis + 1 :]
+        groups = [x.reshape(*before, self._size(self.outer, sizes), -1, *after) for x in pieces]
         return np.concatenate(groups, self.axis + 1).reshape(self.shape(sizes))
 
     def _size(self, letters: tuple[str, ...], sizes: Mapping[str, int]) -> int:
@@ -158,8 +158,8 @@ class Joined:
 
 
 @cache
-def joined(pattern: str) -> Joined | None:
-    """What a pattern with bars says; None for one without.
+def concatenation(pattern: str) -> Concatenation | None:
+    """The concatenation that a pattern with bars describes; None for a pattern without.
 
     Raises:
         ValueError: bars in more than one place, or not as many arrays on the right as between them.
@@ -172,15 +172,15 @@ def joined(pattern: str) -> Joined | None:
         form = "'(a | b) d -> a d, b d', as many arrays on the right as between bars in one place"
         raise ValueError(f"expected a pattern like {form}, got {pattern!r}; correct it")
     before, after = BARS.split(left)[::2]
-    within = before.count("(") > before.count(")")
-    outer = tuple(before.rpartition("(")[2].split()) if within else ()
-    if within and not after.lstrip().startswith(")"):
+    grouped = before.count("(") > before.count(")")
+    outer = tuple(before.rpartition("(")[2].split()) if grouped else ()
+    if grouped and not after.lstrip().startswith(")"):
         raise ValueError(f"expected bars last in their group, got {pattern!r}; move what follows them before them")
     parts = tuple(tuple(part.split()) for part in bars[0].split("|"))
-    words = [" ".join(part) if within else f"({' '.join(part)})" for part in parts]
+    words = [" ".join(part) if grouped else f"({' '.join(part)})" for part in parts]
     sides = [f"{before}{word}{after}".strip() for word in words]
     patterns = tuple(f"{side} -> {target}" for side, target in zip(sides, targets, strict=True))
-    for one in patterns:
-        parse(one)
-    axis = len(parse_side(before.rpartition("(")[0] if within else before, pattern))
-    return Joined(axis, outer, parts, patterns)
+    for part_pattern in patterns:
+        parse(part_pattern)
+    axis = len(parse_side(before.rpartition("(")[0] if grouped else before, pattern))
+    return Concatenation(axis, outer, parts, patterns)

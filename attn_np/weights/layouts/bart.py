@@ -4,10 +4,10 @@ from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._encoder_decoder import ELSEWHERE, PREFIXES, RULES, fields
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._hf_config import HFConfig
 
-# What the first files state, of norms and positions around the layers.
-FIRST = (
+# Fields of the first files, of norms and positions around the layers.
+OLD_FIELDS = (
     "add_bias_logits",
     "add_final_layer_norm",
     "classif_dropout",
@@ -19,10 +19,10 @@ FIRST = (
 )
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`BartConfig`."""
-    stated.skip(*FIRST)
-    return "mha", fields(stated, layer, part)
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `BartConfig`."""
+    hf.skip(*OLD_FIELDS)
+    return "mha", fields(hf, layer, part)
 
 
 LAYOUT = Layout(

@@ -1,24 +1,24 @@
 """BERT as `transformers` names it: query, key and value under `attention.self`, the output under `attention.output`.
 
-`torch.nn.Linear` keeps its weight as [out, in], heads one after the other on the side of the projection. The layer norm
-and the residual connection around the attention are not part of it.
+`torch.nn.Linear` stores its weight as [out, in], with the heads in order along the projected side. The layer norm and
+the residual connection around the attention are not part of it.
 """
 
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._hf_config import HFConfig
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`BertConfig`."""
-    stated.only("position_embedding_type", "absolute")
-    stated.only("pruned_heads", {})
-    stated.only("add_cross_attention", False)
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `BertConfig`."""
+    hf.only("position_embedding_type", "absolute")
+    hf.only("pruned_heads", {})
+    hf.only("add_cross_attention", False)
     return "mha", {
-        "d_model": stated.integer("hidden_size"),
-        "num_heads": stated.integer("num_attention_heads"),
-        "causal": stated.flag("is_decoder", False),
+        "d_model": hf.integer("hidden_size"),
+        "num_heads": hf.integer("num_attention_heads"),
+        "causal": hf.flag("is_decoder", False),
     }
 
 
@@ -38,7 +38,7 @@ LAYOUT = Layout(
                 "b_o": ("attention.output.dense.bias", "d -> d"),
             },
             sizes={"d_model": "d", "num_heads": "h"},
-            # The same weights serve a model that sees one direction only (`is_decoder`).
+            # A causal model (`is_decoder`) has the same weights.
             free=("causal",),
         )
     },

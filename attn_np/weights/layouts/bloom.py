@@ -1,25 +1,25 @@
-"""BLOOM as `transformers` names it: each head's rows of query, key and value stand together, positions are slopes.
+"""BLOOM as `transformers` names it: rows of query, key and value are interleaved by head, and positions are slopes.
 
-Its bias is the slope times the key's position, ours minus the slope times the distance: over the keys of a query they
-differ by a constant, which the softmax does not see, as no key stands behind its query.
+Its bias is the slope times the key's position, ours minus the slope times the distance. Attention is causal, so the two
+differ by a constant over the keys of a query, which the softmax ignores.
 """
 
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._hf_config import HFConfig
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`BloomConfig`; the published files have older names for the width and the heads."""
-    stated.layers("n_layer", layer)
-    stated.only("skip_bias_add_qkv", False)
-    # How sums are carried out, what stands around attention, and what nothing reads.
-    stated.skip("slow_but_exact", "attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion")
-    stated.skip("skip_bias_add", "apply_residual_connection_post_layernorm", "n_inner", "seq_length", "offset_alibi")
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `BloomConfig`; the published files have older names for the width and the heads."""
+    hf.check_layer("n_layer", layer)
+    hf.only("skip_bias_add_qkv", False)
+    # The order of sums, the model around attention, and fields that the model ignores.
+    hf.skip("slow_but_exact", "attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion")
+    hf.skip("skip_bias_add", "apply_residual_connection_post_layernorm", "n_inner", "seq_length", "offset_alibi")
     return "alibi", {
-        "d_model": stated.integer("n_embed" if "n_embed" in stated else "hidden_size"),
-        "num_heads": stated.integer("num_attention_heads" if "num_attention_heads" in stated else "n_head"),
+        "d_model": hf.integer("n_embed" if "n_embed" in hf else "hidden_size"),
+        "num_heads": hf.integer("num_attention_heads" if "num_attention_heads" in hf else "n_head"),
         "causal": True,
     }
 

@@ -1,20 +1,20 @@
-"""Cohere's Command R as `transformers` names it: neighbours turn, and queries and keys may be normed before."""
+"""Cohere's Command R as `transformers` names it: interleaved rotary pairs, and optional norms of queries and keys."""
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, sizes, table, turned
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._decoder import family, sizes, table
+from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`CohereConfig`: the projections share one flag for their biases; each head has its own weight of the norm."""
-    own, bias = sizes(stated), stated.flag("attention_bias", False)
-    stated.skip("logit_scale")
-    own |= {"qkv_bias": bias, "output_bias": bias, "layout": "interleaved"}
-    own |= turned(stated, own["head_dim"], base=500000.0)
-    if not stated.flag("use_qk_norm", False):
-        return "decoder", own
-    return "normed", own | NORM | {"norm_eps": stated.number("layer_norm_eps", 1e-5)}
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `CohereConfig`: one flag for all biases; each head has its own norm weight."""
+    fields, bias = sizes(hf), hf.flag("attention_bias", False)
+    hf.skip("logit_scale")
+    fields |= {"qkv_bias": bias, "output_bias": bias, "layout": "interleaved"}
+    fields |= full_rotary(hf, fields["head_dim"], base=500000.0)
+    if not hf.flag("use_qk_norm", False):
+        return "decoder", fields
+    return "normed", fields | NORM | {"norm_eps": hf.number("layer_norm_eps", 1e-5)}
 
 
 NORM = {"norm": "layer", "norm_weight": "own"}
@@ -26,6 +26,6 @@ NORMED = table(
     fixed={"layout": "interleaved"} | NORM,
     variant="decoder",
 )
-# The normed ones first: a file of theirs has all keys of the others.
+# The normed table first: its files have all keys of the other.
 TABLES = {"normed": NORMED, "decoder": table(flags=BIASES, fixed={"layout": "interleaved"})}
 LAYOUT = family("CohereModel", config, TABLES, model_types=("cohere",))

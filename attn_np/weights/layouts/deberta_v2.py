@@ -1,36 +1,36 @@
-"""DeBERTa's versions 2 and 3 as `transformers` names them: the table of distances stands beside the layers, for all."""
+"""DeBERTa versions 2 and 3 as `transformers` names them: all layers share a table of distances beside them."""
 
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._hf_config import HFConfig
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`DebertaV2Config`. With projections of their own distances have biases, for which there is no place."""
-    width, heads = stated.integer("hidden_size"), stated.integer("num_attention_heads")
-    stated.only("attention_head_size", width // max(heads, 1))
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `DebertaV2Config`. Distances share the projections of contents, as in our layer."""
+    width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
+    hf.only("attention_head_size", width // max(heads, 1))
     for key in ("relative_attention", "share_att_key"):
-        if not stated.flag(key, False):
-            stated.refuse(key, "true, as layers here tell distances apart and project them as contents", False)
-    norm = stated.only("norm_rel_ebd", "none", "layer_norm") == "layer_norm"
-    stated.skip("position_biased_input", "legacy", "conv_kernel_size", "conv_act", "conv_groups")
-    stated.skip(*(f"pooler_{name}" for name in ("dropout", "hidden_act", "hidden_size")))
-    kinds = stated.get("pos_att_type", ())
-    kinds = [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
-    most = stated.get("max_relative_positions", -1)
-    if type(most) is not int or most < 1:
-        most = stated.integer("max_position_embeddings", 512)
-    buckets = stated.get("position_buckets", -1)
+        if not hf.flag(key, False):
+            hf.refuse(key, "true, as layers here use distances and project them like contents", False)
+    norm = hf.only("norm_rel_ebd", "none", "layer_norm") == "layer_norm"
+    hf.skip("position_biased_input", "legacy", "conv_kernel_size", "conv_act", "conv_groups")
+    hf.skip(*(f"pooler_{name}" for name in ("dropout", "hidden_act", "hidden_size")))
+    terms = hf.get("pos_att_type", ())
+    terms = [term.strip() for term in terms.lower().split("|")] if isinstance(terms, str) else terms
+    distance = hf.get("max_relative_positions", -1)
+    if type(distance) is not int or distance < 1:
+        distance = hf.integer("max_position_embeddings", 512)
+    buckets = hf.get("position_buckets", -1)
     return "disentangled", {
         "d_model": width,
         "num_heads": heads,
-        "max_distance": most,
-        "terms": tuple(sorted(kinds)),
+        "max_distance": distance,
+        "terms": tuple(sorted(terms)),
         "buckets": buckets if type(buckets) is int and buckets > 0 else None,
         "p2c_view": "query",
         "shared": True,
-        **({"norm_rel": True, "norm_eps": stated.number("layer_norm_eps", 1e-7)} if norm else {}),
+        **({"norm_rel": True, "norm_eps": hf.number("layer_norm_eps", 1e-7)} if norm else {}),
     }
 
 

@@ -1,36 +1,36 @@
-"""DiffLlama as `transformers` names it: Llama whose heads attend in pairs, and what the second finds is subtracted.
+"""DiffLlama as `transformers` names it: Llama whose heads attend in pairs, the second map subtracted from the first.
 
-The heads of a pair do not stand beside each other: queries and keys of all first maps come before those of all second
-maps. A head's values are those of two of the model's heads, a half of all heads apart. The norm has no weight.
+The heads of a pair are not neighbours: queries and keys of all first maps come before those of all second maps. A
+head's values are those of two of the model's heads, half of all heads apart. The norm has no weight.
 """
 
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts._decoder import sizes, turned
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._decoder import sizes
+from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 from attn_np.weights.layouts.llama import LAYOUT as LLAMA
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`DiffLlamaConfig`: its heads are twice ours; the number of the layer says where lambda starts.
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `DiffLlamaConfig`: its heads are twice ours; lambda's start depends on the layer.
 
     Raises:
         ConfigMismatchError: heads that do not come in pairs, or scaled positions.
     """
-    own = sizes(stated)
+    fields = sizes(hf)
     for key, name in (("num_attention_heads", "num_heads"), ("num_key_value_heads", "num_kv_heads")):
-        if own[name] % 2 != 0 or not own[name]:
-            stated.refuse(key, "an even number from 2, as heads attend in pairs", own[name])
-        own[name] //= 2
-    # What the parameters of lambda are drawn with.
-    stated.skip("lambda_std_dev")
-    own |= {"use_bias": stated.flag("attention_bias", False), "causal": True, "norm_weight": False}
-    own |= {"depth": layer + 1, "norm_eps": stated.number("rms_norm_eps", 1e-5)}
-    positions = turned(stated, own["head_dim"])
+        if fields[name] % 2 != 0 or not fields[name]:
+            hf.refuse(key, "an even number from 2, as heads attend in pairs", fields[name])
+        fields[name] //= 2
+    # For initialisation.
+    hf.skip("lambda_std_dev")
+    fields |= {"use_bias": hf.flag("attention_bias", False), "causal": True, "norm_weight": False}
+    fields |= {"depth": layer + 1, "norm_eps": hf.number("rms_norm_eps", 1e-5)}
+    positions = full_rotary(hf, fields["head_dim"])
     if "scaling" in positions:
-        stated.refuse("rope_parameters", "positions that are not scaled", positions["scaling"])
-    return "differential", own | positions
+        hf.refuse("rope_parameters", "rotary positions without scaling", positions["scaling"])
+    return "differential", fields | positions
 
 
 LAYOUT = Layout(

@@ -1,7 +1,7 @@
-"""Equinox's `nn.MultiheadAttention`: four linear layers, [out, in], whose rows or columns are the heads in turn.
+"""Equinox's `nn.MultiheadAttention`: four linear layers, [out, in], with the heads in order along rows or columns.
 
-Keys are the paths of the module's arrays, without the dot in front: `query_proj.weight`. Each projection may have a
-bias of its own there; here all four have one or none has, so a module with some of them is refused.
+Keys are the paths of the module's arrays, without the dot in front: `query_proj.weight`. There each projection may have
+a bias; here all four have one or none has, so a module with some of them is refused.
 """
 
 from attn_np.weights.layouts._base import Layout, Table
@@ -29,7 +29,7 @@ LAYOUT = Layout(
                 "value_dim": "j",
             },
             flags={"use_bias": ("b_q", "b_k", "b_v", "b_o")},
-            # What the module is told by the mask of a call.
+            # The mask of a call, in the module.
             free=("causal", "window"),
         ),
     },

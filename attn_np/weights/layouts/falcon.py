@@ -1,31 +1,31 @@
-"""Falcon as `transformers` names it: for each head of keys its queries, the key and the value stand together.
+"""Falcon as `transformers` names it: the rows of a key/value head's queries, key and value are one block.
 
-One pattern holds the three kinds: one head of keys for all queries (7B), some (40B), and one for each query head.
+One pattern covers the three kinds: one key/value head for all queries (7B), some (40B), and one for each query head.
 """
 
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts._stated import ROTARY, Stated, rotary
+from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, rotary
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`FalconConfig`. Its slopes (`alibi`) are rounded to bfloat16 and divided by the root of the head's width."""
-    stated.only("alibi", False)
-    stated.skip("parallel_attn", "ffn_hidden_size", "activation", "num_ln_in_parallel_attn")
-    stated.skip("apply_residual_connection_post_layernorm")
-    width, heads = stated.integer("hidden_size"), stated.integer("num_attention_heads")
-    groups, shared = stated.integer("num_kv_heads", heads), stated.flag("multi_query", True)
-    if not stated.flag("new_decoder_architecture", False):
-        groups = 1 if shared else heads
-    bias = stated.flag("bias", False)
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `FalconConfig`. Its `alibi` slopes, rounded and scaled, are not ours: refused."""
+    hf.only("alibi", False)
+    hf.skip("parallel_attn", "ffn_hidden_size", "activation", "num_ln_in_parallel_attn")
+    hf.skip("apply_residual_connection_post_layernorm")
+    width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
+    kv_heads, multi_query = hf.integer("num_kv_heads", heads), hf.flag("multi_query", True)
+    if not hf.flag("new_decoder_architecture", False):
+        kv_heads = 1 if multi_query else heads
+    bias = hf.flag("bias", False)
     return "decoder", {
         "d_model": width,
         "num_heads": heads,
-        "num_kv_heads": groups,
+        "num_kv_heads": kv_heads,
         "qkv_bias": bias,
         "output_bias": bias,
-        **rotary(stated, width // heads),
+        **rotary(hf, width // heads),
     }
 
 
@@ -48,7 +48,7 @@ LAYOUT = Layout(
             },
             sizes={"d_model": "d", "num_heads": "h", "num_kv_heads": "g"},
             flags={"qkv_bias": ("b_q", "b_k", "b_v"), "output_bias": ("b_o",)},
-            free=ROTARY,
+            free=ROTARY_FIELDS,
         )
     },
     ignored=(

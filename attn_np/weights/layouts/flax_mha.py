@@ -2,12 +2,12 @@
 
 Keys are the paths in the tree of parameters, joined by dots: `flatten_dict(params, sep=".")` of linen, with `params.`
 in front or not, and `nnx.to_flat_state` of NNX. With `num_kv_heads` a module of NNX is grouped-query attention. The
-norms of `normalize_qk` have no place here and are refused.
+norms of `normalize_qk` are not in our layer and are refused.
 """
 
 from attn_np.weights.layouts._base import Layout, Table
 
-FREE = ("causal", "window")  # what the module is told by the mask of a call
+FREE = ("causal", "window")  # the mask of a call, in the module
 FLAGS = {"use_bias": ("b_q", "b_k", "b_v", "b_o")}
 SIZES = {"d_model": "d", "num_heads": "h", "head_dim": "k", "key_dim": "i", "value_dim": "j"}
 

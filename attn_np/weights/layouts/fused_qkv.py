@@ -1,4 +1,4 @@
-"""One projection for queries, keys and values, and the variants that keep three: the same layer, stacked or apart."""
+"""One projection for queries, keys and values, and the variants with three: the same layer, stacked or apart."""
 
 from attn_np.weights.layouts._base import Layout, Table
 

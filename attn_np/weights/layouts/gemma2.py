@@ -2,41 +2,41 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, sizes, table, turned, window
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._decoder import family, sizes, table, window
+from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`Gemma2Config`: the projections share one flag for their biases."""
-    stated.only("use_bidirectional_attention", False)
-    own = common(stated, 50.0) | turned(stated, stated.integer("head_dim", 256))
-    # A window of the same number of tokens stands in the first files under two names.
-    stated.only("sliding_window_size", stated.get("sliding_window"))
-    return "decoder", own | (window(stated, 4096) if kind(stated, layer, 2) == "sliding_attention" else {})
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `Gemma2Config`: the projections share one flag for their biases."""
+    hf.only("use_bidirectional_attention", False)
+    fields = common(hf, 50.0) | full_rotary(hf, hf.integer("head_dim", 256))
+    # The first files have the same window under two names.
+    hf.only("sliding_window_size", hf.get("sliding_window"))
+    return "decoder", fields | (window(hf, 4096) if kind(hf, layer, 2) == "sliding_attention" else {})
 
 
-def common(stated: Stated, cap: float | None) -> dict[str, Any]:
-    """What Gemma 2 and 3 state alike.
+def common(hf: HFConfig, cap: float | None) -> dict[str, Any]:
+    """Our fields that Gemma 2 and 3 have in common.
 
     Args:
-        stated: the model's fields.
-        cap: what scores are capped with where the file does not say.
+        hf: the model's fields.
+        cap: the family's default for the softcap.
     """
-    bias = stated.flag("attention_bias", False)
-    own = sizes(stated, kv_heads=4, head_dim=256) | {"qkv_bias": bias, "output_bias": bias}
-    own["scale"] = stated.number("query_pre_attn_scalar", 256) ** -0.5
-    stated.skip("final_logit_softcapping", "cache_implementation", "sliding_window")
-    capped = not stated.null("attn_logit_softcapping") and ("attn_logit_softcapping" in stated or cap is not None)
-    return own | ({"softcap": stated.number("attn_logit_softcapping", cap)} if capped else {})
+    bias = hf.flag("attention_bias", False)
+    fields = sizes(hf, kv_heads=4, head_dim=256) | {"qkv_bias": bias, "output_bias": bias}
+    fields["scale"] = hf.number("query_pre_attn_scalar", 256) ** -0.5
+    hf.skip("final_logit_softcapping", "cache_implementation", "sliding_window")
+    capped = not hf.is_null("attn_logit_softcapping") and ("attn_logit_softcapping" in hf or cap is not None)
+    return fields | ({"softcap": hf.number("attn_logit_softcapping", cap)} if capped else {})
 
 
-def kind(stated: Stated, layer: int, every: int) -> str:
-    """The type of a layer: where the file has none, all have a window but each last one of so many."""
+def kind(hf: HFConfig, layer: int, every: int) -> str:
+    """The type of a layer; if the file has no types, every `every`-th layer attends to all positions."""
 
-    def otherwise(n: int) -> str:
+    def default(n: int) -> str:
         return "sliding_attention" if (n + 1) % every else "full_attention"
 
-    return stated.layer_type(layer, otherwise, "sliding_attention", "full_attention")
+    return hf.layer_type(layer, default, "sliding_attention", "full_attention")
 
 
 BIASES = ("qkv_bias", "output_bias")

@@ -1,40 +1,40 @@
-"""Gemma 3's text model as `transformers` names it: normed queries and keys, and faster turns within windows."""
+"""Gemma 3's text model as `transformers` names it: normed queries and keys, and a smaller rotary base in windows."""
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, table, turned, window
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._decoder import family, table, window
+from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 from attn_np.weights.layouts.gemma2 import BIASES, IGNORED, common, kind
 from attn_np.weights.layouts.qwen3 import TABLE as NORMED
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`Gemma3TextConfig`: norms keep their weights less 1."""
-    stated.only("use_bidirectional_attention", False)
-    if "attn_logit_softcapping" in stated:
-        stated.refuse("attn_logit_softcapping", "none, as this family has the field and does not read it")
-    own = common(stated, None) | {"norm": "rms", "norm_offset": 1.0, "norm_eps": stated.number("rms_norm_eps", 1e-6)}
-    # The library writes down under a second name what it took the layers' types from.
-    stated.skip("_sliding_window_pattern")
-    which = kind(stated, layer, stated.integer("sliding_window_pattern", 6))
-    own |= positions(stated, own["head_dim"], which)
-    return "decoder", own | (window(stated, 4096) if which == "sliding_attention" else {})
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `Gemma3TextConfig`: norm weights are stored minus 1."""
+    hf.only("use_bidirectional_attention", False)
+    if "attn_logit_softcapping" in hf:
+        hf.refuse("attn_logit_softcapping", "none, as this family ignores the field")
+    fields = common(hf, None) | {"norm": "rms", "norm_offset": 1.0, "norm_eps": hf.number("rms_norm_eps", 1e-6)}
+    # The library writes the pattern of the layers' types under a second name, too.
+    hf.skip("_sliding_window_pattern")
+    layer_type = kind(hf, layer, hf.integer("sliding_window_pattern", 6))
+    fields |= positions(hf, fields["head_dim"], layer_type)
+    return "decoder", fields | (window(hf, 4096) if layer_type == "sliding_attention" else {})
 
 
-def positions(stated: Stated, head_dim: int, which: str) -> dict[str, Any]:
-    """The fields of rotary positions: older files name the base of windows apart, and scale the other layers alone."""
-    if "rope_parameters" in stated:
-        types = stated.inner("rope_parameters")
-        if which not in types:
-            types.refuse(which, "the positions of such layers")
-        types.inner(which).number("rope_theta")
-        stated.skip("rope_local_base_freq")
-        return turned(stated, head_dim, kind=which)
-    if which == "sliding_attention":
-        stated.skip("rope_theta", "rope_scaling")
-        return {"rope_base": stated.number("rope_local_base_freq", 10000.0)}
-    stated.skip("rope_local_base_freq")
-    return turned(stated, head_dim, base=1000000.0)
+def positions(hf: HFConfig, head_dim: int, layer_type: str) -> dict[str, Any]:
+    """Our fields of rotary positions: older files name the base of windows apart, and scale the other layers alone."""
+    if "rope_parameters" in hf:
+        types = hf.nested("rope_parameters")
+        if layer_type not in types:
+            types.refuse(layer_type, "the positions of such layers")
+        types.nested(layer_type).number("rope_theta")
+        hf.skip("rope_local_base_freq")
+        return full_rotary(hf, head_dim, layer_type=layer_type)
+    if layer_type == "sliding_attention":
+        hf.skip("rope_theta", "rope_scaling")
+        return {"rope_base": hf.number("rope_local_base_freq", 10000.0)}
+    hf.skip("rope_local_base_freq")
+    return full_rotary(hf, head_dim, base=1000000.0)
 
 
 TABLE = table(

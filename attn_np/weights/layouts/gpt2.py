@@ -1,26 +1,24 @@
-"""GPT-2 as `transformers` names it: `Conv1D` keeps weights as [in, out], queries, keys and values side by side."""
+"""GPT-2 as `transformers` names it: `Conv1D` weights are [in, out], queries, keys and values side by side."""
 
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._hf_config import HFConfig
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`GPT2Config`: the scale may be left out, or fall with the layer's number."""
-    stated.layers("n_layer", layer)
-    stated.only("add_cross_attention", False)
-    stated.skip("n_positions", "n_ctx", "n_inner", "activation_function", "reorder_and_upcast_attn")
-    stated.skip(*(f"summary_{name}" for name in SUMMARY))
-    width, heads = stated.integer("n_embd"), stated.integer("n_head")
-    scaled = stated.flag("scale_attn_weights", True)
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `GPT2Config`: the scale may be absent, or divided by the layer's number."""
+    hf.check_layer("n_layer", layer)
+    hf.only("add_cross_attention", False)
+    hf.skip("n_positions", "n_ctx", "n_inner", "activation_function", "reorder_and_upcast_attn")
+    hf.skip(*(f"summary_{name}" for name in SUMMARY))
+    width, heads = hf.integer("n_embd"), hf.integer("n_head")
+    scaled, by_layer = hf.flag("scale_attn_weights", True), hf.flag("scale_attn_by_inverse_layer_idx", False)
     scale = (width // heads) ** -0.5 if scaled else 1.0
-    falling = stated.flag("scale_attn_by_inverse_layer_idx", False)
-    usual = scaled and not falling
     return "mha", {
         "d_model": width,
         "num_heads": heads,
-        "scale": None if usual else scale / (layer + 1) if falling else scale,
+        "scale": scale / (layer + 1) if by_layer else None if scaled else scale,
         "causal": True,
     }
 
@@ -45,7 +43,7 @@ LAYOUT = Layout(
     },
     ignored=(
         "attn.bias",  # the causal mask
-        "attn.masked_bias",  # what stood for minus infinity
+        "attn.masked_bias",  # minus infinity
         "ln_1.*",
         "ln_2.*",
         "mlp.*",

@@ -1,23 +1,23 @@
-"""GPT-NeoX as `transformers` names it: rows of query, key and value stand together for each head, in one matrix."""
+"""GPT-NeoX as `transformers` names it: one matrix, its rows of query, key and value interleaved by head."""
 
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts._stated import ROTARY, Stated, rotary
+from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, rotary
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`GPTNeoXConfig`: a quarter of each head turns where nothing else is stated."""
-    stated.skip("use_parallel_residual", "is_decoder")
-    width, heads = stated.integer("hidden_size"), stated.integer("num_attention_heads")
-    bias = stated.flag("attention_bias", True)
-    base, part_of_head = stated.number("rotary_emb_base", 10000.0), stated.number("rotary_pct", 0.25)
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `GPTNeoXConfig`: by default a quarter of each head is rotated."""
+    hf.skip("use_parallel_residual", "is_decoder")
+    width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
+    bias = hf.flag("attention_bias", True)
+    base, share = hf.number("rotary_emb_base", 10000.0), hf.number("rotary_pct", 0.25)
     return "decoder", {
         "d_model": width,
         "num_heads": heads,
         "qkv_bias": bias,
         "output_bias": bias,
-        **rotary(stated, width // heads, base=base, part=part_of_head),
+        **rotary(hf, width // heads, base=base, share=share),
     }
 
 
@@ -34,12 +34,12 @@ LAYOUT = Layout(
             },
             sizes={"d_model": "d", "num_heads": "h"},
             flags={"qkv_bias": ("b_q", "b_k", "b_v"), "output_bias": ("b_o",)},
-            free=ROTARY,
+            free=ROTARY_FIELDS,
         )
     },
     ignored=(
         "attention.bias",  # the causal mask
-        "attention.masked_bias",  # what stood for minus infinity
+        "attention.masked_bias",  # minus infinity
         "attention.rotary_emb.inv_freq",  # follows from the config
         "input_layernorm.*",
         "post_attention_layernorm.*",

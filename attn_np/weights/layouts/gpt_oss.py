@@ -2,32 +2,32 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, sizes, table, turned, window
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._decoder import family, sizes, table, window
+from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 from attn_np.weights.layouts.gemma2 import kind
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`GptOssConfig`: the projections share one flag for their biases, which is True where it is not stated."""
-    own, bias = sizes(stated, kv_heads=8, head_dim=64), stated.flag("attention_bias", True)
-    own |= {"qkv_bias": bias, "output_bias": bias, "sinks": True}
-    if "rope_parameters" not in stated and "rope_scaling" not in stated:
-        stated.refuse("rope_parameters", "how positions are scaled")
-    stated.skip(
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `GptOssConfig`: the projections share one flag for their biases, True by default."""
+    fields, bias = sizes(hf, kv_heads=8, head_dim=64), hf.flag("attention_bias", True)
+    fields |= {"qkv_bias": bias, "output_bias": bias, "sinks": True}
+    if "rope_parameters" not in hf and "rope_scaling" not in hf:
+        hf.refuse("rope_parameters", "how positions are scaled")
+    hf.skip(
         "num_local_experts", "num_experts", "num_experts_per_tok", "experts_per_token", "output_router_logits",
         "router_aux_loss_coef", "swiglu_alpha", "swiglu_limit", "initial_context_length", "sliding_window",
     )  # fmt: skip
-    uncoded(stated)
-    own |= turned(stated, own["head_dim"], base=150000.0)
-    return "decoder", own | (window(stated, 128) if kind(stated, layer, 2) == "sliding_attention" else {})
+    require_float_attention(hf)
+    fields |= full_rotary(hf, fields["head_dim"], base=150000.0)
+    return "decoder", fields | (window(hf, 128) if kind(hf, layer, 2) == "sliding_attention" else {})
 
 
-def uncoded(stated: Stated) -> None:
-    """A file whose weights are in a code is fine where it says that those of attention are not."""
-    coded = stated.get("quantization_config")
-    apart = coded.get("modules_to_not_convert") if isinstance(coded, dict) else None
-    if coded is not None and not (isinstance(apart, list) and "model.layers.*.self_attn" in apart):
-        stated.refuse("quantization_config", "'model.layers.*.self_attn' in its modules_to_not_convert")
+def require_float_attention(hf: HFConfig) -> None:
+    """Refuse a quantised model, unless its file says that the weights of attention are not quantised."""
+    quantization = hf.get("quantization_config")
+    exempt = quantization.get("modules_to_not_convert") if isinstance(quantization, dict) else None
+    if quantization is not None and not (isinstance(exempt, list) and "model.layers.*.self_attn" in exempt):
+        hf.refuse("quantization_config", "'model.layers.*.self_attn' in its modules_to_not_convert")
 
 
 TABLE = table(

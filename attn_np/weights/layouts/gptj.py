@@ -1,22 +1,22 @@
-"""GPT-J as `transformers` names it: neighbours turn, in the first numbers of each head, and nothing has a bias."""
+"""GPT-J as `transformers` names it: interleaved rotary pairs in the first numbers of each head, and no biases."""
 
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._hf_config import HFConfig
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`GPTJConfig`: without `rotary_dim` it would turn by the angles of the whole width, so one is needed."""
-    stated.layers("n_layer", layer)
-    stated.skip("n_positions", "n_ctx", "n_inner", "activation_function", "rotary", "scale_attn_weights")
-    stated.skip(*(f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")))
-    width, heads, turned = stated.integer("n_embd"), stated.integer("n_head"), stated.integer("rotary_dim")
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `GPTJConfig`. It needs `rotary_dim`: without it the angles are of the whole width."""
+    hf.check_layer("n_layer", layer)
+    hf.skip("n_positions", "n_ctx", "n_inner", "activation_function", "rotary", "scale_attn_weights")
+    hf.skip(*(f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")))
+    width, heads, rotary_dim = hf.integer("n_embd"), hf.integer("n_head"), hf.integer("rotary_dim")
     return "decoder", {
         "d_model": width,
         "num_heads": heads,
         "layout": "interleaved",
-        **({"rotary_dim": turned} if turned * heads != width else {}),
+        **({"rotary_dim": rotary_dim} if rotary_dim * heads != width else {}),
     }
 
 
@@ -38,7 +38,7 @@ LAYOUT = Layout(
     },
     ignored=(
         "attn.bias",  # the causal mask
-        "attn.masked_bias",  # what stood for minus infinity
+        "attn.masked_bias",  # minus infinity
         "attn.embed_positions",  # follow from the config
         "ln_1.*",
         "mlp.*",

@@ -1,13 +1,13 @@
 """Keras's `MultiHeadAttention` and `GroupQueryAttention`: kernels with an axis for the heads.
 
-Keras keeps its weights in files of its own. In a safetensors file they stand by the path of each variable with dots,
-`{v.path.replace("/", "."): v for v in layer.weights}`; the layer's own name is then given as `prefix="name."`. The
-kernel of a gate (`use_gate`) has no place here and is refused.
+Keras has its own weight files. In a safetensors file the keys are the variables' paths with dots,
+`{v.path.replace("/", "."): v for v in layer.weights}`; the layer's own name is then `prefix="name."`. The kernel of a
+gate (`use_gate`) is not in our layer and is refused.
 """
 
 from attn_np.weights.layouts._base import Layout, Table
 
-# The window is the module's own, causality an argument of its call.
+# A setting of the module, and an argument of its call.
 FREE = ("causal", "window")
 FLAGS = {"use_bias": ("b_q", "b_k", "b_v", "b_o")}
 SIZES = {"d_model": "d", "num_heads": "h", "head_dim": "k", "key_dim": "i", "value_dim": "j"}

@@ -1,28 +1,28 @@
 """Llama as `transformers` names it, and the models that are Llama under another name.
 
-`torch.nn.Linear` keeps its weight as [out, in], heads one after the other on the side of the projection. The rows of
-queries and keys are ordered for pairs of a number of the first half and one of the second, unlike in Meta's own files.
+`torch.nn.Linear` stores its weight as [out, in], with the heads in order along the projected side. The rows of queries
+and keys are ordered for rotary pairs across the halves of a head, unlike in Meta's own files.
 """
 
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts._stated import ROTARY, Stated, turned
+from attn_np.weights.layouts._hf_config import ROTARY_FIELDS, HFConfig, full_rotary
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`LlamaConfig`: the projections share one flag for their biases."""
-    width, heads = stated.integer("hidden_size"), stated.integer("num_attention_heads")
-    bias = stated.flag("attention_bias", False)
-    head_dim = stated.integer("head_dim", width // heads)
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `LlamaConfig`: the projections share one flag for their biases."""
+    width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
+    bias = hf.flag("attention_bias", False)
+    head_dim = hf.integer("head_dim", width // heads)
     return "decoder", {
         "d_model": width,
         "num_heads": heads,
-        "num_kv_heads": stated.integer("num_key_value_heads", heads),
+        "num_kv_heads": hf.integer("num_key_value_heads", heads),
         "head_dim": head_dim,
         "qkv_bias": bias,
         "output_bias": bias,
-        **turned(stated, head_dim),
+        **full_rotary(hf, head_dim),
     }
 
 
@@ -43,7 +43,7 @@ LAYOUT = Layout(
             },
             sizes={"d_model": "d", "num_heads": "h", "num_kv_heads": "g", "head_dim": "k"},
             flags={"qkv_bias": ("b_q", "b_k", "b_v"), "output_bias": ("b_o",)},
-            free=ROTARY,
+            free=ROTARY_FIELDS,
         )
     },
     ignored=(

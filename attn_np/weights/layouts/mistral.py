@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, sizes, table, turned, window
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._decoder import family, sizes, table, window
+from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`MistralConfig`."""
-    own = sizes(stated, kv_heads=8)
-    return "decoder", own | turned(stated, own["head_dim"]) | window(stated, 4096)
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `MistralConfig`."""
+    fields = sizes(hf, kv_heads=8)
+    return "decoder", fields | full_rotary(hf, fields["head_dim"]) | window(hf, 4096)
 
 
 LAYOUT = family("MistralModel", config, {"decoder": table(free=("window",))}, model_types=("mistral",))

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, sizes, table, turned
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._decoder import family, sizes, table
+from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`Olmo2Config`: the projections share one flag for their biases."""
-    own, bias = sizes(stated), stated.flag("attention_bias", False)
-    own |= NORM | {"qkv_bias": bias, "output_bias": bias, "norm_eps": stated.number("rms_norm_eps", 1e-5)}
-    return "decoder", own | turned(stated, own["head_dim"])
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of an `Olmo2Config`: the projections share one flag for their biases."""
+    fields, bias = sizes(hf), hf.flag("attention_bias", False)
+    fields |= NORM | {"qkv_bias": bias, "output_bias": bias, "norm_eps": hf.number("rms_norm_eps", 1e-5)}
+    return "decoder", fields | full_rotary(hf, fields["head_dim"])
 
 
 NORM = {"norm": "rms", "norm_over": "all", "norm_weight": "own"}

@@ -1,22 +1,22 @@
-"""Phi-3 and Phi-4 as `transformers` names them: queries, keys and values in one projection, and factors for length."""
+"""Phi-3 and Phi-4 as `transformers` names them: one projection of queries, keys and values, and longrope factors."""
 
 from typing import Any
 
 from attn_np.weights.layouts._decoder import family, sizes, table, window
-from attn_np.weights.layouts._stated import Stated, rotary
+from attn_np.weights.layouts._hf_config import HFConfig, rotary
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`Phi3Config`: a part of a head may turn, and no kind of scaling but one is read as what it is called."""
-    stated.only("attention_bias", False)
-    stated.only("full_attn_mod", 1)
-    stated.only("interpolate_factor", 1)
-    stated.skip("lm_head_bias", "original_max_position_embeddings")
-    own = sizes(stated)
-    turning = rotary(stated, own["head_dim"])
-    if turning.get("scaling", "longrope") != "longrope":
-        stated.refuse("rope_scaling", "none or 'longrope', what these models are", turning["scaling"])
-    return "decoder", own | turning | window(stated)
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `Phi3Config`: heads may be rotated in part, and longrope is the only scaling."""
+    hf.only("attention_bias", False)
+    hf.only("full_attn_mod", 1)
+    hf.only("interpolate_factor", 1)
+    hf.skip("lm_head_bias", "original_max_position_embeddings")
+    fields = sizes(hf)
+    positions = rotary(hf, fields["head_dim"])
+    if positions.get("scaling", "longrope") != "longrope":
+        hf.refuse("rope_scaling", "none or 'longrope', what these models are", positions["scaling"])
+    return "decoder", fields | positions | window(hf)
 
 
 PARTS = "(h k | g k | g v) d -> d h k, d g k, d g v"

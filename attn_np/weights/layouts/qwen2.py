@@ -2,29 +2,29 @@
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, sizes, table, turned, window
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._decoder import family, sizes, table, window
+from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`Qwen2Config`."""
-    own = sizes(stated, kv_heads=32)
-    return "decoder", own | {"qkv_bias": True} | turned(stated, own["head_dim"]) | sliding(stated, layer)
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `Qwen2Config`."""
+    fields = sizes(hf, kv_heads=32)
+    return "decoder", fields | {"qkv_bias": True} | full_rotary(hf, fields["head_dim"]) | sliding(hf, layer)
 
 
-def sliding(stated: Stated, layer: int) -> dict[str, Any]:
-    """The window of a layer: of those from `max_window_layers` where no types are stated, and if it is used at all."""
-    first, used = stated.integer("max_window_layers", 28), stated.flag("use_sliding_window", False)
-    found = window(stated, 4096) if used else {}
-    stated.skip("sliding_window")
+def sliding(hf: HFConfig, layer: int) -> dict[str, Any]:
+    """Our field for a layer's window: by default, if windows are used, the layers from `max_window_layers` have one."""
+    first, used = hf.integer("max_window_layers", 28), hf.flag("use_sliding_window", False)
+    fields = window(hf, 4096) if used else {}
+    hf.skip("sliding_window")
 
-    def otherwise(n: int) -> str:
-        return "sliding_attention" if found and n >= first else "full_attention"
+    def default(n: int) -> str:
+        return "sliding_attention" if fields and n >= first else "full_attention"
 
-    kind = stated.layer_type(layer, otherwise, "sliding_attention", "full_attention")
+    kind = hf.layer_type(layer, default, "sliding_attention", "full_attention")
     if kind == "full_attention":
         return {}
-    return found or stated.refuse("sliding_window", f"a window for layer {layer}, with use_sliding_window", None)
+    return fields or hf.refuse("sliding_window", f"a window for layer {layer}, with use_sliding_window", None)
 
 
 TABLE = table(free=("window",), fixed={"qkv_bias": True})

@@ -1,17 +1,17 @@
-"""Qwen 3 as `transformers` names it: queries and keys of each head are normed before they turn."""
+"""Qwen 3 as `transformers` names it: queries and keys of each head are normed before they are rotated."""
 
 from typing import Any
 
-from attn_np.weights.layouts._decoder import family, sizes, table, turned
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._decoder import family, sizes, table
+from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 from attn_np.weights.layouts.qwen2 import sliding
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`Qwen3Config`: the projections share one flag for their biases."""
-    own, bias = sizes(stated, kv_heads=32, head_dim=128), stated.flag("attention_bias", False)
-    own |= {"qkv_bias": bias, "output_bias": bias, "norm": "rms", "norm_eps": stated.number("rms_norm_eps", 1e-6)}
-    return "decoder", own | turned(stated, own["head_dim"]) | sliding(stated, layer)
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `Qwen3Config`: the projections share one flag for their biases."""
+    fields, bias = sizes(hf, kv_heads=32, head_dim=128), hf.flag("attention_bias", False)
+    fields |= {"qkv_bias": bias, "output_bias": bias, "norm": "rms", "norm_eps": hf.number("rms_norm_eps", 1e-6)}
+    return "decoder", fields | full_rotary(hf, fields["head_dim"]) | sliding(hf, layer)
 
 
 TABLE = table(

@@ -1,12 +1,12 @@
-"""T5 as `transformers` names it: block 0 of the encoder and of the decoder keeps the table of distances for all blocks.
+"""T5 as `transformers` names it: block 0 of the encoder and of the decoder has the table of distances for all blocks.
 
-Queries look at the encoder's output without a bias, and nothing is divided by the root of the head's width.
+Cross-attention has no position bias, and the scale is 1.
 """
 
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._hf_config import HFConfig
 
 BLOCKS = {
     "encoder": "encoder.block.{layer}.layer.0.",
@@ -22,19 +22,19 @@ STACKS = tuple(
 )
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`T5Config`."""
-    own = part != "encoder" and "num_decoder_layers" in stated
-    stated.layers("num_decoder_layers" if own else "num_layers", layer)
-    stated.skip("num_layers", "num_decoder_layers", "n_positions", "output_past", "is_decoder")
-    stated.skip("d_ff", "feed_forward_proj", "dense_act_fn", "is_gated_act", "dropout_rate", "scale_decoder_outputs")
-    width, heads = stated.integer("d_model"), stated.integer("num_heads")
-    sizes = {"d_model": width, "num_heads": heads, "head_dim": stated.integer("d_kv")}
-    buckets = stated.integer("relative_attention_num_buckets", 32)
-    farthest = stated.integer("relative_attention_max_distance", 128)
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `T5Config`."""
+    in_decoder = part != "encoder" and "num_decoder_layers" in hf
+    hf.check_layer("num_decoder_layers" if in_decoder else "num_layers", layer)
+    hf.skip("num_layers", "num_decoder_layers", "n_positions", "output_past", "is_decoder")
+    hf.skip("d_ff", "feed_forward_proj", "dense_act_fn", "is_gated_act", "dropout_rate", "scale_decoder_outputs")
+    width, heads = hf.integer("d_model"), hf.integer("num_heads")
+    sizes = {"d_model": width, "num_heads": heads, "head_dim": hf.integer("d_kv")}
+    buckets = hf.integer("relative_attention_num_buckets", 32)
+    max_distance = hf.integer("relative_attention_max_distance", 128)
     if part == "cross":
         return "mha", sizes | {"use_bias": False, "scale": 1.0}
-    return "t5_bias", sizes | {"causal": part == "decoder", "num_buckets": buckets, "max_distance": farthest}
+    return "t5_bias", sizes | {"causal": part == "decoder", "num_buckets": buckets, "max_distance": max_distance}
 
 
 LAYOUT = Layout(
@@ -66,7 +66,7 @@ LAYOUT = Layout(
     },
     ignored=(
         "layer_norm.weight",
-        "EncDecAttention.relative_attention_bias.weight",  # of the first files; no model uses it
+        "EncDecAttention.relative_attention_bias.weight",  # in the first files; no model uses it
     ),
     elsewhere=(
         *(f"{start}{key}" for start in ("", "transformer.") for key in ("shared.weight", *STACKS)),

@@ -1,4 +1,4 @@
-"""`torch.nn.GRU`: one pair of weights per layer, gates r z n one after the other in the rows."""
+"""`torch.nn.GRU`: one pair of weights per layer, with the gates r z n in order along the rows."""
 
 from attn_np.weights.layouts._base import Layout, Table
 

@@ -1,7 +1,7 @@
-"""Our layers as a module made of `torch.nn.Linear`, for tools that look for such modules.
+"""Our layers as a module made of `torch.nn.Linear`, for tools that work on such modules.
 
 Keys: `q_proj`, `k_proj`, `v_proj` and `out_proj` (`qkv_proj` for the three in one), each with `weight` [out, in] and,
-with biases, `bias` [out]. Heads stand one after the other on the side of the projection.
+with biases, `bias` [out]. The heads are in order along the projected side.
 """
 
 from attn_np.weights.layouts._base import Layout, Table

@@ -1,8 +1,8 @@
-"""`torch.nn.MultiheadAttention`: three projections in one array, or apart where widths of the inputs differ.
+"""`torch.nn.MultiheadAttention`: three projections in one array, or apart if the widths of the inputs differ.
 
-The biases are packed either way. Heads stand one after the other in the rows. The mask is no part of the file: True
-hides a key there and shows it here. `bias_k` and `bias_v`, a learned key and value that the module may add, have no
-place here and are refused; the key of zeros of `add_zero_attn` leaves no trace in a file and is not there either.
+The biases are packed either way. The heads are in order along the rows. The mask is no part of the file: True hides a
+key there and allows it here. `bias_k` and `bias_v`, a learned key and value that the module may add, are refused; the
+key of zeros of `add_zero_attn` leaves no trace in a file, so that such a module cannot be recognised.
 """
 
 from attn_np.weights.layouts._base import Layout, Table
@@ -13,7 +13,7 @@ COMMON = {
     "b_o": ("out_proj.bias", "d -> d"),
 }
 FLAGS = {"use_bias": ("b_q", "b_k", "b_v", "b_o")}
-# What the module is told by the mask of a call.
+# The mask of a call, in the module.
 FREE = ("causal", "window")
 
 LAYOUT = Layout(

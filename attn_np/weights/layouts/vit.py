@@ -1,25 +1,25 @@
-"""ViT as `transformers` keeps it in files: query, key and value under `attention.attention`, the output beside it."""
+"""ViT as `transformers` writes it: query, key and value under `attention.attention`, the output beside it."""
 
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._hf_config import HFConfig
 
 AROUND = ("image_size", "patch_size", "num_channels", "encoder_stride", "pooler_output_size", "pooler_act")
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`ViTConfig`: without `qkv_bias` the output keeps its bias, as `decoder` can have it."""
-    stated.skip(*AROUND)
-    width, heads = stated.integer("hidden_size"), stated.integer("num_attention_heads")
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `ViTConfig`: without `qkv_bias` the output still has a bias, which `decoder` allows."""
+    hf.skip(*AROUND)
+    width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
     sizes = {"d_model": width, "num_heads": heads}
-    if stated.flag("qkv_bias", True):
+    if hf.flag("qkv_bias", True):
         return "mha", sizes
     return "decoder", sizes | {"causal": False, "rope_base": None, "output_bias": True}
 
 
 def rules(k: str, v: str, heads: str) -> dict[Any, tuple[str, str]]:
-    """The weights, with the letters of a variant."""
+    """The rules of the weights, with the letters of a variant."""
     return {
         "w_q": ("attention.attention.query.weight", "(h k) d -> d h k"),
         "w_k": ("attention.attention.key.weight", f"({heads} k) {k} -> {k} {heads} k"),

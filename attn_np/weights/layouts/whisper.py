@@ -1,10 +1,10 @@
-"""Whisper as `transformers` names it: blocks as BART's, without a bias on keys, where any would change nothing."""
+"""Whisper as `transformers` names it: blocks as BART's, without a bias on keys, which would change nothing."""
 
 from typing import Any
 
 from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._encoder_decoder import ELSEWHERE, PREFIXES, RULES, fields
-from attn_np.weights.layouts._stated import Stated
+from attn_np.weights.layouts._hf_config import HFConfig
 
 AROUND = (
     "apply_spec_augment",
@@ -18,11 +18,11 @@ AROUND = (
 )
 
 
-def config(stated: Stated, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """`WhisperConfig`."""
-    stated.skip(*AROUND)
-    stated.skip(*(f"mask_{axis}_{what}" for axis in ("time", "feature") for what in ("prob", "length", "min_masks")))
-    return "mha", fields(stated, layer, part)
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `WhisperConfig`."""
+    hf.skip(*AROUND)
+    hf.skip(*(f"mask_{axis}_{name}" for axis in ("time", "feature") for name in ("prob", "length", "min_masks")))
+    return "mha", fields(hf, layer, part)
 
 
 LAYOUT = Layout(

@@ -1,0 +1,57 @@
+"""One variant of ours as another that it equals, by the layouts that are variants."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from attn_np import contract
+from attn_np.contract import Config, nearest
+from attn_np.weights import layouts
+from attn_np.weights._check import check
+from attn_np.weights._errors import ConfigMismatchError
+from attn_np.weights.layouts._base import converted_fields, differences, steps
+
+
+def convert(config: Config, values: Mapping[str, np.ndarray], to: str) -> tuple[Config, dict[str, np.ndarray]]:
+    """The config and the parameters of the same layer as another variant, bit by bit.
+
+    Raises:
+        ConfigMismatchError: a config that the other variant cannot express.
+        ValueError: there is no table between the two.
+    """
+    check(config, values, finite=False)
+    return convert_checked("weights", config, values, to)
+
+
+def convert_checked(
+    file: str, config: Config, values: Mapping[str, np.ndarray], to: str
+) -> tuple[Config, dict[str, np.ndarray]]:
+    """As `convert`, for parameters that are known to fit the config."""
+    contract.get(to)
+    pairs = {}
+    for layout in map(layouts.get, layouts.names()):
+        if layout.variant is not None:
+            pairs |= {(layout.variant, variant): layout for variant in layout.tables}
+            pairs |= {(variant, layout.variant): layout for variant in layout.tables}
+    if (config.variant, to) not in pairs:
+        known = tuple(target for source, target in pairs if source == config.variant)
+        todo = nearest(to, known) if known else "it has no equal"
+        raise ValueError(f"{config.variant}: expected a variant that it can become, got {to!r}; {todo}")
+    layout = pairs[config.variant, to]
+    forward = layout.variant == config.variant
+    table = layout.tables[to if forward else config.variant]
+    moved: dict[str, np.ndarray] = {}
+    try:
+        target = contract.config(to, **converted_fields(table, config, to, forward=forward))
+        back = contract.config(config.variant, **converted_fields(table, target, config.variant, forward=not forward))
+        lost = differences(config, back)
+        for step in steps(table, target if forward else config) if not lost else ():
+            moved |= step.ours(values) if forward else step.theirs(values)
+    except ValueError as error:
+        raise ConfigMismatchError(
+            file, "config", f"a config that {to} can express", str(error), "choose another variant"
+        ) from None
+    if lost:
+        got = ", ".join(f"{name}={getattr(config, name)!r}" for name in lost)
+        raise ConfigMismatchError(file, "config", f"a config that {to} can express", got, "choose another variant")
+    return target, {name: moved[name] for name in target.shapes()}

@@ -1,0 +1,127 @@
+"""Where a layer's keys are in a foreign file: the prefix, the layer's number, and the keys that are ignored."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from attn_np.weights._errors import MissingKeysError, UnexpectedKeysError, compare_keys, first_names
+from attn_np.weights._shards import Tensors
+from attn_np.weights.layouts import Layout, Table
+from attn_np.weights.layouts._base import as_tuple
+
+
+@dataclass(frozen=True)
+class KeyPrefix:
+    """The prefixes of one layer's keys.
+
+    Attributes:
+        own: of the layer's own keys, such as `encoder.layer.3.`.
+        first: of keys that only layer 0 has, for every layer.
+        above: of keys beside the layers, such as `encoder.`.
+        layer: the layer's number.
+    """
+
+    own: str
+    first: str
+    above: str
+    layer: int
+
+    def key(self, table: Table, key: str) -> str:
+        """A key of the table with its prefix."""
+        return (self.first if key in table.shared else self.above if key in table.above else self.own) + key
+
+
+def prefix_for(prefix: str, form: str, own: str, layer: int) -> KeyPrefix:
+    """The prefixes of a layer, from the caller's prefix, the layout's form and that form with the layer's number."""
+    above = form.partition("{layer}")[0].rstrip(".").rpartition(".")
+    return KeyPrefix(prefix + own, prefix + form.format(layer=0), prefix + above[0] + above[1], layer)
+
+
+def locate_layer(
+    file: Tensors, layout: Layout, table: Table, layer: int | None, part: str | None, prefix: str
+) -> KeyPrefix:
+    """The prefixes of a layer's block in a file.
+
+    Raises:
+        MissingKeysError, UnexpectedKeysError, ValueError: as `match_prefix` and `find_part`.
+    """
+    keys = [key[len(prefix) :] for key in file.entries if key.startswith(prefix)]
+    return prefix_for(prefix, *match_prefix(file.path, layout.prefixes_of(find_part(layout, part)), table, layer, keys))
+
+
+def find_part(layout: Layout, part: str | None) -> str:
+    """The name of the block of attention asked for, or of the only one.
+
+    Raises:
+        ValueError: there is none of this name, or there are several and none is asked for.
+    """
+    parts = layout.parts()
+    if part is None and len(parts) == 1:
+        return parts[0]
+    if part not in parts or (part == "" and parts == ("",)):
+        several = len(parts) > 1
+        rule = (
+            f"part= to be one of {', '.join(parts)}" if several else "no part=, as a layer has one block of attention"
+        )
+        raise ValueError(f"weights: expected {rule}, got {part!r}; {'name the block' if several else 'leave it out'}")
+    return part
+
+
+def match_prefix(
+    file: str, forms: Sequence[str], table: Table, layer: int | None, keys: Sequence[str]
+) -> tuple[str, str, int]:
+    """The form of prefix that a file uses, that form with the layer's number, and the number: asked for, or the only.
+
+    Raises:
+        MissingKeysError: no such layer.
+        UnexpectedKeysError: two layers of this number.
+        ValueError: several layers and no number, or a number that is none.
+    """
+    numbered = "{layer}" in forms[0]
+    if layer is not None and (not numbered or isinstance(layer, bool) or not isinstance(layer, int) or layer < 0):
+        rule = "layer= to be an integer from 0" if numbered else "no layer=, as this layout has one layer"
+        raise ValueError(f"weights: expected {rule}, got {layer!r}; {'correct it' if numbered else 'leave it out'}")
+    outside = {*table.shared, *table.above}
+    names = tuple(key for keys, _ in table.rules.values() for key in as_tuple(keys) if key not in outside)
+    first_keys = {name.format(n=0) for name in names}
+    layers: dict[str, tuple[int, str]] = {}
+    for form in forms:
+        pattern = re.compile(re.escape(form).replace(re.escape("{layer}"), "([0-9]{1,6})"))
+        for key in keys:
+            match = pattern.match(key)
+            if match and key[match.end() :] in first_keys:
+                layers[match[0]] = (int(match[1]) if numbered else 0, form)
+    numbers = sorted({number for number, _ in layers.values()})
+    matches = [own for own, (number, _) in layers.items() if layer in (None, number)]
+    if len(matches) == 1:
+        number, form = layers[matches[0]]
+        return form, matches[0], number
+    if not matches:
+        got = f"layers {', '.join(map(str, numbers))}" if layers else f"keys {first_names(keys)}"
+        expected = forms[0].format(layer="*" if layer is None else layer) + names[0].format(n=0)
+        todo = "pass the number of one of these" if layers else "check layout= and prefix="
+        raise MissingKeysError(file, expected, "a key of this name", got, todo)
+    if len({layers[own][0] for own in matches}) == 1:
+        todo = "take the other keys out of the file"
+        raise UnexpectedKeysError(file, matches[1], "one layer of each number", f"all of {first_names(matches)}", todo)
+    todo = f"pass layer=, one of {', '.join(map(str, numbers))}"
+    raise ValueError(f"{file}: expected one layer, got {len(matches)} ({first_names(matches)}); {todo}")
+
+
+def ignored_keys(file: Tensors, layout: Layout, needed: Sequence[str], prefix: str, own: str) -> list[str]:
+    """The keys under a layer's own prefix that the layout ignores.
+
+    Raises:
+        MissingKeysError, UnexpectedKeysError: a needed key is missing, or a key is neither needed nor in the layout.
+    """
+    relevant, ignored = [], []
+    for key in file.entries:
+        inside = key.startswith(own)
+        patterns, rest = (layout.ignored, key[len(own) :]) if inside else (layout.elsewhere, key[len(prefix) :])
+        if key not in needed and any(fnmatchcase(rest, pattern) for pattern in patterns):
+            ignored += [key] if inside else []
+        elif key.startswith(prefix):
+            relevant.append(key)
+    compare_keys(file.path, needed, relevant)
+    return ignored

@@ -1,0 +1,231 @@
+"""Files with our own parameter names: one layer with its config as metadata, or one of many in a whole model's file."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attn_np import contract
+from attn_np.contract import Config, nearest
+from attn_np.weights import layouts
+from attn_np.weights._check import Request, WeightFile, checked_cast, common_dtype, digest, require_agreement
+from attn_np.weights._convert import convert_checked
+from attn_np.weights._errors import (
+    ConfigMismatchError,
+    DigestMismatchError,
+    HeaderSyntaxError,
+    LayoutTagError,
+    MissingKeysError,
+    compare_keys,
+    compare_shape,
+    first_names,
+)
+from attn_np.weights._safetensors import CODES, parse_json, write_tensors
+from attn_np.weights._shards import Tensors
+from attn_np.weights.layouts._base import TRAINING
+
+FORMAT = "attn-parity/1"
+# Prefixes of a whole model's file that an error chooses the nearest from.
+MAX_PREFIXES = 128
+
+
+def read_native(file: Tensors, variant: str | None, prefix: str, request: Request) -> WeightFile:
+    """A layer of a file with our own names.
+
+    Args:
+        file: the open file.
+        variant: the file's variant as the caller names it; None if the metadata names it.
+        prefix: what comes before the layer's names.
+        request: the caller's conditions.
+
+    Raises:
+        WeightFileError: the subclass that says what is wrong with the file.
+        TypeError: no metadata, and a field that is missing or that the variant does not have.
+    """
+    metadata = file.metadata_of(key for key in file.entries if key.startswith(prefix))
+    tagged = metadata.get("format") == FORMAT
+    if tagged:
+        prefix = stated_prefix(file, metadata, prefix)
+        config = stated_config(file, metadata, variant or request.variant)
+    else:
+        config = caller_config(file, metadata, variant, prefix, request)
+    keys = locate_params(file, config, prefix)
+    shapes, axes = config.shapes(), {name: param.axes for name, param in config.params().items()}
+    for name, key in keys.items():
+        compare_shape(file.path, key, shapes[name], file.entries[key].shape, axes[name])
+    dtypes = {key: file.entries[key].dtype for key in keys.values()}
+    dtype = common_dtype(file.path, dtypes, request.dtype, request.cast)
+    as_stored = request.variant in (None, config.variant)
+    if as_stored:
+        require_agreement(file.path, config, request)
+    digests = stated_digests(file, metadata) if tagged else {}
+    values = {}
+    for name, key in keys.items():
+        x = file.read(key)
+        if tagged and digest(x) != digests[key]:
+            todo = "get the file again, or write it again from the layer"
+            raise DigestMismatchError(file.path, key, f"SHA-256 {digests[key]}", digest(x), todo)
+        values[name] = checked_cast(file.path, key, x, dtype, request.finite)
+    if not as_stored:
+        config, values = convert_checked(file.path, config, values, str(request.variant))
+        require_agreement(file.path, config, request if tagged else Request(request.config))
+    training = {name: request.fields[name] for name in TRAINING if name in request.fields}
+    return WeightFile(file.path, replace(config, **training), dtype, values)
+
+
+def write_native(file: str, config: Config, values: Mapping[str, np.ndarray], prefix: str = "") -> None:
+    """Write parameters under our own names, with everything that `read_native` checks as metadata."""
+    arrays = {prefix + name: x for name, x in values.items()}
+    metadata = {
+        "format": FORMAT,
+        "variant": config.variant,
+        "config": json.dumps(config.as_dict(), sort_keys=True),
+        "axes": json.dumps({name: param.axes for name, param in config.params().items()}, sort_keys=True),
+        "version": library_version(),
+        "sha256": json.dumps({key: digest(arrays[key]) for key in sorted(arrays)}),
+    }
+    metadata |= {"prefix": prefix} if prefix else {}
+    entries = {key: (CODES[x.dtype.name], x.shape) for key, x in arrays.items()}
+    write_tensors(file, arrays, metadata | {"header_sha256": seal(metadata, entries)})
+
+
+def seal(metadata: Mapping[str, str], entries: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+    """SHA-256 of a header: every metadata field but this one, every tensor's dtype and shape.
+
+    With the digests of the tensors, which are metadata, it covers every bit that counts.
+    """
+    fields = sorted((name, value) for name, value in metadata.items() if name != "header_sha256")
+    header = [fields, sorted((name, code, list(shape)) for name, (code, shape) in entries.items())]
+    return hashlib.sha256(json.dumps(header, separators=(",", ":")).encode()).hexdigest()
+
+
+# Where the layer is, and its config -----------------------------------------------------------------------------------
+
+
+def locate_params(file: Tensors, config: Config, prefix: str) -> dict[str, str]:
+    """The key of every parameter.
+
+    Raises:
+        MissingKeysError: no such prefix, with the nearest of the file; or a parameter that is not there.
+        UnexpectedKeysError: a key with the prefix that is no parameter.
+    """
+    keys = {name: prefix + name for name in config.shapes()}
+    present = [key for key in file.entries if key.startswith(prefix)]
+    if keys and not set(keys.values()) & set(present):
+        first, expected = next(iter(keys)), f"the parameters of {config.variant}"
+        expected += f" after the prefix {prefix!r}" if prefix else ""
+        prefixes = prefixes_of(first, list(file.entries))
+        if prefixes:
+            got, todo = f"other prefixes {first_names(prefixes)}", nearest(prefix, prefixes[:MAX_PREFIXES])
+            raise MissingKeysError(file.path, prefix + first, expected, got, f"for prefix= {todo}")
+        got, todo = f"keys {first_names(file.entries)}", "check variant=, or name the layout= that they are in"
+        raise MissingKeysError(file.path, prefix + first, expected, got, todo)
+    compare_keys(file.path, list(keys.values()), present)
+    return keys
+
+
+def prefixes_of(name: str, keys: Sequence[str]) -> list[str]:
+    """The prefixes that a parameter's name has among some keys, one for each layer of a model."""
+    return [key.removesuffix(name) for key in keys if key == name or key.endswith(f".{name}")]
+
+
+def stated_prefix(file: Tensors, metadata: Mapping[str, str], prefix: str) -> str:
+    """The prefix of a file of ours, which is the caller's if there is one.
+
+    Raises:
+        MissingKeysError: the caller names another.
+    """
+    own = metadata.get("prefix", "")
+    if prefix not in ("", own):
+        todo = f"pass prefix={own!r}" if own else "leave prefix= out"
+        raise MissingKeysError(file.path, prefix, f"a layer with the prefix {prefix!r}", f"one with {own!r}", todo)
+    return own
+
+
+def stated_config(file: Tensors, metadata: Mapping[str, str], variant: str | None) -> Config:
+    """The config in the metadata of a file of ours.
+
+    Raises:
+        ConfigMismatchError: no possible config, or one of another variant than the caller's.
+        HeaderSyntaxError, LayoutTagError: a field that is missing, or axes that are not the variant's.
+    """
+    for name in ("variant", "config", "axes", "sha256", "header_sha256"):
+        if name not in metadata:
+            raise HeaderSyntaxError(file.path, name, "this field in the metadata", "none", "write the file again")
+    own = metadata["variant"]
+    if own not in contract.variants():
+        todo = nearest(own, contract.variants())
+        raise ConfigMismatchError(file.path, "variant", "the name of a variant", repr(own), todo)
+    if variant not in (None, own):
+        todo = f"pass variant={own!r}, or layout={own!r} to have it converted"
+        raise ConfigMismatchError(file.path, "variant", repr(variant), repr(own), todo)
+    fields, todo = stated_object(file, metadata, "config"), "write the file again from the layer"
+    try:
+        config = contract.config(own, **fields)
+    except (ValueError, TypeError) as error:
+        raise ConfigMismatchError(file.path, "config", f"a config of {own}", str(error), todo) from error
+    axes = {name: param.axes for name, param in config.params().items()}
+    if stated_object(file, metadata, "axes") != axes:
+        raise LayoutTagError(file.path, "axes", json.dumps(axes)[:200], metadata["axes"][:200], todo)
+    return config
+
+
+def caller_config(
+    file: Tensors, metadata: Mapping[str, str], variant: str | None, prefix: str, request: Request
+) -> Config:
+    """The config of a file without our metadata: that of the layer to load into, else the caller's variant and fields.
+
+    Shapes alone cannot tell our names and axes from others', so the caller has to say that they are ours.
+
+    Raises:
+        LayoutTagError: the caller names neither a variant nor, with a layer to load into, a prefix.
+        TypeError: a field that is missing or that the variant does not have.
+    """
+    tag = metadata.get("format")
+    if (tag or "").startswith(FORMAT.rpartition("/")[0] + "/"):
+        todo = "it comes from a newer version; update attn-parity"
+        raise LayoutTagError(file.path, "format", f"{FORMAT} in the metadata", repr(tag), todo)
+    own = request.config
+    if own is not None and (prefix or variant) and variant in (None, own.variant):
+        require_agreement(file.path, own, request)
+        return own
+    if variant is not None:
+        return contract.config(variant, **request.fields)
+    ours = "pass variant= and the fields of its Config if the names are ours"
+    todo = f"{ours}, else name its layout=, one of {', '.join(layouts.names())}"
+    raise LayoutTagError(file.path, "format", f"{FORMAT} in the metadata", repr(tag), todo)
+
+
+def stated_object(file: Tensors, metadata: Mapping[str, str], name: str) -> dict[str, Any]:
+    """The JSON object in a metadata field."""
+    return parse_json(file.path, metadata[name].encode(), f"a metadata field {name!r}")
+
+
+def stated_digests(file: Tensors, metadata: Mapping[str, str]) -> dict[str, str]:
+    """The digest of every tensor, from a header whose own digest is right.
+
+    Raises:
+        DigestMismatchError: the header's digest is wrong, or a tensor has none.
+    """
+    actual = seal(metadata, {name: (entry.code, entry.shape) for name, entry in file.entries.items()})
+    if metadata["header_sha256"] != actual:
+        expected, todo = f"a header of SHA-256 {metadata['header_sha256'][:64]}", "get the file again"
+        raise DigestMismatchError(file.path, "__metadata__", expected, actual, todo)
+    digests = stated_object(file, metadata, "sha256")
+    if set(digests) != set(file.entries):
+        got = first_names(digests)
+        raise DigestMismatchError(file.path, "sha256", "a digest per tensor", got, "write the file again")
+    return digests
+
+
+def library_version() -> str:
+    """The version of this library; "0" in a checkout that is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, and needed for writing only
+
+    try:
+        return version("attn-parity")
+    except PackageNotFoundError:
+        return "0"

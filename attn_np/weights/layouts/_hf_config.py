@@ -1,0 +1,272 @@
+"""A model's `config.json`, read field by field: fields that no reader knows are refused at the end."""
+
+import json
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NoReturn
+
+from attn_np.weights._errors import ConfigMismatchError, first_names
+from attn_np.weights._paths import open_regular
+
+__all__ = ["CONFIG", "IRRELEVANT_FIELDS", "ROTARY_FIELDS", "HFConfig", "full_rotary", "read_hf_config", "rotary"]
+
+CONFIG = "config.json"
+MAX_CONFIG = 2**22
+ALLOW = "pass allow= with the names of those that leave attention as it is"
+
+# Our fields of rotary positions that weights do not depend on. (They do depend on which numbers are pairs, `layout`.)
+ROTARY_FIELDS = (
+    "rope_base",
+    "rotary_dim",
+    "max_positions",
+    "scaling",
+    "scaling_factor",
+    "original_max_positions",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "truncate",
+    "attention_factor",
+    "short_factor",
+    "long_factor",
+)
+# Fields of `transformers` that leave attention as it is in evaluation mode: the vocabulary, the rest of the layer,
+# its experts, training, generation, outputs, and who wrote the file.
+IRRELEVANT_FIELDS = frozenset({
+    "_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "model_type", "transformers_version",
+    "_commit_hash", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id",
+    "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "unk_token_id", "tie_word_embeddings",
+    "type_vocab_size", "num_hidden_layers", "intermediate_size", "hidden_act", "hidden_activation", "mlp_bias",
+    "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps", "max_position_embeddings", "initializer_range",
+    "initializer_factor", "hidden_dropout_prob", "hidden_dropout", "attention_dropout",
+    "attention_probs_dropout_prob", "classifier_dropout", "classifier_dropout_prob", "resid_pdrop", "embd_pdrop",
+    "attn_pdrop", "activation_dropout", "dropout", "layerdrop", "use_cache", "pretraining_tp",
+    "gradient_checkpointing", "chunk_size_feed_forward", "use_bfloat16", "tf_legacy_loss", "torchscript",
+    "output_attentions", "output_hidden_states", "return_dict", "use_return_dict", "attn_implementation",
+    "_attn_implementation", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task",
+    "task_specific_params", "tokenizer_class", "prefix", "max_length", "min_length", "do_sample", "early_stopping",
+    "num_beams", "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p",
+    "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
+    "num_return_sequences", "output_scores", "return_dict_in_generate", "remove_invalid_values",
+    "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "is_encoder_decoder",
+    "tie_encoder_decoder", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
+    "shared_expert_intermediate_size", "norm_topk_prob", "output_router_logits", "router_aux_loss_coef",
+    "router_jitter_noise", "decoder_sparse_step", "mlp_only_layers",
+})  # fmt: skip
+
+
+class HFConfig:
+    """The fields of a `config.json`. A null counts as absent.
+
+    Attributes:
+        file: its path.
+        name: the object of it that the fields are in; empty for the whole.
+    """
+
+    def __init__(self, file: str, values: Mapping[str, Any], name: str = "") -> None:
+        self.file, self.name = file, name
+        self._values = {key: value for key, value in values.items() if value is not None}
+        self._nulls = values.keys() - self._values.keys()
+        self._read: set[str] = set()
+        self._nested: dict[str, HFConfig] = {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a field, of any type."""
+        self._read.add(key)
+        return self._values.get(key, default)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """An integer from 0; required if there is no default."""
+        value = self._required(key, default)
+        return value if type(value) is int and value >= 0 else self.refuse(key, "an integer from 0")
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number; required if there is no default."""
+        value = self._required(key, default)
+        finite = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+        return value if finite else self.refuse(key, "a finite number")
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """True or false; required if there is no default."""
+        value = self._required(key, default)
+        return value if isinstance(value, bool) else self.refuse(key, "true or false")
+
+    def only(self, key: str, *known: Any) -> Any:
+        """An optional field that must be one of `known`; anything else is unsupported."""
+        value = self.get(key)
+        if value is None or any(type(value) is type(one) and value == one for one in known):
+            return value
+        return self.refuse(key, f"one of {', '.join(map(repr, known))}, what layers here can do")
+
+    def is_null(self, key: str) -> bool:
+        """Whether a field is null, for families where null is not the same as absent."""
+        self._read.add(key)
+        return key in self._nulls
+
+    def check_layer(self, key: str, layer: int) -> None:
+        """Refuse a layer that is not below the number of layers, by this family's name for it."""
+        count = self.get(key)
+        if type(count) is int and layer >= count:
+            expected, todo = f"more than {layer}, for layer {layer}", f"pass layer= from 0 to {count - 1}"
+            raise ConfigMismatchError(self.file, self.name + key, expected, str(count), todo)
+
+    def skip(self, *keys: str) -> None:
+        """Accept fields that leave this family's attention as it is."""
+        self._read.update(keys)
+
+    def skip_objects(self) -> None:
+        """Accept all objects among the fields: they are about other layers."""
+        self.skip(*(key for key, value in self._values.items() if isinstance(value, dict)))
+
+    def nested(self, key: str) -> "HFConfig":
+        """The fields of an object among the fields; none if it is absent."""
+        if key not in self._nested:
+            value = self.get(key, {})
+            if not isinstance(value, dict):
+                self.refuse(key, "an object")
+            self._nested[key] = HFConfig(self.file, value, f"{self.name}{key}.")
+        return self._nested[key]
+
+    def layer_type(self, layer: int, default: Callable[[int], str], *known: str) -> str:
+        """A layer's entry in `layer_types`, which must be one of `known`; `default` gives it if the field is absent."""
+        types = self.get("layer_types", [])
+        if not isinstance(types, list) or (types and layer >= len(types)):
+            self.refuse("layer_types", f"a list with an entry for layer {layer}")
+        kind = types[layer] if types else default(layer)
+        if kind in known:
+            return kind
+        return self.refuse("layer_types", f"one of {', '.join(known)} for layer {layer}", kind)
+
+    def refuse(self, key: str, expected: str, *got: Any) -> NoReturn:
+        """Refuse the value of a field.
+
+        Raises:
+            ConfigMismatchError: always.
+        """
+        value = repr(got[0] if got else self._values[key])[:200] if got or key in self._values else "none"
+        todo = "build the layer by hand, or use the library the model was made for"
+        raise ConfigMismatchError(self.file, self.name + key, expected, value, todo)
+
+    def finish(self, allow: Collection[str] = (), todo: str = ALLOW) -> None:
+        """Refuse fields that were not read, as they might change what attention computes.
+
+        Args:
+            allow: names of fields to accept.
+            todo: what a caller can do about the others.
+
+        Raises:
+            ConfigMismatchError: naming them.
+        """
+        unread = self.unread() - set(allow)
+        if "quantization_config" in unread:
+            expected, got = "weights in floating point", "quantised ones, which are not read"
+            how = "get the model unquantised, or write it again so with its library"
+            raise ConfigMismatchError(self.file, "quantization_config", expected, got, how)
+        if unread:
+            got = f"{first_names(sorted(unread))}, unknown here"
+            raise ConfigMismatchError(self.file, sorted(unread)[0], "fields with a known meaning", got, todo)
+
+    def unread(self) -> set[str]:
+        """Names of the fields that were not read and may matter."""
+        irrelevant = set() if self.name else IRRELEVANT_FIELDS
+        own = {self.name + key for key in self._values.keys() - self._read - irrelevant}
+        return own.union(*(nested.unread() for nested in self._nested.values()))
+
+    def _required(self, key: str, default: Any) -> Any:
+        value = self.get(key, default)
+        return self.refuse(key, "this field") if value is None else value
+
+
+def read_hf_config(path: str) -> HFConfig:
+    """The fields of a `config.json`.
+
+    Raises:
+        ConfigMismatchError: not a JSON object.
+        OSError: no regular file.
+    """
+    try:
+        with open_regular(path, "a JSON file") as stream:
+            raw = stream.read(MAX_CONFIG + 1)
+        if len(raw) > MAX_CONFIG:
+            raise ValueError(f"more than {MAX_CONFIG} bytes")
+        fields = json.loads(raw.decode("utf-8"))
+        if not isinstance(fields, dict):
+            raise ValueError(type(fields).__name__)
+    except (ValueError, RecursionError) as error:
+        raise ConfigMismatchError(path, None, "a JSON object", str(error)[:200], "correct or remove it") from None
+    return HFConfig(path, fields)
+
+
+def rotary(
+    hf: HFConfig, head_dim: int, *, layer_type: str | None = None, base: float = 10000.0, share: float = 1.0
+) -> dict[str, Any]:
+    """Our fields of rotary positions, from `rope_parameters`, or `rope_theta` and `rope_scaling` of older files.
+
+    Args:
+        hf: the model's fields.
+        head_dim: a head's width.
+        layer_type: the layer's type, for models with parameters for each type.
+        base: the default of the base.
+        share: the default of the share of a head that is rotated.
+    """
+    max_positions = hf.integer("max_position_embeddings", 0)
+    base, share = hf.number("rope_theta", base), hf.number("partial_rotary_factor", share)
+    rope = hf.nested("rope_parameters" if "rope_parameters" in hf else "rope_scaling")
+    if layer_type is not None and layer_type in rope:
+        rope.skip_objects()
+        rope = rope.nested(layer_type)
+    width = int(head_dim * rope.number("partial_rotary_factor", share))
+    fields: dict[str, Any] = {"rope_base": rope.number("rope_theta", base)}
+    fields |= {"rotary_dim": width} if width != head_dim else {}
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    rope.skip("type")
+    if scaling in ("default", "linear", "dynamic"):
+        rope.skip("original_max_position_embeddings")
+    if scaling == "default":
+        return fields
+    if scaling not in ("linear", "dynamic", "yarn", "llama3", "longrope"):
+        rope.refuse("rope_type", "one of 'default', 'linear', 'dynamic', 'yarn', 'llama3', 'longrope'", scaling)
+    fields["scaling"] = scaling
+    if scaling == "dynamic":
+        return fields | {"scaling_factor": rope.number("factor"), "original_max_positions": max_positions}
+    if scaling == "linear":
+        return fields | {"scaling_factor": rope.number("factor")}
+    original = hf.integer("original_max_position_embeddings", 0)
+    original = original or rope.integer("original_max_position_embeddings", max_positions)
+    rope.skip("original_max_position_embeddings")
+    fields["original_max_positions"] = original
+    if scaling == "llama3":
+        names = {"scaling_factor": "factor"} | {name: name for name in ("low_freq_factor", "high_freq_factor")}
+        return fields | {ours: rope.number(theirs) for ours, theirs in names.items()}
+    factor = rope.number("factor", max_positions / original if original else 1.0)
+    fields["scaling_factor"] = factor
+    if "attention_factor" in rope:
+        fields["attention_factor"] = rope.number("attention_factor")
+    if scaling == "longrope":
+        return fields | {name: tuple(rope.get(name, ())) for name in ("short_factor", "long_factor")}
+    numerator, denominator = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
+    if numerator and denominator and "attention_factor" not in rope:
+        fields["attention_factor"] = yarn_scale(factor, numerator) / yarn_scale(factor, denominator)
+    fields |= {name: rope.number(name) for name in ("beta_fast", "beta_slow") if name in rope}
+    return fields | ({} if rope.flag("truncate", True) else {"truncate": False})
+
+
+def full_rotary(hf: HFConfig, head_dim: int, **options: Any) -> dict[str, Any]:
+    """Our fields of rotary positions, for a family that rotates whole heads.
+
+    Raises:
+        ConfigMismatchError: the file says that a part of a head is rotated, which such a model can't do or ignores.
+    """
+    fields = rotary(hf, head_dim, **options)
+    if "rotary_dim" in fields:
+        hf.refuse("partial_rotary_factor", "1, as this family rotates whole heads", fields["rotary_dim"] / head_dim)
+    return fields
+
+
+def yarn_scale(factor: float, mscale: float = 1.0) -> float:
+    """YaRN's scale of cosines and sines for positions stretched by a factor."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
