@@ -226,6 +226,12 @@ def dtype_name(x: Array) -> str:
     return NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
 
 
+def autocast_dtype(x: Array) -> str | None:
+    """The dtype that `torch.autocast` rounds products of float32 arrays to on the array's device; None without it."""
+    device = x.device.type
+    return NAMES[torch.get_autocast_dtype(device)] if torch.is_autocast_enabled(device) else None
+
+
 def upcast(x: Any) -> Any:
     """16-bit types are computed in float32; other types, and None, stay as they are."""
     return x.float() if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
@@ -237,13 +243,16 @@ def to_dtype(x: Any, dtype: str) -> Any:
 
 
 def einsum(spec: str, a: Array, b: Array) -> Array:
-    """Sum of products over the letters that the output lacks; one batched matrix product, as in the other trees."""
+    """Sum of products over the letters that the output lacks; one batched matrix product, as in the other trees.
+
+    Under `torch.autocast` products are rounded to its type, as those of PyTorch's own modules; sums with them are not.
+    """
     left, right, out = spec.replace("->", ",").split(",")
     n = (len(left) + len(right) - len(out)) // 2
     if n and left[-n:] == right[:n] and out == left[:-n] + right[n:]:  # a projection: nothing to move
         first, last, between = a.shape[:-n], b.shape[n:], prod(b.shape[:n])
         product = upcast(a).reshape(prod(first), between) @ upcast(b).reshape(between, prod(last))
-        return product.reshape(*first, *last)
+        return upcast(product).reshape(*first, *last)
     batch = [x for x in left if x in right and x in out]
     summed = [x for x in left if x in right and x not in out]
     rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
@@ -256,7 +265,7 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     b = upcast(b).permute([right.index(x) for x in batch + summed + columns])
     product = a.reshape(flat(batch), flat(rows), flat(summed)) @ b.reshape(flat(batch), flat(summed), flat(columns))
     letters = batch + rows + columns
-    return product.reshape([size[x] for x in letters]).permute([letters.index(x) for x in out])
+    return upcast(product).reshape([size[x] for x in letters]).permute([letters.index(x) for x in out])
 
 
 def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
