@@ -48,7 +48,6 @@ from attn_jax._ops import (
 )
 from attn_np.contract._band import window_limits
 
-
 ONE_BLOCK = 3 << 19  # up to so many scores are computed as one block
 SMALL = 1 << 15  # and so are all heads that have no more each
 SHORT_QUERY = 16  # so few queries of more keys than SHORT_MAX_BLOCKS blocks do not make blocks of their own
