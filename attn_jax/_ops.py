@@ -164,9 +164,9 @@ def shapes_may_vary(x: Array) -> bool:
     return False  # every shape is compiled for
 
 
-def constant(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
-    """A function of plain values that makes an array by NumPy: kept, and a constant under jit and compile."""
-    kept = lru_cache(maxsize=8)(make)
+def constant(make: Callable[..., Any]) -> Callable[..., Array]:
+    """A function of plain values that makes an array by NumPy, its first argument; cached, and a constant under jit."""
+    kept = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: jnp.asarray(kept(*args))
 
 
