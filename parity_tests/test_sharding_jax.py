@@ -48,6 +48,8 @@ HEADS = {"own": 8, "shared": 4}
 # What is a sum over devices by its nature: the gradient of an array that batch rows share, and how far rows of a mask
 # on several devices reach.
 SUMS = {"backward": {"shared"}, "forward": {("few queries", "all"), ("few queries", "padding")}}
+# All heads share a rotated key, which is broadcast to them first and sharded then: its gradient is gathered, then summed.
+GATHERS = {("Explicit", "mla")}
 
 
 def layers() -> tuple[str, ...]:
@@ -241,8 +243,8 @@ def test_a_layer_sums_over_devices_once(variant: str, mesh: str) -> None:
     """After the output projection; in the backward pass the gradients of the input and of the parameters."""
     found = results()[f"{mesh}/{variant}"]
     assert "error" not in found, found
-    assert set(found["forward"]) | set(found["backward"]) <= {"all-reduce"}, found
-    assert found["forward"].get("all-reduce", 0) <= 1, found
+    assert found["forward"] in ({}, {"all-reduce": 1}), found
+    assert set(found["backward"]) - ({"all-gather"} if (mesh, variant) in GATHERS else set()) <= {"all-reduce"}, found
     assert found["sharding"] == ["b"]
     assert found["ratio"] <= 1
 
