@@ -18,7 +18,8 @@ X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 8)), jnp.float32)
 @pytest.fixture(params=["mha", "decoder", "gqa"])
 def layer(request: pytest.FixtureRequest) -> Any:
     heads = {"num_kv_heads": 1} if request.param == "gqa" else {}
-    return attn_jax.build(request.param, seed=0, d_model=8, num_heads=2, head_dim=4, dropout=0.5, **heads)
+    build: Any = attn_jax.build
+    return build(request.param, seed=0, d_model=8, num_heads=2, head_dim=4, dropout=0.5, **heads)
 
 
 @pytest.mark.parametrize("training", [False, True])
