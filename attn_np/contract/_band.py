@@ -6,10 +6,10 @@ from typing import NamedTuple
 FAR = 1 << 30  # beyond every position; integers of 32 bits hold its sum with one
 
 
-def window_limits(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+def window_limits(window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
     """How many keys before and after its own position a query sees; None for no limit, at most `FAR`."""
     left, right = (None if n is None else min(n, FAR) for n in window or (None, None))
-    return left, 0 if causal else right
+    return left, right
 
 
 class Span(NamedTuple):
@@ -36,7 +36,8 @@ class Band:
     @classmethod
     def of(cls, t: int, s: int, causal: bool, window: tuple[int | None, int | None] | None) -> "Band":
         """What `causal` and `window` say: a query sees no later key, or so many before and after."""
-        return cls(t, s, *window_limits(causal, window))
+        left, right = window_limits(window)
+        return cls(t, s, left, 0 if causal else right)
 
     @property
     def full(self) -> bool:
