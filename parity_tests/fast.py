@@ -29,8 +29,8 @@ from parity_tests.matrix import prepare
 
 HARD = tuple(style for style in STYLES if style != "steep")  # which is about weights, and there are none
 LENGTHS = (5, 7, 11, 13, 17)
-# Constants of each tree's kernels, by room and name: blocks that these sizes fill several times, one setting after the other. NumPy's
-# hold one head or several, and the weights are powers of 2 or of e, by the processor: all are judged.
+# Constants of each tree's kernels, by room and name: blocks that these sizes fill several times, one setting after the
+# other. NumPy's hold one head or several, and the weights are powers of 2 or of e, by the processor: all are judged.
 BASES = [{"base": lambda dtype, base=base: base} for base in (2.0, e)]
 SMALL: dict[str, list[dict[str, Any]]] = {
     "numpy": [
