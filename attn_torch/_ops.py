@@ -108,9 +108,19 @@ def reorder(x: Array, order: Sequence[int]) -> Array:
     return x.permute(order)
 
 
+def alongside(x: Array, like: Array) -> Array:
+    """An array on the device of another; beside a DTensor, the same in every process."""
+    x = x.to(like.device)
+    if type(like) is Tensor or not hasattr(like, "device_mesh"):
+        return x
+    from torch.distributed.tensor import DTensor, Replicate  # takes longer to import than torch
+
+    return DTensor.from_local(x, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
+
+
 def arange(n: int, like: Array) -> Array:
     """0 .. n - 1, on the device of another array."""
-    return torch.arange(n, device=like.device)
+    return alongside(torch.arange(n, device=like.device), like)
 
 
 def argmax(x: Array, axis: int) -> Array:
@@ -124,7 +134,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 
 def constants(values: Sequence[float | int], like: Array) -> Array:
     """Numbers known beforehand, each rounded once to the dtype of another array."""
-    return torch.tensor(values, dtype=torch.float64).to(like.device, like.dtype)
+    return alongside(torch.tensor(values, dtype=torch.float64).to(like.dtype), like)
 
 
 def take(table: Array, tokens: Array) -> Array:
@@ -169,7 +179,7 @@ def constant(make: Callable[..., Any]) -> Callable[..., Array]:
 
     def made(*args: Any, like: Array) -> Array:
         found = make(torch, *args) if torch.compiler.is_compiling() else torch.from_numpy(kept(*args))
-        return found.to(like.device)
+        return alongside(found, like)
 
     return made
 
@@ -229,7 +239,9 @@ def dtype_name(x: Array) -> str:
 def autocast_dtype(x: Array) -> str | None:
     """The dtype that `torch.autocast` rounds products of float32 arrays to on the array's device; None without it."""
     device = x.device.type
-    return NAMES[torch.get_autocast_dtype(device)] if torch.is_autocast_enabled(device) else None
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return None
+    return NAMES[torch.get_autocast_dtype(device)]
 
 
 def upcast(x: Any) -> Any:

@@ -162,9 +162,8 @@ def work(task: Task) -> Result:
             for candidate in calls if attends(variant, case.config.layer) else []:
                 if selected(case, candidate.framework, candidate.mode, plan.everything):
                     try:
-                        result.rows += judge_call(
-                            case, candidate, p=plan.fast_precision(candidate.framework, case.dtype)
-                        )
+                        promise = plan.fast_precision(candidate.framework, case.dtype)
+                        result.rows += judge_call(case, candidate, p=promise)
                     except Exception as e:  # as above
                         result.errors.append(f"{candidate.name}, {case.name}: {type(e).__name__}: {e}")
     if "jax" in plan.frameworks:

@@ -176,9 +176,12 @@ def add(total: Tensor, x: Tensor) -> None:
 # Operations -----------------------------------------------------------------------------------------------------------
 
 
-ARRAYS, SCHEMA = 6, (
-    "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks, "
-    "SymInt? left, SymInt? right, float scale, float? softcap"
+ARRAYS, SCHEMA = (
+    6,
+    (
+        "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks, "
+        "SymInt? left, SymInt? right, float scale, float? softcap"
+    ),
 )
 
 
