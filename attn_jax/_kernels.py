@@ -9,17 +9,17 @@ Backward. Only the output and each query's largest score and sum are kept; the w
 block (Rabe and Staats 2021, Dao et al. 2022): memory grows with t, not with t s. So first-order reverse mode only.
 
 Sharding. Loops run over blocks of positions. Batch and heads stay axes of their own in every array, are never merged,
-indexed or looped over, so each device computes its rows and heads by itself: no array moves between devices, but for the
-gradient of what they share, such as one bias for all batch rows, which is a sum over devices. What a loop starts with is
+indexed or looped over, so each device computes its rows and heads by itself, and nothing moves between devices but the
+gradient of what they share, such as one bias for all batch rows: it is a sum over devices. What a loop starts with is
 computed from the arrays, so that it is sharded as they are.
 
-Speed on a CPU. The processor's caches want few scores at a time, XLA large products: it uses one core for those of less
-than some 2^23 multiplications of each head. Query heads that share a key/value head are rows of one product, so keys
-are never repeated. Keys and values are put in the order of the products once, before the loops.
+Speed on a CPU. The caches want few scores at a time, XLA large products: it uses one core for those of less than some
+2^23 multiplications for each head. Query heads that share a key/value head are rows of one product, so keys are never
+repeated. Keys and values are put in the order of the products once, before the loops.
 
-Small inputs take one block and no loop: quicker to compile and to run, and differentiable in every mode. A few queries of
-many keys, as in a step of decoding, read keys and values where they lie, up to the last key that a mask shows: to put them
-in order would copy the cache. (If rows of the mask are on several devices, these agree on that key: one number.)
+Small inputs take one block and no loop: quicker to compile and to run, and differentiable in every mode. A few queries
+of many keys, as in a step of decoding, read keys and values where they lie, up to the last key that a mask shows: to
+put them in order would copy the cache. Devices with other rows of that mask agree on that key, which is one number.
 """
 
 from functools import partial, reduce
@@ -28,6 +28,7 @@ from operator import and_
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 from flax import nnx
 
@@ -45,6 +46,8 @@ from attn_jax._ops import (
     upcast,
     where,
 )
+from attn_np.contract._band import window_limits
+
 
 ONE_BLOCK = 3 << 19  # up to so many scores are computed as one block
 SMALL = 1 << 15  # and so are all heads that have no more each
@@ -102,12 +105,19 @@ class Plan(NamedTuple):
         return self.blocks * self.queries > self.t, self.keys < self.s and self.s % self.keys > 0
 
 
+def _known(*sizes: Any) -> bool:
+    """Whether they are numbers; in `jax.export` an axis may have a symbolic size, and such lengths take one block."""
+    return not any(jax.export.is_symbolic_dim(n) for n in sizes)
+
+
 def _plan(q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, cap: float | None) -> Plan:
     (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
     r, queries, keys, in_place = h // g, t, s, False
-    if t <= SHORT_QUERY and s > SHORT_MAX_BLOCKS * SHORT_KEY_BLOCK:
+    if not _known(t, s):
+        pass
+    elif t <= SHORT_QUERY and s > SHORT_MAX_BLOCKS * SHORT_KEY_BLOCK:
         keys, in_place = SHORT_KEY_BLOCK, True
-    elif b * h * t * s > ONE_BLOCK and t * s > SMALL:
+    elif (b if _known(b) else 1) * h * t * s > ONE_BLOCK and t * s > SMALL:
         queries = max(ROWS // r, 1)
         queries = queries if left is None and right is None else min(queries, QUERIES)
         queries = -(-t // (-(-t // queries) * EVEN)) * EVEN  # blocks of one size that hold t with little to spare
@@ -136,10 +146,10 @@ def attend(
     sinks: Array | None,
 ) -> Array:
     """Softmax dot-product attention with the arguments of `attn_jax.attend`, all checked: `b t h v`."""
-    left, right = (None, None) if window is None else window
-    right = 0 if causal else right
-    left = None if left is None or left >= k.shape[1] - 1 else left  # every query sees the first key
-    right = None if right is None or right >= q.shape[1] - 1 else right  # and the last
+    left, right = window_limits(causal, window)
+    if _known(q.shape[1], k.shape[1]):
+        left = None if left is None or left >= k.shape[1] - 1 else left  # every query sees the first key
+        right = None if right is None or right >= q.shape[1] - 1 else right  # and the last
     q, k, v = (x[...] if isinstance(x, nnx.Variable) else jnp.asarray(x) for x in (q, k, v))
     bare = all(x is None for x in (mask, bias, softcap, sinks))
     if bare and cudnn_serves(q, k, v, left, right):
@@ -165,6 +175,10 @@ def _attend(
 ) -> Array:
     (b, t, h, _), g, i, n = q.shape, k.shape[2], plan.blocks, plan.queries
     # Two steps: with explicit sharding an axis that is split is the only one.
+    # In `shard_map` an array that devices share becomes each one's own by an operation with one that they do not: by
+    # adding a zero of all here, so that JAX sums its gradient over them.
+    zero = jnp.zeros_like(sum(jnp.sum(x) for x in (q, k, v, bias, sinks) if x is not None))
+    q, k, v, bias, sinks = (None if x is None else x + zero for x in (q, k, v, bias, sinks))
     q = _pad(q * plan.scale, 1, i * n).reshape(b, i, n, h, q.shape[3]).reshape(b, i, n, g, plan.shared, q.shape[3])
     q = q.transpose(1, 0, 3, 4, 2, 5).reshape(i, b, g, plan.shared * n, q.shape[5])
     mask, bias = _grouped(plan, mask, g), _grouped(plan, bias, g)

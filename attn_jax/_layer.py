@@ -1,6 +1,10 @@
 """The base of JAX's layers: parameters, checks of a call, inputs and outputs, and decoding."""
 
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
+from inspect import isfunction
+from types import MethodType
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import jax
@@ -70,6 +74,18 @@ def output(dtype: str, y: Array, weights: Array | None = None, return_weights: b
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 
 
+class Method:
+    """A method that `nnx.tabulate` leaves alone: it compiles a class's public functions, with all they take and return,
+    and some of ours take or return sizes and functions.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __get__(self, layer: Any, cls: type) -> Any:
+        return partial(self.function) if layer is None else MethodType(self.function, layer)
+
+
 class Layer(nnx.Module, Generic[C]):
     """Base of the layers: the contract's parameters as `nnx.Param`s under their names, and the call's check.
 
@@ -85,6 +101,9 @@ class Layer(nnx.Module, Generic[C]):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        for name, value in list(vars(cls).items()):
+            if isfunction(value) and not name.startswith("_"):
+                setattr(cls, name, Method(value))
 
     def __init__(
         self,
@@ -132,6 +151,10 @@ class Layer(nnx.Module, Generic[C]):
         cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
         return cls(config, rngs=rngs, dtype=dtype, param_dtype=param_dtype, _values=values)
 
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """Set the mode of this layer alone, for `nnx.view(layer, deterministic=...)`, which visits every one."""
+        self.deterministic = self.deterministic if deterministic is None else deterministic
+
     def params(self) -> dict[str, Array]:
         """Every parameter by its dotted name: the dictionary that weight files hold."""
         flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
@@ -147,6 +170,7 @@ class Layer(nnx.Module, Generic[C]):
         ]
         nnx.update(self, nnx.from_flat_state(placed))
 
+    @Method
     def check(self, **arguments: Array | None) -> dict[str, int]:
         """The sizes of all axis letters; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype if self.config.params() else None
@@ -201,6 +225,7 @@ class Layer(nnx.Module, Generic[C]):
         step = begin_step(config, cache, query, valid)
         return end_step(step, self(query, step=step, tape=tape, **arguments))
 
+    @Method
     def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
         """The keep-mask of this call: the caller's, in training a random one, else None."""
         rate = self.config.dropout  # type: ignore[attr-defined]
