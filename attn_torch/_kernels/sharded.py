@@ -1,6 +1,6 @@
 """DTensors: every process attends over its own rows of the batch and its own heads, without any communication.
 
-PyTorch's kernel has no sharding strategy on a CPU, and blocks are no operation that DTensors know; both run on the local
+PyTorch's kernel has no sharding strategy on a CPU, and blocks are an operation that DTensors do not know: both run on local
 parts. Whatever else is sharded, such as positions, is gathered before.
 """
 
@@ -48,7 +48,9 @@ def attend_locally(
     given = [(x, axes[i], names[i]) for i, x in enumerate((q, k, v, *(arrays[n] for n in names[3:]))) if x is not None]
 
     def local(*parts: Tensor) -> Tensor:
-        return attend(**dict.fromkeys(names[3:]) | dict(zip((name for _, _, name in given), parts)), **options)
+        return attend(
+            **dict.fromkeys(names[3:]) | dict(zip((name for _, _, name in given), parts, strict=True)), **options
+        )
 
     mapped = local_map(
         local,
