@@ -48,7 +48,6 @@ from attn_jax._ops import (
 )
 from attn_np.contract._band import window_limits
 
-
 ONE_BLOCK = 3 << 19  # up to so many scores are computed as one block
 SMALL = 1 << 15  # and so are all heads that have no more each
 SHORT_QUERY = 16  # so few queries of more keys than SHORT_MAX_BLOCKS blocks do not make blocks of their own
@@ -156,7 +155,7 @@ def attend(
         return by_cudnn(q, k, v, left, right, scale)
     dtype = dtype_name(q)
     q, k, v = (upcast(x) for x in (q, k, v))
-    if 1 < k.shape[2] and k.shape[2] % _parts(q):  # a group of heads lies on several devices
+    if k.shape[2] > 1 and k.shape[2] % _parts(q):  # a group of heads lies on several devices
         k, v = repeat_heads(k, q), repeat_heads(v, q)
     bias, sinks = (x if x is None else jnp.asarray(x).astype(q.dtype) for x in (bias, sinks))
     return to_dtype(_attend(_plan(q, k, v, left, right, float(scale), softcap), q, k, v, bias, sinks, mask), dtype)
@@ -262,7 +261,7 @@ def _scores(plan: Plan, q: Array, k: Array, bias: Array | None, allowed: Array |
 
 
 def _unseen(plan: Plan, allowed: Array | None, *masks: Array | None) -> Array | None:
-    """Who sees whom, where a key may be seen by no query; None where it is not: causality hides no key from the last."""
+    """Who sees whom, where no query may see a key; None where causality alone hides keys: the last query sees all."""
     return None if plan.left is None and all(x is None for x in masks) else allowed
 
 

@@ -1,7 +1,7 @@
 """The base of JAX's layers: parameters, checks of a call, inputs and outputs, and decoding."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
 from inspect import isfunction
 from types import MethodType
@@ -86,14 +86,32 @@ class Method:
         return partial(self.function) if layer is None else MethodType(self.function, layer)
 
 
+def casting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's call that casts float arrays to the layer's dtype before, if the dtype was asked for."""
+
+    def cast(x: Any, dtype: str) -> Any:
+        floating = isinstance(x, jax.Array | np.ndarray) and dtype_name(x) in DTYPES
+        return jnp.asarray(x, DTYPES[dtype]) if floating else x
+
+    @wraps(call)
+    def casted(self: Any, *inputs: Any, **options: Any) -> Any:
+        if self.casts:
+            inputs = tuple(cast(x, self.dtype) for x in inputs)
+            options = {name: cast(x, self.dtype) for name, x in options.items()}
+        return call(self, *inputs, **options)
+
+    return casted
+
+
 class Layer(nnx.Module, Generic[C]):
     """Base of the layers: the contract's parameters as `nnx.Param`s under their names, and the call's check.
 
     Args:
         config: the contract's Config.
         rngs: draws the parameters (stream `params`) and, in training, dropout (stream `dropout`).
-        dtype: of inputs and outputs; `param_dtype` by default.
-        param_dtype: of the parameters; float32 by default.
+        dtype: of inputs and outputs, as in Flax: float inputs are cast to it. By default inputs must have the
+            parameters' dtype, and others are refused as in the other trees. Sums are formed in float32 at least.
+        param_dtype: of the parameters, which keep it; float32 by default.
     """
 
     Config: ClassVar[type[Any]]
@@ -102,7 +120,9 @@ class Layer(nnx.Module, Generic[C]):
         super().__init_subclass__()
         cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
         for name, value in list(vars(cls).items()):
-            if isfunction(value) and not name.startswith("_"):
+            if name == "__call__":
+                setattr(cls, name, casting(value))
+            elif isfunction(value) and not name.startswith("_"):
                 setattr(cls, name, Method(value))
 
     def __init__(
@@ -116,7 +136,7 @@ class Layer(nnx.Module, Generic[C]):
     ) -> None:
         check_config(type(self), config)
         kind = DTYPES[check_dtype_on(config.variant, param_dtype)]
-        self.config, self.deterministic = config, False
+        self.config, self.deterministic, self.casts = config, False, dtype is not None
         self.dtype = check_dtype_on(config.variant, param_dtype if dtype is None else dtype)
         if kind == jnp.float64 and self.dtype != "float64":
             raise ValueError(

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 from jax.nn import sigmoid
-from jax.numpy import broadcast_to, concatenate, exp, log, maximum, sqrt, stack, tanh, where
+from jax.numpy import broadcast_to, exp, log, maximum, sqrt, stack, tanh, where
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import register_dataclass
@@ -104,6 +104,15 @@ def any_over(x: Array, axes: tuple[int, ...]) -> Array:
 def reorder(x: Array, order: Sequence[int]) -> Array:
     """The axes in another order."""
     return jnp.transpose(x, order)
+
+
+def concatenate(arrays: Sequence[Array], axis: int) -> Array:
+    """One after the other. On a mesh with explicit axes an axis that is sharded in one array becomes so in all."""
+    shardings = [jax.typeof(x).sharding for x in arrays]
+    if any(AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings):
+        spec = P(*(next(filter(None, axes), None) for axes in zip(*(x.spec for x in shardings), strict=True)))
+        arrays = [jax.sharding.reshard(x, spec) for x in arrays]
+    return jnp.concatenate(arrays, axis)
 
 
 def arange(n: int, like: Array) -> Array:

@@ -158,11 +158,11 @@ def attend(
 def fused_vjp(tape: Tape, dcontext: Array) -> tuple[Array, Array, Array, Array | None]:
     """The fast path's own backward: gradients of q, k, v and the bias; the rest is taped."""
     heads = dcontext.ndim == 4
-    found = kernels.attend_vjp(saved(tape), dcontext if heads else dcontext[:, :, None])
-    dq, dk, dv = (x if heads else x[:, :, 0] for x in (found.dq, found.dk, found.dv))
-    dscores = found.dbiased if heads or found.dbiased is None else found.dbiased[:, 0]
-    dscores = record(tape, dbiased=dscores, dsinks=found.dsinks)[0]
-    dbias = None if dscores is None else sum_to(dscores, tape["bias"].shape)
+    *dinputs, dsinks, dbiased = kernels.attend_vjp(saved(tape), dcontext if heads else dcontext[:, :, None])
+    dq, dk, dv = (x if heads else x[:, :, 0] for x in dinputs)
+    dbiased = dbiased if heads or dbiased is None else dbiased[:, 0]
+    dbiased = record(tape, dbiased=dbiased, dsinks=dsinks)[0]
+    dbias = None if dbiased is None else sum_to(dbiased, tape["bias"].shape)
     return dq, dk, dv, dbias
 
 

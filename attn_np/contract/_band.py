@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-
 FAR = 1 << 30  # beyond every position; integers of 32 bits hold its sum with one
 
 
