@@ -235,7 +235,7 @@ def value_and_vjp(
     return y, pull
 
 
-def bound(layer: Layer[Any], generator: Callable[[Layer[Any]], Any]) -> Any:
+def bound(layer: Layer[Any], generator: Callable[[Any], Any]) -> Any:
     """A layer bound to the same parameter arrays, whatever is set in the first one later, with other generators."""
     twin = copy(layer)
     twin.rng = generator(layer)

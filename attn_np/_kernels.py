@@ -11,7 +11,7 @@
    large, top is neither looked for nor subtracted, which saves 21 to 39 % of a call.
 4. Backward. The forward pass keeps top and total of each row, and the backward pass computes the weights again from
    them. (Their usual union, top + log(total), would round away what a row with large scores can still tell.)
-5. Small calls are computed in one piece: blocks and threads would cost more than they save.
+5. A small call is one block of all rows of the batch and all heads: threads would cost more than they save.
 6. Threads. BLAS is held at one thread, and the blocks of queries are spread over as many threads as BLAS had.
 """
 
@@ -68,10 +68,10 @@ class Arguments:
     def without_unseen(self) -> "Arguments":
         """The same with 0 for queries that see no key and keys that no query sees: 0 times their NaN would be NaN."""
         band, g, h = self.band, self.k.shape[2], self.q.shape[2]
-        mask = unmasked_by_bias(self.mask, self.bias)
+        mask: Any = unmasked_by_bias(self.mask, self.bias)
         queries, keys = visibility(mask, band.t, band.s, like=self.q, window=(band.left, band.right))
         if keys is not None and keys.ndim == 4 and keys.shape[1] > 1:
-            keys = keys.reshape(keys.shape[0], g, h // g, *keys.shape[2:]).any(2)
+            keys = np.any(keys.reshape(keys.shape[0], g, h // g, *keys.shape[2:]), axis=2)
         q = zero_unseen("bhts->bthk", queries, self.q)
         return replace(self, q=q, k=zero_unseen("bhts->bshk", keys, self.k), v=zero_unseen("bhts->bshv", keys, self.v))
 
@@ -173,7 +173,7 @@ def attend_vjp(result: ForwardResult, dcontext: Array) -> tuple[Array, Array, Ar
 
 
 class Block(NamedTuple):
-    """Some queries of some heads: of one row of the batch, or of several rows where a row is short.
+    """Some queries of some heads: of one row of the batch, or of several short ones.
 
     Attributes:
         rows: of the batch.
@@ -205,8 +205,7 @@ class Block(NamedTuple):
 
     def at(self, part: "Block") -> tuple[slice, slice, slice]:
         """Where the queries of a part are in an array `b h t` of the block."""
-        start = self.queries.start
-        return slice(None), slice(None), slice(part.queries.start - start, part.queries.stop - start)
+        return np.s_[:, :, part.queries.start - self.queries.start : part.queries.stop - self.queries.start]
 
 
 def size(span: Span) -> int:
@@ -294,19 +293,21 @@ def outside_window(t: int, s: int, ahead: int, left: int | None, right: int | No
     return hidden
 
 
-def zero_hidden_(x: Array, hidden: Array) -> None:
+def zero_hidden_(x: Array, hidden: Array | None) -> None:
     """Select what is hidden to 0, in place. Bitwise, because `copyto` branches for each number, and a processor that
     guesses a random mask wrong takes 20 times as long.
     """
-    bits = x.view(f"i{x.itemsize}")
-    bits &= (hidden.view(np.int8) - np.int8(1)).astype(bits.dtype)
+    if hidden is not None:
+        bits = x.view(f"i{x.itemsize}")
+        bits &= (hidden.view(np.int8) - np.int8(1)).astype(bits.dtype)
 
 
-def mask_with_neg_inf_(x: Array, hidden: Array) -> None:
+def mask_with_neg_inf_(x: Array, hidden: Array | None) -> None:
     """Select what is hidden to -inf, in place: the smaller of a score and +-inf. A visible NaN becomes inf, which makes
     its row NaN as well.
     """
-    np.fmin(x, (x.dtype.type(0.5) - hidden) * x.dtype.type(np.inf), out=x)
+    if hidden is not None:
+        np.fmin(x, (x.dtype.type(0.5) - hidden) * x.dtype.type(np.inf), out=x)
 
 
 def scaled_queries(args: Arguments, block: Block) -> Array:
@@ -339,8 +340,7 @@ def by_kv_head(x: Array, k: Array) -> Array:
 def forward(args: Arguments) -> ForwardResult:
     """The context, block by block, the blocks of queries in threads."""
     (b, t, h, _), g, dtype = args.q.shape, args.k.shape[2], args.q.dtype
-    context, top = np.empty((b, t, h, args.v.shape[-1]), dtype), np.empty((b, h, t), dtype)
-    total = np.empty_like(top)
+    context, (top, total) = np.empty((b, t, h, args.v.shape[-1]), dtype), np.empty((2, b, h, t), dtype)
     longest_key = None
     if args.bias is None and t >= FEW_QUERIES and values_are_moderate(args.v):
         squares = np.max(np.einsum("bsgk,bsgk->bsg", args.k, args.k), axis=1, initial=0)
@@ -362,13 +362,12 @@ def forward(args: Arguments) -> ForwardResult:
 def values_are_moderate(v: Array) -> bool:
     """Whether weights from exp(-30) to exp(30) can multiply every value without overflow or underflow."""
     low, high = SAFE_VALUES
-
-    def moderate(v: Array) -> bool:
-        sizes = np.abs(v)
+    for i in range(0, v.shape[1], BLOCK_KEYS):
+        sizes = np.abs(v[:, i : i + BLOCK_KEYS])
         tiny = np.min(sizes, initial=low) < low and ((sizes > 0) & (sizes < low)).any()
-        return bool(np.max(sizes, initial=0) <= high and not tiny)
-
-    return all(moderate(v[:, i : i + BLOCK_KEYS]) for i in range(0, v.shape[1], BLOCK_KEYS))
+        if tiny or not np.max(sizes, initial=0) <= high:  # which NaN is not, either
+            return False
+    return True
 
 
 def score_bound(args: Arguments, block: Block, q: Array, longest_key: Array) -> float:
@@ -398,8 +397,7 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
         scores_(args, part, keys, q[rows], weights)
         if bounded:
             args.exp_(weights)  # of hidden scores too: that of -inf takes several times as long
-            if hidden is not None:
-                zero_hidden_(weights, hidden)
+            zero_hidden_(weights, hidden)
         else:
             shrink = online_weights_(args, weights, hidden, top[rows])
             values[rows] *= shrink[..., None]
@@ -416,8 +414,7 @@ def online_weights_(args: Arguments, scores: Array, hidden: Array | None, top: A
     """Turn scores into weights relative to the largest so far, `top`, which grows, both in place; returns the factor by
     which earlier weights shrink.
     """
-    if hidden is not None:
-        mask_with_neg_inf_(scores, hidden)
+    mask_with_neg_inf_(scores, hidden)
     before = top.copy()
     np.maximum(top, scores.max(-1), out=top)
     shift = np.where(top == -np.inf, 0.0, top)
@@ -459,20 +456,17 @@ def backward(result: ForwardResult, dcontext: Array, delta: Array) -> tuple[Arra
             tanh_scores = scores_(args, part, keys, q[rows], weights)
             weights -= part.of_totals(result.top)[..., None]
             args.exp_(weights)
-            if hidden is not None:
-                zero_hidden_(weights, hidden)
+            zero_hidden_(weights, hidden)
             dv[at] += by_kv_head(weights, k).swapaxes(2, 3) @ part_dy
             np.matmul(part_dy, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
             dscores -= shares[rows]
             dscores *= weights
-            if hidden is not None:
-                zero_hidden_(dscores, hidden)
+            zero_hidden_(dscores, hidden)
             if dbiased is not None:
                 part.of_scores(dbiased, keys)[...] = dscores
             if tanh_scores is not None:
                 slope = 1 - tanh_scores * tanh_scores
-                if hidden is not None:
-                    zero_hidden_(slope, hidden)  # of inf - inf it is NaN
+                zero_hidden_(slope, hidden)  # that of inf - inf is NaN
                 dscores *= slope
             dk[at] += by_kv_head(dscores, k).swapaxes(2, 3) @ part_q
             block_dq[rows] += (by_kv_head(dscores, k) @ k).reshape(q[rows].shape)
