@@ -224,7 +224,7 @@ def fused_for_plain_arrays(alias: str) -> None:
         kernels["serves"] = serves
     needing = {"keep": np.ones((2, 6, 5, 7), bool), "weigh": lambda scores, allowed: scores, "return_weights": True}
     for name, x in needing.items():
-        words = f"'fused' without what needs the weights, got {name}; leave it out"
+        words = f"'fused' without arguments that need the weights, got {name}; leave it out"
         refuses(partial(parts.attend, **inputs, **{name: x}, implementation="fused"), ValueError, words)
     claim(serves(*inputs.values()), "plain arrays")
     for n in range(3):
@@ -263,7 +263,7 @@ def sinks_that_are_none(alias: str) -> None:
 
 
 def weighed(alias: str) -> None:
-    """`weigh` makes the weights of the scores and of who may be seen, and `weigh_vjp` takes their gradient back."""
+    """`weigh` makes the weights from the scores and the mask, and `weigh_vjp` takes their gradient back."""
     parts, inputs, tape, asked = Parts(alias), attended(2, "mask bias"), {}, []
     made, back = (np.random.default_rng(n).normal(size=inputs["mask"].shape) for n in (7, 8))
 
@@ -280,7 +280,7 @@ def weighed(alias: str) -> None:
         refuses(
             partial(parts.attend, **inputs, **options, weigh=weigh),
             ValueError,
-            "attend: expected weigh without sinks and with normalize_over='keys', which are the softmax's",
+            "attend: expected weigh without sinks and with normalize_over='keys', which belong to the softmax",
         )
 
 
@@ -513,7 +513,7 @@ def sparse(alias: str) -> None:
 
 @cache
 def halved(n: int, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Scores, who may be seen, weights of 1.5-entmax by halving an interval a hundred times, and their bounds.
+    """Scores, a mask, weights of 1.5-entmax by halving an interval a hundred times, and their bounds.
 
     The rows are near, far apart, equal, or one score above many equal ones.
     """
