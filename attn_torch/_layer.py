@@ -103,12 +103,12 @@ class Layer(torch.nn.Module, Generic[C]):
         for name in own:
             empty = torch.empty(shapes[name], device=device, dtype=kind) if _values is None else _values[name]
             self.register_parameter(name, torch.nn.Parameter(empty.to(device=device, dtype=kind)))
+        if _values is None:
+            self._draw()
         for name, child in children.items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
             built = [self._child(part, within(_values, p), device, kind) for p, part in parts.items()]
             setattr(self, name, torch.nn.ModuleList(built) if isinstance(child, list) else built[0])
-        if _values is None:
-            self._draw()
 
     def reset_parameters(self) -> None:
         """Draw every parameter again in place, as the constructor does: after `to_empty` of a layer made on "meta"."""
