@@ -38,8 +38,8 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     ],
     "torch": [{"SMALL": 0, "blocks.CPU_ROWS": 3, "blocks.CPU_BLOCK": 70}],
     "jax": [
-        {"ONE_BLOCK": 0, "SMALL": 0, "FEW": 0, "ROWS": 12, "QUERIES": 2, "KEYS": 3, "HEADS": 2, "EVEN": 1},
-        {"KEYS_OF_FEW": 3, "FEW_KEYS": 0, "ONE_QUERY": 1},
+        {"ONE_BLOCK": 0, "SMALL": 0, "SHORT_QUERY": 0, "ROWS": 2, "QUERIES": 2, "KEYS": 3, "PRODUCT": 0, "EVEN": 1},
+        {"SHORT_KEY_BLOCK": 3, "SHORT_MAX_BLOCKS": 0},
     ],
 }
 OWN: dict[str, list[dict[str, Any]]] = {"numpy": POWERS, "torch": [{}], "jax": [{}]}

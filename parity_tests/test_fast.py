@@ -75,15 +75,15 @@ def a_key_too_far(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(in_torch, "limits", wider)
 
 
-def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(in_jax.Block, "near", lambda block, plan: None)
+def an_overlap_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(in_jax.Plan, "ragged", (False, False))
 
 
 PLANTED = {
     one_key_ahead: ("numpy", "causal", True),
     the_top_is_forgotten: ("numpy", "bias", "scores"),
     a_key_too_far: ("torch", "window", "before"),
-    padding_is_seen: ("jax", "causal", True),
+    an_overlap_is_counted_twice: ("jax", "causal", True),
 }
 
 
