@@ -145,7 +145,8 @@ def attend(
     sinks: Array | None,
 ) -> Array:
     """Softmax dot-product attention with the arguments of `attn_jax.attend`, all checked: `b t h v`."""
-    left, right = window_limits(causal, window)
+    left, right = window_limits(window)
+    right = 0 if causal else right
     if _known(q.shape[1], k.shape[1]):
         left = None if left is None or left >= k.shape[1] - 1 else left  # every query sees the first key
         right = None if right is None or right >= q.shape[1] - 1 else right  # and the last

@@ -1,4 +1,4 @@
-"""Blockwise attention: the softmax as a running sum over blocks of keys, so that no weight is ever kept."""
+"""Blockwise attention: the softmax as a running sum over blocks of keys; the weights are never stored."""
 
 from math import inf, sqrt
 
@@ -27,14 +27,14 @@ from attn_np.contract.blockwise import Config
 
 
 def blocks(x: Array, size: int) -> Array:
-    """b s ... -> b n c ...: the last block is filled up with zeros, or with False."""
+    """b s ... -> b n c ...: the last block is padded with zeros, or with False."""
     count = max(1, -(-x.shape[1] // size))
-    more = zeros((x.shape[0], count * size - x.shape[1], *x.shape[2:]), x)
-    return concatenate([x, more], 1).reshape(x.shape[0], count, size, *x.shape[2:])
+    padding = zeros((x.shape[0], count * size - x.shape[1], *x.shape[2:]), x)
+    return concatenate([x, padding], 1).reshape(x.shape[0], count, size, *x.shape[2:])
 
 
 class BlockwiseAttention(Layer[Config]):
-    """The softmax as a running sum over blocks of keys, so that no weight is ever kept."""
+    """The softmax as a running sum over blocks of keys; the weights are never stored."""
 
     def __call__(
         self,
@@ -52,32 +52,32 @@ class BlockwiseAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         (b, t, width), s = q.shape, k.shape[1]
         factor = 1 / sqrt(width) if c.scale is None else c.scale
-        every = arange(s, q)[None, None, :] >= 0
-        near = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
-        allowed = broadcast_to(every if near is None else near, (b, t, s))
+        everything = arange(s, q)[None, None, :] >= 0
+        mask = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
+        allowed = broadcast_to(everything if mask is None else mask, (b, t, s))
         q = zero_unseen("bts->btk", allowed, q)
         k, v = zero_unseen("bts->bsk", allowed, k), zero_unseen("bts->bsv", allowed, v)
         q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
 
         def step(carry, xs):
-            some, top, total, sums = carry
-            k, v, near = xs
-            scores = where(near, einsum("btk,bck->bct", q, k) * factor, -inf)
-            some = some | any_visible("bct->bt", near)
-            higher = maximum(top, amax(scores, 1))
-            # A query that has seen no key yet has no largest score to subtract.
-            rest = exp(top - where(some, higher, 0.0))
-            e = exp(scores - where(some, higher, 0.0)[:, None])
-            total = total * rest + e.sum(1)
-            sums = sums * rest[..., None] + einsum("bct,bcv->btv", e, v)
-            return (some, higher, total, sums), (higher, total, sums)
+            has_key, top, total, sums = carry
+            k, v, visible = xs
+            scores = where(visible, einsum("btk,bck->bct", q, k) * factor, -inf)
+            has_key = has_key | any_visible("bct->bt", visible)
+            new_top = maximum(top, amax(scores, 1))
+            # A query without a visible key so far has no largest score to subtract.
+            rescale = exp(top - where(has_key, new_top, 0.0))
+            e = exp(scores - where(has_key, new_top, 0.0)[:, None])
+            total = total * rescale + e.sum(1)
+            sums = sums * rescale[..., None] + einsum("bct,bcv->btv", e, v)
+            return (has_key, new_top, total, sums), (new_top, total, sums)
 
-        none = zeros((b, t), q)
-        carry = none > 0, none - inf, none, zeros((b, t, v.shape[2]), q)
+        zero = zeros((b, t), q)
+        carry = zero > 0, zero - inf, zero, zeros((b, t, v.shape[2]), q)
         xs = blocks(k, c.block_size), blocks(v, c.block_size), blocks(allowed.swapaxes(1, 2), c.block_size)
         names = ("running_top", "running_total", "running_sums")
-        (some, top, total, sums), _ = scan(step, carry, xs, names=names, tape=tape)
+        (has_key, top, total, sums), _ = scan(step, carry, xs, names=names, tape=tape)
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
-        top, total = record(tape, top=where(some, top, 0.0), total=where(some, total, 1.0))
+        top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
         y = record(tape, y=sums / total[..., None])
         return output(dtype, y)

@@ -36,8 +36,8 @@ class ChunkedAttention(Layer[Config]):
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
-        near = (query_at // c.chunk_size)[:, :, None] == (key_at // c.chunk_size)[:, None, :]
-        mask = near[:, None] if mask is None else near[:, None] & mask
+        same_chunk = (query_at // c.chunk_size)[:, :, None] == (key_at // c.chunk_size)[:, None, :]
+        mask = same_chunk[:, None] if mask is None else same_chunk[:, None] & mask
         query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)

@@ -28,7 +28,7 @@ class DotProductAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        # attend hides the keys that no query sees; there is no projection that they could leak into before.
+        # Without projections that hidden keys could leak into, it is enough that `attend` sets them to 0.
         q, k, v = inputs(tape, "bts", query, key, value, step=step)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=query)

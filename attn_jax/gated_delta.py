@@ -31,39 +31,40 @@ from attn_jax._ops import (
     zeros,
 )
 from attn_jax.delta import inverse
-from attn_jax.linear import earlier, folded, unfolded
-from attn_jax.retention import Fading
+from attn_jax.linear import causal_mask, from_chunks, to_chunks
+from attn_jax.retention import Decay
 from attn_np.contract.gated_delta import Config
 
 
-def fading(fade: Array) -> Fading:
-    """How much is left over the positions of a chunk, from the logarithms by position and head.
+def decay_factors(fade: Array) -> Decay:
+    """Decay factors over the positions of a chunk, from their logarithms by position and head.
 
-    Sums of logarithms are subtracted by pairs before the exponential, which then is at most 1.
+    Sums of logarithms are subtracted pair by pair before the exponential, which then is at most 1.
     """
     sums = cumsum(fade, 1)
     last, by_head = sums[:, -1:], sums.swapaxes(1, 2)
-    near = earlier(fade.shape[1], fade)
-    apart = where(near, by_head[..., :, None] - by_head[..., None, :], 0.0)
-    return Fading(where(near, exp(apart), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
+    visible = causal_mask(fade.shape[1], fade)
+    log_decay = where(visible, by_head[..., :, None] - by_head[..., None, :], 0.0)
+    return Decay(where(visible, exp(log_decay), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
 def chunked(
     q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:
-    """States walk from chunk to chunk; within one, what each key writes follows from a triangular system.
+    """The outputs and the last state, which is passed from chunk to chunk.
 
-    Its solution is linear in the state before the chunk: corrected = writing - erasing state.
+    Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
+    corrected = writing - erasing state.
     """
     b, t = q.shape[0], q.shape[1]
-    q, k, v, beta, left = folded(q, size), folded(k, size), folded(v, size), folded(beta, size), folded(fade, size)
-    beta, left = beta[..., None], fading(left)
+    q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
+    decay = decay_factors(to_chunks(fade, size))
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
-    faded = einsum("bthk,bshk->bths", k * beta, k) * left.pairs.swapaxes(1, 2)
+    faded = einsum("bthk,bshk->bths", k * beta, k) * decay.pairs.swapaxes(1, 2)
     pairs = record(tape, pairs=where(lower[:, None], faded, 0.0))
     solved = inverse(pairs, tape)
-    erasing = einsum("bths,bshk->bthk", solved, k * beta * left.since[..., None])
+    erasing = einsum("bths,bshk->bthk", solved, k * beta * decay.from_start[..., None])
     writing = einsum("bths,bshv->bthv", solved, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
@@ -74,19 +75,19 @@ def chunked(
         return state, (corrected, state)
 
     # (b n) c ... -> b n c ...
-    xs = k * left.until[..., None], erasing, writing, left.whole
+    xs = k * decay.to_end[..., None], erasing, writing, decay.whole
     xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
     end, (corrected, states) = scan(step, start, xs, names=("corrected", "states"), tape=tape)
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
     before = record(tape, before=before)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=scores * left.pairs)
-    rest = einsum("bthk,bhkv->bthv", q * left.since[..., None], before)
-    return unfolded(einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + rest, b, t), end
+    kept = record(tape, kept=scores * decay.pairs)
+    from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], before)
+    return from_chunks(einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + from_state, b, t), end
 
 
 def recurrent(q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
-    """At every position the state fades, the key's value is looked up, and a share of the difference is written."""
+    """The outputs and the last state: as in the delta rule, but each position first decays the state."""
 
     def step(state, xs):
         k, v, beta, alpha = xs
@@ -100,15 +101,15 @@ def recurrent(q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Arr
 
 
 def windows(x: Array, real: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
-    """Every position with those before it, the last one last, `b t x h k`, padding left out; and the last of these."""
+    """For every position the window of the last real positions up to it, `b t x h k`, and the last window."""
 
-    def step(held, xs):
+    def step(window_before, xs):
         new, real = xs
-        window = concatenate([held[:, 1:], new[:, None]], 1)
-        return where(real[:, None, None, None], window, held), (window,)
+        window = concatenate([window_before[:, 1:], new[:, None]], 1)
+        return where(real[:, None, None, None], window, window_before), (window,)
 
-    end, (found,) = scan(step, start, (x, real), names=("window",), tape=tape)
-    return found, end
+    end, (all_windows,) = scan(step, start, (x, real), names=("window",), tape=tape)
+    return all_windows, end
 
 
 class GatedDeltaRule(Layer[Config]):
@@ -128,8 +129,8 @@ class GatedDeltaRule(Layer[Config]):
     w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v d"]
 
-    def convolved(self, name: str, x: Array, weight: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
-        """A weight for each of the last positions and each number; what the next step needs of them is kept."""
+    def convolve(self, name: str, x: Array, weight: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
+        """The causal convolution: a weight for each position and dimension of a window; the last window is cached."""
         start = read_state(step, f"{name}_conv", zeros((x.shape[0], *weight.shape), x))
         window, end = windows(x, real, start, scope(tape, name))
         write_state(step, **{f"{name}_conv": end})
@@ -143,7 +144,7 @@ class GatedDeltaRule(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """Where the padding mask is False a position is not there: no state fades, and its context is 0."""
+        """The outputs `b t d`; where the padding mask is False no state decays, and the context is 0."""
         n = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
@@ -152,10 +153,10 @@ class GatedDeltaRule(Layer[Config]):
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            there = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
-            q = self.convolved("q", q, self.w_q_conv, there, step, tape)
-            k = self.convolved("k", k, self.w_k_conv, there, step, tape)
-            v = self.convolved("v", v, self.w_v_conv, there, step, tape)
+            is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
+            q = self.convolve("q", q, self.w_q_conv, is_real, step, tape)
+            k = self.convolve("k", k, self.w_k_conv, is_real, step, tape)
+            v = self.convolve("v", v, self.w_v_conv, is_real, step, tape)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))

@@ -1,4 +1,4 @@
-"""Longformer attention: a window of neighbours, and a few positions that see and are seen by all."""
+"""Longformer attention: a window of neighbours, and a few positions that see all and are seen by all."""
 
 from jaxtyping import Bool, Float
 
@@ -10,7 +10,7 @@ from attn_np.contract.longformer import Config
 
 
 class LongformerAttention(Layer[Config]):
-    """A window of neighbours, and a few positions that see and are seen by all."""
+    """A window of neighbours, and a few positions that see all and are seen by all."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
@@ -42,14 +42,14 @@ class LongformerAttention(Layer[Config]):
         n = self.check(query=query, global_mask=global_mask, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         query_at, key_at = token_positions(n["t"], n["t"], like=query)
-        ahead = key_at[:, None, :] - query_at[:, :, None]
-        near = (ahead <= c.half_window) & (ahead >= -c.half_window)
-        wide = query_at < 0 if global_mask is None else broadcast_to(global_mask, (n["b"], n["t"]))
-        # Each query is asked in one of the two ways and sees no key in the other.
-        across = wide[:, None, :, None]
-        local = (near[:, None] | wide[:, None, None, :]) & ~across
-        local, across = (local, across) if mask is None else (local & mask, across & mask)
-        query, key, value = inputs(tape, "bhts", query, mask=record(tape, allowed=local | across))
+        offset = key_at[:, None, :] - query_at[:, :, None]
+        in_window = (offset <= c.half_window) & (offset >= -c.half_window)
+        is_global = query_at < 0 if global_mask is None else broadcast_to(global_mask, (n["b"], n["t"]))
+        # Each query belongs to one of the two patterns and sees no key in the other.
+        from_global = is_global[:, None, :, None]
+        local = (in_window[:, None] | is_global[:, None, None, :]) & ~from_global
+        local, from_global = (local, from_global) if mask is None else (local & mask, from_global & mask)
+        query, key, value = inputs(tape, "bhts", query, mask=record(tape, allowed=local | from_global))
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
@@ -57,15 +57,15 @@ class LongformerAttention(Layer[Config]):
         k_global = linear("bsd,dhk->bshk", key, self.w_k_global, self.b_k_global)
         v_global = linear("bsd,dhv->bshv", value, self.w_v_global, self.b_v_global)
         keep = record(tape, keep=self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query))
-        found, weights = attend(
+        local_context, weights = attend(
             q, k, v, mask=local, bias=bias, scale=c.scale, keep=keep, rate=c.dropout, tape=scope(tape, "local"),
             implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
-        found_global, weights_global = attend(
-            q_global, k_global, v_global, mask=across, bias=bias, scale=c.scale, keep=keep, rate=c.dropout,
+        global_context, weights_global = attend(
+            q_global, k_global, v_global, mask=from_global, bias=bias, scale=c.scale, keep=keep, rate=c.dropout,
             tape=scope(tape, "global"), implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
-        context = record(tape, context=found + found_global)
+        context = record(tape, context=local_context + global_context)
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         if weights is not None and weights_global is not None:
             weights = weights + weights_global

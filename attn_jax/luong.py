@@ -1,4 +1,4 @@
-"""Luong attention: a query meets all keys, or few, in a dot product, through a matrix, or in a small network."""
+"""Luong attention: a query is compared with all keys, or few, by a dot product, a matrix or a small network."""
 
 from jaxtyping import Bool, Float
 
@@ -24,11 +24,11 @@ from attn_jax._ops import (
 from attn_np.contract.luong import Config
 
 
-def numbered(allowed: Array | None, like: Array, shape: tuple[int, int, int]) -> tuple[Array, Array, Array]:
-    """Which keys each query may see, `b t s`; their numbers among those, from 1; how many those are."""
-    near = arange(shape[2], like) >= 0 if allowed is None else allowed
-    near = broadcast_to(near, shape)
-    return near, cumsum(near, 2), near.sum(2)
+def visible_positions(allowed: Array | None, like: Array, shape: tuple[int, int, int]) -> tuple[Array, Array, Array]:
+    """The keys that each query sees, `b t s`; their positions among these, from 1; and how many they are."""
+    visible = arange(shape[2], like) >= 0 if allowed is None else allowed
+    visible = broadcast_to(visible, shape)
+    return visible, cumsum(visible, 2), visible.sum(2)
 
 
 def zero_unseen_keys(tape: Tape, allowed: Array, key: Array, value: Array) -> tuple[Array, Array]:
@@ -39,7 +39,7 @@ def zero_unseen_keys(tape: Tape, allowed: Array, key: Array, value: Array) -> tu
 
 
 class LuongAttention(Layer[Config]):
-    """A query meets all keys, or few, in a dot product, through a matrix, or in a small network."""
+    """A query is compared with all keys, or few, by a dot product, a matrix or a small network."""
 
     w: Float[Array, "d i"] | None
     w_q: Float[Array, "d e"] | None
@@ -64,8 +64,8 @@ class LuongAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         allowed, shape = unmasked_by_bias(mask, bias), (n["b"], n["t"], n["s"])
         if c.half_window is not None and self.w_center is None:
-            allowed, place, _ = numbered(allowed, query, shape)
-            # p_t = t: queries and keys are counted from 1, keys that are hidden take no place.
+            allowed, place, _ = visible_positions(allowed, query, shape)
+            # p_t = t: queries and keys are counted from 1, hidden keys are not counted.
             ahead = place - (arange(n["t"], query)[:, None] + 1)
             mask = allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)
         query, key, value = inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
@@ -73,7 +73,7 @@ class LuongAttention(Layer[Config]):
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         nearness = None
         if c.half_window is not None and self.w_position is not None and self.w_center is not None:
-            allowed, place, length = numbered(allowed, query, shape)
+            allowed, place, length = visible_positions(allowed, query, shape)
             length = record(tape, length=to_dtype(length, dtype_name(query)))
             hidden = record(tape, hidden=tanh(einsum("btd,dm->btm", query, self.w_position)))
             share = record(tape, share=sigmoid(einsum("btm,m->bt", hidden, self.w_center)))
@@ -84,7 +84,7 @@ class LuongAttention(Layer[Config]):
             allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)
             key, value = zero_unseen_keys(tape, allowed, key, value)
         if self.w_q is not None and self.w_k is not None and self.w_score is not None:
-            # W [q; k] = w_q^T q + w_k^T k: the query's half is multiplied once, not again for every key.
+            # W [q; k] = w_q^T q + w_k^T k: the query's half is computed once, not again for every key.
             q = einsum("btd,de->bte", query, self.w_q)
             k = einsum("bsi,ie->bse", key, self.w_k)
             q, k = record(tape, q=q, k=k)
@@ -92,7 +92,7 @@ class LuongAttention(Layer[Config]):
             features = record(tape, features=tanh(q[:, :, None, :] + k[:, None, :, :]))
             scores = record(tape, scores=einsum("btse,e->bts", features, self.w_score))
         else:
-            # Without a matrix a query is as wide as the keys already.
+            # Without a matrix queries are as wide as keys.
             q = query if self.w is None else record(tape, q=einsum("btd,di->bti", query, self.w))
             scores = record(tape, scores=einsum("bti,bsi->bts", q, key))
         if bias is not None:

@@ -1,4 +1,4 @@
-"""Prefix attention: all positions see the prefix, and what follows it is causal."""
+"""Prefix attention: all positions see the prefix, and the rest is causal."""
 
 from jaxtyping import Bool, Float, Int
 
@@ -10,7 +10,7 @@ from attn_np.contract.prefix import Config
 
 
 class PrefixAttention(Layer[Config]):
-    """All positions see the prefix, and what follows it is causal."""
+    """All positions see the prefix, and the rest is causal."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
@@ -36,9 +36,9 @@ class PrefixAttention(Layer[Config]):
         n = self.check(query=query, prefix=prefix, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         query_at, key_at = token_positions(n["t"], n["t"], like=query)
-        early = key_at < prefix[:, None]
-        near = early[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])
-        mask = near[:, None] if mask is None else near[:, None] & mask
+        in_prefix = key_at < prefix[:, None]
+        visible = in_prefix[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])
+        mask = visible[:, None] if mask is None else visible[:, None] & mask
         query, key, value = inputs(tape, "bhts", query, mask=mask)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)

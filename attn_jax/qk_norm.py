@@ -1,4 +1,4 @@
-"""Query-key normalisation: queries and keys are brought to one length before they are compared."""
+"""Query-key normalisation: queries and keys are normalised to one length before they are compared."""
 
 from jaxtyping import Bool, Float
 
@@ -10,7 +10,7 @@ from attn_np.contract.qk_norm import Config
 
 
 def normalised(c: Config, x: Array, weight: Array | None) -> Array:
-    """Each head by itself, or all heads of a word together."""
+    """x normalised: each head by itself, or all heads of a position together."""
     together = c.over == "all"
     width = x.shape[2] * x.shape[3]
     flat = x.reshape(*x.shape[:2], width) if together else x

@@ -27,27 +27,27 @@ from attn_np.contract.ring import Config
 
 
 def split(x: Array, count: int) -> Array:
-    """b s ... -> b n c ...: as many shards as there are places; the last ones are filled up with zeros, or False."""
+    """b s ... -> b n c ...: one shard for each device; the last ones are padded with zeros, or with False."""
     size = max(1, -(-x.shape[1] // count))
-    more = zeros((x.shape[0], count * size - x.shape[1], *x.shape[2:]), x)
-    return concatenate([x, more], 1).reshape(x.shape[0], count, size, *x.shape[2:])
+    padding = zeros((x.shape[0], count * size - x.shape[1], *x.shape[2:]), x)
+    return concatenate([x, padding], 1).reshape(x.shape[0], count, size, *x.shape[2:])
 
 
-def joined(x: Array, length: int) -> Array:
-    """b n c ... -> b s ...: without what was filled up."""
+def join(x: Array, length: int) -> Array:
+    """b n c ... -> b s ...: the inverse of `split`, without the padding."""
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])[:, :length]
 
 
 def hand_on(x: Array) -> Array:
-    """Every place gives what it holds to the next one, the last to the first."""
+    """Every device sends its shard to the next one, the last to the first."""
     return concatenate([x[:, -1:], x[:, :-1]], 1)
 
 
 def meetings(allowed: Array, count: int) -> Array:
-    """b t s -> b i n t s: who sees whom when the shard of queries at each place meets its keys of step i."""
+    """b t s -> b i n t s: the mask between each device's queries and the keys that it holds in step i."""
     pairs = split(split(allowed, count).swapaxes(1, 3), count).swapaxes(2, 4)  # b n' n t s
-    place, step = arange(count, allowed)[None, :], arange(count, allowed)[:, None]
-    return pairs[:, (place - step) % count, place]
+    device, step = arange(count, allowed)[None, :], arange(count, allowed)[:, None]
+    return pairs[:, (device - step) % count, device]
 
 
 class RingAttention(Layer[Config]):
@@ -69,33 +69,33 @@ class RingAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         (b, t, width), s = q.shape, k.shape[1]
         factor = 1 / sqrt(width) if c.scale is None else c.scale
-        every = arange(s, q)[None, None, :] >= 0
-        near = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
-        allowed = broadcast_to(every if near is None else near, (b, t, s))
+        everything = arange(s, q)[None, None, :] >= 0
+        mask = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
+        allowed = broadcast_to(everything if mask is None else mask, (b, t, s))
         q = zero_unseen("bts->btk", allowed, q)
         k, v = zero_unseen("bts->bsk", allowed, k), zero_unseen("bts->bsv", allowed, v)
         q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
-        own = split(q, c.shards)
+        q_shards = split(q, c.shards)
 
         def step(carry, xs):
-            (k, v), some, top, total, sums = carry
-            (near,) = xs
-            scores = where(near, einsum("bntk,bnsk->bnts", own, k) * factor, -inf)
-            some = some | any_visible("bnts->bnt", near)
-            higher = maximum(top, amax(scores, 3))
-            # A query that has seen no key yet has no largest score to subtract.
-            rest = exp(top - where(some, higher, 0.0))
-            e = exp(scores - where(some, higher, 0.0)[..., None])
-            total = total * rest + e.sum(3)
-            sums = sums * rest[..., None] + einsum("bnts,bnsv->bntv", e, v)
-            return ((hand_on(k), hand_on(v)), some, higher, total, sums), (higher, total, sums)
+            (k, v), has_key, top, total, sums = carry
+            (visible,) = xs
+            scores = where(visible, einsum("bntk,bnsk->bnts", q_shards, k) * factor, -inf)
+            has_key = has_key | any_visible("bnts->bnt", visible)
+            new_top = maximum(top, amax(scores, 3))
+            # A query without a visible key so far has no largest score to subtract.
+            rescale = exp(top - where(has_key, new_top, 0.0))
+            e = exp(scores - where(has_key, new_top, 0.0)[..., None])
+            total = total * rescale + e.sum(3)
+            sums = sums * rescale[..., None] + einsum("bnts,bnsv->bntv", e, v)
+            return ((hand_on(k), hand_on(v)), has_key, new_top, total, sums), (new_top, total, sums)
 
-        none = zeros(own.shape[:3], q)
-        start = none > 0, none - inf, none, zeros((*own.shape[:3], v.shape[2]), q)
+        zero = zeros(q_shards.shape[:3], q)
+        start = zero > 0, zero - inf, zero, zeros((*q_shards.shape[:3], v.shape[2]), q)
         carry = ((split(k, c.shards), split(v, c.shards)), *start)
         names = ("running_top", "running_total", "running_sums")
-        (_, some, top, total, sums), _ = scan(step, carry, (meetings(allowed, c.shards),), names=names, tape=tape)
+        (_, has_key, top, total, sums), _ = scan(step, carry, (meetings(allowed, c.shards),), names=names, tape=tape)
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
-        top, total = record(tape, top=where(some, top, 0.0), total=where(some, total, 1.0))
-        y = record(tape, y=joined(sums / total[..., None], t))
+        top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
+        y = record(tape, y=join(sums / total[..., None], t))
         return output(dtype, y)

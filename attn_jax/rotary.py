@@ -1,4 +1,4 @@
-"""Attention with rotary positions: queries and keys turn by their positions, scores see the difference."""
+"""Attention with rotary positions: queries and keys rotate with their positions, so scores depend on the distance."""
 
 from jaxtyping import Bool, Float, Int
 
@@ -11,7 +11,7 @@ from attn_np.contract.rotary import Config
 
 
 class RotaryAttention(Layer[Config]):
-    """Queries and keys turn by their positions, scores see the difference."""
+    """Queries and keys rotate with their positions, so scores depend on the distance."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]

@@ -50,7 +50,7 @@ class SigmoidAttention(Layer[Config]):
             if allowed is None:
                 allowed = arange(n["s"], scores) >= 0
             if c.offset is None:
-                # 1 for every key in sight, in the type of the scores.
+                # 1 for every visible key, in the dtype of the scores.
                 ones = where(allowed, where(allowed, 1.0, scores), 0.0)
                 count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
                 shifted = scores - log(maximum(count, 1.0))[..., None]

@@ -1,4 +1,4 @@
-"""Attention sinks: one score more in the softmax, with nothing to look at, so that a head need not look at anything."""
+"""Attention sinks: one more score in the softmax, without key and value, so that a head need not look at anything."""
 
 from jaxtyping import Bool, Float
 

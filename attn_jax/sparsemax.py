@@ -1,4 +1,4 @@
-"""Sparsemax attention: the nearest point of the simplex in the softmax's place, so that most weights are 0."""
+"""Sparsemax attention: the nearest point of the simplex instead of the softmax, so that most weights are 0."""
 
 from jaxtyping import Bool, Float
 
@@ -10,7 +10,7 @@ from attn_np.contract.sparsemax import Config
 
 
 class SparsemaxAttention(Layer[Config]):
-    """Several heads attend in parallel; keys that fit little weigh nothing at all."""
+    """Several heads attend in parallel; keys that fit badly weigh exactly 0."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]

@@ -1,4 +1,4 @@
-"""Talking-heads attention: learned maps across the heads, before and behind the softmax."""
+"""Talking-heads attention: learned maps across the heads, before and after the softmax."""
 
 from jaxtyping import Bool, Float
 
@@ -10,7 +10,7 @@ from attn_np.contract.talking_heads import Config
 
 
 class TalkingHeadsAttention(Layer[Config]):
-    """Learned maps across the heads, before and behind the softmax."""
+    """Learned maps across the heads, before and after the softmax."""
 
     w_q: Float[Array, "d g k"]
     w_k: Float[Array, "i g k"]

@@ -26,7 +26,8 @@ def attention_mask(
     Query i stands at position i + s - t: the last query stands at the last key. In a step of decoding the cache says
     where queries and keys stand.
     """
-    left, right = window_limits(causal, window)
+    left, right = window_limits(window)
+    right = 0 if causal else right
     if step is not None and step.start is None:
         limits = step.attention_mask(left, right)
     elif left is None and right is None:

@@ -51,7 +51,7 @@ class AdditiveAttention(Layer[Config]):
         return output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, dtype, w, dbias = self.config, dtype_name(dy), {}, None
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         features, probs, kept = tape["features"], tape["probs"], tape["kept"]
@@ -68,7 +68,7 @@ class AdditiveAttention(Layer[Config]):
         dfeatures, w["w_score"] = einsum_vjp("btse,e->bts", features, self.w_score, dscores)
         dfeatures = record(tape, dfeatures=dfeatures)
         dsum = tanh_vjp(features, dfeatures)
-        # A query was spread over all keys and a key over all queries.
+        # A query was broadcast over all keys and a key over all queries.
         dq, dk = record(tape, dq=np.sum(dsum, axis=2), dk=np.sum(dsum, axis=1))
         dkey, w["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, dk)
         dquery, w["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, dq)

@@ -56,13 +56,13 @@ class AlibiAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
-        c, w, given = self.config, {}, tape.get("given_bias")
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
+        c, w, caller_bias = self.config, {}, tape.get("given_bias")
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)
-        dbias = None if given is None else sum_to(tape["dbiased"], given.shape)
+        dbias = None if caller_bias is None else sum_to(tape["dbiased"], caller_bias.shape)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

@@ -37,8 +37,8 @@ class ChunkedAttention(Layer[Config]):
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
-        near = (query_at // c.chunk_size)[:, :, None] == (key_at // c.chunk_size)[:, None, :]
-        mask = near[:, None] if mask is None else near[:, None] & mask
+        same_chunk = (query_at // c.chunk_size)[:, :, None] == (key_at // c.chunk_size)[:, None, :]
+        mask = same_chunk[:, None] if mask is None else same_chunk[:, None] & mask
         query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
@@ -53,7 +53,7 @@ class ChunkedAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: the pattern is in what was allowed, and has no gradient."""
+        """The gradients, by the forward in reverse; the pattern is part of the mask and has no gradient."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)

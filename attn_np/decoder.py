@@ -28,7 +28,7 @@ def offset_weight(c: Config, weight: Array | None) -> Array | None:
 
 
 def normed(c: Config, x: Array, weight: Array | None) -> Array:
-    """Each head on its own last axis, or all heads of a position as one."""
+    """x normalised: each head over its last axis, or all heads of a position as one."""
     if c.norm is None:
         return x
     shape, weight = x.shape, offset_weight(c, weight)
@@ -40,17 +40,17 @@ def normed(c: Config, x: Array, weight: Array | None) -> Array:
 
 
 def normed_vjp(c: Config, x: Array, weight: Array | None, dy: Array) -> tuple[Array, Array | None]:
-    """The rule of the norm, on the same axes."""
+    """The gradients of x and of the norm weight, on the same axes."""
     if c.norm is None:
         return dy, None
-    shape, wide = x.shape, offset_weight(c, weight)
+    shape, full_weight = x.shape, offset_weight(c, weight)
     if c.norm_over == "all":
         x, dy = (a.reshape((*shape[:2], shape[2] * shape[3])) for a in (x, dy))
-        wide = None if wide is None else wide.reshape((shape[2] * shape[3],))
+        full_weight = None if full_weight is None else full_weight.reshape((shape[2] * shape[3],))
     if c.norm == "rms":
-        dx, dweight = rms_norm_vjp(x, wide, c.norm_eps, dy)
+        dx, dweight = rms_norm_vjp(x, full_weight, c.norm_eps, dy)
     else:
-        dx, dweight, _ = layer_norm_vjp(x, wide, None, c.norm_eps, dy)
+        dx, dweight, _ = layer_norm_vjp(x, full_weight, None, c.norm_eps, dy)
     return dx.reshape(shape), None if weight is None or dweight is None else dweight.reshape(weight.shape)
 
 
@@ -112,7 +112,7 @@ class DecoderAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy, context = dtype_name(dy), cotangent(tape, dy), tape["context"]

@@ -1,4 +1,4 @@
-"""Delta rule: a key's old value is taken out of the state before the new one is written."""
+"""Delta rule: a key's old value is removed from the state before the new one is written."""
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -37,17 +37,17 @@ from attn_np._vjp import (
     total,
 )
 from attn_np.contract.delta import Config
-from attn_np.linear import earlier, folded, unfolded
+from attn_np.linear import causal_mask, from_chunks, to_chunks
 
 
-def units(b: int, t: int, like: Array) -> Array:
-    """Rows of the identity: `b t s`."""
+def identity(b: int, t: int, like: Array) -> Array:
+    """The identity for each batch row: `b t s`."""
     same = arange(t, like)[:, None] == arange(t, like)[None, :]
     return where(same, 1.0 + zeros((b, t, t), like), 0.0)
 
 
 def inverse(pairs: Array, tape: Tape) -> Array:
-    """(I + A)^-1 of what stands below the diagonal, row by row: a row is its unit less A times the rows before it."""
+    """(I + A)^-1 for A below the diagonal, row by row: a row of the identity minus A times the rows before it."""
     b, t, h, _ = pairs.shape
 
     def step(rows, xs):
@@ -55,18 +55,19 @@ def inverse(pairs: Array, tape: Tape) -> Array:
         row = unit[:, None] - einsum("bhs,bhsj->bhj", pair, rows)
         return rows + unit[:, None, :, None] * row[:, :, None], (row,)
 
-    xs = pairs, units(b, t, pairs)
-    _, (found,) = scan(step, zeros((b, h, t, t), pairs), xs, names=("inverse",), tape=tape)
-    return found
+    xs = pairs, identity(b, t, pairs)
+    _, (rows,) = scan(step, zeros((b, h, t, t), pairs), xs, names=("inverse",), tape=tape)
+    return rows
 
 
 def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, tape: Tape) -> tuple[Array, Array]:
-    """States walk from chunk to chunk; within one, what each key writes follows from a triangular system.
+    """The outputs and the last state, which is passed from chunk to chunk.
 
-    Its solution is linear in the state before the chunk: corrected = writing - erasing state.
+    Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
+    corrected = writing - erasing state.
     """
     b, t = q.shape[0], q.shape[1]
-    q, k, v, beta = folded(q, size), folded(k, size), folded(v, size), folded(beta, size)[..., None]
+    q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
     pairs = where(lower[:, None], einsum("bthk,bshk->bths", k * beta, k), 0.0)
@@ -86,13 +87,13 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
     before = record(tape, before=before)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=where(earlier(size, q), scores, 0.0))
+    kept = record(tape, kept=where(causal_mask(size, q), scores, 0.0))
     read = einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, before)
-    return unfolded(read, b, t), end
+    return from_chunks(read, b, t), end
 
 
 def recurrent(q: Array, k: Array, v: Array, beta: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
-    """At every position the key's value is looked up, and a share of the difference to the new one is written."""
+    """The outputs and the last state: a position looks up its key's value and writes a share of the difference."""
 
     def step(state, xs):
         k, v, beta = xs
@@ -105,7 +106,7 @@ def recurrent(q: Array, k: Array, v: Array, beta: Array, start: Array, tape: Tap
 
 
 def inverse_vjp(pairs: Array, solved: Array, dsolved: Array) -> Array:
-    """Rows from the last: a row's gradient goes on, by A, to the rows it was made of."""
+    """The gradient of A, from the last row up: a row's gradient is passed on, by A, to the rows before it."""
     b, t, h, _ = pairs.shape
 
     def step(drows, xs):
@@ -113,7 +114,7 @@ def inverse_vjp(pairs: Array, solved: Array, dsolved: Array) -> Array:
         drow = drow + einsum("bs,bhsj->bhj", unit, drows)
         return drows - einsum("bhs,bhj->bhsj", pair, drow), (drow,)
 
-    xs = dsolved, pairs, units(b, t, pairs)
+    xs = dsolved, pairs, identity(b, t, pairs)
     _, (drows,) = scan(step, zeros((b, h, t, t), pairs), xs, names=("drows",), reverse=True)
     return -einsum("bthj,bshj->bths", drows, solved)
 
@@ -121,14 +122,14 @@ def inverse_vjp(pairs: Array, solved: Array, dsolved: Array) -> Array:
 def chunked_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array, size: int, dread: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Read `chunked` upwards: gradients of q, k, v and beta."""
+    """The gradients of q, k, v and beta: `chunked` in reverse."""
     b, t = q.shape[0], q.shape[1]
-    q, k, v, beta, dread = (folded(x, size) for x in (q, k, v, beta[..., None], dread))
+    q, k, v, beta, dread = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dread))
     before, solved = tape["before"], tape["inverse"]
     erasing, corrected = tape["erasing"], tape["corrected"].reshape(v.shape)
     dkept, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["kept"], corrected, dread)
     dq_before, dbefore = einsum_vjp("bthk,bhkv->bthv", q, before, dread)
-    dscores = where(earlier(size, q), record(tape, dkept=dkept), 0.0)
+    dscores = where(causal_mask(size, q), record(tape, dkept=dkept), 0.0)
     dq, dk_read = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
 
     def step(dstate, xs):
@@ -139,8 +140,8 @@ def chunked_vjp(
         return dstate, (dcorrected, dk)
 
     xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in (dcorrected, dbefore, k, erasing, corrected))
-    none = zeros((b, *before.shape[1:]), q)
-    _, (dwriting, dk_added) = scan(step, none, xs, names=("dwriting", "dk_added"), reverse=True)
+    zero = zeros((b, *before.shape[1:]), q)
+    _, (dwriting, dk_added) = scan(step, zero, xs, names=("dwriting", "dk_added"), reverse=True)
     dwriting, dk_added = dwriting.reshape(v.shape), dk_added.reshape(k.shape)
     derasing = -einsum("bthv,bhkv->bthk", dwriting, before)
     derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
@@ -152,14 +153,14 @@ def chunked_vjp(
     dscaled_k = total(dscaled_k, dscaled_pairs)
     dk = total(dk_read, dk_added, dk_pairs, dscaled_k * beta)
     dbeta = np.sum(dscaled_k * k, axis=-1) + np.sum(dscaled_v * v, axis=-1)
-    dq, dk, dv, dbeta = (unfolded(x, b, t) for x in (total(dq, dq_before), dk, dscaled_v * beta, dbeta))
+    dq, dk, dv, dbeta = (from_chunks(x, b, t) for x in (total(dq, dq_before), dk, dscaled_v * beta, dbeta))
     return dq, dk, dv, dbeta
 
 
 def recurrent_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array, dread: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Read `recurrent` upwards: gradients of q, k, v and beta."""
+    """The gradients of q, k, v and beta: `recurrent` in reverse."""
     states, corrected = tape["states"], tape["corrected"]
     before = concatenate([zeros((q.shape[0], 1, *states.shape[2:]), q), states], 1)[:, :-1]
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, states, dread)
@@ -172,15 +173,15 @@ def recurrent_vjp(
         return dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dcorrected), (dcorrected, dk)
 
     xs = record(tape, dstates=dstates), k, beta, corrected
-    none = zeros((q.shape[0], *states.shape[2:]), q)
-    _, (dcorrected, dk) = scan(step, none, xs, names=("dcorrected", "dk_added"), reverse=True)
+    zero = zeros((q.shape[0], *states.shape[2:]), q)
+    _, (dcorrected, dk) = scan(step, zero, xs, names=("dcorrected", "dk_added"), reverse=True)
     dv = beta[..., None] * dcorrected
     dbeta = np.sum(dcorrected * (v - einsum("bthk,bthkv->bthv", k, before)), axis=-1)
     return dq, total(dk, -einsum("bthkv,bthv->bthk", before, dv)), dv, dbeta
 
 
 class DeltaRule(Layer[Config]):
-    """A key's old value is taken out of the state before the new one is written."""
+    """A key's old value is removed from the state before the new one is written."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
@@ -197,7 +198,7 @@ class DeltaRule(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """Where the padding mask is False a position is not there: it changes no state, and its context is 0."""
+        """The outputs `b t d`; positions where the padding mask is False change no state, and their context is 0."""
         n = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
@@ -223,7 +224,7 @@ class DeltaRule(Layer[Config]):
         return output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there."""
+        """The gradients, by the forward in reverse: one line here for each line there."""
         c, w = self.config, {}
         x, q, k, v, beta, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "beta", "real"))
         q_unit, k_unit = tape["q_unit"], tape["k_unit"]

@@ -1,4 +1,4 @@
-"""Differential attention: the difference of two softmax maps, so that what both see cancels."""
+"""Differential attention: the difference of two softmax maps, in which their common noise cancels."""
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -41,20 +41,20 @@ from attn_np._vjp import (
 from attn_np.contract.differential import Config
 
 
-def of_pair(x: Array) -> Array:
-    """What is the same for both maps, with an axis for them: broadcastable to `b h t s` -> to `b h r t s`."""
+def for_both_maps(x: Array) -> Array:
+    """An array that both maps share, with an axis for them: broadcastable to `b h t s` -> to `b h r t s`."""
     return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))[:, :, None]
 
 
-def turned(x: Array, cos: Array | None, sin: Array | None, layout: str, *, back: bool = False) -> Array:
-    """Queries or keys, `b t h r k`, by their positions: those of both maps by the same angles."""
+def rotate_maps(x: Array, cos: Array | None, sin: Array | None, layout: str, *, back: bool = False) -> Array:
+    """Queries or keys, `b t h r k`, rotated by their positions, those of both maps by the same angles."""
     if cos is None or sin is None:
         return x
     return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, back=back)
 
 
 class DifferentialAttention(Layer[Config]):
-    """The difference of two softmax maps, so that what both see cancels."""
+    """The difference of two softmax maps, in which their common noise cancels."""
 
     w_q: Float[Array, "d h r k"]
     w_k: Float[Array, "i g r k"]
@@ -92,7 +92,7 @@ class DifferentialAttention(Layer[Config]):
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
         cos, sin = rotation(c, positions, n["t"], like=query, step=step)
-        q, k = record(tape, q_rot=turned(q, cos, sin, c.layout), k_rot=turned(k, cos, sin, c.layout))
+        q, k = record(tape, q_rot=rotate_maps(q, cos, sin, c.layout), k_rot=rotate_maps(k, cos, sin, c.layout))
         k, v = append(step, k=k, v=v)
         k, v = repeat_heads(k, q), repeat_heads(v, q)
         q, k, v = (
@@ -110,8 +110,8 @@ class DifferentialAttention(Layer[Config]):
         allowed = unmasked_by_bias(allowed, bias)
         # Both maps see the same keys: b h t s -> b h 1 t s.
         if bias is not None:
-            scores = record(tape, biased=scores + of_pair(bias))
-        maps = record(tape, maps=softmax(scores, None if allowed is None else of_pair(allowed)))
+            scores = record(tape, biased=scores + for_both_maps(bias))
+        maps = record(tape, maps=softmax(scores, None if allowed is None else for_both_maps(allowed)))
         # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
         raised = record(tape, raised=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
         factor = record(tape, factor=raised[:1] - raised[1:] + c.start())
@@ -123,7 +123,7 @@ class DifferentialAttention(Layer[Config]):
         return output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w, dbias = self.config, {}, None
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         q, k, v, maps, factor, raised = (tape[name] for name in ("q", "k", "v", "maps", "factor", "raised"))
@@ -159,10 +159,10 @@ class DifferentialAttention(Layer[Config]):
         )
         groups = c.sizes()["g"]
         dv = repeat_heads_vjp(dv, groups)
-        # The rule knows one axis behind the heads: b s h r k -> b s h (r k).
+        # The rule takes one axis after the heads: b s h r k -> b s h (r k).
         dk = repeat_heads_vjp(dk.reshape((*dk.shape[:3], 2 * dk.shape[-1])), groups).reshape(tape["k_rot"].shape)
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
-        dq, dk = turned(dq, cos, sin, c.layout, back=True), turned(dk, cos, sin, c.layout, back=True)
+        dq, dk = rotate_maps(dq, cos, sin, c.layout, back=True), rotate_maps(dk, cos, sin, c.layout, back=True)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,igrk->bsgrk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhrk->bthrk", query, self.w_q, self.b_q, dq)

@@ -38,11 +38,11 @@ class DilatedAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         left, right = (None, None) if c.steps is None else c.steps
         query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
-        ahead = key_at[:, None, :] - query_at[:, :, None]
-        near = ahead % c.dilation == 0
-        near = near if left is None else near & (ahead >= -left * c.dilation)
-        near = near if right is None else near & (ahead <= right * c.dilation)
-        mask = near[:, None] if mask is None else near[:, None] & mask
+        offset = key_at[:, None, :] - query_at[:, :, None]
+        in_window = offset % c.dilation == 0
+        in_window = in_window if left is None else in_window & (offset >= -left * c.dilation)
+        in_window = in_window if right is None else in_window & (offset <= right * c.dilation)
+        mask = in_window[:, None] if mask is None else in_window[:, None] & mask
         query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
@@ -57,7 +57,7 @@ class DilatedAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: the pattern is in what was allowed, and has no gradient."""
+        """The gradients, by the forward in reverse; the pattern is part of the mask and has no gradient."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)

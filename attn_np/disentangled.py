@@ -73,7 +73,7 @@ class DisentangledAttention(Layer[Config]):
         allowed = attention_mask(mask, n["t"], n["t"], like=query, causal=c.causal, step=step)
         allowed = record(tape, allowed=allowed)
         query, key, value = inputs(tape, "bhts", query, mask=allowed, step=step)
-        # Widened once for all terms: in 16 bits too their gradients add up before they are rounded.
+        # Upcast once for all terms: in 16 bits, too, their gradients add up before they are rounded.
         w_q, b_q, w_k, b_k, rel = (upcast(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
         q = linear("btd,dhk->bthk", query, w_q, b_q)
         k = linear("bsd,dhk->bshk", key, w_k, b_k)
@@ -84,30 +84,30 @@ class DisentangledAttention(Layer[Config]):
         q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        most, span = c.max_distance, c.span()
-        ahead = query_at[:, :, None] - key_at[:, None, :]
+        limit, span = c.max_distance, c.span()
+        distance = query_at[:, :, None] - key_at[:, None, :]
         if c.buckets is not None:
-            ahead = bucketed(c, like=ahead)[clip(ahead, -most, most) + most]
-        found = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
+            distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
+        terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
         if self.w_rel_norm is not None:
             rel = record(tape, rel=layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps))
         if "c2p" in c.terms:
             # Equation 3: the row of a pair, as its query sees it.
-            row = record(tape, row=clip(ahead + span, 0, 2 * span - 1))
-            own, b_own = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, None)
-            rel_k = record(tape, rel_k=linear("xd,dhk->xhk", rel, own, b_own))
+            row = record(tape, row=clip(distance + span, 0, 2 * span - 1))
+            w_dist, b_dist = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, None)
+            rel_k = record(tape, rel_k=linear("xd,dhk->xhk", rel, w_dist, b_dist))
             distances = record(tape, c2p_distances=einsum("bthk,xhk->bhtx", q, rel_k))
-            found += [record(tape, c2p_scores=gather_last(distances, row))]
+            terms += [record(tape, c2p_scores=gather_last(distances, row))]
         if "p2c" in c.terms:
-            # As its key sees it: the other sign. The key's position comes first.
-            ahead = -ahead if c.p2c_view == "key" else ahead
-            row = record(tape, key_row=clip(ahead + span, 0, 2 * span - 1).swapaxes(1, 2))
-            own, b_own = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, None)
-            rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, own, b_own))
+            # The row of a pair, as its key sees it: the other sign. The key's position comes first.
+            distance = -distance if c.p2c_view == "key" else distance
+            row = record(tape, key_row=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
+            w_dist, b_dist = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, None)
+            rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
             distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
-            found += [record(tape, p2c_scores=gather_last(distances, row).swapaxes(2, 3))]
-        scale = 1 / sqrt(n["k"] * len(found)) if c.scale is None else c.scale
-        scores = record(tape, scores=sum(found[1:], start=found[0]) * scale)
+            terms += [record(tape, p2c_scores=gather_last(distances, row).swapaxes(2, 3))]
+        scale = 1 / sqrt(n["k"] * len(terms)) if c.scale is None else c.scale
+        scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
         if bias is not None:
             scores = record(tape, biased=scores + bias)
         probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
@@ -117,7 +117,7 @@ class DisentangledAttention(Layer[Config]):
         return output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w, dbias, allowed = self.config, {}, None, tape.get("allowed")
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
@@ -134,36 +134,36 @@ class DisentangledAttention(Layer[Config]):
         scale = 1 / sqrt(k.shape[-1] * (1 + len(c.terms))) if c.scale is None else c.scale
         dscores = record(tape, dscores=dscores) * scale
         dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dcontent_scores=dscores))
-        more, dw_rel, rel = {}, [], self.w_rel if self.w_rel_norm is None else tape["rel"]
+        dshared, dw_rel, rel = {}, [], self.w_rel if self.w_rel_norm is None else tape["rel"]
         if "p2c" in c.terms:
             dp2c = record(tape, dp2c_scores=dscores)
-            distances = pick_vjp(tape["p2c_distances"], tape["key_row"], dp2c.swapaxes(2, 3))
-            distances = record(tape, dp2c_distances=distances)
-            dk_rel, drel_q = einsum_vjp("bshk,xhk->bhsx", k, tape["rel_q"], distances)
-            own, b_own = (self.w_q, self.b_q) if self.w_rel_q is None else (self.w_rel_q, None)
+            ddistances = pick_vjp(tape["p2c_distances"], tape["key_row"], dp2c.swapaxes(2, 3))
+            ddistances = record(tape, dp2c_distances=ddistances)
+            dk_rel, drel_q = einsum_vjp("bshk,xhk->bhsx", k, tape["rel_q"], ddistances)
+            w_dist, b_dist = (self.w_q, self.b_q) if self.w_rel_q is None else (self.w_rel_q, None)
             names = ("w_q", "b_q") if self.w_rel_q is None else ("w_rel_q", "b_rel_q")
             drel_q = record(tape, drel_q=drel_q)
-            given, more[names[0]], more[names[1]] = linear_vjp("xd,dhk->xhk", rel, own, b_own, drel_q)
-            dk, dw_rel = total(dk, dk_rel), [given]
+            drel, dshared[names[0]], dshared[names[1]] = linear_vjp("xd,dhk->xhk", rel, w_dist, b_dist, drel_q)
+            dk, dw_rel = total(dk, dk_rel), [drel]
         if "c2p" in c.terms:
             dc2p = record(tape, dc2p_scores=dscores)
-            distances = record(tape, dc2p_distances=pick_vjp(tape["c2p_distances"], tape["row"], dc2p))
-            dq_rel, drel_k = einsum_vjp("bthk,xhk->bhtx", q, tape["rel_k"], distances)
-            own, b_own = (self.w_k, self.b_k) if self.w_rel_k is None else (self.w_rel_k, None)
+            ddistances = record(tape, dc2p_distances=pick_vjp(tape["c2p_distances"], tape["row"], dc2p))
+            dq_rel, drel_k = einsum_vjp("bthk,xhk->bhtx", q, tape["rel_k"], ddistances)
+            w_dist, b_dist = (self.w_k, self.b_k) if self.w_rel_k is None else (self.w_rel_k, None)
             names = ("w_k", "b_k") if self.w_rel_k is None else ("w_rel_k", "b_rel_k")
             drel_k = record(tape, drel_k=drel_k)
-            given, more[names[0]], more[names[1]] = linear_vjp("xd,dhk->xhk", rel, own, b_own, drel_k)
-            dq, dw_rel = total(dq, dq_rel), [*dw_rel, given]
+            drel, dshared[names[0]], dshared[names[1]] = linear_vjp("xd,dhk->xhk", rel, w_dist, b_dist, drel_k)
+            dq, dw_rel = total(dq, dq_rel), [*dw_rel, drel]
         w["w_rel"] = total(*dw_rel)
         if self.w_rel_norm is not None:
             drel, names = record(tape, drel=w["w_rel"]), ("w_rel", "w_rel_norm", "b_rel")
-            given = layer_norm_vjp(upcast(self.w_rel), self.w_rel_norm, self.b_rel, c.norm_eps, drel)
-            w |= dict(zip(names, given, strict=True))
+            dnorm = layer_norm_vjp(upcast(self.w_rel), self.w_rel_norm, self.b_rel, c.norm_eps, drel)
+            w |= dict(zip(names, dnorm, strict=True))
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
         dq = zero_unseen("bhts->bthk", allowed, dq)
         dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        w |= {name: dp if w.get(name) is None else total(w[name], dp) for name, dp in more.items() if dp is not None}
+        w |= {name: dp if w.get(name) is None else total(w[name], dp) for name, dp in dshared.items() if dp is not None}
         return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

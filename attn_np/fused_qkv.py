@@ -12,7 +12,7 @@ from attn_np.contract.fused_qkv import Config
 
 
 def only_live(x: Array, queries: Array | None, keys: Array | None, step: DecodeStep | None = None) -> Array:
-    """Positions that see no key and that no query sees become 0: padding, whatever it holds, reaches no projection."""
+    """x with the positions set to 0 that see no key and are seen by no query: padding reaches no projection."""
     if step is not None:
         return x if step.real is None else where(step.real[:, :, None], x, 0.0)
     if queries is None or keys is None:
@@ -63,7 +63,7 @@ class FusedQKVAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, dtype, w, x, context = self.config, dtype_name(dy), {}, tape["live"], tape["context"]
         dy = cotangent(tape, dy)
         if self.w_o is None:

@@ -1,4 +1,4 @@
-"""Gated attention: what every head found passes a gate that its query opens."""
+"""Gated attention: every head's output is multiplied by a gate that is computed from the layer's input."""
 
 from jaxtyping import Bool, Float
 
@@ -11,7 +11,7 @@ from attn_np.contract.gated import Config
 
 
 class GatedAttention(Layer[Config]):
-    """What every head found passes a gate that its query opens."""
+    """Every head's output is multiplied by a gate that is computed from the layer's input."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]
@@ -60,7 +60,7 @@ class GatedAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)

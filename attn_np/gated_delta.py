@@ -47,38 +47,39 @@ from attn_np._vjp import (
 )
 from attn_np.contract.gated_delta import Config
 from attn_np.delta import inverse, inverse_vjp
-from attn_np.linear import earlier, folded, unfolded
-from attn_np.retention import Fading
+from attn_np.linear import causal_mask, from_chunks, to_chunks
+from attn_np.retention import Decay
 
 
-def fading(fade: Array) -> Fading:
-    """How much is left over the positions of a chunk, from the logarithms by position and head.
+def decay_factors(fade: Array) -> Decay:
+    """Decay factors over the positions of a chunk, from their logarithms by position and head.
 
-    Sums of logarithms are subtracted by pairs before the exponential, which then is at most 1.
+    Sums of logarithms are subtracted pair by pair before the exponential, which then is at most 1.
     """
     sums = cumsum(fade, 1)
     last, by_head = sums[:, -1:], sums.swapaxes(1, 2)
-    near = earlier(fade.shape[1], fade)
-    apart = where(near, by_head[..., :, None] - by_head[..., None, :], 0.0)
-    return Fading(where(near, exp(apart), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
+    visible = causal_mask(fade.shape[1], fade)
+    log_decay = where(visible, by_head[..., :, None] - by_head[..., None, :], 0.0)
+    return Decay(where(visible, exp(log_decay), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
 def chunked(
     q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:
-    """States walk from chunk to chunk; within one, what each key writes follows from a triangular system.
+    """The outputs and the last state, which is passed from chunk to chunk.
 
-    Its solution is linear in the state before the chunk: corrected = writing - erasing state.
+    Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
+    corrected = writing - erasing state.
     """
     b, t = q.shape[0], q.shape[1]
-    q, k, v, beta, left = folded(q, size), folded(k, size), folded(v, size), folded(beta, size), folded(fade, size)
-    beta, left = beta[..., None], fading(left)
+    q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
+    decay = decay_factors(to_chunks(fade, size))
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
-    faded = einsum("bthk,bshk->bths", k * beta, k) * left.pairs.swapaxes(1, 2)
+    faded = einsum("bthk,bshk->bths", k * beta, k) * decay.pairs.swapaxes(1, 2)
     pairs = record(tape, pairs=where(lower[:, None], faded, 0.0))
     solved = inverse(pairs, tape)
-    erasing = einsum("bths,bshk->bthk", solved, k * beta * left.since[..., None])
+    erasing = einsum("bths,bshk->bthk", solved, k * beta * decay.from_start[..., None])
     writing = einsum("bths,bshv->bthv", solved, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
@@ -89,19 +90,19 @@ def chunked(
         return state, (corrected, state)
 
     # (b n) c ... -> b n c ...
-    xs = k * left.until[..., None], erasing, writing, left.whole
+    xs = k * decay.to_end[..., None], erasing, writing, decay.whole
     xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
     end, (corrected, states) = scan(step, start, xs, names=("corrected", "states"), tape=tape)
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
     before = record(tape, before=before)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=scores * left.pairs)
-    rest = einsum("bthk,bhkv->bthv", q * left.since[..., None], before)
-    return unfolded(einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + rest, b, t), end
+    kept = record(tape, kept=scores * decay.pairs)
+    from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], before)
+    return from_chunks(einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + from_state, b, t), end
 
 
 def recurrent(q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
-    """At every position the state fades, the key's value is looked up, and a share of the difference is written."""
+    """The outputs and the last state: as in the delta rule, but each position first decays the state."""
 
     def step(state, xs):
         k, v, beta, alpha = xs
@@ -114,29 +115,31 @@ def recurrent(q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Arr
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
-def fading_vjp(left: Fading, dpairs: Array, dsince: Array, duntil: Array, dwhole: Array) -> Array:
-    """Each exponential gives its gradient times itself to the sums it was made of; a position is in all sums after."""
-    dapart = dpairs * left.pairs
-    dsums = (np.sum(dapart, axis=-1) - np.sum(dapart, axis=-2)).swapaxes(1, 2)
-    dlater = duntil * left.until
-    dsums = dsums + dsince * left.since - dlater
-    dlast = np.sum(dlater, axis=1) + dwhole * left.whole
+def decay_factors_vjp(decay: Decay, dpairs: Array, dfrom_start: Array, dto_end: Array, dwhole: Array) -> Array:
+    """The gradient of the logarithms: an exponential passes its gradient times itself to its sums of logarithms, and a
+    position's logarithm is in all later sums.
+    """
+    dlog_decay = dpairs * decay.pairs
+    dsums = (np.sum(dlog_decay, axis=-1) - np.sum(dlog_decay, axis=-2)).swapaxes(1, 2)
+    dlater = dto_end * decay.to_end
+    dsums = dsums + dfrom_start * decay.from_start - dlater
+    dlast = np.sum(dlater, axis=1) + dwhole * decay.whole
     return cumsum(dsums[:, ::-1], 1)[:, ::-1] + dlast[:, None]
 
 
 def chunked_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array, fade: Array, size: int, dread: Array
 ) -> tuple[Array, ...]:
-    """Read `chunked` upwards: gradients of q, k, v, beta and the logarithms."""
+    """The gradients of q, k, v, beta and the logarithms: `chunked` in reverse."""
     b, t = q.shape[0], q.shape[1]
-    q, k, v, beta, dread = (folded(x, size) for x in (q, k, v, beta[..., None], dread))
-    left, scaled = fading(folded(fade, size)), k * beta
-    since, until = left.since[..., None], left.until[..., None]
+    q, k, v, beta, dread = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dread))
+    decay, scaled = decay_factors(to_chunks(fade, size)), k * beta
+    from_start, to_end = decay.from_start[..., None], decay.to_end[..., None]
     before, solved, erasing = tape["before"], tape["inverse"], tape["erasing"]
     corrected = tape["corrected"].reshape(v.shape)
     dkept, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["kept"], corrected, dread)
-    dq_faded, dbefore = einsum_vjp("bthk,bhkv->bthv", q * since, before, dread)
-    dscores = record(tape, dkept=dkept) * left.pairs
+    dq_faded, dbefore = einsum_vjp("bthk,bhkv->bthv", q * from_start, before, dread)
+    dscores = record(tape, dkept=dkept) * decay.pairs
     dq, dk_read = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
 
     def step(dstate, xs):
@@ -146,34 +149,36 @@ def chunked_vjp(
         dstate = whole[:, :, None, None] * dstate + dbefore - einsum("bchk,bchv->bhkv", erasing, dcorrected)
         return dstate, (dcorrected, dk, dwhole)
 
-    xs = dcorrected, dbefore, k * until, erasing, corrected, left.whole, before
+    xs = dcorrected, dbefore, k * to_end, erasing, corrected, decay.whole, before
     xs = tuple(x.reshape(b, -(-t // size), *x.shape[1:]) for x in xs)
     names = ("dwriting", "dk_added", "dwhole")
     _, (dwriting, dk_added, dwhole) = scan(step, zeros((b, *before.shape[1:]), q), xs, names=names, reverse=True)
     dwriting, dk_added = dwriting.reshape(v.shape), dk_added.reshape(k.shape)
     derasing = -einsum("bthv,bhkv->bthk", dwriting, before)
     derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
-    dsolved_k, dscaled_faded = einsum_vjp("bths,bshk->bthk", solved, scaled * since, derasing)
+    dsolved_k, dscaled_faded = einsum_vjp("bths,bshk->bthk", solved, scaled * from_start, derasing)
     dsolved_v, dv_scaled = einsum_vjp("bths,bshv->bthv", solved, v * beta, dwriting)
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     dpairs = where(lower[:, None], inverse_vjp(tape["pairs"], solved, total(dsolved_k, dsolved_v)), 0.0)
     dpairs = record(tape, dpairs=dpairs)
     products = einsum("bthk,bshk->bths", scaled, k)
-    dscaled, dk_pairs = einsum_vjp("bthk,bshk->bths", scaled, k, dpairs * left.pairs.swapaxes(1, 2))
-    dscaled = total(dscaled, dscaled_faded * since)
+    dscaled, dk_pairs = einsum_vjp("bthk,bshk->bths", scaled, k, dpairs * decay.pairs.swapaxes(1, 2))
+    dscaled = total(dscaled, dscaled_faded * from_start)
     dbeta = np.sum(dscaled * k, axis=-1) + np.sum(dv_scaled * v, axis=-1)
-    dk = total(dk_read, dk_pairs, dk_added * until, dscaled * beta)
-    dleft = total((dpairs * products).swapaxes(1, 2), dkept * tape["scores"])
-    dsince = np.sum(dq_faded * q, axis=-1) + np.sum(dscaled_faded * scaled, axis=-1)
-    dfade = fading_vjp(left, dleft, dsince, np.sum(dk_added * k, axis=-1), dwhole.reshape(left.whole.shape))
-    found = total(dq, dq_faded * since), dk, dv_scaled * beta, dbeta, dfade
-    return tuple(unfolded(x, b, t) for x in found)
+    dk = total(dk_read, dk_pairs, dk_added * to_end, dscaled * beta)
+    ddecay = total((dpairs * products).swapaxes(1, 2), dkept * tape["scores"])
+    dfrom_start = np.sum(dq_faded * q, axis=-1) + np.sum(dscaled_faded * scaled, axis=-1)
+    dfade = decay_factors_vjp(
+        decay, ddecay, dfrom_start, np.sum(dk_added * k, axis=-1), dwhole.reshape(decay.whole.shape)
+    )
+    cotangents = total(dq, dq_faded * from_start), dk, dv_scaled * beta, dbeta, dfade
+    return tuple(from_chunks(x, b, t) for x in cotangents)
 
 
 def recurrent_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array, fade: Array, dread: Array
 ) -> tuple[Array, ...]:
-    """Read `recurrent` upwards: gradients of q, k, v, beta and the logarithms."""
+    """The gradients of q, k, v, beta and the logarithms: `recurrent` in reverse."""
     states, corrected, alpha = tape["states"], tape["corrected"], exp(fade)
     before = concatenate([zeros((q.shape[0], 1, *states.shape[2:]), q), states], 1)[:, :-1]
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, states, dread)
@@ -189,37 +194,37 @@ def recurrent_vjp(
 
     xs = record(tape, dstates=dstates), k, beta, corrected, alpha, before
     names = ("dcorrected", "dk_added", "dalpha")
-    none = zeros((q.shape[0], *states.shape[2:]), q)
-    _, (dcorrected, dk, dalpha) = scan(step, none, xs, names=names, reverse=True)
+    zero = zeros((q.shape[0], *states.shape[2:]), q)
+    _, (dcorrected, dk, dalpha) = scan(step, zero, xs, names=names, reverse=True)
     dv, faded = beta[..., None] * dcorrected, alpha[..., None, None] * before
     dbeta = np.sum(dcorrected * (v - einsum("bthk,bthkv->bthv", k, faded)), axis=-1)
     return dq, total(dk, -einsum("bthkv,bthv->bthk", faded, dv)), dv, dbeta, dalpha * alpha
 
 
 def windows(x: Array, real: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
-    """Every position with those before it, the last one last, `b t x h k`, padding left out; and the last of these."""
+    """For every position the window of the last real positions up to it, `b t x h k`, and the last window."""
 
-    def step(held, xs):
+    def step(window_before, xs):
         new, real = xs
-        window = concatenate([held[:, 1:], new[:, None]], 1)
-        return where(real[:, None, None, None], window, held), (window,)
+        window = concatenate([window_before[:, 1:], new[:, None]], 1)
+        return where(real[:, None, None, None], window, window_before), (window,)
 
-    end, (found,) = scan(step, start, (x, real), names=("window",), tape=tape)
-    return found, end
+    end, (all_windows,) = scan(step, start, (x, real), names=("window",), tape=tape)
+    return all_windows, end
 
 
 def windows_vjp(real: Array, dwindow: Array) -> Array:
-    """A position was in its own window and in those after it, as long as the windows held it."""
+    """The gradient of x: a position is in its own window and in the later ones that reach back to it."""
 
-    def step(dheld, xs):
+    def step(dlater, xs):
         dwindow, real = xs
         real = real[:, None, None, None]
-        dwindow = dwindow + where(real, dheld, 0.0)
+        dwindow = dwindow + where(real, dlater, 0.0)
         moved = concatenate([zeros(dwindow[:, :1].shape, dwindow), dwindow[:, :-1]], 1)
-        return where(real, 0.0, dheld) + moved, (dwindow[:, -1],)
+        return where(real, 0.0, dlater) + moved, (dwindow[:, -1],)
 
-    none = zeros((dwindow.shape[0], *dwindow.shape[2:]), dwindow)
-    return scan(step, none, (dwindow, real), names=("dx",), reverse=True)[1][0]
+    zero = zeros((dwindow.shape[0], *dwindow.shape[2:]), dwindow)
+    return scan(step, zero, (dwindow, real), names=("dx",), reverse=True)[1][0]
 
 
 class GatedDeltaRule(Layer[Config]):
@@ -239,8 +244,8 @@ class GatedDeltaRule(Layer[Config]):
     w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v d"]
 
-    def convolved(self, name: str, x: Array, weight: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
-        """A weight for each of the last positions and each number; what the next step needs of them is kept."""
+    def convolve(self, name: str, x: Array, weight: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
+        """The causal convolution: a weight for each position and dimension of a window; the last window is cached."""
         start = read_state(step, f"{name}_conv", zeros((x.shape[0], *weight.shape), x))
         window, end = windows(x, real, start, scope(tape, name))
         write_state(step, **{f"{name}_conv": end})
@@ -254,7 +259,7 @@ class GatedDeltaRule(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """Where the padding mask is False a position is not there: no state fades, and its context is 0."""
+        """The outputs `b t d`; where the padding mask is False no state decays, and the context is 0."""
         n = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
@@ -263,10 +268,10 @@ class GatedDeltaRule(Layer[Config]):
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            there = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
-            q = self.convolved("q", q, self.w_q_conv, there, step, tape)
-            k = self.convolved("k", k, self.w_k_conv, there, step, tape)
-            v = self.convolved("v", v, self.w_v_conv, there, step, tape)
+            is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
+            q = self.convolve("q", q, self.w_q_conv, is_real, step, tape)
+            k = self.convolve("k", k, self.w_k_conv, is_real, step, tape)
+            v = self.convolve("v", v, self.w_v_conv, is_real, step, tape)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
@@ -290,7 +295,7 @@ class GatedDeltaRule(Layer[Config]):
         return output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there."""
+        """The gradients, by the forward in reverse: one line here for each line is_real."""
         c, w = self.config, {}
         x, q, k, v, g, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "g", "real"))
         q_unit, k_unit, v_silu, beta = (tape[name] for name in ("q_unit", "k_unit", "v_silu", "beta"))
@@ -303,11 +308,11 @@ class GatedDeltaRule(Layer[Config]):
         dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         if c.form == "recurrent":
-            found = recurrent_vjp(tape, q_unit * scale, k_unit, v_silu, beta, fade, dcontext)
+            cotangents = recurrent_vjp(tape, q_unit * scale, k_unit, v_silu, beta, fade, dcontext)
         else:
             size = c.chunk_size if c.form == "chunked" else max(q.shape[1], 1)
-            found = chunked_vjp(tape, q_unit * scale, k_unit, v_silu, beta, fade, size, dcontext)
-        dq_scaled, dk_unit, dv_silu, dbeta, dfade = found
+            cotangents = chunked_vjp(tape, q_unit * scale, k_unit, v_silu, beta, fade, size, dcontext)
+        dq_scaled, dk_unit, dv_silu, dbeta, dfade = cotangents
         dq_unit, dk_unit = record(tape, dq_unit=dq_scaled * scale, dk_unit=dk_unit)
         dv_silu, dfade = record(tape, dv_silu=dv_silu, dfade=dfade)
         dq = silu_vjp(q, l2_norm_vjp(silu(q), c.eps, zero_unseen("bt->bthk", real, dq_unit)))
@@ -318,13 +323,13 @@ class GatedDeltaRule(Layer[Config]):
         da = softplus_vjp(a, -(dfade * rate))
         dq, dk, dv, dbeta, da = record(tape, dq=dq, dk=dk, dv=silu_vjp(v, dv_silu), dbeta=dbeta, da=da)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            there = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, x.shape[:2])
+            is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, x.shape[:2])
             dwindow, w["w_v_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["v.window"], self.w_v_conv, dv)
-            dv = windows_vjp(there, dwindow)
+            dv = windows_vjp(is_real, dwindow)
             dwindow, w["w_k_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["k.window"], self.w_k_conv, dk)
-            dk = windows_vjp(there, dwindow)
+            dk = windows_vjp(is_real, dwindow)
             dwindow, w["w_q_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["q.window"], self.w_q_conv, dq)
-            dq = windows_vjp(there, dwindow)
+            dq = windows_vjp(is_real, dwindow)
         dx_a, w["w_a"], w["dt_bias"] = linear_vjp("btd,dh->bth", x, self.w_a, self.dt_bias, da)
         dx_beta, w["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
         dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)

@@ -29,7 +29,7 @@ from attn_np.contract.gru import Config, LayerConfig
 
 
 def cell(x_gates: Array, h: Array, w_h: Array, b_h: Array | None) -> tuple[Array, Array, Array, Array]:
-    """One step: the gates r, z, n and the new state. What is reset is the recurrent product and its bias."""
+    """One step: the gates r, z, n and the new state. The reset gate acts on the recurrent product and its bias."""
     h_gates = linear("be,fea->bfa", h, w_h, b_h)
     r = sigmoid(x_gates[:, 0] + h_gates[:, 0])
     z = sigmoid(x_gates[:, 1] + h_gates[:, 1])
@@ -38,7 +38,7 @@ def cell(x_gates: Array, h: Array, w_h: Array, b_h: Array | None) -> tuple[Array
 
 
 def cell_vjp(dh: Array, r: Array, z: Array, n: Array, h: Array, h_n: Array) -> tuple[Array, Array]:
-    """Read `cell` upwards: gradients of x_gates, and of the state before along the way around the gates.
+    """The gradients of x_gates, and of the state before by the path around the gates: `cell` in reverse.
 
     Args:
         dh: gradient of the state after the step.
@@ -54,12 +54,12 @@ def cell_vjp(dh: Array, r: Array, z: Array, n: Array, h: Array, h_n: Array) -> t
 
 
 def h_gates_vjp(dx_gates: Array, r: Array) -> Array:
-    """Both products end in the same sums, but the recurrent one of n passes the reset gate first."""
+    """The gradient of the recurrent products: as for x_gates, but that of n passes the reset gate."""
     return concatenate([dx_gates[..., :2, :], dx_gates[..., 2:, :] * r[..., None, :]], axis=-2)
 
 
 class GRULayer(Layer[LayerConfig]):
-    """One layer; it takes what its stack passes on, in the precision it computes in."""
+    """One layer of a stack, which passes arrays on in the compute dtype."""
 
     w_x: Float[Array, "f d e"]
     w_h: Float[Array, "f e a"]
@@ -87,16 +87,16 @@ class GRULayer(Layer[LayerConfig]):
         return h, state
 
     def before_vjp(self, start: Array, h: Array) -> tuple[Array, Array]:
-        """What the way back needs of every step: the state before it and its recurrent product for n."""
+        """For every step the state before it and its recurrent product for n, which the backward pass needs."""
         h = concatenate([start[:, None], h], axis=1)[:, :-1]
         return h, linear("bte,fea->btfa", h, self.w_h, self.b_h)[:, :, 2]
 
     def vjp(self, tape: Tape, dy: Array, dstate: Array, real: Array | None = None) -> Grads:
-        """Read the forward upwards; the scan runs backwards in time.
+        """The gradients, by the forward in reverse; the scan runs backwards in time.
 
-        A step's state went three ways: out of the layer, around the gates of the next step and through them.
-        The product with w_h that undoes the last one stands at the beginning of the step before, so that what
-        is carried are the gradients at the gates.
+        A state is used three times: as an output, around the gates of the next step, and in them. The product with
+        w_h for the third is computed at the beginning of the step before, so that the carry holds the gradients at
+        the gates.
         """
         x, r, z, n = (tape[name] for name in ("x", "r", "z", "n"))
         h, h_n = self.before_vjp(tape["state"], tape["h"])
@@ -121,7 +121,7 @@ class GRULayer(Layer[LayerConfig]):
         return Grads({"x": dx, "state": dstate}, part.params)
 
     def gates_vjp(self, x: Array, h: Array, r: Array, dx_gates: Array) -> Grads:
-        """The two products of all steps at once; `h` holds the state before each step."""
+        """The gradients of x and the weights, for all steps at once; `h` holds the state before each step."""
         w = {}
         _, w["w_h"], w["b_h"] = linear_vjp("bte,fea->btfa", h, self.w_h, self.b_h, h_gates_vjp(dx_gates, r))
         dx, w["w_x"], w["b_x"] = linear_vjp("btd,fde->btfe", x, self.w_x, self.b_x, dx_gates)
@@ -146,17 +146,17 @@ class GatedRecurrentUnit(Layer[Config]):
     ) -> tuple[Array, Array]:
         """The forward without checks and rounding, as layers that hold this one call it.
 
-        Where `real` is False a step is padding: its input counts for nothing and the state stays as it was.
+        Where `real` is False a step is padding: its input is ignored and the state stays as it is.
         """
-        c, last = self.config, []
+        c, ends = self.config, []
         x = x if real is None else where(real[:, :, None], x, 0.0)
         state, keep, real = record(tape, state=state, keep=keep, real=real)
         start = zeros((c.num_layers, x.shape[0], c.hidden_dim), x) if state is None else state
         for i, layer_keep in enumerate(self.layer_keep_masks(keep, x.shape[0], x.shape[1])):
             h, end = self.layers[i](x, start[i], real, scope(tape, f"layers.{i}"))
             x = dropout(h, layer_keep, c.dropout)
-            last.append(end)
-        return x, stack(last)
+            ends.append(end)
+        return x, stack(ends)
 
     def __call__(
         self,
@@ -175,8 +175,8 @@ class GatedRecurrentUnit(Layer[Config]):
         return to_dtype(y, dtype), to_dtype(last, dtype)
 
     def run_vjp(self, tape: Tape, dy: Array, dlast: Array | None) -> Grads:
-        """Read `run` upwards, layer by layer."""
-        c, w, first, keep, real = self.config, {}, [], tape.get("keep"), tape.get("real")
+        """The gradients, by `run` in reverse, layer by layer."""
+        c, w, dstates, keep, real = self.config, {}, [], tape.get("keep"), tape.get("real")
         b, t, _ = dy.shape
         dlast = zeros((c.num_layers, b, c.hidden_dim), dy) if dlast is None else dlast
         for i, layer_keep in reversed(list(enumerate(self.layer_keep_masks(keep, b, t)))):
@@ -184,14 +184,14 @@ class GatedRecurrentUnit(Layer[Config]):
             part = self.layers[i].vjp(scope(tape, f"layers.{i}"), dh, dlast[i], real)
             w |= {f"layers.{i}.{name}": value for name, value in part.params.items()}
             dy = part.inputs["x"]
-            first.append(part.inputs["state"])
+            dstates.append(part.inputs["state"])
         dx = dy if real is None else where(real[:, :, None], dy, 0.0)
         if tape.get("state") is None:
             return Grads({"x": dx}, w)
-        return Grads({"x": dx, "state": record(tape, dstate=stack(first[::-1]))}, w)
+        return Grads({"x": dx, "state": record(tape, dstate=stack(dstates[::-1]))}, w)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t e"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
-        """Gradients from that of the output and, where it was used, that of the returned state."""
+        """The gradients, from those of the output and, if it was used, of the returned state."""
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         part = self.run_vjp(tape, dy, record(tape, dlast=upcast(dlast)))
         return grads(dtype, part.inputs, part.params)

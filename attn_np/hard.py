@@ -1,4 +1,4 @@
-"""Hard attention: every query looks at one key only; the softmax stays behind for the gradient."""
+"""Hard attention: every query takes one key only; a softmax serves for the gradient."""
 
 from jaxtyping import Bool, Float
 
@@ -12,7 +12,7 @@ from attn_np.contract.hard import Config
 
 
 class HardAttention(Layer[Config]):
-    """Several heads attend in parallel, each query of each to the key that fits best."""
+    """Several heads attend in parallel; each query takes the value of its best key."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]
@@ -66,7 +66,7 @@ class HardAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy, noise = dtype_name(dy), cotangent(tape, dy), tape.get("noise")
@@ -91,5 +91,5 @@ class HardAttention(Layer[Config]):
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        found = inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias, "noise": dnoise}
-        return grads(dtype, found, w)
+        dinputs = inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias, "noise": dnoise}
+        return grads(dtype, dinputs, w)

@@ -1,4 +1,4 @@
-"""Linear attention: a feature map in the place of the softmax, so that a state of fixed size sums up the keys."""
+"""Linear attention: a feature map instead of the softmax, so that a state of fixed size sums up the keys."""
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -35,28 +35,28 @@ def features_vjp(x: Array, dy: Array) -> Array:
     return dy * where(x > 0, 1.0, exp(where(x > 0, 0.0, x)))
 
 
-def folded(x: Array, size: int) -> Array:
-    """Chunks as batch rows, the last one filled up with 0."""
+def to_chunks(x: Array, size: int) -> Array:
+    """Chunks as batch rows, the last one padded with 0."""
     b, t, *rest = x.shape
     n = -(-t // size)
     # b (n c) ... -> (b n) c ...
     return concatenate([x, zeros((b, n * size - t, *rest), x)], 1).reshape(b * n, size, *rest)
 
 
-def unfolded(x: Array, b: int, t: int) -> Array:
-    """The way back: chunks in a row, without what filled up the last one."""
+def from_chunks(x: Array, b: int, t: int) -> Array:
+    """The inverse of `to_chunks`: chunks in a row, without the padding."""
     _, size, *rest = x.shape
     # (b n) c ... -> b (n c) ...
     return x.reshape(b, -(-t // size) * size, *rest)[:, :t]
 
 
-def earlier(t: int, like: Array) -> Array:
-    """Which keys a query sees, itself among them: `t s`."""
+def causal_mask(t: int, like: Array) -> Array:
+    """The causal mask, `t s`: a query sees itself and earlier keys."""
     return arange(t, like)[:, None] >= arange(t, like)[None, :]
 
 
 def running(added: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
-    """The states after each step, from what the steps add, and the last of them."""
+    """The states after each step, from the updates that the steps add, and the last state."""
 
     def step(state, xs):
         state = state + xs[0]
@@ -67,33 +67,33 @@ def running(added: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
 
 
 def parallel(q: Array, k: Array, v: Array, start: Array, tape: Tape) -> Array:
-    """Scores of all pairs times the values, and what stands in the state before: `b t h v`."""
-    near = earlier(q.shape[1], q)
+    """The outputs `b t h v`: scores of all pairs times the values, plus what is read from the state before."""
+    visible = causal_mask(q.shape[1], q)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=where(near, scores, 0.0))
+    kept = record(tape, kept=where(visible, scores, 0.0))
     return einsum("bhts,bshv->bthv", kept, v) + einsum("bthk,bhkv->bthv", q, start)
 
 
 def chunked(q: Array, k: Array, v: Array, start: Array, size: int, tape: Tape) -> tuple[Array, Array]:
-    """States walk from chunk to chunk; within each, all pairs begin from the state before it."""
+    """The outputs and the last state: the state is passed from chunk to chunk; within one all pairs are scored."""
     b, t = q.shape[0], q.shape[1]
-    q, k, v = folded(q, size), folded(k, size), folded(v, size)
+    q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     added = einsum("bshk,bshv->bhkv", k, v)
     added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
     states, end = running(added, start, tape)
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
-    return unfolded(parallel(q, k, v, record(tape, before=before), tape), b, t), end
+    return from_chunks(parallel(q, k, v, record(tape, before=before), tape), b, t), end
 
 
 def recurrent(q: Array, k: Array, v: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
-    """Every position adds its key times its value to the state, and its query reads what is there then."""
+    """The outputs and the last state: every position adds its key times its value, then its query reads the state."""
     added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
     states, end = running(added, start, tape)
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
 def running_vjp(dstates: Array, tape: Tape) -> Array:
-    """What a step adds is in all states from there on: their gradients add up from the end."""
+    """The gradient of the updates: one is part of all later states, whose gradients add up from the end."""
 
     def step(dstate, xs):
         dstate = dstate + xs[0]
@@ -104,36 +104,36 @@ def running_vjp(dstates: Array, tape: Tape) -> Array:
 
 
 def parallel_vjp(tape: Tape, q: Array, k: Array, v: Array, start: Array, dread: Array) -> tuple[Array, ...]:
-    """Read `parallel` upwards: gradients of q, k, v and the state before."""
-    near = earlier(q.shape[1], q)
+    """The gradients of q, k, v and the state before: `parallel` in reverse."""
+    visible = causal_mask(q.shape[1], q)
     dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dread)
-    dscores = where(near, record(tape, dkept=dkept), 0.0)
+    dscores = where(visible, record(tape, dkept=dkept), 0.0)
     dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
     dearlier, dstart = einsum_vjp("bthk,bhkv->bthv", q, start, dread)
     return total(dq, dearlier), dk, dv, dstart
 
 
 def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, size: int, dread: Array) -> tuple[Array, Array, Array]:
-    """Read `chunked` upwards. A state was read by the chunk after it; nobody reads the last one."""
+    """The gradients of q, k and v: `chunked` in reverse. A state is read by the next chunk, the last by none."""
     b, t = q.shape[0], q.shape[1]
-    q, k, v, dread = folded(q, size), folded(k, size), folded(v, size), folded(dread, size)
+    q, k, v, dread = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(dread, size)
     dq, dk, dv, dbefore = parallel_vjp(tape, q, k, v, tape["before"], dread)
     dbefore = record(tape, dbefore=dbefore).reshape(b, -(-t // size), *dbefore.shape[1:])
     dstates = concatenate([dbefore, zeros((b, 1, *dbefore.shape[2:]), dbefore)], 1)[:, 1:]
     dadded = running_vjp(record(tape, dstates=dstates), tape)
     dk_added, dv_added = einsum_vjp("bshk,bshv->bhkv", k, v, dadded.reshape(q.shape[0], *dadded.shape[2:]))
-    return unfolded(dq, b, t), unfolded(total(dk, dk_added), b, t), unfolded(total(dv, dv_added), b, t)
+    return from_chunks(dq, b, t), from_chunks(total(dk, dk_added), b, t), from_chunks(total(dv, dv_added), b, t)
 
 
 def recurrent_vjp(tape: Tape, q: Array, k: Array, v: Array, dread: Array) -> tuple[Array, Array, Array]:
-    """Read `recurrent` upwards."""
+    """The gradients of q, k and v: `recurrent` in reverse."""
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, tape["states"], dread)
     dadded = running_vjp(record(tape, dstates=dstates), tape)
     return dq, *einsum_vjp("bthk,bthv->bthkv", k, v, dadded)
 
 
 class LinearAttention(Layer[Config]):
-    """A feature map in the place of the softmax, so that a state of fixed size sums up the keys."""
+    """A feature map instead of the softmax, so that a state of fixed size sums up the keys."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
@@ -145,7 +145,7 @@ class LinearAttention(Layer[Config]):
     b_o: Float[Array, "d"] | None
 
     def read(self, q: Array, k: Array, v: Array, step: DecodeStep | None, tape: Tape) -> Array:
-        """What the queries read of the values, in the form asked for; where normalised, v has a column of ones."""
+        """What each query reads, computed in the config's form; with `normalize`, v has a column of ones."""
         c = self.config
         fresh = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
         if not c.causal:
@@ -176,7 +176,7 @@ class LinearAttention(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """Where the padding mask is False a position is not there: it changes no state, and its context is 0."""
+        """The outputs `b t d`; positions where the padding mask is False change no state, and their context is 0."""
         self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
@@ -185,7 +185,7 @@ class LinearAttention(Layer[Config]):
         k = linear("btd,dhk->bthk", x, self.w_k, self.b_k)
         v = linear("btd,dhv->bthv", x, self.w_v, self.b_v)
         q, k, v = record(tape, q=q, k=k, v=v)
-        # A feature of 0 is 1, so that what is not there is selected away behind the feature map.
+        # The feature of 0 is 1, so padding is set to 0 after the feature map.
         q_features, k_features = zero_unseen("bt->bthk", real, features(q)), zero_unseen("bt->bthk", real, features(k))
         q_features, k_features = record(tape, q_features=q_features, k_features=k_features)
         if c.normalize:
@@ -200,7 +200,7 @@ class LinearAttention(Layer[Config]):
         return output(dtype, y)
 
     def read_vjp(self, tape: Tape, q: Array, k: Array, v: Array, dread: Array) -> tuple[Array, ...]:
-        """Read `read` upwards, for a call without a past."""
+        """The gradients of q, k and v: `read` in reverse, for a call without a cache."""
         c = self.config
         if not c.causal:
             dq, dstate = einsum_vjp("bthk,bhkv->bthv", q, tape["state"], dread)
@@ -215,7 +215,7 @@ class LinearAttention(Layer[Config]):
         )
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards; a sum of weights is one column of what was read."""
+        """The gradients, by the forward in reverse; the sum of the weights is one column of `read`."""
         c, w = self.config, {}
         x, q, k, v, read, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "read", "real"))
         dtype, dy = dtype_name(dy), cotangent(tape, dy)

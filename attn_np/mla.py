@@ -72,7 +72,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w, sizes = self.config, {}, self.config.sizes()
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         latent, dtype, dy = tape["latent"], dtype_name(dy), cotangent(tape, dy)

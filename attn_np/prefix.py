@@ -1,4 +1,4 @@
-"""Prefix attention: all positions see the prefix, and what follows it is causal."""
+"""Prefix attention: all positions see the prefix, and the rest is causal."""
 
 from jaxtyping import Bool, Float, Int
 
@@ -11,7 +11,7 @@ from attn_np.contract.prefix import Config
 
 
 class PrefixAttention(Layer[Config]):
-    """All positions see the prefix, and what follows it is causal."""
+    """All positions see the prefix, and the rest is causal."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
@@ -37,9 +37,9 @@ class PrefixAttention(Layer[Config]):
         n = self.check(query=query, prefix=prefix, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         query_at, key_at = token_positions(n["t"], n["t"], like=query)
-        early = key_at < prefix[:, None]
-        near = early[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])
-        mask = near[:, None] if mask is None else near[:, None] & mask
+        in_prefix = key_at < prefix[:, None]
+        visible = in_prefix[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])
+        mask = visible[:, None] if mask is None else visible[:, None] & mask
         query, key, value = inputs(tape, "bhts", query, mask=mask)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
@@ -53,7 +53,7 @@ class PrefixAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: the pattern is in what was allowed, and has no gradient."""
+        """The gradients, by the forward in reverse; the pattern is part of the mask and has no gradient."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)

@@ -1,4 +1,4 @@
-"""Query-key normalisation: queries and keys are brought to one length before they are compared."""
+"""Query-key normalisation: queries and keys are normalised to one length before they are compared."""
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -12,7 +12,7 @@ from attn_np.contract.qk_norm import Config
 
 
 def normalised(c: Config, x: Array, weight: Array | None) -> Array:
-    """Each head by itself, or all heads of a word together."""
+    """x normalised: each head by itself, or all heads of a position together."""
     together = c.over == "all"
     width = x.shape[2] * x.shape[3]
     flat = x.reshape(*x.shape[:2], width) if together else x
@@ -82,7 +82,7 @@ class QKNormAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
@@ -104,7 +104,7 @@ class QKNormAttention(Layer[Config]):
 
 
 def normalised_vjp(c: Config, x: Array, weight: Array | None, dy: Array) -> tuple[Array, Array | None]:
-    """The norm's rule, in the same shape; gradients of x and the weight."""
+    """The gradients of x and of the norm weight, in their shapes."""
     together = c.over == "all"
     width = x.shape[2] * x.shape[3]
     flat, dflat = (a.reshape(*a.shape[:2], width) if together else a for a in (x, dy))

@@ -1,4 +1,4 @@
-"""Attention with rotary positions: queries and keys turn by their positions, scores see the difference."""
+"""Attention with rotary positions: queries and keys rotate with their positions, so scores depend on the distance."""
 
 from jaxtyping import Bool, Float, Int
 
@@ -12,7 +12,7 @@ from attn_np.contract.rotary import Config
 
 
 class RotaryAttention(Layer[Config]):
-    """Queries and keys turn by their positions, scores see the difference."""
+    """Queries and keys rotate with their positions, so scores depend on the distance."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
@@ -56,7 +56,7 @@ class RotaryAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string. What turned turns back."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)

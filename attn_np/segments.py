@@ -37,9 +37,9 @@ class SegmentedAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, segments=segments, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        own = append(step, segments=segments)
-        near = segments[:, :, None] == own[:, None, :]
-        mask = near[:, None] if mask is None else near[:, None] & mask
+        key_segments = append(step, segments=segments)
+        same_segment = segments[:, :, None] == key_segments[:, None, :]
+        mask = same_segment[:, None] if mask is None else same_segment[:, None] & mask
         query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
@@ -54,7 +54,7 @@ class SegmentedAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: the pattern is in what was allowed, and has no gradient."""
+        """The gradients, by the forward in reverse; the pattern is part of the mask and has no gradient."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)

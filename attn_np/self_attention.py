@@ -52,7 +52,7 @@ class SelfAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, dtype, w = self.config, dtype_name(dy), {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dcontext = dy = cotangent(tape, dy)

@@ -1,4 +1,4 @@
-"""Relative position representations (Shaw): keys and values are moved by a learned vector for their distance."""
+"""Relative position representations (Shaw): a learned vector for each distance is added to keys and values."""
 
 from math import sqrt
 
@@ -38,7 +38,7 @@ from attn_np.contract.shaw import Config
 
 
 class ShawAttention(Layer[Config]):
-    """Keys and values are moved by a learned vector for their distance."""
+    """A learned vector for each distance is added to keys and values."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
@@ -77,7 +77,7 @@ class ShawAttention(Layer[Config]):
         q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        # Equation 4 of the paper: how far the key stands behind the query, within the limit on either side.
+        # Equation 4 of the paper: key position minus query position, clipped on either side.
         offset = clip(key_at[:, None, :] - query_at[:, :, None], -c.max_distance, c.max_distance)
         row = record(tape, row=broadcast_to(offset + c.max_distance, (n["b"], n["t"], k.shape[1])))
         rel_k = record(tape, rel_k=take(self.w_rel_k, row))
@@ -98,7 +98,7 @@ class ShawAttention(Layer[Config]):
         return output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w, dbias, allowed = self.config, {}, None, tape.get("allowed")
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         q, k, v, rel_k, probs, kept = (tape[name] for name in ("q", "k", "v", "rel_k", "probs", "kept"))
@@ -107,9 +107,9 @@ class ShawAttention(Layer[Config]):
         dcontext = record(tape, dcontext=dcontext)
         dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
         if self.w_rel_v is not None:
-            more, drel_v = einsum_vjp("bhts,btsv->bthv", kept, tape["rel_v"], dcontext)
+            dkept_rel, drel_v = einsum_vjp("bhts,btsv->bthv", kept, tape["rel_v"], dcontext)
             drel_v = record(tape, drel_v=drel_v)
-            dkept, w["w_rel_v"] = total(dkept, more), take_vjp(self.w_rel_v, tape["row"], drel_v)
+            dkept, w["w_rel_v"] = total(dkept, dkept_rel), take_vjp(self.w_rel_v, tape["row"], drel_v)
         dkept = record(tape, dkept=dkept)
         dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
         dscores = softmax_vjp(probs, dprobs)
@@ -118,11 +118,11 @@ class ShawAttention(Layer[Config]):
             dbias = sum_to(dscores, tape["bias"].shape)
         dscores = record(tape, dscores=dscores) * (1 / sqrt(q.shape[-1]) if c.scale is None else c.scale)
         dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
-        more, drel_k = einsum_vjp("bthk,btsk->bhts", q, rel_k, dposition)
+        dq_rel, drel_k = einsum_vjp("bthk,btsk->bhts", q, rel_k, dposition)
         dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent)
         drel_k = record(tape, drel_k=drel_k)
         w["w_rel_k"] = take_vjp(self.w_rel_k, tape["row"], drel_k)
-        dq, dk, dv = record(tape, dq=total(dq, more), dk=dk, dv=dv)
+        dq, dk, dv = record(tape, dq=total(dq, dq_rel), dk=dk, dv=dv)
         dq = zero_unseen("bhts->bthk", allowed, dq)
         dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)

@@ -51,7 +51,7 @@ class SigmoidAttention(Layer[Config]):
             if allowed is None:
                 allowed = arange(n["s"], scores) >= 0
             if c.offset is None:
-                # 1 for every key in sight, in the type of the scores.
+                # 1 for every visible key, in the dtype of the scores.
                 ones = where(allowed, where(allowed, 1.0, scores), 0.0)
                 count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
                 shifted = scores - log(maximum(count, 1.0))[..., None]
@@ -69,14 +69,14 @@ class SigmoidAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
 
         def weigh_vjp(probs: Array, dprobs: Array) -> Array:
-            # A hidden key weighs 0, where the sigmoid's rule gives 0.
+            # A hidden key weighs 0, and there the sigmoid's rule gives 0.
             return record(tape, dshifted=sigmoid_vjp(probs, dprobs))
 
         dq, dk, dv, dbias = attend_vjp(

@@ -1,4 +1,4 @@
-"""Attention sinks: one score more in the softmax, with nothing to look at, so that a head need not look at anything."""
+"""Attention sinks: one more score in the softmax, without key and value, so that a head need not look at anything."""
 
 from jaxtyping import Bool, Float
 
@@ -57,7 +57,7 @@ class SinkAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)

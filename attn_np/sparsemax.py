@@ -1,4 +1,4 @@
-"""Sparsemax attention: the nearest point of the simplex in the softmax's place, so that most weights are 0."""
+"""Sparsemax attention: the nearest point of the simplex instead of the softmax, so that most weights are 0."""
 
 from jaxtyping import Bool, Float
 
@@ -11,7 +11,7 @@ from attn_np.contract.sparsemax import Config
 
 
 class SparsemaxAttention(Layer[Config]):
-    """Several heads attend in parallel; keys that fit little weigh nothing at all."""
+    """Several heads attend in parallel; keys that fit badly weigh exactly 0."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]
@@ -55,7 +55,7 @@ class SparsemaxAttention(Layer[Config]):
         return output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)

@@ -1,4 +1,4 @@
-"""Talking-heads attention: learned maps across the heads, before and behind the softmax."""
+"""Talking-heads attention: learned maps across the heads, before and after the softmax."""
 
 from jaxtyping import Bool, Float
 
@@ -22,7 +22,7 @@ from attn_np.contract.talking_heads import Config
 
 
 class TalkingHeadsAttention(Layer[Config]):
-    """Learned maps across the heads, before and behind the softmax."""
+    """Learned maps across the heads, before and after the softmax."""
 
     w_q: Float[Array, "d g k"]
     w_k: Float[Array, "i g k"]
@@ -82,7 +82,7 @@ class TalkingHeadsAttention(Layer[Config]):
         return output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w, dbias = self.config, {}, None
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         q, k, v, scores, probs, kept = (tape[name] for name in ("q", "k", "v", "scores", "probs", "kept"))

@@ -66,14 +66,14 @@ class TransformerXLAttention(Layer[Config]):
         q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        far, near = k.shape[1], 0 if c.causal else 1 - k.shape[1]
-        distance = clip(query_at[:, :, None] - key_at[:, None, :], near, far - 1)
-        row = record(tape, row=distance - near)
-        table = sinusoids(near, far, n["d"], c.base, dtype_name(q), like=q)
+        low, high = 0 if c.causal else 1 - k.shape[1], k.shape[1]
+        distance = clip(query_at[:, :, None] - key_at[:, None, :], low, high - 1)
+        row = record(tape, row=distance - low)
+        table = sinusoids(low, high, n["d"], c.base, dtype_name(q), like=q)
         rel = record(tape, rel=einsum("xd,dhk->xhk", table, self.w_r))
         q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
         q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
-        # Terms (a) and (c) of the paper, then (b) and (d): of every distance, of which a pair picks its own.
+        # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
         content = einsum("bthk,bshk->bhts", q_content, k)
         distances = record(tape, distance_scores=einsum("bthk,xhk->bhtx", q_position, rel))
         position = gather_last(distances, row)
@@ -88,7 +88,7 @@ class TransformerXLAttention(Layer[Config]):
         return output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """Read the forward upwards: one line here for each line there, with the same string."""
+        """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w, dbias, allowed = self.config, {}, None, tape.get("allowed")
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         q_content, q_position, rel = tape["q_content"], tape["q_position"], tape["rel"]
@@ -113,8 +113,8 @@ class TransformerXLAttention(Layer[Config]):
         w["b_content"] = sum_to(dq_content, q_content.shape[2:])
         w["b_position"] = sum_to(dq_position, q_position.shape[2:])
         drel = record(tape, drel=drel)
-        far, near = k.shape[1], 0 if c.causal else 1 - k.shape[1]
-        table = sinusoids(near, far, c.d_model, c.base, dtype_name(k), like=k)
+        low, high = 0 if c.causal else 1 - k.shape[1], k.shape[1]
+        table = sinusoids(low, high, c.d_model, c.base, dtype_name(k), like=k)
         _, w["w_r"] = einsum_vjp("xd,dhk->xhk", table, self.w_r, drel)
         dq, dk, dv = record(tape, dq=total(dq_content, dq_position), dk=dk, dv=dv)
         dq = zero_unseen("bhts->bthk", allowed, dq)

@@ -17,7 +17,7 @@ def offset_weight(c: Config, weight: Array | None) -> Array | None:
 
 
 def normed(c: Config, x: Array, weight: Array | None) -> Array:
-    """Each head on its own last axis, or all heads of a position as one."""
+    """x normalised: each head over its last axis, or all heads of a position as one."""
     if c.norm is None:
         return x
     shape, weight = x.shape, offset_weight(c, weight)

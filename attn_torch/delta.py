@@ -1,4 +1,4 @@
-"""Delta rule: a key's old value is taken out of the state before the new one is written."""
+"""Delta rule: a key's old value is removed from the state before the new one is written."""
 
 from jaxtyping import Bool, Float
 
@@ -24,17 +24,17 @@ from attn_torch._ops import (
     where,
     zeros,
 )
-from attn_torch.linear import earlier, folded, unfolded
+from attn_torch.linear import causal_mask, from_chunks, to_chunks
 
 
-def units(b: int, t: int, like: Array) -> Array:
-    """Rows of the identity: `b t s`."""
+def identity(b: int, t: int, like: Array) -> Array:
+    """The identity for each batch row: `b t s`."""
     same = arange(t, like)[:, None] == arange(t, like)[None, :]
     return where(same, 1.0 + zeros((b, t, t), like), 0.0)
 
 
 def inverse(pairs: Array, tape: Tape) -> Array:
-    """(I + A)^-1 of what stands below the diagonal, row by row: a row is its unit less A times the rows before it."""
+    """(I + A)^-1 for A below the diagonal, row by row: a row of the identity minus A times the rows before it."""
     b, t, h, _ = pairs.shape
 
     def step(rows, xs):
@@ -42,18 +42,19 @@ def inverse(pairs: Array, tape: Tape) -> Array:
         row = unit[:, None] - einsum("bhs,bhsj->bhj", pair, rows)
         return rows + unit[:, None, :, None] * row[:, :, None], (row,)
 
-    xs = pairs, units(b, t, pairs)
-    _, (found,) = scan(step, zeros((b, h, t, t), pairs), xs, names=("inverse",), tape=tape)
-    return found
+    xs = pairs, identity(b, t, pairs)
+    _, (rows,) = scan(step, zeros((b, h, t, t), pairs), xs, names=("inverse",), tape=tape)
+    return rows
 
 
 def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, tape: Tape) -> tuple[Array, Array]:
-    """States walk from chunk to chunk; within one, what each key writes follows from a triangular system.
+    """The outputs and the last state, which is passed from chunk to chunk.
 
-    Its solution is linear in the state before the chunk: corrected = writing - erasing state.
+    Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
+    corrected = writing - erasing state.
     """
     b, t = q.shape[0], q.shape[1]
-    q, k, v, beta = folded(q, size), folded(k, size), folded(v, size), folded(beta, size)[..., None]
+    q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
     pairs = where(lower[:, None], einsum("bthk,bshk->bths", k * beta, k), 0.0)
@@ -73,13 +74,13 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
     before = record(tape, before=before)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=where(earlier(size, q), scores, 0.0))
+    kept = record(tape, kept=where(causal_mask(size, q), scores, 0.0))
     read = einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, before)
-    return unfolded(read, b, t), end
+    return from_chunks(read, b, t), end
 
 
 def recurrent(q: Array, k: Array, v: Array, beta: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
-    """At every position the key's value is looked up, and a share of the difference to the new one is written."""
+    """The outputs and the last state: a position looks up its key's value and writes a share of the difference."""
 
     def step(state, xs):
         k, v, beta = xs
@@ -92,7 +93,7 @@ def recurrent(q: Array, k: Array, v: Array, beta: Array, start: Array, tape: Tap
 
 
 class DeltaRule(Layer[Config]):
-    """A key's old value is taken out of the state before the new one is written."""
+    """A key's old value is removed from the state before the new one is written."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
@@ -109,7 +110,7 @@ class DeltaRule(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """Where the padding mask is False a position is not there: it changes no state, and its context is 0."""
+        """The outputs `b t d`; positions where the padding mask is False change no state, and their context is 0."""
         n = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))

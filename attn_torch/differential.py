@@ -1,4 +1,4 @@
-"""Differential attention: the difference of two softmax maps, so that what both see cancels."""
+"""Differential attention: the difference of two softmax maps, in which their common noise cancels."""
 
 from jaxtyping import Bool, Float, Int
 
@@ -24,20 +24,20 @@ from attn_torch._ops import (
 from attn_torch._rotary import rotate, rotation
 
 
-def of_pair(x: Array) -> Array:
-    """What is the same for both maps, with an axis for them: broadcastable to `b h t s` -> to `b h r t s`."""
+def for_both_maps(x: Array) -> Array:
+    """An array that both maps share, with an axis for them: broadcastable to `b h t s` -> to `b h r t s`."""
     return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))[:, :, None]
 
 
-def turned(x: Array, cos: Array | None, sin: Array | None, layout: str, *, back: bool = False) -> Array:
-    """Queries or keys, `b t h r k`, by their positions: those of both maps by the same angles."""
+def rotate_maps(x: Array, cos: Array | None, sin: Array | None, layout: str, *, back: bool = False) -> Array:
+    """Queries or keys, `b t h r k`, rotated by their positions, those of both maps by the same angles."""
     if cos is None or sin is None:
         return x
     return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, back=back)
 
 
 class DifferentialAttention(Layer[Config]):
-    """The difference of two softmax maps, so that what both see cancels."""
+    """The difference of two softmax maps, in which their common noise cancels."""
 
     w_q: Float[Array, "d h r k"]
     w_k: Float[Array, "i g r k"]
@@ -75,7 +75,7 @@ class DifferentialAttention(Layer[Config]):
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
         cos, sin = rotation(c, positions, n["t"], like=query, step=step)
-        q, k = record(tape, q_rot=turned(q, cos, sin, c.layout), k_rot=turned(k, cos, sin, c.layout))
+        q, k = record(tape, q_rot=rotate_maps(q, cos, sin, c.layout), k_rot=rotate_maps(k, cos, sin, c.layout))
         k, v = append(step, k=k, v=v)
         k, v = repeat_heads(k, q), repeat_heads(v, q)
         q, k, v = (
@@ -93,8 +93,8 @@ class DifferentialAttention(Layer[Config]):
         allowed = unmasked_by_bias(allowed, bias)
         # Both maps see the same keys: b h t s -> b h 1 t s.
         if bias is not None:
-            scores = record(tape, biased=scores + of_pair(bias))
-        maps = record(tape, maps=softmax(scores, None if allowed is None else of_pair(allowed)))
+            scores = record(tape, biased=scores + for_both_maps(bias))
+        maps = record(tape, maps=softmax(scores, None if allowed is None else for_both_maps(allowed)))
         # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
         raised = record(tape, raised=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
         factor = record(tape, factor=raised[:1] - raised[1:] + c.start())

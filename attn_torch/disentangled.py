@@ -59,7 +59,7 @@ class DisentangledAttention(Layer[Config]):
         allowed = attention_mask(mask, n["t"], n["t"], like=query, causal=c.causal, step=step)
         allowed = record(tape, allowed=allowed)
         query, key, value = inputs(tape, "bhts", query, mask=allowed, step=step)
-        # Widened once for all terms: in 16 bits too their gradients add up before they are rounded.
+        # Upcast once for all terms: in 16 bits, too, their gradients add up before they are rounded.
         w_q, b_q, w_k, b_k, rel = (upcast(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
         q = linear("btd,dhk->bthk", query, w_q, b_q)
         k = linear("bsd,dhk->bshk", key, w_k, b_k)
@@ -70,30 +70,30 @@ class DisentangledAttention(Layer[Config]):
         q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        most, span = c.max_distance, c.span()
-        ahead = query_at[:, :, None] - key_at[:, None, :]
+        limit, span = c.max_distance, c.span()
+        distance = query_at[:, :, None] - key_at[:, None, :]
         if c.buckets is not None:
-            ahead = bucketed(c, like=ahead)[clip(ahead, -most, most) + most]
-        found = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
+            distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
+        terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
         if self.w_rel_norm is not None:
             rel = record(tape, rel=layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps))
         if "c2p" in c.terms:
             # Equation 3: the row of a pair, as its query sees it.
-            row = record(tape, row=clip(ahead + span, 0, 2 * span - 1))
-            own, b_own = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, None)
-            rel_k = record(tape, rel_k=linear("xd,dhk->xhk", rel, own, b_own))
+            row = record(tape, row=clip(distance + span, 0, 2 * span - 1))
+            w_dist, b_dist = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, None)
+            rel_k = record(tape, rel_k=linear("xd,dhk->xhk", rel, w_dist, b_dist))
             distances = record(tape, c2p_distances=einsum("bthk,xhk->bhtx", q, rel_k))
-            found += [record(tape, c2p_scores=gather_last(distances, row))]
+            terms += [record(tape, c2p_scores=gather_last(distances, row))]
         if "p2c" in c.terms:
-            # As its key sees it: the other sign. The key's position comes first.
-            ahead = -ahead if c.p2c_view == "key" else ahead
-            row = record(tape, key_row=clip(ahead + span, 0, 2 * span - 1).swapaxes(1, 2))
-            own, b_own = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, None)
-            rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, own, b_own))
+            # The row of a pair, as its key sees it: the other sign. The key's position comes first.
+            distance = -distance if c.p2c_view == "key" else distance
+            row = record(tape, key_row=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
+            w_dist, b_dist = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, None)
+            rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
             distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
-            found += [record(tape, p2c_scores=gather_last(distances, row).swapaxes(2, 3))]
-        scale = 1 / sqrt(n["k"] * len(found)) if c.scale is None else c.scale
-        scores = record(tape, scores=sum(found[1:], start=found[0]) * scale)
+            terms += [record(tape, p2c_scores=gather_last(distances, row).swapaxes(2, 3))]
+        scale = 1 / sqrt(n["k"] * len(terms)) if c.scale is None else c.scale
+        scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
         if bias is not None:
             scores = record(tape, biased=scores + bias)
         probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))

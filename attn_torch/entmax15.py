@@ -10,7 +10,7 @@ from attn_torch._ops import Array, Tape, dtype_name, entmax15, linear, record
 
 
 class EntmaxAttention(Layer[Config]):
-    """Several heads attend in parallel; what fits little fades to a weight of exactly 0."""
+    """Several heads attend in parallel; keys that fit badly fade to a weight of exactly 0."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]

@@ -1,4 +1,4 @@
-"""Gated attention: what every head found passes a gate that its query opens."""
+"""Gated attention: every head's output is multiplied by a gate that is computed from the layer's input."""
 
 from jaxtyping import Bool, Float
 
@@ -10,7 +10,7 @@ from attn_torch._ops import Array, Tape, dtype_name, linear, record, sigmoid
 
 
 class GatedAttention(Layer[Config]):
-    """What every head found passes a gate that its query opens."""
+    """Every head's output is multiplied by a gate that is computed from the layer's input."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]

@@ -26,7 +26,7 @@ from attn_torch._ops import (
 
 
 def cell(x_gates: Array, h: Array, w_h: Array, b_h: Array | None) -> tuple[Array, Array, Array, Array]:
-    """One step: the gates r, z, n and the new state. What is reset is the recurrent product and its bias."""
+    """One step: the gates r, z, n and the new state. The reset gate acts on the recurrent product and its bias."""
     h_gates = linear("be,fea->bfa", h, w_h, b_h)
     r = sigmoid(x_gates[:, 0] + h_gates[:, 0])
     z = sigmoid(x_gates[:, 1] + h_gates[:, 1])
@@ -35,7 +35,7 @@ def cell(x_gates: Array, h: Array, w_h: Array, b_h: Array | None) -> tuple[Array
 
 
 class GRULayer(Layer[LayerConfig]):
-    """One layer; it takes what its stack passes on, in the precision it computes in."""
+    """One layer of a stack, which passes arrays on in the compute dtype."""
 
     w_x: Float[Array, "f d e"]
     w_h: Float[Array, "f e a"]
@@ -81,17 +81,17 @@ class GatedRecurrentUnit(Layer[Config]):
     ) -> tuple[Array, Array]:
         """The forward without checks and rounding, as layers that hold this one call it.
 
-        Where `real` is False a step is padding: its input counts for nothing and the state stays as it was.
+        Where `real` is False a step is padding: its input is ignored and the state stays as it is.
         """
-        c, last = self.config, []
+        c, ends = self.config, []
         x = x if real is None else where(real[:, :, None], x, 0.0)
         state, keep, real = record(tape, state=state, keep=keep, real=real)
         start = zeros((c.num_layers, x.shape[0], c.hidden_dim), x) if state is None else state
         for i, layer_keep in enumerate(self.layer_keep_masks(keep, x.shape[0], x.shape[1])):
             h, end = self.layers[i](x, start[i], real, scope(tape, f"layers.{i}"))
             x = dropout(h, layer_keep, c.dropout)
-            last.append(end)
-        return x, stack(last)
+            ends.append(end)
+        return x, stack(ends)
 
     def forward(
         self,

@@ -1,4 +1,4 @@
-"""Hard attention: every query looks at one key only; the softmax stays behind for the gradient."""
+"""Hard attention: every query takes one key only; a softmax serves for the gradient."""
 
 from jaxtyping import Bool, Float
 
@@ -11,7 +11,7 @@ from attn_torch._ops import Array, Tape, dtype_name, hardmax, linear, record, so
 
 
 class HardAttention(Layer[Config]):
-    """Several heads attend in parallel, each query of each to the key that fits best."""
+    """Several heads attend in parallel; each query takes the value of its best key."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]

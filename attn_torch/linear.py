@@ -1,4 +1,4 @@
-"""Linear attention: a feature map in the place of the softmax, so that a state of fixed size sums up the keys."""
+"""Linear attention: a feature map instead of the softmax, so that a state of fixed size sums up the keys."""
 
 from jaxtyping import Bool, Float
 
@@ -28,28 +28,28 @@ def features(x: Array) -> Array:
     return where(x > 0, x + 1.0, exp(where(x > 0, 0.0, x)))
 
 
-def folded(x: Array, size: int) -> Array:
-    """Chunks as batch rows, the last one filled up with 0."""
+def to_chunks(x: Array, size: int) -> Array:
+    """Chunks as batch rows, the last one padded with 0."""
     b, t, *rest = x.shape
     n = -(-t // size)
     # b (n c) ... -> (b n) c ...
     return concatenate([x, zeros((b, n * size - t, *rest), x)], 1).reshape(b * n, size, *rest)
 
 
-def unfolded(x: Array, b: int, t: int) -> Array:
-    """The way back: chunks in a row, without what filled up the last one."""
+def from_chunks(x: Array, b: int, t: int) -> Array:
+    """The inverse of `to_chunks`: chunks in a row, without the padding."""
     _, size, *rest = x.shape
     # (b n) c ... -> b (n c) ...
     return x.reshape(b, -(-t // size) * size, *rest)[:, :t]
 
 
-def earlier(t: int, like: Array) -> Array:
-    """Which keys a query sees, itself among them: `t s`."""
+def causal_mask(t: int, like: Array) -> Array:
+    """The causal mask, `t s`: a query sees itself and earlier keys."""
     return arange(t, like)[:, None] >= arange(t, like)[None, :]
 
 
 def running(added: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
-    """The states after each step, from what the steps add, and the last of them."""
+    """The states after each step, from the updates that the steps add, and the last state."""
 
     def step(state, xs):
         state = state + xs[0]
@@ -60,33 +60,33 @@ def running(added: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
 
 
 def parallel(q: Array, k: Array, v: Array, start: Array, tape: Tape) -> Array:
-    """Scores of all pairs times the values, and what stands in the state before: `b t h v`."""
-    near = earlier(q.shape[1], q)
+    """The outputs `b t h v`: scores of all pairs times the values, plus what is read from the state before."""
+    visible = causal_mask(q.shape[1], q)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=where(near, scores, 0.0))
+    kept = record(tape, kept=where(visible, scores, 0.0))
     return einsum("bhts,bshv->bthv", kept, v) + einsum("bthk,bhkv->bthv", q, start)
 
 
 def chunked(q: Array, k: Array, v: Array, start: Array, size: int, tape: Tape) -> tuple[Array, Array]:
-    """States walk from chunk to chunk; within each, all pairs begin from the state before it."""
+    """The outputs and the last state: the state is passed from chunk to chunk; within one all pairs are scored."""
     b, t = q.shape[0], q.shape[1]
-    q, k, v = folded(q, size), folded(k, size), folded(v, size)
+    q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     added = einsum("bshk,bshv->bhkv", k, v)
     added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
     states, end = running(added, start, tape)
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
-    return unfolded(parallel(q, k, v, record(tape, before=before), tape), b, t), end
+    return from_chunks(parallel(q, k, v, record(tape, before=before), tape), b, t), end
 
 
 def recurrent(q: Array, k: Array, v: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
-    """Every position adds its key times its value to the state, and its query reads what is there then."""
+    """The outputs and the last state: every position adds its key times its value, then its query reads the state."""
     added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
     states, end = running(added, start, tape)
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
 class LinearAttention(Layer[Config]):
-    """A feature map in the place of the softmax, so that a state of fixed size sums up the keys."""
+    """A feature map instead of the softmax, so that a state of fixed size sums up the keys."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
@@ -98,7 +98,7 @@ class LinearAttention(Layer[Config]):
     b_o: Float[Array, "d"] | None
 
     def read(self, q: Array, k: Array, v: Array, step: DecodeStep | None, tape: Tape) -> Array:
-        """What the queries read of the values, in the form asked for; where normalised, v has a column of ones."""
+        """What each query reads, computed in the config's form; with `normalize`, v has a column of ones."""
         c = self.config
         fresh = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
         if not c.causal:
@@ -129,7 +129,7 @@ class LinearAttention(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """Where the padding mask is False a position is not there: it changes no state, and its context is 0."""
+        """The outputs `b t d`; positions where the padding mask is False change no state, and their context is 0."""
         self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
@@ -138,7 +138,7 @@ class LinearAttention(Layer[Config]):
         k = linear("btd,dhk->bthk", x, self.w_k, self.b_k)
         v = linear("btd,dhv->bthv", x, self.w_v, self.b_v)
         q, k, v = record(tape, q=q, k=k, v=v)
-        # A feature of 0 is 1, so that what is not there is selected away behind the feature map.
+        # The feature of 0 is 1, so padding is set to 0 after the feature map.
         q_features, k_features = zero_unseen("bt->bthk", real, features(q)), zero_unseen("bt->bthk", real, features(k))
         q_features, k_features = record(tape, q_features=q_features, k_features=k_features)
         if c.normalize:

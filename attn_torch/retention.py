@@ -1,4 +1,4 @@
-"""Retention: attention without a softmax, whose weights fade with the distance at each head's own rate."""
+"""Retention: attention without a softmax, whose weights decay with the distance at each head's own rate."""
 
 from math import sqrt
 from typing import NamedTuple
@@ -30,80 +30,81 @@ from attn_torch._ops import (
     zeros,
 )
 from attn_torch._rotary import rotate, rotation
-from attn_torch.linear import earlier, folded, unfolded
+from attn_torch.linear import causal_mask, from_chunks, to_chunks
 
 
-class Fading(NamedTuple):
-    """How much is left of a key over some positions, by heads.
+class Decay(NamedTuple):
+    """Decay factors over the positions of a sequence or a chunk, by head.
 
     Attributes:
         pairs: `b h t s`, from a key to a query; 0 for later keys.
-        since: `b t h`, from before the first position to a query.
-        until: `b t h`, from a key to the last position.
+        from_start: `b t h`, from before the first position to a query.
+        to_end: `b t h`, from a key to the last position.
         whole: `b h`, over all of them.
     """
 
     pairs: Array
-    since: Array
-    until: Array
+    from_start: Array
+    to_end: Array
     whole: Array
 
 
-def fading(real: Array, logs: Array) -> Fading:
-    """By the number of real positions in between: the others take no time."""
+def decay_factors(real: Array, logs: Array) -> Decay:
+    """Decay factors by the number of real positions in between: padding decays nothing."""
     b, t = real.shape
     one = where(real, 1.0 + zeros((b, t), logs), 0.0)
     count = cumsum(concatenate([zeros((b, 1), logs), one], 1), 1)
     at, last = count[:, 1:], count[:, -1:]
-    near = earlier(t, real)
-    apart = where(near, at[:, :, None] - at[:, None, :], 0.0)
-    pairs = where(near, exp(apart[:, None] * logs[:, None, None]), 0.0)
-    since, until = exp(at[:, :, None] * logs), exp((last - at)[:, :, None] * logs)
-    return Fading(pairs, since, until, exp(last * logs))
+    visible = causal_mask(t, real)
+    distance = where(visible, at[:, :, None] - at[:, None, :], 0.0)
+    pairs = where(visible, exp(distance[:, None] * logs[:, None, None]), 0.0)
+    from_start, to_end = exp(at[:, :, None] * logs), exp((last - at)[:, :, None] * logs)
+    return Decay(pairs, from_start, to_end, exp(last * logs))
 
 
-def running(added: Array, left: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
-    """The states after each step, from what is left of the one before and what the step adds; and the last of them."""
+def running(added: Array, factors: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+    """The states after each step, each the decayed one before plus an update, and the last state."""
 
     def step(state, xs):
-        added, left = xs
-        state = left[:, :, None, None] * state + added
+        added, factors = xs
+        state = factors[:, :, None, None] * state + added
         return state, (state,)
 
-    end, (states,) = scan(step, start, (added, left), names=("states",), tape=tape)
+    end, (states,) = scan(step, start, (added, factors), names=("states",), tape=tape)
     return states, end
 
 
-def parallel(q: Array, k: Array, v: Array, start: Array, fade: Fading, tape: Tape) -> Array:
-    """Faded scores of all pairs times the values, and what is left of the state before: `b t h v`."""
+def parallel(q: Array, k: Array, v: Array, start: Array, decay: Decay, tape: Tape) -> Array:
+    """The outputs `b t h v`: decayed scores of all pairs times the values, plus what is read from the state before."""
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=scores * record(tape, decay=fade.pairs))
-    rest = einsum("bthk,bhkv->bthv", q, start) * fade.since[..., None]
-    return einsum("bhts,bshv->bthv", kept, v) + rest
+    kept = record(tape, kept=scores * record(tape, decay=decay.pairs))
+    from_state = einsum("bthk,bhkv->bthv", q, start) * decay.from_start[..., None]
+    return einsum("bhts,bshv->bthv", kept, v) + from_state
 
 
 def chunked(
     q: Array, k: Array, v: Array, start: Array, real: Array, logs: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:
-    """States walk from chunk to chunk; within each, all pairs begin from the state before it."""
+    """The outputs and the last state: the state is passed from chunk to chunk; within one all pairs are scored."""
     b, t = q.shape[0], q.shape[1]
-    q, k, v, fade = folded(q, size), folded(k, size), folded(v, size), fading(folded(real, size), logs)
-    added = einsum("bshk,bshv->bhkv", k * fade.until[..., None], v)
+    q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
+    decay = decay_factors(to_chunks(real, size), logs)
+    added = einsum("bshk,bshv->bhkv", k * decay.to_end[..., None], v)
     added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
-    states, end = running(added, fade.whole.reshape(*added.shape[:3]), start, tape)
+    states, end = running(added, decay.whole.reshape(*added.shape[:3]), start, tape)
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
-    return unfolded(parallel(q, k, v, record(tape, before=before), fade, tape), b, t), end
+    return from_chunks(parallel(q, k, v, record(tape, before=before), decay, tape), b, t), end
 
 
 def recurrent(q: Array, k: Array, v: Array, start: Array, real: Array, logs: Array, tape: Tape) -> tuple[Array, Array]:
-    """At every position the state fades, gets the key times its value, and the query reads what is there then."""
+    """The outputs and the last state: a position decays the state, adds its key times its value, and reads it."""
     added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
     states, end = running(added, exp(where(real[..., None], logs, 0.0)), start, tape)
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
 class Retention(Layer[Config]):
-    """Attention without a softmax, whose weights fade with the distance at each head's own rate."""
+    """Attention without a softmax, whose weights decay with the distance at each head's own rate."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
@@ -117,14 +118,14 @@ class Retention(Layer[Config]):
     b_o: Float[Array, "d"] | None
 
     def read(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
-        """What the queries read of the values, in the form asked for."""
+        """What each query reads, computed in the config's form."""
         c = self.config
         logs = constants(c.decays(), q)
         start = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
         if c.form == "parallel":
-            fade = fading(real, logs)
-            read = parallel(q, k, v, start, fade, tape)
-            end = fade.whole[..., None, None] * start + einsum("bshk,bshv->bhkv", k * fade.until[..., None], v)
+            decay = decay_factors(real, logs)
+            read = parallel(q, k, v, start, decay, tape)
+            end = decay.whole[..., None, None] * start + einsum("bshk,bshv->bhkv", k * decay.to_end[..., None], v)
         elif c.form == "chunked":
             read, end = chunked(q, k, v, start, real, logs, c.chunk_size, tape)
         else:
@@ -140,9 +141,9 @@ class Retention(Layer[Config]):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> Array:
-        """Where the padding mask is False a position is not there: no state fades, and its context is 0.
+        """The outputs `b t d`; where the padding mask is False no state decays, and the context is 0.
 
-        In a step `valid` says so of new positions.
+        In a step `valid` marks the real positions.
         """
         n = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
@@ -152,11 +153,11 @@ class Retention(Layer[Config]):
         k = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_k, self.b_k))
         v = zero_unseen("bt->bthv", real, linear("btd,dhv->bthv", x, self.w_v, self.b_v))
         q, k, v = record(tape, q=q, k=k, v=v)
-        there = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
+        is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
         if c.rope_base is not None:
-            cos, sin = rotation(c, None, n["t"], like=x, step=step, real=there if step is None else None)
+            cos, sin = rotation(c, None, n["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
-        context = record(tape, context=self.read(q * (1 / sqrt(n["k"])), k, v, there, step, tape))
+        context = record(tape, context=self.read(q * (1 / sqrt(n["k"])), k, v, is_real, step, tape))
         norm = layer_norm(context, None, None, c.eps) if c.norm == "layer" else rms_norm(context, None, c.eps)
         g = linear("btd,dhv->bthv", x, self.w_g, self.b_g)
         normed, g = record(tape, normed=norm, g=g)

@@ -36,9 +36,9 @@ class SegmentedAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, segments=segments, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        own = append(step, segments=segments)
-        near = segments[:, :, None] == own[:, None, :]
-        mask = near[:, None] if mask is None else near[:, None] & mask
+        key_segments = append(step, segments=segments)
+        same_segment = segments[:, :, None] == key_segments[:, None, :]
+        mask = same_segment[:, None] if mask is None else same_segment[:, None] & mask
         query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)

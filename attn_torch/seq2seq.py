@@ -37,14 +37,14 @@ from attn_torch.gru import GatedRecurrentUnit, cell
 def attend_once(
     q: Array, k: Array, v: Array, w_score: Array, allowed: Array | None, keep: Array | None, rate: float
 ) -> tuple[Array, Array]:
-    """Additive attention of one projected query to keys that were projected before: the context and the weights."""
+    """The context and the weights of additive attention, from one projected query to projected keys."""
     scores = einsum("bse,e->bs", tanh(q[:, None, :] + k), w_score)
     probs = softmax(scores, allowed)
     return einsum("bs,bsv->bv", dropout(probs, keep, rate), v), probs
 
 
 class AttentionDecoder(Layer[DecoderConfig]):
-    """Before each step a look back at the memory, with the last layer's state as the query."""
+    """A decoder that looks at the memory before each step, with the last layer's state as the query."""
 
     attention: AdditiveAttention
     gru: GatedRecurrentUnit
@@ -77,14 +77,14 @@ class AttentionDecoder(Layer[DecoderConfig]):
         def step(state, xs):
             allowed, keep = xs[2 * count :]
             context, probs = attend_once(einsum("bd,de->be", state[-1], w["q"]), k, v, w["score"], allowed, keep, rate)
-            x, after, taped = context, [], [context, probs]
+            x, new_state, outputs = context, [], [context, probs]
             for i in range(count):
                 x_gates = xs[i] + einsum("bd,fde->bfe", x, w["x"][i])
                 r, z, n, h = cell(x_gates, state[i], w["h"][i], w["b_h"][i])
                 x = dropout(h, xs[count + i], rate)
-                after.append(h)
-                taped += [r, z, n, h]
-            return tuple(after), tuple(taped)
+                new_state.append(h)
+                outputs += [r, z, n, h]
+            return tuple(new_state), tuple(outputs)
 
         return step
 
@@ -108,14 +108,14 @@ class AttentionDecoder(Layer[DecoderConfig]):
         k = record(tape, k=einsum("bsi,ie->bse", memory, self.attention.w_k))
         w, layers = self.weights(), [scope(tape, f"gru.layers.{i}") for i in range(count)]
         x_gates = [record(layers[i], x_gates=value) for i, value in enumerate(self.precomputed_gates(x, w))]
-        last, (context, probs, *found) = scan(
+        last, (context, probs, *gates_and_states) = scan(
             self.make_step(k, memory, w),
             tuple(state[i] for i in range(count)),
             (*x_gates, *self.gru.layer_keep_masks(gru_keep, b, t), allowed, keep),
             names=("context", "probs", *(f"gru.layers.{i}.{name}" for i in range(count) for name in "rznh")),
             tape=tape,
         )
-        return linear("bte,eo->bto", found[-1], self.w_o, self.b_o), stack(last), probs
+        return linear("bte,eo->bto", gates_and_states[-1], self.w_o, self.b_o), stack(last), probs
 
     def forward(
         self,
@@ -136,8 +136,8 @@ class AttentionDecoder(Layer[DecoderConfig]):
         gru_keep = self.draw_keep(gru_keep, (n["w"], n["b"], n["t"], n["e"]), like=target)
         y, last, probs = self.run(upcast(target), upcast(memory), upcast(state), mask, keep, gru_keep, tape)
         y, last = record(tape, y=y, last=last)
-        found = to_dtype(y, dtype), to_dtype(last, dtype), to_dtype(probs, dtype)
-        return found if return_weights else found[:2]
+        outputs = to_dtype(y, dtype), to_dtype(last, dtype), to_dtype(probs, dtype)
+        return outputs if return_weights else outputs[:2]
 
 
 class Seq2Seq(Layer[Config]):
@@ -148,21 +148,21 @@ class Seq2Seq(Layer[Config]):
     decoder: AttentionDecoder
 
     def embed(self, source: Array, target: Array) -> tuple[Array, Array, Any]:
-        """Vectors as they are, tokens as their rows of the table; and the table, widened once for both."""
+        """Source and target as vectors, tokens by their rows of the table; and the table, upcast once for both."""
         table = upcast(self.embedding)
         if table is None:
             return upcast(source), upcast(target), table
         return take(table, source), take(table, target), table
 
     def encode(self, source: Array, mask: Array | None, keep: Array | None, tape: Tape) -> tuple[Array, Array]:
-        """The memory and the encoder's last state. A position that no target sees is padding: it is passed over."""
+        """The memory and the encoder's last state. A position that no target sees is padding and is skipped."""
         real = None if mask is None else broadcast_to(any_visible("bts->bs", mask), source.shape[:2])
         return self.encoder.run(source, None, keep, real, tape)
 
     def begin(
         self, source: Array, mask: Array | None, state: Array | None
     ) -> tuple[Callable[..., Any], tuple[Array, ...]]:
-        """One step without dropout, from input and state to output and state, and the state to begin with."""
+        """A function of one step without dropout, (input, state) to (output, state), and the initial state."""
         memory, last = self.encode(source, mask, None, None)
         start, decoder = last if state is None else upcast(state), self.decoder
         b, s, _ = memory.shape
@@ -174,8 +174,8 @@ class Seq2Seq(Layer[Config]):
 
         def feed(x, state):
             x_gates = [gates[:, 0] for gates in decoder.precomputed_gates(x[:, None], w)]
-            state, found = step(state, (*x_gates, *decoder.gru.layer_keep_masks(None, b, 1), allowed, None))
-            return linear("be,eo->bo", found[-1], w_o, b_o), state
+            state, outputs = step(state, (*x_gates, *decoder.gru.layer_keep_masks(None, b, 1), allowed, None))
+            return linear("be,eo->bo", outputs[-1], w_o, b_o), state
 
         return feed, tuple(start[i] for i in range(self.config.num_layers))
 
@@ -188,7 +188,7 @@ class Seq2Seq(Layer[Config]):
         state: Float[Array, "l b e"] | None = None,
         mask: Bool[Array, "..."] | None = None,
     ) -> tuple[Array, Array]:
-        """Run freely from one first target: every output is the next input. Outputs and last state; no dropout."""
+        """Outputs and last state of a free run from one first target: every output is the next input; no dropout."""
         n = self.check(source=source, target=target, state=state, mask=mask)
         self.config.check_generation(n["t"], steps, words=False)
         x, dtype = upcast(target), dtype_name(target)
@@ -211,10 +211,10 @@ class Seq2Seq(Layer[Config]):
         state: Float[Array, "l b e"] | None = None,
         mask: Bool[Array, "..."] | None = None,
     ) -> tuple[Array, Array]:
-        """Decode from one first token, at each step the likeliest next one, without dropout.
+        """Decode greedily from one first token, without dropout.
 
         Returns:
-            Tokens `b steps`, from the stop token on nothing but the stop token, and how many come before it.
+            Tokens `b steps`, after the first stop token only stop tokens, and how many come before it.
         """
         n = self.check(source=source, target=target, state=state, mask=mask)
         self.config.check_generation(n["t"], steps, words=True)
@@ -228,9 +228,9 @@ class Seq2Seq(Layer[Config]):
             done = done | (token == stop)
             return (take(table, token), done, state), (token, done)
 
-        running = zeros((n["b"],), x) != 0
+        done = zeros((n["b"],), x) != 0
         clock = zeros((n["b"], steps), x)
-        _, (tokens, done) = scan(step, (x[:, 0], running, start), (clock,), names=("tokens", "done"))
+        _, (tokens, done) = scan(step, (x[:, 0], done, start), (clock,), names=("tokens", "done"))
         ends = concatenate([done, zeros((n["b"], 1), x) == 0], 1)
         return tokens, argmax(where(ends, 1, 0), axis=1)
 
@@ -247,9 +247,9 @@ class Seq2Seq(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
     ) -> Output:
-        """Outputs for given targets, and the state to go on from; with the weights `b t s` as a third.
+        """The outputs for the targets and the state to continue from; with the weights `b t s` as a third.
 
-        A `state` that an earlier call returned takes the place of the encoder's last one: a target may be given in
+        A `state` that an earlier call returned replaces the encoder's last one, so a target may be passed in
         pieces. A source position that no target sees by the mask is padding. The state comes back in the layer's
         dtype, so that with a 16-bit type a target in pieces equals the whole up to the rounding of the state.
         """
@@ -271,5 +271,5 @@ class Seq2Seq(Layer[Config]):
         decoder = scope(tape, "decoder")
         y, last, probs = self.decoder.run(target, memory, start, mask, keep, decoder_keep, decoder)
         y, last = record(tape, y=y, last=last)
-        found = to_dtype(y, dtype), to_dtype(last, dtype), to_dtype(probs, dtype)
-        return found if return_weights else found[:2]
+        outputs = to_dtype(y, dtype), to_dtype(last, dtype), to_dtype(probs, dtype)
+        return outputs if return_weights else outputs[:2]

@@ -1,4 +1,4 @@
-"""Relative position representations (Shaw): keys and values are moved by a learned vector for their distance."""
+"""Relative position representations (Shaw): a learned vector for each distance is added to keys and values."""
 
 from math import sqrt
 
@@ -25,7 +25,7 @@ from attn_torch._ops import (
 
 
 class ShawAttention(Layer[Config]):
-    """Keys and values are moved by a learned vector for their distance."""
+    """A learned vector for each distance is added to keys and values."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
@@ -64,7 +64,7 @@ class ShawAttention(Layer[Config]):
         q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        # Equation 4 of the paper: how far the key stands behind the query, within the limit on either side.
+        # Equation 4 of the paper: key position minus query position, clipped on either side.
         offset = clip(key_at[:, None, :] - query_at[:, :, None], -c.max_distance, c.max_distance)
         row = record(tape, row=broadcast_to(offset + c.max_distance, (n["b"], n["t"], k.shape[1])))
         rel_k = record(tape, rel_k=take(self.w_rel_k, row))

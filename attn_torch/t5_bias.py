@@ -43,7 +43,7 @@ class T5Attention(Layer[Config]):
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         bias = record(tape, given_bias=upcast(bias))
-        # b s t, so that the rows come out as b s t h, one exchange of axes away from b h t s.
+        # b s t, so that the rows are b s t h and one swap of axes gives b h t s.
         offset = clip(key_at[:, :, None] - query_at[:, None, :], -c.max_distance, c.max_distance)
         bucket = record(tape, bucket=constants(c.buckets(), offset)[offset + c.max_distance])
         position_bias = record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))

@@ -5,7 +5,6 @@ gives a (transform, variant) that is left out its reason. `make sync` writes bot
 """
 
 from collections.abc import Collection
-from importlib import import_module
 from typing import Any
 
 import pytest

@@ -332,7 +332,7 @@ def test_a_function_may_take_the_softmaxs_place(tree: Tree, call: str) -> None:
 
 
 def test_a_function_sees_what_is_hidden(tree: Tree) -> None:
-    """It gets the capped and biased scores and who may be seen, a bias of -inf included."""
+    """It gets the capped and biased scores and the mask, a bias of -inf included."""
     core, inputs, seen = import_module(f"{tree.package.__name__}._ops"), given(H, "mask bias"), []
     inputs["bias"][1, 0, 0, 2] = -np.inf
 
@@ -420,14 +420,14 @@ def test_sinks_and_weights_of_keys_that_add_up_to_one_are_refused() -> None:
 @pytest.mark.parametrize("what", ["sinks", "queries"])
 def test_a_function_beside_the_softmaxs_options_is_refused(what: str) -> None:
     options = {"normalize_over": "queries"} if what == "queries" else {}
-    words = "weigh without sinks and with normalize_over='keys', which are the softmax's, got "
+    words = "weigh without sinks and with normalize_over='keys', which belong to the softmax, got "
     assert words in refusal(given(2, "sinks" if what == "sinks" else ""), weigh=lambda s, a: s, **options)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"weigh": 3}, "weigh to be a function of the scores and of who may be seen, or None, got 3; set weigh="),
+        ({"weigh": 3}, "weigh to be a function of the scores and the mask, or None, got 3; set weigh="),
         ({"normalize_over": ["keys"]}, "normalize_over to be one of keys, queries, got ['keys']"),
         ({"window": [1, 0]}, "window to be a tuple (left, right) of ints from 0, got [1, 0]"),
         ({"scale": np.float32(2)}, "scale to be a finite int or float, got np.float32(2.0); set scale="),

@@ -148,13 +148,13 @@ RESCALE = "when a larger score turns up, scale what was summed before by exp(old
 AGAIN = "in the backward compute a block's weights from the largest score and the sum over all keys"
 
 MUTANTS = (
-    plain("running sum not rescaled", RESCALE, "total = total * rest + ", "total = total + "),
-    plain("running values not rescaled", RESCALE, "sums = sums * rest[..., None] + ", "sums = sums + "),
+    plain("running sum not rescaled", RESCALE, "total = total * rescale + ", "total = total + "),
+    plain("running values not rescaled", RESCALE, "sums = sums * rescale[..., None] + ", "sums = sums + "),
     plain(
         "each block by its own largest score",
         "subtract the largest score so far, not that of the block alone",
-        "higher = maximum(top, amax(scores, 1))",
-        "higher = amax(scores, 1)",
+        "new_top = maximum(top, amax(scores, 1))",
+        "new_top = amax(scores, 1)",
     ),
     causal(
         "padding of the last block not hidden",
@@ -176,6 +176,10 @@ MUTANTS = (
         trees=NUMPY,
     ),
     plain(
-        "gradient of the queries from the last block alone", AGAIN, "return dq + more, ", "return more, ", trees=NUMPY
+        "gradient of the queries from the last block alone",
+        AGAIN,
+        "return dq + dq_block, ",
+        "return dq_block, ",
+        trees=NUMPY,
     ),
 )

@@ -118,7 +118,7 @@ def test_fields_that_cannot_be(tree: Tree) -> None:
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
 both, causal = at("chunked.py", "chunked", "both"), at("chunked.py", "chunked", "causal")
-NEAR = "near = (query_at // c.chunk_size)[:, :, None] == (key_at // c.chunk_size)[:, None, :]"
+NEAR = "same_chunk = (query_at // c.chunk_size)[:, :, None] == (key_at // c.chunk_size)[:, None, :]"
 BORDERS = "count chunks from the first position of the sequence: floor(p / chunk_size) for queries and keys alike"
 
 MUTANTS = (
@@ -126,7 +126,7 @@ MUTANTS = (
         "a window as wide as a chunk instead of chunks",
         "compare the numbers of the chunks, not the distance of query and key",
         NEAR,
-        "near = abs(query_at[:, :, None] - key_at[:, None, :]) < c.chunk_size",
+        "same_chunk = abs(query_at[:, :, None] - key_at[:, None, :]) < c.chunk_size",
     ),
     causal(
         "chunks before the own one seen, too",
@@ -144,7 +144,7 @@ MUTANTS = (
     causal(
         "pattern of the chunks forgotten where a mask is given",
         "apply the given mask and the chunks together",
-        "near[:, None] & mask",
+        "same_chunk[:, None] & mask",
         "mask",
     ),
     causal(

@@ -385,7 +385,7 @@ BAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "width": (lambda layer, x: layer.step(x[..., 1:], layer.init_cache(2, 1)), "query of shape (b, t, d=WIDTH), got"),
     "old keys": (
         lambda layer, x: layer.step(x[:, :1], layer.init_cache(2, 3), key=x, value=x),
-        "keys of the new positions, s=t=1, got s=2; the cache has those before",
+        "keys of the new positions, s=t=1, got s=2; the cache holds the earlier ones",
     ),
     "no cache": (lambda layer, x: layer.step(x, None), "a cache of TREE, got NoneType; call the layer's init_cache"),
     "arrays": (lambda layer, x: layer.step(x, {"k": x}), "a cache of TREE, got dict; call the layer's init_cache"),
@@ -399,7 +399,7 @@ BAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "mask": (
         lambda layer, x: layer.step(x, layer.init_cache(2, 3), mask=x[:, None, :1, :1] > 0),
-        "step without mask, got one; give padding of new positions as valid=",
+        "step without mask, got one; mark padding by valid=",
     ),
     "bias": (
         lambda layer, x: layer.step(x, layer.init_cache(2, 3), bias=x[:, None, :1, :1]),
@@ -411,7 +411,7 @@ BAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "weights": (
         lambda layer, x: layer.step(x, layer.init_cache(2, 3), return_weights=True),
-        "step without return_weights, got it; give tape={} and read the weights from it",
+        "step without return_weights, got it; pass tape={} and read the weights from it",
     ),
 }
 

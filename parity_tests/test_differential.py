@@ -218,7 +218,10 @@ REFUSED = {
         {"d_model": 6},
         "d_model divisible by num_heads and by 2, got d_model=6, num_heads=2; change one of them or set head_dim=",
     ),
-    "start": ({"lambda_init": 1.0}, "lambda_init in [0, 1), got 1.0; it is what the second map starts from"),
+    "start": (
+        {"lambda_init": 1.0},
+        "lambda_init in [0, 1), got 1.0; it is the constant part of the second map's factor",
+    ),
     "groups": (
         {"num_kv_heads": 3},
         "num_heads divisible by num_kv_heads, got num_heads=2, num_kv_heads=3; "
@@ -226,11 +229,11 @@ REFUSED = {
     ),
     "positions of nothing": (
         {"max_positions": 8},
-        "no max_positions without rope_base, got 8; nothing turns: leave it out",
+        "no max_positions without rope_base, got 8; nothing is rotated: leave it out",
     ),
     "positions of two sequences": (
         {"rope_base": 10.0, "key_dim": 3},
-        "no key_dim with rope_base, got 3; positions turn one sequence: leave it out",
+        "no key_dim with rope_base, got 3; rotary positions are for self-attention: leave it out",
     ),
     "depth": ({"depth": 0}, "depth to be an integer of at least 1, got 0; set depth="),
 }

@@ -137,29 +137,29 @@ both, causal = at("dilated.py", "dilated", "both"), at("dilated.py", "dilated", 
 COUNT = "count the reach in steps of the dilation: left * dilation positions to the left"
 
 MUTANTS = (
-    causal("reach of a dilated window counted in positions", COUNT, "ahead >= -left * c.dilation", "ahead >= -left"),
+    causal("reach of a dilated window counted in positions", COUNT, "offset >= -left * c.dilation", "offset >= -left"),
     both(
         "one step more to the right than asked for",
         "see no key beyond right * dilation positions",
-        "ahead <= right * c.dilation",
-        "ahead < (right + 1) * c.dilation + 1",
+        "offset <= right * c.dilation",
+        "offset < (right + 1) * c.dilation + 1",
     ),
     both(
         "dilated keys counted from the first position",
         "take whole dilations from the query's own position: (s - t) mod dilation is 0",
-        "near = ahead % c.dilation == 0",
-        "near = (key_at[:, None, :] + 0 * ahead) % c.dilation == 0",
+        "in_window = offset % c.dilation == 0",
+        "in_window = (key_at[:, None, :] + 0 * offset) % c.dilation == 0",
     ),
     both(
         "gaps of the window forgotten",
         "a dilated window hides the positions between its steps",
-        "near = ahead % c.dilation == 0",
-        "near = ahead == ahead",
+        "in_window = offset % c.dilation == 0",
+        "in_window = offset == offset",
     ),
     causal(
         "pattern of the dilation forgotten where a mask is given",
         "apply the given mask and the pattern together",
-        "near[:, None] & mask",
+        "in_window[:, None] & mask",
         "mask",
     ),
     both(

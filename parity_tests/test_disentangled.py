@@ -250,14 +250,14 @@ MUTANTS = (
     both(
         "position to content by the query's view of the distance",
         "pick position to content by delta(j, i): the distance as the key sees it",
-        '-ahead if c.p2c_view == "key" else ahead',
-        "ahead",
+        '-distance if c.p2c_view == "key" else distance',
+        "distance",
     ),
     p2c(
         "bucket looked up by the distance itself",
         "the buckets begin with that of -max_distance: add max_distance to a distance to find its own",
-        "clip(ahead, -most, most) + most]",
-        "clip(ahead, -most, most)]",
+        "clip(distance, -limit, limit) + limit]",
+        "clip(distance, -limit, limit)]",
     ),
     both(
         "embeddings of distances projected without the biases of the contents",
@@ -275,14 +275,14 @@ MUTANTS = (
     both(
         "scale of the content term alone",
         "divide by sqrt(3 head_dim) where three terms are added",
-        '1 / sqrt(n["k"] * len(found)) if',
+        '1 / sqrt(n["k"] * len(terms)) if',
         '1 / sqrt(n["k"]) if',
     ),
     both(
         "last distance given a row that is not its own",
         "distances of max_distance and beyond share the last row, 2 max_distance - 1",
-        "row=clip(ahead + span, 0, 2 * span - 1))",
-        "row=clip(ahead + span, 0, 2 * span - 2))",
+        "row=clip(distance + span, 0, 2 * span - 1))",
+        "row=clip(distance + span, 0, 2 * span - 2))",
     ),
     p2c(
         "position to content not turned back",
@@ -293,8 +293,8 @@ MUTANTS = (
     c2p(
         "distance of the pair read as key minus query",
         "delta(i, j) is query minus key plus max_distance",
-        "record(tape, row=clip(ahead + span",
-        "record(tape, row=clip(span - ahead",
+        "record(tape, row=clip(distance + span",
+        "record(tape, row=clip(span - distance",
     ),
     both(
         "gradient of the distances from one term",

@@ -140,7 +140,7 @@ def test_large_inputs_have_finite_gradients(tree: Tree) -> None:
 
 
 REFUSED = {
-    "eps": ({"eps": -1.0}, "eps of at least 0, got -1.0; a sum of weights gets it"),
+    "eps": ({"eps": -1.0}, "eps of at least 0, got -1.0; it is added to a sum of weights"),
 }
 
 
@@ -191,7 +191,7 @@ MUTANTS = (
     planted(
         "chunk not causal within itself",
         "hide later keys of a query's own chunk too",
-        "kept=where(near, scores, 0.0)",
+        "kept=where(visible, scores, 0.0)",
         "kept=scores",
         "chunked",
     ),

@@ -401,8 +401,8 @@ MUTANTS = (
     predicted(
         "padding counted as words of the source",
         "S is the length of the sentence: count the keys that may be seen",
-        "near.sum(2)",
-        "near.sum(2) * 0 + shape[2]",
+        "visible.sum(2)",
+        "visible.sum(2) * 0 + shape[2]",
     ),
     predicted(
         "Gaussian with a sigma of the whole half window",

@@ -217,7 +217,7 @@ def test_parameters_of_the_queries() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "odd": ({"rope_dim": 3}, "an even number of turned numbers, got 3"),
+    "odd": ({"rope_dim": 3}, "an even number of rotated dimensions, got 3"),
     "rank": ({"kv_rank": 0}, "kv_rank to be an integer of at least 1, got 0"),
     "form": ({"absorbed": "yes"}, "absorbed to be True or False, got 'yes'"),
     "eps": ({"norm_eps": 0.0}, "norm_eps to be a finite int or float above 0.0, got 0.0"),

@@ -3,6 +3,7 @@
 import sys
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,14 +17,16 @@ X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 8)), jnp.float32)
 
 @pytest.fixture(params=["mha", "decoder", "gqa"])
 def layer(request: pytest.FixtureRequest) -> Any:
-    return attn_jax.build(request.param, seed=0, d_model=8, num_heads=2, head_dim=4, dropout=0.5)
+    heads = {"num_kv_heads": 1} if request.param == "gqa" else {}
+    build: Any = attn_jax.build
+    return build(request.param, seed=0, d_model=8, num_heads=2, head_dim=4, dropout=0.5, **heads)
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_tabulate_says_shapes_and_leaves_the_layer_whole(layer: Any, training: bool) -> None:
     if training:
         layer.train()
-    assert "2,5,8" in nnx.tabulate(layer, X)
+    assert "2,5,8" in nnx.tabulate(layer, X, console_kwargs={"width": 200})
     assert layer(X).shape == X.shape
 
 
@@ -45,7 +48,7 @@ def test_layers_made_by_vmap_run_in_a_scan() -> None:
     def run(x: Any, layer: Any) -> Any:
         return layer(x)
 
-    layers = make(jnp.arange(3))
+    layers = make(jax.random.split(jax.random.key(0), 3))
     want = X
     for n in range(3):
         graph, state = nnx.split(layers)

@@ -124,38 +124,38 @@ def test_a_prefix_is_one_integer_for_each_sequence(tree: Tree) -> None:
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
 split, wide = at("prefix.py", "prefix", "split"), at("prefix.py", "prefix", "wide")
-NEAR = "near = early[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])"
+NEAR = "visible = in_prefix[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])"
 BORDER = "the prefix has as many positions as its number says: those below it, counted from 0"
 
 MUTANTS = (
     split(
         "prefix one position too long",
         BORDER,
-        "early = key_at < prefix[:, None]",
-        "early = key_at <= prefix[:, None]",
+        "in_prefix = key_at < prefix[:, None]",
+        "in_prefix = key_at <= prefix[:, None]",
     ),
     split(
         "prefix seen by what follows it alone",
         "let the prefix see itself in both directions, or it stays causal",
         NEAR,
-        "near = key_at[:, None, :] <= query_at[:, :, None] + 0 * prefix[:, None, None]",
+        "visible = key_at[:, None, :] <= query_at[:, :, None] + 0 * prefix[:, None, None]",
     ),
     wide(
         "prefix that sees everything",
         "hide what follows the prefix from it: only keys are in the prefix or not",
         NEAR,
-        "near = early[:, :, None] | early[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])",
+        "visible = in_prefix[:, :, None] | in_prefix[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])",
     ),
     split(
         "prefix of the first sequence used for all",
         "give each sequence of a batch the length of its own prefix",
-        "early = key_at < prefix[:, None]",
-        "early = key_at < prefix[:1, None]",
+        "in_prefix = key_at < prefix[:, None]",
+        "in_prefix = key_at < prefix[:1, None]",
     ),
     split(
         "prefix forgotten where a mask is given",
         "apply the given mask and the prefix together",
-        "near[:, None] & mask",
+        "visible[:, None] & mask",
         "mask",
     ),
     wide(

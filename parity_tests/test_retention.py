@@ -188,7 +188,7 @@ def test_angles_per_position() -> None:
 
 
 def test_only_pairs_turn(tree: Tree) -> None:
-    with pytest.raises(ValueError, match="retention: expected an even width of heads that turn, got 3; set head_dim="):
+    with pytest.raises(ValueError, match="retention: expected an even head width with rope_base, got 3; set head_dim="):
         tree.package.build("retention", d_model=6, num_heads=2, rope_base=50.0)
 
 
@@ -210,22 +210,22 @@ MUTANTS = (
     planted(
         "state read at the start of a chunk without fading",
         "let the state before a chunk fade by the place in the chunk",
-        'rest = einsum("bthk,bhkv->bthv", q, start) * fade.since[..., None]',
-        'rest = einsum("bthk,bhkv->bthv", q, start)',
+        'from_state = einsum("bthk,bhkv->bthv", q, start) * decay.from_start[..., None]',
+        'from_state = einsum("bthk,bhkv->bthv", q, start)',
         "chunked",
     ),
     planted(
         "keys of a chunk added without fading",
         "let a key fade up to the end of its chunk before it joins the state",
-        'added = einsum("bshk,bshv->bhkv", k * fade.until[..., None], v)',
+        'added = einsum("bshk,bshv->bhkv", k * decay.to_end[..., None], v)',
         'added = einsum("bshk,bshv->bhkv", k, v)',
         "chunked",
     ),
     planted(
         "a key fades at its own position",
         "a key's weight at its own position is 1: add it after the state faded",
-        "state = left[:, :, None, None] * state + added\n",
-        "state = left[:, :, None, None] * (state + added)\n",
+        "state = factors[:, :, None, None] * state + added\n",
+        "state = factors[:, :, None, None] * (state + added)\n",
         "recurrent",
     ),
     planted(
@@ -245,8 +245,8 @@ MUTANTS = (
     planted(
         "padding takes a place where positions turn",
         "count positions over the real ones, as the decay does",
-        "real=there if step is None else None",
-        "real=there | ~there if step is None else None",
+        "real=is_real if step is None else None",
+        "real=is_real | ~is_real if step is None else None",
         "chunked",
     ),
     planted(

@@ -407,7 +407,7 @@ def test_torch_complex_products() -> None:
 YARN: dict[str, Any] = {"scaling": "yarn", "scaling_factor": 2.0, "original_max_positions": 8}
 LONG: dict[str, Any] = {"scaling": "longrope", "short_factor": (1.0,) * 4, "long_factor": (2.0,) * 4}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "odd": ({"rotary_dim": 5}, "an even number of turned numbers, got 5"),
+    "odd": ({"rotary_dim": 5}, "an even number of rotated dimensions, got 5"),
     "wide": ({"rotary_dim": 10}, "rotary_dim of at most the head's width 8, got 10"),
     "base": ({"rope_base": 1.0}, "rope_base to be a finite int or float above 1.0, got 1.0"),
     "layout": ({"layout": "neox"}, "layout to be one of half, interleaved, got 'neox'"),
@@ -425,7 +425,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "long_factor to be 4 finite numbers above 0, got (2.0, 2.0, 2.0)",
     ),
     "one": (LONG | {"original_max_positions": 1, "scaling_factor": 2.0}, "original_max_positions of at least 2, got 1"),
-    "pair": (YARN | {"scaling": "dynamic", "rotary_dim": 2}, "more than one turned pair for scaling='dynamic', got 1"),
+    "pair": (YARN | {"scaling": "dynamic", "rotary_dim": 2}, "more than one rotated pair for scaling='dynamic', got 1"),
 }
 
 
@@ -442,5 +442,5 @@ def test_positions_need_a_limit(tree: Tree) -> None:
     with pytest.raises(ValueError) as caught:
         tree(layer_of(tree, config, weights_of(config)), {"query": normal(1, 2, 6), "positions": np.array([[3, 4]])})
     assert str(caught.value) == (
-        "rotary: expected no positions without max_positions, got some; set max_positions= to what they stay under"
+        "rotary: expected no positions without max_positions, got some; set max_positions= above the largest position"
     )

@@ -130,7 +130,7 @@ def test_documents_are_numbered_by_integers(tree: Tree) -> None:
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
 both, causal = at("segments.py", "segments", "both"), at("segments.py", "segments", "causal")
-NEAR = "near = segments[:, :, None] == own[:, None, :]"
+NEAR = "same_segment = segments[:, :, None] == key_segments[:, None, :]"
 
 MUTANTS = (
     both(
@@ -149,12 +149,12 @@ MUTANTS = (
         "documents of the first batch row used for all rows",
         "every sequence of a batch is packed in its own way",
         NEAR,
-        "near = segments[:1, :, None] == own[:1, None, :]",
+        "same_segment = segments[:1, :, None] == key_segments[:1, None, :]",
     ),
     causal(
         "documents forgotten where a mask is given",
         "apply the given mask and the borders of the documents together",
-        "near[:, None] & mask",
+        "same_segment[:, None] & mask",
         "mask",
     ),
     causal(

@@ -488,7 +488,7 @@ def test_generation_drops_nothing(tree: Tree) -> None:
 
 
 REFUSED = {
-    "narrow": (SMALL, "generate", 1, {"steps": 3}, "outputs_dim=2, inputs_dim=3; give every target"),
+    "narrow": (SMALL, "generate", 1, {"steps": 3}, "outputs_dim=2, inputs_dim=3; pass every target"),
     "words": (WORDS, "generate", 1, {"steps": 3}, "scores for vocab_size=7 tokens; call greedy"),
     "vectors": (FREE, "greedy", 1, {"steps": 3, "stop": 0}, "vocab_size=None; set vocab_size=, or call generate"),
     "long": (FREE, "generate", 2, {"steps": 3}, r"one first input \(t=1\), got t=2; pass target\[:, :1\]"),

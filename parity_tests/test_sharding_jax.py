@@ -48,6 +48,8 @@ HEADS = {"own": 8, "shared": 4}
 # What is a sum over devices by its nature: the gradient of an array that batch rows share, and how far rows of a mask
 # on several devices reach.
 SUMS = {"backward": {"shared"}, "forward": {("few queries", "all"), ("few queries", "padding")}}
+# All heads share a rotated key, which is broadcast to them and then sharded: its gradient is gathered and then summed.
+GATHERS = {("Explicit", "mla")}
 
 
 def layers() -> tuple[str, ...]:
@@ -142,7 +144,8 @@ def main(planted: str) -> None:
         sizes = {"d_model": 16, "num_heads": 8, "num_kv_heads": 4}
         fields = {name: getattr(config, name) for name in config.fields()}
         fields |= {name: n for name, n in sizes.items() if fields.get(name) is not None}
-        built = attn_jax.build(variant, seed=0, dtype="float64", **fields)
+        build: Any = attn_jax.build
+        built = build(variant, seed=0, dtype="float64", **fields)
         graph, state, others = nnx.split(built, nnx.Param, ...)
         own = built.config.own_params()
         inputs = random_inputs(built.config, "plain", b=4)
@@ -241,8 +244,8 @@ def test_a_layer_sums_over_devices_once(variant: str, mesh: str) -> None:
     """After the output projection; in the backward pass the gradients of the input and of the parameters."""
     found = results()[f"{mesh}/{variant}"]
     assert "error" not in found, found
-    assert set(found["forward"]) | set(found["backward"]) <= {"all-reduce"}, found
-    assert found["forward"].get("all-reduce", 0) <= 1, found
+    assert found["forward"] in ({}, {"all-reduce": 1}), found
+    assert set(found["backward"]) - ({"all-gather"} if (mesh, variant) in GATHERS else set()) <= {"all-reduce"}, found
     assert found["sharding"] == ["b"]
     assert found["ratio"] <= 1
 

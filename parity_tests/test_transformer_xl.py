@@ -156,8 +156,8 @@ MUTANTS = (
     both(
         "encoding of the distance key minus query",
         "encode the distance query minus key: it is 0 or more for what came before",
-        "clip(query_at[:, :, None] - key_at[:, None, :], near, far - 1)",
-        "clip(key_at[:, None, :] - query_at[:, :, None], near, far - 1)",
+        "clip(query_at[:, :, None] - key_at[:, None, :], low, high - 1)",
+        "clip(key_at[:, None, :] - query_at[:, :, None], low, high - 1)",
     ),
     causal(
         "biases of contents and of distances exchanged",

@@ -1,4 +1,4 @@
-"""What all three trees promise: configs, axes, checks and examples, in the standard library only."""
+"""The contract of all three trees: configs, axes, checks and examples, with the standard library alone."""
 
 import difflib
 import importlib
@@ -58,13 +58,13 @@ def variants() -> tuple[str, ...]:
 
 
 def nearest(name: str, known: tuple[str, ...] | list[str]) -> str:
-    """The end of an error message: the names closest to `name`, else all of them."""
+    """A hint for the end of an error message: the names closest to `name`, else all of them."""
     close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else f"choose one of {', '.join(known)}"
 
 
 def get(variant: str) -> ModuleType:
-    """The contract module of a variant, for a preset that of the variant behind it.
+    """The contract module of a variant; for a preset, that of its variant.
 
     Raises:
         ValueError: there is no such variant; the message names the nearest.
@@ -79,21 +79,21 @@ def get(variant: str) -> ModuleType:
 
 @cache
 def presets() -> dict[str, tuple[str, Preset]]:
-    """Other names: each with the variant behind it and the fields that it sets."""
-    found = [
+    """Every preset by name, with its variant."""
+    by_name = [
         (name, (variant, preset))
         for variant in variants()
         for name, preset in getattr(get(variant), "PRESETS", {}).items()
     ]
-    return dict(sorted(found))
+    return dict(sorted(by_name))
 
 
 def config(variant: str, /, **fields: Any) -> Config:
-    """The Config of a variant, or of the one behind a preset, from its fields, as `build` and weight files give them.
+    """The Config of a variant or a preset, from fields as `build` and weight files pass them.
 
     Raises:
         ValueError: unknown variant, or a value that the contract refuses.
-        TypeError: a field the variant does not have, or one that is missing.
+        TypeError: a field that the variant does not have, or a missing one.
     """
     cls = get(variant).Config
     names = cls.fields()

@@ -1,4 +1,4 @@
-"""What all three trees promise of `attend`: its check, in the standard library only."""
+"""The contract of `attend`: the check of its arguments, with the standard library alone."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from attn_np.contract._base import FLOATS, Arg, Config, Spec, field_error, require
 from attn_np.contract._tape import wants_intermediates
 
-# "fused" is the fast path or an error, "auto" the fast path wherever it means the same.
+# "auto" takes the fast path wherever it computes the same; "fused" takes it or raises.
 PATHS = ("auto", "textbook", "fused")
 
 # The axis of the scores along which the weights add up to 1.
@@ -16,7 +16,7 @@ AXES = {"keys": -1, "queries": -2}
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays(Config):
-    """The arrays that `attend` takes, checked with the same words as those of a layer."""
+    """The arrays of a call of `attend`, checked as the arguments of a layer are."""
 
     head_axis: bool
 
@@ -42,7 +42,7 @@ WITH_HEADS, WITHOUT_HEADS = Arrays(head_axis=True), Arrays(head_axis=False)
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Config):
-    """The numbers that `attend` is called with, checked by the same words as the fields of a layer's Config."""
+    """The options of a call of `attend`, checked as the fields of a layer's Config are."""
 
     causal: bool
     window: tuple[int | None, int | None] | None
@@ -62,7 +62,7 @@ Options.variant = "attend"
 def check_options(
     causal: bool, window: tuple[int | None, int | None] | None, scale: float | None, softcap: float | None, rate: float
 ) -> None:
-    """Refuse numbers that no attention can mean.
+    """Refuse options that have no meaning.
 
     Raises:
         ValueError: naming what was expected.
@@ -83,21 +83,23 @@ def takes_fast_path(
     weigh: object,
     keep: object,
 ) -> bool:
-    """Whether a call goes the fast path, which never forms the weights and `serves` arrays of the tree's own type.
+    """Whether a call takes the fast path, which never forms the weights.
+
+    Args:
+        serves: whether the fast path can read the arrays: those of the tree's own type.
 
     Raises:
-        ValueError: "fused" asked for beside what needs the weights, or for arrays of another type; weights to be made
-            by what is no function.
+        ValueError: "fused" with an argument that needs the weights or with other arrays; `weigh` that is no function.
     """
     if weigh is not None and not callable(weigh):
-        expected = "weigh to be a function of the scores and of who may be seen, or None"
+        expected = "weigh to be a function of the scores and the mask, or None"
         raise field_error("attend", expected, repr(weigh), "set weigh=")
     needed = return_weights or weigh is not None or keep is not None or normalize_over == "queries"
     if implementation == "fused":
-        asked = {"return_weights": return_weights, "weigh": weigh is not None, "keep": keep is not None}
-        asked["normalize_over='queries'"] = normalize_over == "queries"
-        names = " and ".join(name for name, so in asked.items() if so)
-        expected = "implementation='fused' without what needs the weights"
+        uses = {"return_weights": return_weights, "weigh": weigh is not None, "keep": keep is not None}
+        uses["normalize_over='queries'"] = normalize_over == "queries"
+        names = " and ".join(name for name, used in uses.items() if used)
+        expected = "implementation='fused' without arguments that need the weights"
         require(not needed, "attend", expected, names, "leave it out, or set implementation='auto'")
         expected = "implementation='fused' with plain arrays of the framework"
         require(serves, "attend", expected, "others", "set implementation='auto'")
@@ -109,13 +111,13 @@ def takes_fast_path(
 
 
 def check_weigh(weighed: bool, sinks: bool, normalize_over: str) -> None:
-    """Refuse weights made in two ways at once.
+    """Refuse `weigh` together with options of the softmax.
 
     Raises:
-        ValueError: a function beside what is for the softmax only.
+        ValueError: `weigh` with sinks, or with weights that add up over the queries.
     """
     if weighed:
-        expected = "weigh without sinks and with normalize_over='keys', which are the softmax's"
+        expected = "weigh without sinks and with normalize_over='keys', which belong to the softmax"
         got = f"{'sinks' if sinks else 'no sinks'}, {normalize_over!r}"
         require(not sinks and normalize_over == "keys", "attend", expected, got, "leave them out")
 
@@ -128,15 +130,15 @@ def check(
     weighed: bool,
     checked: Callable[[Config, str | None, Mapping[str, Spec | None]], dict[str, int]],
 ) -> dict[str, int]:
-    """Refuse arrays that cannot be attended over, unknown words, and numbers that no attention can mean.
+    """The size of every axis letter of a call; a call that cannot be right is refused.
 
-    The bias and the sinks may be of another float dtype than the others: a 16-bit layer upcasts its queries before
-    they come here.
+    The bias and the sinks may have another float dtype than the rest: a 16-bit layer upcasts its queries before it
+    calls `attend`.
 
     Args:
-        specs: shape and dtype name of q, k, v, mask, bias, sinks and keep; None where one was left out.
-        options: those of `check_options`.
-        checked: checks the specs against axes, cached as the tree caches it.
+        specs: shape and dtype name of q, k, v, mask, bias, sinks and keep; None for one that was left out.
+        options: the arguments of `check_options`.
+        checked: the tree's function that checks specs against axes and caches the result.
 
     Raises:
         ValueError: a shape that does not fit, or an unknown word.
@@ -167,14 +169,14 @@ def check(
             f"{sizes['h']} and {sizes['g']}",
             "share each key/value head among equally many query heads",
         )
-    require(sizes["k"] > 0, "attend", "q and k of width at least 1", "width 0", "give them what is compared")
+    require(sizes["k"] > 0, "attend", "q and k of width at least 1", "width 0", "give them at least one dimension")
     check_options(*options)
     check_weigh(weighed, sinks is not None, normalize_over)
     return sizes
 
 
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a word that is none of the choices.
+    """Refuse a word that is not one of the choices.
 
     Raises:
         ValueError: naming them.

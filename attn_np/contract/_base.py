@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Literal
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
-# What True says in a boolean argument, by its kind.
+# The meaning of True in a boolean argument, by its kind.
 MEANINGS = {"mask": "True = may attend", "keep": "True = not dropped", "marks": "True = marked"}
-# Sub-layers of one kind.
+# How many sub-layers of one kind a config may ask for.
 MAX_CHILDREN = 1024
 
-# What an array looks like from here: its shape and the name of its dtype.
+# An array as the contract sees it: its shape and the name of its dtype.
 Spec = tuple[tuple[int, ...], str]
 
 
@@ -25,10 +25,10 @@ class Param:
     """One learned array: its axes, and which of them are summed over when it is applied.
 
     `inputs` names the axes on the input side (for a bias: those of its weight). They give the fan, and with it the
-    range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan` overrides it. What is not
-    drawn at all, such as the weight of a norm, starts at `start`: a number, or a function that gives it, or one number
-    for each place on the only axis. A function, because the shapes of a config that a file states are asked for before
-    anybody knows that its sizes are possible.
+    range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan` overrides it. A parameter
+    that is not drawn, such as the weight of a norm, starts at `start`: a number, or a function that returns a number or
+    one number for each entry of the only axis. A function defers the work until the sizes in an untrusted file have
+    been checked.
     """
 
     axes: str
@@ -37,18 +37,18 @@ class Param:
     start: float | Callable[[], float | tuple[float, ...]] | None = None
 
     def first(self) -> float | tuple[float, ...] | None:
-        """What it starts at; None where it is drawn."""
+        """The initial value; None if it is drawn."""
         return self.start() if callable(self.start) else self.start
 
 
 @dataclass(frozen=True)
 class Arg:
-    """One argument of a call: its axes, what it holds, and which argument stands in when it is left out.
+    """One argument of a call: its axes, its kind, and the argument that replaces it when it is left out.
 
     Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask", "keep" and "marks"
-    (boolean, broadcastable; marks set some positions apart), "tokens" (integers from 0, exact shape). `default` names
-    the argument used when this one is None; `below` is a number that tokens stay under, where no table of the layer
-    says so; `drawn` one that tests keep to where nothing bounds them.
+    (boolean, broadcastable; marks single out some positions), "tokens" (integers from 0, exact shape). `default` names
+    the argument used when this one is None; `below` is an exclusive limit of tokens that index no table of the layer;
+    `drawn` is the limit that tests use for tokens without one.
     """
 
     axes: str
@@ -65,11 +65,11 @@ class Arg:
 
 @dataclass(frozen=True)
 class Preset:
-    """A name of its own for a variant with some fields set: what the field knows under that name.
+    """A well-known name for a variant with some fields set.
 
     Attributes:
-        title, idea, paper: as a variant's own.
-        fields: what is set; a caller's value goes before it.
+        title, idea, paper: as those of a variant.
+        fields: values of fields; a caller's value overrides them.
     """
 
     title: str
@@ -79,7 +79,7 @@ class Preset:
 
 
 def require(condition: bool, variant: str, expected: str, got: object, todo: str) -> None:
-    """Raise ValueError in the house's words unless `condition` holds."""
+    """Raise a ValueError in the common form unless `condition` holds."""
     if not condition:
         raise ValueError(f"{variant}: expected {expected}, got {got}; {todo}")
 
@@ -90,7 +90,7 @@ def field_error(variant: str, expected: str, got: object, todo: str) -> ValueErr
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Base of all configs. A contract subclasses it, adds fields, and says in class variables what its page shows."""
+    """Base of all configs. A contract subclasses it, adds fields, and describes itself in class variables."""
 
     variant: ClassVar[str] = ""
     layer: ClassVar[str]
@@ -107,7 +107,7 @@ class Config:
     def __init_subclass__(cls) -> None:
         cls.variant = cls.__module__.rpartition(".")[2]
 
-    # What a contract fills in -----------------------------------------------------------------------------------------
+    # Defined by a contract --------------------------------------------------------------------------------------------
 
     def sizes(self) -> dict[str, int]:
         """Size of every axis letter that the config fixes."""
@@ -126,23 +126,23 @@ class Config:
         raise NotImplementedError
 
     def cached(self) -> dict[str, str]:
-        """Axes of the arrays that decoding keeps, by name: with `s` one entry for each position, without it a state."""
+        """Axes of the arrays in a cache, by name: with `s` one entry for each position, without it a state."""
         return {}
 
     def reach(self) -> int | None:
-        """How many positions back a query can see, its own included; None for all of them."""
+        """How many positions a query can look back, its own included; None for no limit."""
         left = (getattr(self, "window", None) or (None,))[0]
         return None if left is None else left + 1
 
     def no_cache(self) -> str:
-        """Why there is nothing to decode with, in words."""
+        """Why the layer cannot decode, as an error message says it."""
         return "causal=False" if getattr(self, "causal", None) is False else "one without a cache"
 
     def exempt(self) -> dict[str, str]:
-        """Relations that attention as a rule keeps and this one does not, by their names in the tests, and why."""
+        """Relations that most attention satisfies and this variant does not, by their names in the tests, and why."""
         return {}
 
-    # What follows from it ---------------------------------------------------------------------------------------------
+    # Derived from it --------------------------------------------------------------------------------------------------
 
     @classmethod
     def fields(cls) -> tuple[str, ...]:
@@ -166,20 +166,20 @@ class Config:
         return {name: shape_of(param.axes, sizes) for name, (param, sizes) in self._walk().items()}
 
     def fans(self) -> dict[str, int]:
-        """Fan of every parameter by its dotted name: how many numbers one application sums."""
+        """Fan of every parameter by its dotted name: how many products one output sums."""
         return {name: prod(shape_of(param.fan or param.inputs, sizes)) for name, (param, sizes) in self._walk().items()}
 
     def starts(self) -> dict[str, float | tuple[float, ...] | None]:
-        """What every parameter starts at, by its dotted name; None where it is drawn."""
+        """Initial value of every parameter by its dotted name; None if it is drawn."""
         return {name: param.first() for name, (param, _) in self._walk().items()}
 
     def _walk(self) -> dict[str, tuple[Param, dict[str, int]]]:
-        found = {name: (param, self.sizes()) for name, param in self.own_params().items()}
+        params = {name: (param, self.sizes()) for name, param in self.own_params().items()}
         for name, child in self.children().items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
             for prefix, part in parts.items():
-                found |= {f"{prefix}.{key}": value for key, value in part._walk().items()}
-        return found
+                params |= {f"{prefix}.{key}": value for key, value in part._walk().items()}
+        return params
 
     # Checks of fields -------------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Config:
             raise field_error(self.variant, f"{name} in [0, 1)", repr(value), "it is the share of weights set to 0")
 
     def number(self, name: str, *, above: float | None = None, needed: bool = False) -> None:
-        """The named field is a number that float64 holds (above a limit), or None unless it is needed."""
+        """The named field is a number that float64 can hold (above a limit), or None unless it is needed."""
         if not needed and getattr(self, name) is None:
             return
         value = getattr(self, name)
@@ -239,20 +239,19 @@ class Config:
             and all(x is None or (isinstance(x, int) and not isinstance(x, bool) and x >= 0) for x in value)
         )
         if not fits:
-            todo = "give how many keys before and after its own position a query sees, None for no limit"
+            todo = "say how many keys before and after its own position a query sees, None for no limit"
             raise field_error(self.variant, f"{name} to be a tuple (left, right) of ints from 0", repr(value), todo)
 
     # The check of a call ----------------------------------------------------------------------------------------------
 
-    def check(self, dtype: str | None, **given: Spec | None) -> dict[str, int]:
-        """Refuse arguments of a call that cannot be right; shapes and dtype names only, so it is free under jit.
+    def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
+        """The size of every axis letter of a call; arguments that cannot be right are refused.
+
+        Only shapes and dtype names are looked at, so the check costs nothing under jit.
 
         Args:
             dtype: name of the layer's dtype; None for a layer without parameters, which takes any one float type.
-            given: (shape, dtype name) of each argument, None where it was left out.
-
-        Returns:
-            The size of every axis letter, the call's included.
+            specs: (shape, dtype name) of each argument; None for one that was left out.
 
         Raises:
             ValueError: a shape that does not fit.
@@ -260,11 +259,11 @@ class Config:
         """
         sizes, arguments = dict(self.sizes()), self.arguments()
         for name, arg in arguments.items():
-            spec = given.get(name)
+            spec = specs.get(name)
             if spec is None and arg.default is not None:
-                spec = given.get(arg.default)
+                spec = specs.get(arg.default)
                 self._check_default(name, arg, arguments[arg.default], spec, sizes)
-                given[name] = spec
+                specs[name] = spec
             if spec is None:
                 if not arg.optional and arg.default is None:
                     raise TypeError(f"{self.variant}: expected {name} {show(arg.axes, sizes)}, got None; pass {name}=")
@@ -278,11 +277,11 @@ class Config:
         return sizes
 
     def _check_default(self, name: str, arg: Arg, source: Arg, spec: Spec | None, sizes: dict[str, int]) -> None:
-        want, have = arg.axes.split()[-1], source.axes.split()[-1]
-        if spec is not None and want in sizes and have in sizes and sizes[want] != sizes[have]:
+        width, default = arg.axes.split()[-1], source.axes.split()[-1]
+        if spec is not None and width in sizes and default in sizes and sizes[width] != sizes[default]:
             raise ValueError(
                 f"{self.variant}: expected {name} {show(arg.axes, sizes)}, got none, and {arg.default} has"
-                f" {have}={sizes[have]}; pass {name}="
+                f" {default}={sizes[default]}; pass {name}="
             )
 
     def _check_dtype(self, name: str, arg: Arg, got: str, dtype: str | None) -> None:
@@ -325,8 +324,7 @@ class Config:
             got == 1 or got == want for got, want in zip(reversed(shape), reversed(full), strict=False)
         )
         if not fits:
-            many = len(shape) > len(full)
-            todo = "remove axes" if many else "add axes of size 1 where it does not vary"
+            todo = "remove axes" if len(shape) > len(full) else "add axes of size 1 where it does not vary"
             raise ValueError(
                 f"{self.variant}: expected {name} broadcastable to {show(arg.axes, sizes)}, got {shape}; {todo}"
             )
@@ -338,10 +336,10 @@ def _checked(config: Config, dtype: str | None, specs: tuple[tuple[str, Spec | N
 
 
 def checked(config: Config, dtype: str | None, specs: Mapping[str, Spec | None]) -> dict[str, int]:
-    """`config.check` of the specs of a call, cached: it depends on nothing else."""
+    """`config.check` of a call's specs, cached: it depends on nothing else."""
     try:
         return dict(_checked(config, dtype, tuple(specs.items())))
-    except TypeError:  # a symbolic size has no hash; what the check itself refuses, it refuses again below
+    except TypeError:  # a symbolic size has no hash; an error of the check itself is raised again below
         pass
     return config.check(dtype, **specs)
 
@@ -375,23 +373,23 @@ def within(values: dict[str, Any] | None, prefix: str) -> dict[str, Any] | None:
 
 
 def check_config(layer: Any, config: Any) -> None:
-    """Refuse a config that is not the layer's own.
+    """Refuse a config of another class than the layer's.
 
     Raises:
-        TypeError: naming the class that it must be of.
+        TypeError: naming the expected class.
     """
-    wanted: type[Config] = layer.Config
-    # A contract that takes over the fields of another is no config of that one.
-    if not isinstance(config, wanted) or config.variant != wanted.variant:
+    expected: type[Config] = layer.Config
+    # A contract that inherits the fields of another is not a config of that other variant.
+    if not isinstance(config, expected) or config.variant != expected.variant:
         got = f"{type(config).__module__}.{type(config).__qualname__}"
         raise TypeError(
-            f"{wanted.variant}: expected config to be a {layer.__name__}.Config, got {got}; "
+            f"{expected.variant}: expected config to be a {layer.__name__}.Config, got {got}; "
             f"pass {layer.__name__}.Config(...), or call build with its fields"
         )
 
 
 def declared(layer: type) -> list[str]:
-    """Names that a layer class and the variants it derives from annotate: its parameters and sub-layers."""
+    """Names that a layer class and its bases annotate: parameters and sub-layers."""
     names: list[str] = []
     for base in layer.__mro__:
         if base.__name__ == "Layer":
@@ -401,7 +399,7 @@ def declared(layer: type) -> list[str]:
 
 
 def check_tokens(low: int, high: int, size: int) -> None:
-    """Refuse tokens that no row of a table stands for, wherever their values are known.
+    """Refuse tokens outside a table, if their values are known.
 
     Raises:
         ValueError: naming the range.

@@ -1,28 +1,28 @@
-"""What all three trees promise of decoding: what a cache holds, and the checks of `init_cache` and `step`."""
+"""The contract of decoding: the arrays of a cache, and the checks of `init_cache` and `step`."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from attn_np.contract._base import Config, Spec, require
 
-# One more slot than there is room for takes the entries that are not to be kept.
+# One spare slot at the end, for entries that are not stored.
 SPARE = 1
-# Kinds of arguments that speak of a whole sequence.
+# Kinds of arguments that describe a whole sequence, not a step.
 WHOLE = ("mask", "bias", "keep", "marks")
 
 
 def slots(config: Config, max_length: int) -> int:
-    """How many positions a cache keeps at once: all of them, or the last that any later query can see."""
+    """How many positions a cache holds at once: all, or as many as a later query can look back."""
     return max_length if config.reach() is None else min(max_length, config.reach() or 1)
 
 
 def cache_shapes(
     config: Config, batch_size: int, max_length: int, sizes: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
-    """Shape of every array of a cache, by name; `sizes` are those that the config leaves open.
+    """Shape of every array of a cache, by name; `sizes` are the sizes that the config leaves open.
 
     Raises:
-        ValueError: a layer that has nothing to decode with, or sizes below 1.
+        ValueError: a layer that does not decode, or sizes below 1.
     """
     v = config.variant
     for name, size in {"batch_size": batch_size, "max_length": max_length, **sizes}.items():
@@ -39,40 +39,37 @@ def cache_shapes(
 
 
 def check_arguments(config: Config, cache: Any, kind: type, **arguments: Any) -> dict[str, Any]:
-    """Refuse a step with what is no cache, or with an argument that has no place in one.
-
-    Returns:
-        The arguments of `arguments()` among those given, which `check` takes.
+    """The arguments of a step that the contract's `check` takes; a wrong cache or argument is refused.
 
     Raises:
-        TypeError: a cache of another package, or none.
-        ValueError: a cache that is used up; a mask, a bias or anything else with an axis of keys: those of a step are
-            the slots of its cache.
+        TypeError: a cache of another package, or no cache.
+        ValueError: a cache that is used up; a mask, a bias or another argument with an axis of keys, which in a step
+            are the slots of the cache.
     """
     v = config.variant
     if not isinstance(cache, kind):
         other = type(cache)
         got = f"{other.__module__}.{other.__qualname__}".removeprefix("builtins.")
-        todo = "call the layer's init_cache, or give the cache of the step before"
+        todo = "call the layer's init_cache, or pass the cache that the last step returned"
         raise TypeError(f"{v}: expected a cache of {kind.__module__.partition('.')[0]}, got {got}; {todo}")
     check_unspent(v, cache.spent)
     known = config.arguments() if arguments else {}
     for name, x in arguments.items():
         if name in known and known[name].kind in WHOLE and x is not None:
-            todo = "give padding of new positions as valid=" if name == "mask" else "call the layer on whole sequences"
+            todo = "mark padding by valid=" if name == "mask" else "call the layer on whole sequences"
             raise ValueError(f"{v}: expected step without {name}, got one; {todo}")
-    todo = "give tape={} and read the weights from it"
+    todo = "pass tape={} and read the weights from it"
     require(not arguments.get("return_weights"), v, "step without return_weights", "it", todo)
     return {name: x for name, x in arguments.items() if name in known}
 
 
 def check_unspent(who: str, spent: bool) -> None:
-    """Refuse a cache that a step has written into: it no longer holds what it stood for.
+    """Refuse a cache that a step has used up: its arrays may have been overwritten.
 
     Raises:
-        ValueError: always, where it has.
+        ValueError: if it has.
     """
-    todo = "go on with the cache that the step gave, or copy() before it"
+    todo = "use the cache that the step returned, or copy() the old one before"
     require(not spent, who, "a cache that no step has used", "one used up", todo)
 
 
@@ -84,11 +81,11 @@ def check_step(
     cache: Mapping[str, Spec | None],
     max_length: int,
 ) -> None:
-    """Refuse a step that cannot be right, before anything is written; `sizes` are those that `check` found.
+    """Refuse a step that cannot be right, before anything is written; `sizes` are those that `check` returned.
 
     Raises:
-        ValueError: no new position, keys of others, a cache of another layer or batch, a layer that would drop weights
-            at random.
+        ValueError: no new position, keys other than those of the new positions, a cache of another layer or batch, a
+            layer in training with dropout.
         TypeError: `valid` of another dtype than bool.
     """
     v, batch, new = config.variant, sizes["b"], sizes["t"]
@@ -96,24 +93,24 @@ def check_step(
     require(not dropping, v, "a layer in evaluation mode to decode with", "training mode and dropout", "call eval()")
     require(new > 0, v, "a query of at least one new position", f"t={new}", "pass (b, t, d)")
     keys = sizes.get("s", new)
-    require(keys == new, v, f"keys of the new positions, s=t={new}", f"s={keys}", "the cache has those before")
+    require(keys == new, v, f"keys of the new positions, s=t={new}", f"s={keys}", "the cache holds the earlier ones")
     known = config.cached()
     require(set(cache) == set(known), v, f"a cache of {', '.join(known)}", ", ".join(cache), "call init_cache")
     fixed = {**sizes, "s": slots(config, max_length) + SPARE}
     for name, axes in known.items():
         shape = (cache[name] or ((), ""))[0]
-        want = tuple(fixed.get(letter, n) for letter, n in zip(axes.split(), shape, strict=False))
-        fits = want == shape and len(axes.split()) == len(want)
-        require(fits, v, f"the cache's {name} of shape {want}", shape, "call init_cache for this layer and batch")
+        expected = tuple(fixed.get(letter, n) for letter, n in zip(axes.split(), shape, strict=False))
+        fits = expected == shape and len(axes.split()) == len(expected)
+        require(fits, v, f"the cache's {name} of shape {expected}", shape, "call init_cache for this layer and batch")
     if valid is not None:
         shape = (batch, new)
-        require(valid[0] == shape, v, f"valid of shape {shape}", valid[0], "say of each position if it is real")
+        require(valid[0] == shape, v, f"valid of shape {shape}", valid[0], "say for each position whether it is real")
         if valid[1] != "bool":
             raise TypeError(f"{v}: expected a boolean valid (True = a real position), got {valid[1]}; pass valid == 1")
 
 
 def check_room(variant: str, length: Any, max_length: int) -> None:
-    """Refuse positions that a cache has no room for, wherever their number is known.
+    """Refuse positions that a cache has no room for, if their number is known.
 
     Raises:
         ValueError: naming both numbers.

@@ -7,7 +7,7 @@ from attn_np.contract._base import Arg, Param
 
 
 class Heads(_base.Config):
-    """What follows from the fields that all of them have."""
+    """Checks, sizes, parameters and arguments, from the fields that these variants share."""
 
     d_model: int
     num_heads: int
@@ -61,7 +61,7 @@ class Heads(_base.Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Heads):
-    """Fields that every such variant has; a contract adds its own and says what they mean."""
+    """Fields that most of them have; a contract adds its own and documents them all."""
 
     d_model: int
     num_heads: int
@@ -82,7 +82,7 @@ class Config(Heads):
 
 @dataclass(frozen=True, kw_only=True)
 class BidirectionalConfig(Heads):
-    """Fields of variants whose pattern looks ahead: there is no `causal`."""
+    """Fields of variants that look ahead and so have no `causal`."""
 
     d_model: int
     num_heads: int

@@ -1,4 +1,4 @@
-"""How the three packages offer their names: on first use, so that importing one is fast and loads no other."""
+"""Names of the three packages, loaded on first use: importing one is fast and loads no other."""
 
 from collections.abc import Callable
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Rotary positions: the angles that each position turns by, from the published formulas."""
+"""Rotary positions: the angles that each position is rotated by, from the published formulas."""
 
 from math import ceil, floor, inf, log, pi, sqrt
 from typing import Any, ClassVar
@@ -7,7 +7,7 @@ from attn_np.contract._base import Spec, field_error, require
 
 LAYOUTS = ("half", "interleaved")
 
-# What each kind of scaling must be told, and what it may be told.
+# The fields that each kind of scaling requires, and those that it allows.
 KINDS: dict[str | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
     None: ((), ()),
     "linear": (("scaling_factor",), ()),
@@ -19,13 +19,13 @@ KINDS: dict[str | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "llama3": (("scaling_factor", "original_max_positions", "low_freq_factor", "high_freq_factor"), ()),
     "longrope": (("original_max_positions", "short_factor", "long_factor"), ("scaling_factor", "attention_factor")),
 }
-NUMBERS = tuple(dict.fromkeys(name for told in KINDS.values() for names in told for name in names))
+SCALING_FIELDS = tuple(dict.fromkeys(name for groups in KINDS.values() for names in groups for name in names))
 
 
 class Rotary:
-    """What a Config with rotary positions has besides its fields: their checks and the angles that follow from them.
+    """Base of configs with rotary positions: the checks of their fields, and the angles that follow from these.
 
-    A contract has the base, the layout and those of the others that it names as fields; the rest stay as they are here.
+    A contract declares the base, the layout and some of the others as fields; the rest keep the values they have here.
     """
 
     variant: ClassVar[str]
@@ -46,7 +46,7 @@ class Rotary:
     long_factor: tuple[float, ...] | None = None
 
     def rotary_width(self) -> int:
-        """How many of a head's numbers turn."""
+        """How many dimensions of a head are rotated."""
         config: Any = self
         return self.rotary_dim or config.sizes()["k"]
 
@@ -66,16 +66,16 @@ class Rotary:
         config.number("attention_factor", above=0.0)
         config.flag("truncate")
         config.one_of("layout", LAYOUTS)
-        require(width % 2 == 0, v, "an even number of turned numbers", width, "set rotary_dim=, positions turn pairs")
+        require(width % 2 == 0, v, "an even number of rotated dimensions", width, "set rotary_dim=")
         require(width <= most, v, f"rotary_dim of at most the head's width {most}", width, "set rotary_dim=")
         words = ", ".join(repr(kind) for kind in KINDS)
         require(self.scaling in KINDS, v, f"scaling to be one of {words}", repr(self.scaling), "set scaling=")
-        needed, free = KINDS[self.scaling]
-        for name in NUMBERS:
+        required, allowed = KINDS[self.scaling]
+        for name in SCALING_FIELDS:
             value = getattr(self, name)
-            if name in needed:
+            if name in required:
                 require(value is not None, v, f"{name} for scaling={self.scaling!r}", "none", f"set {name}=")
-            elif name not in free:
+            elif name not in allowed:
                 unset = value is (True if name == "truncate" else None)
                 require(unset, v, f"no {name} for scaling={self.scaling!r}", repr(value), f"leave {name} out")
         for name in ("short_factor", "long_factor"):
@@ -86,28 +86,28 @@ class Rotary:
                 and all(isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < inf for x in value)
             )
             if not fits:
-                todo = "give one for each turned pair"
+                todo = "give one for each rotated pair"
                 raise field_error(v, f"{name} to be {width // 2} finite numbers above 0", repr(value), todo)
         if self.scaling == "dynamic":
-            require(width > 2, v, "more than one turned pair for scaling='dynamic'", width // 2, "set rotary_dim=")
+            require(width > 2, v, "more than one rotated pair for scaling='dynamic'", width // 2, "set rotary_dim=")
         if self.scaling == "llama3":
             low, high = self.low_freq_factor or 0, self.high_freq_factor or 0
-            require(low < high, v, "low_freq_factor below high_freq_factor", f"{low} and {high}", "exchange them")
+            require(low < high, v, "low_freq_factor below high_freq_factor", f"{low} and {high}", "swap them")
         if self.scaling == "longrope" and self.attention_factor is None and self.original_max_positions == 1:
             raise field_error(v, "original_max_positions of at least 2", 1, "or set attention_factor=")
 
     def check_positions(self, positions: Spec | None) -> None:
-        """Refuse positions where no table is planned for them.
+        """Refuse positions in a call of a layer without `max_positions`.
 
         Raises:
             ValueError: naming the field to set.
         """
         if positions is not None:
-            todo = "set max_positions= to what they stay under"
+            todo = "set max_positions= above the largest position"
             require(self.max_positions is not None, self.variant, "no positions without max_positions", "some", todo)
 
     def check_range(self, low: int, high: int) -> None:
-        """Refuse positions beyond the tables, wherever they are known.
+        """Refuse positions beyond the tables, if their values are known.
 
         Raises:
             ValueError: naming the range.
@@ -117,51 +117,51 @@ class Rotary:
         require(fits, self.variant, f"positions from 0 to {most}", f"{low} to {high}", "set max_positions=")
 
     def frequencies(self, length: int) -> tuple[float, ...]:
-        """By how much each pair turns from one position to the next, in a pass planned for `length` positions.
+        """The angle between neighbouring positions for each pair of dimensions, in a pass over `length` positions.
 
         Su et al. 2021 (arXiv:2104.09864), section 3.2.2: base^(-2i/width) for pair i. Then by the kind of scaling:
 
         - linear: positions are divided by the factor (Chen et al. 2023, arXiv:2306.15595).
         - dynamic: beyond the original length L the base grows with the length (NTK-aware interpolation, as in
           Hugging Face's transformers): base (factor length / L - factor + 1)^(width / (width - 2)).
-        - yarn: pairs that turn often stay, those that turn seldom are slowed down by the factor, with a ramp between
-          (Peng et al. 2023, arXiv:2309.00071, section 3.2). The ramp is over the numbers of the pairs, as in the
-          authors' code and every model; equation 13 has it over how often they turn.
+        - yarn: pairs that rotate fast keep their angle, slow ones are slowed down by the factor, with a ramp between
+          (Peng et al. 2023, arXiv:2309.00071, section 3.2). The ramp is over the indices of the pairs, as in the
+          authors' code and every model; equation 13 has it over their numbers of turns.
         - llama3: the same with a ramp over the wavelengths (Llama 3.1's reference code).
-        - longrope: each pair is slowed down by a factor of its own, one list up to the original length and another
-          beyond it (Ding et al. 2024, arXiv:2402.13753).
+        - longrope: each pair is slowed down by its own factor, from one list up to the original length and from
+          another beyond it (Ding et al. 2024, arXiv:2402.13753).
         """
         width, base, factor = self.rotary_width(), self.rope_base, self.scaling_factor or 1.0
         original = self.original_max_positions or 1
         if self.scaling == "dynamic" and length > original:
             base = base * (factor * length / original - (factor - 1)) ** (width / (width - 2))
-        found = [base ** (-2 * i / width) for i in range(width // 2)]
+        angles = [base ** (-2 * i / width) for i in range(width // 2)]
         if self.scaling == "linear":
-            found = [f / factor for f in found]
+            angles = [angle / factor for angle in angles]
         elif self.scaling == "yarn":
             low, high = (self._pair_that_turns(n) for n in (self.beta_fast or 32.0, self.beta_slow or 1.0))
             if self.truncate:
                 low, high = floor(low), ceil(high)
             low, high = max(low, 0), min(high, width - 1)
             high = high + 0.001 if low == high else high
-            slowed = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(width // 2)]
-            found = [f / factor * r + f * (1 - r) for f, r in zip(found, slowed, strict=True)]
+            ramp = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(width // 2)]
+            angles = [f / factor * r + f * (1 - r) for f, r in zip(angles, ramp, strict=True)]
         elif self.scaling == "llama3":
             low, high = self.low_freq_factor or 1.0, self.high_freq_factor or 4.0
-            turns = [original * f / (2 * pi) for f in found]
-            kept = [min(max((n - low) / (high - low), 0.0), 1.0) for n in turns]
-            found = [f / factor * (1 - r) + f * r for f, r in zip(found, kept, strict=True)]
+            turns = [original * f / (2 * pi) for f in angles]
+            ramp = [min(max((n - low) / (high - low), 0.0), 1.0) for n in turns]
+            angles = [f / factor * (1 - r) + f * r for f, r in zip(angles, ramp, strict=True)]
         elif self.scaling == "longrope":
             factors = (self.long_factor if length > original else self.short_factor) or ()
-            found = [f / own for f, own in zip(found, factors, strict=True)]
-        return tuple(found)
+            angles = [angle / slower for angle, slower in zip(angles, factors, strict=True)]
+        return tuple(angles)
 
     def _pair_that_turns(self, n: float) -> float:
-        """Which pair makes n turns within the original length, as a real number."""
+        """Index of the pair that makes n turns within the original length, as a real number."""
         return self.rotary_width() * log((self.original_max_positions or 1) / (n * 2 * pi)) / (2 * log(self.rope_base))
 
     def amplitude(self) -> float:
-        """Factor on cosines and sines: `attention_factor`, or what the kind of scaling makes of its factor."""
+        """Factor on cosines and sines: `attention_factor`, or a value that the scaling derives from its factor."""
         factor = self.scaling_factor or 1.0
         if self.attention_factor is not None:
             return self.attention_factor

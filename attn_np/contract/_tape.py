@@ -10,8 +10,8 @@ def record(tape: Any, **values: Any) -> Any:
     """Write values under their names and return them: `q, k = record(tape, q=q, k=k)`.
 
     `tape=None` writes nothing. Values that are None are returned and not written. A tape with a method `tap(name,
-    value)` may return another value to go on with: that is how the judge anchors the reference on a candidate's
-    numbers and how JAX's cotangents are read.
+    value)` may return another value to continue with: so the judge continues the reference from a candidate's
+    numbers, and so JAX's cotangents are read.
     """
     if tape is not None:
         tap = getattr(tape, "tap", None)
@@ -27,8 +27,8 @@ def record(tape: Any, **values: Any) -> Any:
 
 
 class Residuals(dict[str, Any]):
-    """A tape for the backward pass alone: `attend` may go the fast path, and what that saves for its own backward
-    stands beside the named arrays, by the prefix of the scope.
+    """A tape for the backward pass alone: `attend` may take the fast path, whose residuals are in `saved`, by the
+    prefix of their scope.
     """
 
     def __init__(self) -> None:
@@ -45,14 +45,14 @@ def unscoped(tape: Any) -> tuple[Any, str]:
 
 
 def save(tape: Any, value: Any) -> None:
-    """Save what the fast path's backward needs, if the tape is for that."""
+    """Save the residuals of the fast path, if the tape is for the backward pass alone."""
     tape, prefix = unscoped(tape)
     if isinstance(tape, Residuals):
         tape.saved[prefix] = value
 
 
 def saved(tape: Any) -> Any:
-    """What the fast path saved; None if the textbook path ran."""
+    """The residuals of the fast path; None if the textbook path ran."""
     tape, prefix = unscoped(tape)
     return tape.saved.get(prefix) if isinstance(tape, Residuals) else None
 
@@ -63,7 +63,7 @@ def wants_intermediates(tape: Any) -> bool:
 
 
 class Scope:
-    """A view of a tape in which every name carries a prefix; what a sub-layer writes to."""
+    """A view of a tape in which every name carries a prefix: the tape of a sub-layer."""
 
     def __init__(self, tape: Any, prefix: str) -> None:
         self.tape, self.prefix = tape, prefix

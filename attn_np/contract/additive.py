@@ -46,9 +46,9 @@ class Config(_base.Config):
         "softmax over axis 1 of (b, t, s) is a softmax over the queries: with a single query, as in a "
         "decoder's step, every weight is 1 and w_q gets a gradient of exactly 0, so it never learns to "
         "attend",
-        "the sum of queries and keys must spread over a new axis each, (b, t, 1, e) + (b, 1, s, e); with as "
+        "queries and keys must each be broadcast along an axis of their own, (b, t, 1, e) + (b, 1, s, e); with as "
         "many queries as keys (b, t, e) + (b, s, e) raises no error and pairs query i with key i only",
-        "keys given before queries to the constructor, as some tutorials order them, swaps the two widths",
+        "passing the key width before the query width to the constructor, as some tutorials order them, swaps the two",
     )
 
     query_dim: int

@@ -15,19 +15,19 @@ class Config(_heads.Config):
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         scale: factor on the products of queries and keys; 1/sqrt(head_dim) by default.
-        causal: a position sees itself and what stands before it. Without it distances count on both sides alike.
+        causal: a position sees itself and earlier ones. Without it distances count alike on both sides.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
-        window: (left, right), how many positions before and after itself one sees; None is no limit.
+        window: (left, right), how many positions before and after its own a query sees; None is no limit.
     """
 
     layer = "AlibiAttention"
     family = "positions"
     title = "Attention with linear biases (ALiBi)"
     idea = (
-        "Nothing is added to the words to say where they stand. Instead every score is lowered in proportion to the "
-        "distance between query and key, with a slope of its own for each head: some heads look near, some far. A "
-        "model trained on short texts reads longer ones, because a larger distance only means more of the same."
+        "No positions are added to the embeddings. Instead every score is lowered in proportion to the distance "
+        "between query and key, with a slope of its own for each head: some heads look near, some far. A model "
+        "trained on short texts reads longer ones, because a larger distance only means more of the same."
     )
     formula = (
         r"y = b_o + \sum_h \mathrm{softmax}_s\!\left(\tfrac{1}{\sqrt{K}}\, q_{h,t} \cdot k_{h,s} "
@@ -42,12 +42,12 @@ class Config(_heads.Config):
         "Press, Smith, Lewis 2022, Train Short, Test Long: Attention with Linear Biases Enables Input Length "
         "Extrapolation, arXiv:2108.12409, section 3; slopes for other numbers of heads as in the authors' code"
     )
-    equals = ("mha with the biases -m_h |t - s| given as bias=",)
+    equals = ("mha with the biases -m_h |t - s| passed as bias=",)
     traps = (
         "slopes 2^(-8 (h + 1) / H) for a number of heads that is no power of two: the authors take those of the next "
         "lower power and then every second one of twice that power, so checkpoints have other slopes, in this order",
-        "a bias m_h s of the key's position alone, as some models have it, gives the same weights where every key "
-        "stands before the query, and rewards keys behind it without causality",
+        "a bias m_h s of the key's position alone, as some models have it, gives the same weights as long as every "
+        "key precedes the query, but without causality it rewards later keys",
         "slopes times sqrt(K), when the bias is added before the scores are scaled",
         "positions counted from the padding on the left",
         "distances in 16 bits: beyond 256 bfloat16 cannot tell neighbours apart",
@@ -61,7 +61,7 @@ class Config(_heads.Config):
 
     def exempt(self) -> dict[str, str]:
         order = "scores depend on the distance of queries and keys"
-        added = "a part of the scores is not made of the queries"
+        added = "a part of the scores does not depend on the queries"
         return {
             "keys_have_no_order": order,
             "twice_the_scores_square_the_weights": added,
@@ -70,18 +70,19 @@ class Config(_heads.Config):
         }
 
     def slopes(self) -> tuple[float, ...]:
-        """What a score loses for each step of distance, by head."""
+        """How much a score falls per position of distance, by head."""
         return slopes(self.num_heads)
 
 
 def slopes(heads: int) -> tuple[float, ...]:
-    """A geometric sequence down to 2^-8 for a power of two.
+    """The slope of every head: for a power of two a geometric sequence down to 2^-8.
 
-    Else that of the next lower power, and of the sequence for twice that power every second one from the first.
+    For another number: the sequence of the next lower power, then every second slope of the sequence for twice that
+    power, from its first.
     """
     power = 1 << (heads.bit_length() - 1)
-    found = tuple(2.0 ** (-8 * (h + 1) / power) for h in range(power))
-    return found if power == heads else found + slopes(2 * power)[::2][: heads - power]
+    sequence = tuple(2.0 ** (-8 * (h + 1) / power) for h in range(power))
+    return sequence if power == heads else sequence + slopes(2 * power)[::2][: heads - power]
 
 
 EXAMPLES = {

@@ -1,4 +1,4 @@
-"""Blockwise attention: the softmax as a running sum over blocks of keys, so that no weight is ever kept."""
+"""Blockwise attention: the softmax as a running sum over blocks of keys; the weights are never stored."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ class Config(_base.Config):
     """Fields of blockwise attention, which has nothing to learn; its widths come with the call.
 
     Attributes:
-        block_size: how many keys are looked at at a time; the last block may have fewer.
+        block_size: how many keys a block has; the last one may have fewer.
         scale: factor on the scores; 1/sqrt(width of the queries) by default, 1.0 for unscaled.
         causal: query i sees the keys up to its own position, aligned at the last key.
     """
@@ -20,9 +20,9 @@ class Config(_base.Config):
     family = "dense"
     title = "Blockwise attention"
     idea = (
-        "A softmax needs the sum over all keys, but not all keys at once. Walk over them block by block and keep three "
-        "things for each query: the largest score so far, the sum of the exponentials, and the values weighted by "
-        "them. When a larger score turns up, what was summed before is scaled down. The weights themselves are never "
+        "A softmax needs the sum over all keys, but not all keys at once. Walk over them block by block and keep "
+        "three things for each query: the largest score so far, the sum of the exponentials, and the values weighted "
+        "by them. When a larger score turns up, the earlier sums are scaled down. The weights themselves are never "
         "stored: this is what flash attention computes, written as a loop."
     )
     formula = (
@@ -42,15 +42,15 @@ class Config(_base.Config):
         "and Staats 2021, Self-attention Does Not Need O(n^2) Memory, arXiv:2112.05682, section 2; Dao et al. 2022, "
         "FlashAttention, arXiv:2205.14135, algorithms 1 and 4"
     )
-    equals = ("every block_size: dot_product, which keeps the weights",)
+    equals = ("every block_size: dot_product, which stores the weights",)
     traps = (
         "when the largest score rises, the sum and the weighted values must both be scaled down: forgetting one of "
-        "them goes unseen as long as the first block holds the largest score",
-        "a query that has seen no key yet has -inf as its largest score, and exp(-inf - -inf) is NaN: causal "
+        "them goes unnoticed as long as the first block holds the largest score",
+        "a query without a visible key so far has -inf as its largest score, and exp(-inf - -inf) is NaN: causal "
         "attention over an early block meets it in its first rows",
         "the padding of the last block must be hidden: a key of zeros has a score of 0, not of -inf",
         "averaging the softmaxes of the blocks is not the softmax over all of them",
-        "no gradient flows through the largest score: it cancels, and half of its way back left out is wrong",
+        "the largest score cancels, so it gets no gradient: differentiating through only one of its two uses is wrong",
     )
 
     block_size: int

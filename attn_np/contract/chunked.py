@@ -27,7 +27,7 @@ class Config(_heads.Config):
     idea = (
         "Cut the sequence into chunks of the same length and let every position attend within its own. The cost grows "
         "with the length, not with its square, and a cache holds one chunk. Nothing crosses a border: layers without "
-        "chunks in between, as in Llama 4, must carry what is to be known of the past."
+        "chunks in between, as in Llama 4, must carry information from earlier chunks."
     )
     formula = (
         r"p_{ts} > 0 \quad \mathrm{only\ where} \quad \lfloor t / c \rfloor = \lfloor s / c \rfloor, "
@@ -49,9 +49,9 @@ class Config(_heads.Config):
     )
     traps = (
         "a chunk is not a sliding window: the first position of a chunk sees nothing before itself",
-        "chunks are counted from the sequence's own first position: counted from the padding on the left, or from the "
-        "new position of a step, the borders lie elsewhere",
-        "a cache of chunk_size positions is enough, but what it holds of the chunk before must be hidden",
+        "chunks are counted from the sequence's first real position: counted from the padding on the left, or from "
+        "the new position of a step, their borders move",
+        "a cache of chunk_size positions is enough, but its entries of the chunk before must be hidden",
         "without causality a position sees the rest of its chunk, later positions too",
     )
 
@@ -65,13 +65,13 @@ class Config(_heads.Config):
         return self.chunk_size
 
     def exempt(self) -> dict[str, str]:
-        pattern = "keys of other chunks are hidden, too"
+        pattern = "keys of other chunks are hidden too"
         return {
-            "keys_have_no_order": "who sees whom depends on their positions",
+            "keys_have_no_order": "the mask depends on positions",
             "weights_add_up_to_one": pattern,
             "a_large_bias_decides": pattern,
             "indifferent_scores_share_evenly": pattern,
-            "hidden_keys_may_as_well_not_be_there": "where keys are left out, others change their chunk",
+            "hidden_keys_may_as_well_not_be_there": "without some keys, others belong to another chunk",
         }
 
 

@@ -18,34 +18,34 @@ class Config(Rotary, _base.Config):
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
-        causal: a position sees itself and what stands before it.
-        window: (left, right), how many positions before and after itself one sees; None is no limit. Models that
-            count a window of W tokens, the own one included, have left = W - 1.
+        causal: a position sees itself and earlier ones.
+        window: (left, right), how many positions before and after its own a query sees; None is no limit. A model
+            with a window of W tokens, the query's own included, has left = W - 1.
         softcap: scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training.
         qkv_bias: biases on the projections of queries, keys, values and gates.
         output_bias: a bias on the output projection.
-        norm: of queries and keys before they turn: "rms", "layer" (the mean is subtracted first), or None.
+        norm: of queries and keys before the rotation: "rms", "layer" (the mean is subtracted first), or None.
         norm_over: "head": each head by itself; "all": all heads of a position together.
-        norm_weight: "shared": one weight for all heads; "own": each head has its own; None: without.
-        norm_offset: what is added to the weight of the norm, which is kept less this: 1.0 in Gemma 3 and Qwen3-Next.
+        norm_weight: "shared": one weight for all heads; "own": each head has its own; None: no weight.
+        norm_offset: added to the stored norm weight; 1.0 in Gemma 3 and Qwen3-Next.
         norm_eps: added under the root.
-        sinks: each head has a learned score for seeing nothing.
-        gate: what a head found is multiplied, number by number, with a sigmoid of the input.
-        rope_base: pair i turns by rope_base^(-2i / rotary_dim) from one position to the next; None: nothing turns.
-        rotary_dim: how many numbers of a head turn, the first ones; head_dim by default.
-        layout: "half", a pair is a number of the first half and one of the second (Llama, GPT-NeoX), or
+        sinks: each head has a learned score that takes part in the softmax and has no value.
+        gate: each head's output is multiplied, element by element, by a sigmoid of the input.
+        rope_base: pair i rotates by rope_base^(-2i / rotary_dim) per position; None: no rotation.
+        rotary_dim: how many dimensions of a head are rotated, the first ones; head_dim by default.
+        layout: "half", a pair is one dimension of the first half and one of the second (Llama, GPT-NeoX), or
             "interleaved", two neighbours (GPT-J, Cohere).
-        max_positions: what positions stay under where a call gives them; without it a call can't.
+        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
         scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
-            or "longrope". "dynamic" and "longrope" look at the length: that of a full pass, `max_length` of a cache
-            when decoding, and max_positions where a call gives positions.
-        scaling_factor: how many times longer; of every kind, optional for "longrope".
-        original_max_positions: the length in training; of every kind but "linear".
-        low_freq_factor: "llama3": pairs that turn less often than this in the original length are slowed down fully.
-        high_freq_factor: "llama3": pairs that turn more often than this stay as they are.
-        beta_fast: "yarn": pairs that turn more often than this in the original length stay; 32 by default.
-        beta_slow: "yarn": pairs that turn less often than this are slowed down fully; 1 by default.
+            or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
+            when decoding, and max_positions if a call passes positions.
+        scaling_factor: how many times longer than in training; required for every kind, optional for "longrope".
+        original_max_positions: the length in training; required for every kind but "linear".
+        low_freq_factor: "llama3": pairs with fewer turns than this over the original length are slowed down fully.
+        high_freq_factor: "llama3": pairs with more turns than this stay as they are.
+        beta_fast: "yarn": pairs with more turns than this over the original length stay as they are; 32 by default.
+        beta_slow: "yarn": pairs with fewer turns than this are slowed down fully; 1 by default.
         truncate: "yarn": the ramp between the two begins and ends at whole pairs.
         attention_factor: "yarn", "longrope": factor on cosines and sines; from scaling_factor by default.
         short_factor: "longrope": divides each pair's angle, up to the original length.
@@ -56,8 +56,8 @@ class Config(Rotary, _base.Config):
     family = "heads"
     title = "Decoder attention"
     idea = (
-        "The models that write text agree on the frame, causal attention with shared heads of keys and values that "
-        "turn by their positions, and differ in what they add to it. Here each addition is a field."
+        "Decoder-only models share a frame, causal attention with grouped heads and rotary positions, and differ in "
+        "what they add to it. Here each addition is a field."
     )
     formula = (
         r"q_h = R\,\mathrm{norm}(x w_{q,h}),\quad k_g = R\,\mathrm{norm}(x w_{k,g}),\quad "
@@ -93,13 +93,14 @@ class Config(Rotary, _base.Config):
         "rope_base=None, qkv_bias, output_bias: gqa in one sequence",
     )
     traps = (
-        "queries and keys are normed before they turn; normed after, weights stand on numbers that have moved",
-        "Gemma 3 and Qwen3-Next keep norm weights less 1: norm_offset=1.0; left out, the norms are close to 0",
-        "transformers keeps Llama's w_q and w_k for layout='half'; Meta's own files are for 'interleaved'",
-        "a sliding window of 4096 tokens counts the own one: left is 4095",
+        "queries and keys are normalised before they are rotated; afterwards the norm's weights meet rotated "
+        "dimensions",
+        "Gemma 3 and Qwen3-Next store norm weights minus 1: norm_offset=1.0; without it the norms are close to 0",
+        "transformers stores Llama's w_q and w_k for layout='half'; Meta's own files are for 'interleaved'",
+        "a sliding window of 4096 tokens counts the query's own: left is 4095",
         "Cohere's norm has a weight for each head, Qwen 3's one for all, OLMo 2's norm is over all heads at once",
         "the scale of Gemma is that of query_pre_attn_scalar, not of head_dim",
-        "the gate multiplies what a head found before the output projection, not the output",
+        "the gate multiplies the heads' outputs before the output projection, not the layer's output",
     )
 
     d_model: int
@@ -161,8 +162,8 @@ class Config(Rotary, _base.Config):
             _base.require(learned, self.variant, "a norm with a weight for norm_offset=", got, "leave norm_offset out")
         if self.rope_base is not None or self.scaling is not None or self.rotary_dim is not None:
             self.check_rotary()
-            turns = self.rope_base is not None
-            _base.require(turns, self.variant, "rope_base for scaling= or rotary_dim=", "none", "set rope_base=")
+            rotates = self.rope_base is not None
+            _base.require(rotates, self.variant, "rope_base for scaling= or rotary_dim=", "none", "set rope_base=")
 
     def _fit(self, fits: bool, name: str, by: str) -> None:
         got = f"{name}={getattr(self, name)}, {by}={getattr(self, by)}"
@@ -173,53 +174,53 @@ class Config(Rotary, _base.Config):
         return {"d": self.d_model, "h": h, "g": self.num_kv_heads or h, "k": k, "v": self.value_head_dim or k}
 
     def own_params(self) -> dict[str, Param]:
-        found = {"w_q": Param("d h k", "d"), "w_k": Param("d g k", "d"), "w_v": Param("d g v", "d")}
+        params = {"w_q": Param("d h k", "d"), "w_k": Param("d g k", "d"), "w_v": Param("d g v", "d")}
         biases = {"b_q": Param("h k", "d"), "b_k": Param("g k", "d"), "b_v": Param("g v", "d")}
         if self.gate:
-            found |= {"w_gate": Param("d h v", "d")}
+            params |= {"w_gate": Param("d h v", "d")}
             biases |= {"b_gate": Param("h v", "d")}
-        found |= {"w_o": Param("h v d", "h v")}
-        found |= biases if self.qkv_bias else {}
-        found |= {"b_o": Param("d", "h v")} if self.output_bias else {}
+        params |= {"w_o": Param("h v d", "h v")}
+        params |= biases if self.qkv_bias else {}
+        params |= {"b_o": Param("d", "h v")} if self.output_bias else {}
         start = 1.0 - self.norm_offset
         if self.norm is not None and self.norm_weight == "shared":
-            found |= {"w_q_norm": Param("k", "k", start=start), "w_k_norm": Param("k", "k", start=start)}
+            params |= {"w_q_norm": Param("k", "k", start=start), "w_k_norm": Param("k", "k", start=start)}
         if self.norm is not None and self.norm_weight == "own":
-            found |= {"w_q_all": Param("h k", "k", start=start), "w_k_all": Param("g k", "k", start=start)}
-        return found | ({"sinks": Param("h", "k")} if self.sinks else {})
+            params |= {"w_q_all": Param("h k", "k", start=start), "w_k_all": Param("g k", "k", start=start)}
+        return params | ({"sinks": Param("h", "k")} if self.sinks else {})
 
     def arguments(self) -> dict[str, Arg]:
-        found = {
+        arguments = {
             "query": Arg("b t d"),
             "mask": Arg("b h t t", "mask", optional=True),
             "bias": Arg("b h t t", "bias", optional=True),
             "keep": Arg("b h t t", "keep", optional=True),
         }
         if self.max_positions is not None:
-            found["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
-        return found
+            arguments["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
+        return arguments
 
-    def check(self, dtype: str | None, **given: Spec | None) -> dict[str, int]:
-        self.check_positions(given.get("positions"))
-        return super().check(dtype, **given)
+    def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
+        self.check_positions(specs.get("positions"))
+        return super().check(dtype, **specs)
 
     def exempt(self) -> dict[str, str]:
-        found = {}
+        reasons = {}
         if self.rope_base is not None:
-            found["keys_have_no_order"] = "scores depend on the distance of queries and keys"
+            reasons["keys_have_no_order"] = "scores depend on the distance of queries and keys"
         if self.norm is not None:
-            found["twice_the_scores_square_the_weights"] = "larger queries are brought to the same length"
-            found["the_scale_belongs_to_the_queries"] = "larger queries are brought to the same length"
+            reasons["twice_the_scores_square_the_weights"] = "larger queries are normalised to the same length"
+            reasons["the_scale_belongs_to_the_queries"] = "larger queries are normalised to the same length"
         if self.norm is not None and self.norm_over == "all":
-            found["heads_stand_alone"] = "a head is divided by what the others have too"
+            reasons["heads_stand_alone"] = "the norm of a head depends on the other heads"
         if self.sinks:
-            found["weights_add_up_to_one"] = "the sink takes a part of every row's 1"
-            found["a_constant_on_all_scores_changes_nothing"] = "the sink's score stays where it is"
-            found["twice_the_scores_square_the_weights"] = "the sink's score stays where it is"
-            found["indifferent_scores_share_evenly"] = "the sink takes a part of every row's 1"
+            reasons["weights_add_up_to_one"] = "the sink takes a share of every row"
+            reasons["a_constant_on_all_scores_changes_nothing"] = "the sink's score stays where it is"
+            reasons["twice_the_scores_square_the_weights"] = "the sink's score stays where it is"
+            reasons["indifferent_scores_share_evenly"] = "the sink takes a share of every row"
         if self.gate:
-            found["the_output_is_the_weights_times_the_values"] = "the gate stands between them"
-        return found
+            reasons["the_output_is_the_weights_times_the_values"] = "the gate comes between them"
+        return reasons
 
     def cached(self) -> dict[str, str]:
         return {"k": "b s g k", "v": "b s g v"} if self.causal else {}

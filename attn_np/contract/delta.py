@@ -1,4 +1,4 @@
-"""Delta rule: a key's old value is taken out of the state before the new one is written."""
+"""Delta rule: a key's old value is removed from the state before the new one is written."""
 
 from dataclasses import dataclass
 
@@ -39,9 +39,11 @@ class Config(_base.Config):
     notation = {
         "S_t": "states on the tape, state in the cache: transposed, keys by values",
         "beta_t (writing strength)": "beta",
-        "v_t^new, u_t (pseudo-values)": "corrected: what is written for a key",
+        "v_t^new, u_t (pseudo-values)": "corrected: the value written for a key",
         "T = (I + tril(diag(beta) K K^T, -1))^-1": "pairs is the part below the diagonal, inverse its T without beta",
-        "W, U": "erasing, writing: what a chunk takes out of the state before it, and what it would write without one",
+        "W, U": (
+            "erasing, writing: what a chunk removes from the state before it, and what it would write into an empty one"
+        ),
     }
     cost = "time b t h k v, plus b t c h (k + v + c) within chunks of c; the state is b h k v"
     paper = (
@@ -52,8 +54,8 @@ class Config(_base.Config):
     equals = ("the three forms: each other", "no decay, no gate, silu on the values: gated_delta")
     traps = (
         "keys that are not of length 1 make I - beta k k^T grow, and the state with it",
-        "what is looked up is the state before this position faded or wrote anything, by its own key",
-        "the triangular system is solved row by row: a row needs the corrected rows before it, not the given ones",
+        "the lookup is in the state before this position writes, by this position's own key",
+        "the triangular system is solved row by row: a row needs the corrected rows before it, not the original ones",
         "silu comes before the norm of queries and keys",
     )
 
@@ -85,14 +87,14 @@ class Config(_base.Config):
         return {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
 
     def own_params(self) -> dict[str, Param]:
-        found = {
+        params = {
             "w_q": Param("d h k", "d"),
             "w_k": Param("d h k", "d"),
             "w_v": Param("d h v", "d"),
             "w_beta": Param("d h", "d"),
             "w_o": Param("h v d", "h v"),
         }
-        return found | ({"w_norm": Param("v", "", start=1.0)} if self.use_norm else {})
+        return params | ({"w_norm": Param("v", "", start=1.0)} if self.use_norm else {})
 
     def arguments(self) -> dict[str, Arg]:
         return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}

@@ -1,4 +1,4 @@
-"""Differential attention: the difference of two softmax maps, so that what both see cancels."""
+"""Differential attention: the difference of two softmax maps, in which their common noise cancels."""
 
 from dataclasses import dataclass
 from math import exp
@@ -10,7 +10,7 @@ from attn_np.contract._rotary import Rotary
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Rotary, mha.Config):
-    """Fields of differential attention: those of multi-head attention, and what the second map is multiplied by.
+    """Fields of differential attention: those of multi-head attention, and the factor of the second map.
 
     Attributes:
         d_model: width of queries and outputs.
@@ -25,15 +25,15 @@ class Config(Rotary, mha.Config):
         softcap: scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training, after the maps are subtracted.
         use_bias: biases on the four projections.
-        lambda_init: what the factor of the second map starts from, in [0, 1); from the depth by default.
-        depth: number of the layer from 1; without lambda_init that is 0.8 - 0.6 exp(-0.3 (depth - 1)).
+        lambda_init: the constant part of the second map's factor, in [0, 1); from the depth by default.
+        depth: index of the layer, from 1; lambda_init is 0.8 - 0.6 exp(-0.3 (depth - 1)) by default.
         num_kv_heads: how many heads of keys and values there are; num_heads by default, which it must divide.
-        norm_weight: the norm of what a head found has a weight.
+        norm_weight: the norm of each head's output has a weight.
         norm_eps: added under the root of that norm.
-        rope_base: pair i of a map's queries and keys turns by rope_base^(-2i / head_dim) from one position to the next,
-            in self-attention; None: nothing turns.
-        layout: "half", a pair is a number of the first half and one of the second, or "interleaved", two neighbours.
-        max_positions: what positions stay under where a call gives them; without it a call can't.
+        rope_base: pair i of a map's queries and keys rotates by rope_base^(-2i / head_dim) per position, in
+            self-attention; None: no rotation.
+        layout: "half", a pair is one dimension of each half, or "interleaved", two neighbours.
+        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
     """
 
     layer = "DifferentialAttention"
@@ -62,10 +62,11 @@ class Config(Rotary, mha.Config):
     paper = "Ye et al. 2024, Differential Transformer, arXiv:2410.05258, section 2.1, equations 1 to 3"
     equals = ("without the second map, the norm and its factor: mha",)
     traps = (
-        "1 - lambda_init stands behind the norm and is fixed; 1 - lambda is something else",
-        "the norm is of each head by itself: over all heads at once it is another function",
-        "two softmaxes, each of them over its own scores; the softmax of a difference is one",
-        "the vectors of both maps turn by their positions, by the same angles; the values do not",
+        "the factor after the norm is 1 - lambda_init, which is fixed; 1 - lambda is something else",
+        "each head is normalised by itself: a norm over all heads at once is another function",
+        "two softmaxes, each over its own scores, are subtracted; one softmax of the scores' difference is another "
+        "function",
+        "queries and keys of both maps are rotated by the same angles; the values are not rotated",
         "default widths: head_dim is half of what it is in mha, and the values are twice as wide as the keys",
     )
 
@@ -93,7 +94,13 @@ class Config(Rotary, mha.Config):
         self.positive("depth")
         start = self.lambda_init
         fits = start is None or 0 <= start < 1
-        require(fits, self.variant, "lambda_init in [0, 1)", repr(start), "it is what the second map starts from")
+        require(
+            fits,
+            self.variant,
+            "lambda_init in [0, 1)",
+            repr(start),
+            "it is the constant part of the second map's factor",
+        )
         self.positive("num_kv_heads")
         require(
             self.num_heads % (self.num_kv_heads or self.num_heads) == 0,
@@ -105,23 +112,27 @@ class Config(Rotary, mha.Config):
         self.flag("norm_weight")
         self.number("norm_eps", above=0.0)
         self.check_rotary()
-        turns = self.rope_base is not None
-        for name in ("key_dim", "value_dim") if turns else ("max_positions",):
-            words = f"no {name} {'with' if turns else 'without'} rope_base"
-            todo = "positions turn one sequence: leave it out" if turns else "nothing turns: leave it out"
+        rotates = self.rope_base is not None
+        for name in ("key_dim", "value_dim") if rotates else ("max_positions",):
+            words = f"no {name} {'with' if rotates else 'without'} rope_base"
+            todo = (
+                "rotary positions are for self-attention: leave it out"
+                if rotates
+                else "nothing is rotated: leave it out"
+            )
             require(getattr(self, name) is None, self.variant, words, repr(getattr(self, name)), todo)
 
     def rotary_width(self) -> int:
         return 0 if self.rope_base is None else self.sizes()["k"]
 
     def start(self) -> float:
-        """The constant part of the second map's factor: lambda_init, or what follows from the depth."""
+        """The constant part of the second map's factor: lambda_init, or its default for the depth."""
         return 0.8 - 0.6 * exp(-0.3 * (self.depth - 1)) if self.lambda_init is None else self.lambda_init
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads // 2
-        own = {"g": self.num_kv_heads or self.num_heads, "k": k, "v": self.value_head_dim or 2 * k, "r": 2}
-        return super().sizes() | own
+        widths = {"g": self.num_kv_heads or self.num_heads, "k": k, "v": self.value_head_dim or 2 * k, "r": 2}
+        return super().sizes() | widths
 
     def own_params(self) -> dict[str, Param]:
         pairs = {
@@ -139,39 +150,39 @@ class Config(Rotary, mha.Config):
     def arguments(self) -> dict[str, Arg]:
         if self.rope_base is None:
             return super().arguments()
-        found = {
+        arguments = {
             "query": Arg("b t d"),
             "mask": Arg("b h t t", "mask", optional=True),
             "bias": Arg("b h t t", "bias", optional=True),
             "keep": Arg("b h t t", "keep", optional=True),
         }
         if self.max_positions is not None:
-            found["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
-        return found
+            arguments["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
+        return arguments
 
-    def check(self, dtype: str | None, **given: Spec | None) -> dict[str, int]:
-        self.check_positions(given.get("positions"))
+    def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
+        self.check_positions(specs.get("positions"))
         if self.rope_base is not None:
             for name in ("key", "value"):
-                todo = "positions turn one sequence: leave it out, or set rope_base=None"
-                require(given.get(name) is None, self.variant, f"no {name} with rope_base", "some", todo)
-        found = super().check(dtype, **given)
-        return {"s": found["t"]} | found
+                todo = "rotary positions are for self-attention: leave it out, or set rope_base=None"
+                require(specs.get(name) is None, self.variant, f"no {name} with rope_base", "some", todo)
+        sizes = super().check(dtype, **specs)
+        return {"s": sizes["t"]} | sizes
 
     def cached(self) -> dict[str, str]:
         return {"k": "b s g r k", "v": "b s g v"} if self.causal else {}
 
     def exempt(self) -> dict[str, str]:
-        found = {}
+        reasons = {}
         if self.rope_base is not None and not self.causal and self.window is None:
-            found["keys_have_no_order"] = "scores depend on the distance of queries and keys"
-        return found | {
+            reasons["keys_have_no_order"] = "scores depend on the distance of queries and keys"
+        return reasons | {
             "weights_add_up_to_one": "the weights are the difference of two maps",
             "indifferent_scores_share_evenly": "the weights are the difference of two maps",
             "a_large_bias_decides": "the weights are the difference of two maps",
             "twice_the_scores_square_the_weights": "the weights are the difference of two maps",
-            "the_output_is_linear_in_the_values": "what the heads find is normalised",
-            "the_output_is_the_weights_times_the_values": "what the heads find is normalised",
+            "the_output_is_linear_in_the_values": "the heads' outputs are normalised",
+            "the_output_is_the_weights_times_the_values": "the heads' outputs are normalised",
         }
 
 

@@ -18,7 +18,7 @@ class Config(_heads.Config):
         causal: query i sees the keys up to its own position.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
-        dilation: how far apart the keys are that a query sees.
+        dilation: the distance between neighbouring keys that a query sees.
         steps: (left, right), how many such keys before and after its own position a query sees; None is no limit.
     """
 
@@ -49,10 +49,10 @@ class Config(_heads.Config):
     )
     traps = (
         "steps count keys, not positions: the reach to the left is steps * dilation positions",
-        "multiples are counted from the query's own position: counted from the first key, as in a strided pattern with "
-        "summary positions, every query of a residue would see keys of another",
-        "a remainder of negative distances has the sign of the distance in some languages: compare it with 0 only",
-        "every layer with the same dilation leaves residues that never meet",
+        "multiples are counted from the query's own position: counted from the first key, as in a strided pattern "
+        "with summary positions, a query would see keys of another residue",
+        "in some languages the remainder of a negative distance is negative: compare it with 0 only",
+        "if every layer has the same dilation, positions of different residues never meet",
     )
 
     dilation: int
@@ -68,9 +68,9 @@ class Config(_heads.Config):
         return None if left is None else left * self.dilation + 1
 
     def exempt(self) -> dict[str, str]:
-        pattern = "keys between the steps are hidden, too"
+        pattern = "keys between the steps are hidden too"
         return {
-            "keys_have_no_order": "who sees whom depends on their positions",
+            "keys_have_no_order": "the mask depends on positions",
             "weights_add_up_to_one": pattern,
             "a_large_bias_decides": pattern,
             "indifferent_scores_share_evenly": pattern,

@@ -18,15 +18,15 @@ class Config(_heads.Config):
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         scale: factor on the scores, all terms; 1/sqrt(head_dim * number of terms) by default.
-        causal: a position sees itself and what stands before it. The paper's encoder has none.
+        causal: a position sees itself and earlier ones. The paper's encoder is not causal.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
-        max_distance: k of the paper: distances from -k + 1 to k - 1 are told apart, the others share the outer two.
+        max_distance: k of the paper: distances from -k + 1 to k - 1 have a row each, others share the outer two.
         terms: beside content to content: "c2p", "p2c" or both.
-        buckets: embeddings of one side, 2 in all for each; max_distance by default. Where there are fewer, distances up
-            to half of them have one each, and larger ones share them in buckets that grow with the distance.
+        buckets: embeddings of one side, twice as many in all; max_distance by default. With fewer, distances up to half
+            of them have one each, and larger ones share them in buckets that grow with the distance.
         p2c_view: whose view of a distance position to content looks up: "key" (the paper) or "query" (the models).
-        shared: embeddings are projected by w_q and w_k with their biases, not by weights of their own.
+        shared: embeddings are projected by w_q and w_k with their biases, not by separate weights.
         norm_rel: embeddings have a layer norm before they are projected.
         norm_eps: added under its root.
     """
@@ -109,8 +109,8 @@ class Config(_heads.Config):
 
     def signed_buckets(self) -> tuple[int, ...]:
         """The bucket of every distance from -max_distance to max_distance: negative for negative ones."""
-        found = buckets(self.span(), self.max_distance)
-        return (*(-x for x in found[:0:-1]), *found)
+        positive = buckets(self.span(), self.max_distance)
+        return (*(-x for x in positive[:0:-1]), *positive)
 
     def sizes(self) -> dict[str, int]:
         return super().sizes() | {"x": 2 * self.span()}
@@ -139,12 +139,12 @@ def buckets(count: int, most: int) -> tuple[int, ...]:
     m)^n: the authors' formula, m + ceil((m - 1) log(d / m) / log((most - 1) / m)), without logarithms, in integers.
     """
     half, n = count // 2, 0
-    found: list[int] = list(range(half + 1))
+    bucket_of: list[int] = list(range(half + 1))
     for distance in range(half + 1, most + 1):
         while distance ** (half - 1) * half**n > (most - 1) ** n * half ** (half - 1):
             n += 1
-        found.append(half + n)
-    return tuple(found)
+        bucket_of.append(half + n)
+    return tuple(bucket_of)
 
 
 PRESETS = {

@@ -23,8 +23,8 @@ class Config(_base.Config):
     family = "dense"
     title = "Dot-product attention"
     idea = (
-        "A query is compared with every key by a dot product. A softmax turns the scores into weights, and "
-        "the answer is the weighted average of the values: what resembles the query most counts most."
+        "A query is compared with every key by a dot product. A softmax turns the scores into weights, and the answer "
+        "is the weighted average of the values: the keys that resemble the query most count most."
     )
     formula = (
         r"y_t = \sum_s p_{ts}\, v_s, \qquad "
@@ -41,7 +41,7 @@ class Config(_base.Config):
         "Vaswani et al. 2017, Attention Is All You Need, arXiv:1706.03762, section 3.2.1; over the queries: "
         "Locatello et al. 2020, Object-Centric Learning with Slot Attention, arXiv:2006.15055, section 2.1"
     )
-    equals = ("what every head of mha does, and self_attention after its projections",)
+    equals = ("every head of mha, and self_attention after its projections",)
     traps = (
         "softmax over axis 1 of (b, t, s) is a softmax over the queries: the weights of one query no longer "
         "add up to 1, and with a single query every weight is 1, so that the output is the plain sum of the "

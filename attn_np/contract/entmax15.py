@@ -28,9 +28,9 @@ class Config(mha.Config):
     family = "scores"
     title = "1.5-entmax attention"
     idea = (
-        "Softmax gives every key a weight, sparsemax cuts most of them off, and at the cut its gradient jumps. Halfway "
-        "between stands a square: how far half the score lies above a threshold, squared. What lies below weighs "
-        "exactly 0, and weight and gradient both fade to 0 on the way there."
+        "Softmax gives every key a weight, sparsemax cuts most of them off, and at the cut its gradient jumps. "
+        "Halfway between the two, a weight is the square of how far half the score lies above a threshold. Keys below "
+        "the threshold weigh exactly 0, and weight and gradient both fade to 0 on the way there."
     )
     formula = (
         r"y = b_o + \sum_h \mathrm{entmax}_{1.5}\!\left(\tfrac{1}{\sqrt{K}}\, q_h k_h^\top\right) v_h\, w_{o,h}, \quad "
@@ -46,14 +46,14 @@ class Config(mha.Config):
     }
     cost = "time b t s h (k + v + log s), for the sorting; memory b h t s"
     paper = "Peters, Niculae and Martins 2019, Sparse Sequence-to-Sequence Models, arXiv:1905.05702, algorithm 2"
-    equals = ("one key in sight, or one score ahead of all others by 2: the weights of `hard` attention",)
+    equals = ("one visible key, or one score ahead of all others by 2: the weights of `hard` attention",)
     traps = (
         "the scores are halved before the threshold and the differences squared after it: without either the weights "
         "still add up to 1",
         "half the largest score lies at most 1 above the threshold: the search for it needs no wider interval",
-        "the mean square less the squared mean cancels: in float32 long rows lose their digits",
-        "the gradient is that of weights by the roots of the probs, not by the probs: dp less its mean under them",
-        "hidden keys are taken away before the sorting: a hidden score of 0 would raise the threshold",
+        "the mean square minus the squared mean cancels: in float32 long rows lose their digits",
+        "the gradient is weighted by the roots of the probs, not by the probs: dp minus its mean under these roots",
+        "hidden keys are removed before the sorting: a hidden score of 0 would raise the threshold",
     )
 
     def exempt(self) -> dict[str, str]:

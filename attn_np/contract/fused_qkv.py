@@ -16,8 +16,8 @@ class Config(_base.Config):
         head_dim: width of a head's queries, keys and values; d_model / num_heads by default, which must then
             divide.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
-        causal: a position sees itself and what stands before it.
-        window: (left, right), how many positions before and after itself one sees; None is no limit.
+        causal: a position sees itself and earlier ones.
+        window: (left, right), how many positions before and after its own a query sees; None is no limit.
         softcap: scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the projections.
@@ -97,14 +97,14 @@ class Config(_base.Config):
         }
 
     def own_params(self) -> dict[str, Param]:
-        found = {"w_qkv": Param("d p h k", "d")}
+        params = {"w_qkv": Param("d p h k", "d")}
         if self.use_output:
-            found |= {"w_o": Param("h k d", "h k")}
+            params |= {"w_o": Param("h k d", "h k")}
         if self.use_bias:
-            found |= {"b_qkv": Param("p h k", "d")}
+            params |= {"b_qkv": Param("p h k", "d")}
         if self.use_bias and self.use_output:
-            found |= {"b_o": Param("d", "h k")}
-        return found
+            params |= {"b_o": Param("d", "h k")}
+        return params
 
     def arguments(self) -> dict[str, Arg]:
         return {

@@ -1,4 +1,4 @@
-"""Gated attention: what every head found passes a gate that its query opens."""
+"""Gated attention: every head's output is multiplied by a gate that is computed from the layer's input."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from attn_np.contract._base import Param
 
 @dataclass(frozen=True, kw_only=True)
 class Config(mha.Config):
-    """Fields of gated attention: those of multi-head attention and what a gate stands for.
+    """Fields of gated attention: those of multi-head attention and the kind of gate.
 
     Attributes:
         d_model: width of queries and outputs.
@@ -23,15 +23,15 @@ class Config(mha.Config):
         softcap: scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections and on the gates.
-        gate: "element" for a gate on every number that a head found, "head" for one gate on all of them.
+        gate: "element": one gate for every dimension of a head's output; "head": one gate for all of them.
     """
 
     layer = "GatedAttention"
     family = "dense"
     title = "Gated attention"
     idea = (
-        "A softmax must look somewhere, even where nothing is worth it. A gate behind the average lets each position "
-        "say how much of what its heads found it takes, and no key has to serve as a place to look away to."
+        "A softmax must look somewhere, even where nothing is worth it. A gate after the average lets each position "
+        "say how much of its heads' outputs it takes, and no key has to serve as a place to look away to."
     )
     formula = (
         r"y = b_o + \sum_h \left(\mathrm{softmax}\!\left(\tfrac{1}{\sqrt{K}}\, q_h k_h^\top\right) v_h \odot "
@@ -52,9 +52,9 @@ class Config(mha.Config):
     )
     equals = ("gates wide open: mha", "gates without weights and biases: mha with half of its w_o")
     traps = (
-        "the gate is computed from the layer's input, not from the projected query and not from what was found",
-        "it stands before the output projection: behind it, it would mix the heads first",
-        "each head has gates of its own, also where there is one for each head",
+        "the gate is computed from the layer's input, not from the projected query and not from the head's output",
+        "the gate comes before the output projection: after it, the heads would be mixed already",
+        "each head has its own gates, also with gate='head'",
         "sigmoid alone: SiLU would multiply by the gate's score once more",
     )
 
@@ -73,7 +73,7 @@ class Config(mha.Config):
         return weights | {"b_gate": Param("h f", "d")} if self.use_bias else weights
 
     def exempt(self) -> dict[str, str]:
-        return {"the_output_is_the_weights_times_the_values": "gates stand between what the heads find and the output"}
+        return {"the_output_is_the_weights_times_the_values": "gates come between the heads and the output"}
 
 
 EXAMPLES = {

@@ -22,17 +22,17 @@ class Config(_base.Config):
             from chunk to chunk, "parallel" takes the sequence as one chunk.
         chunk_size: positions of a chunk.
         eps: added under the roots of the norms of queries, keys and contexts.
-        conv_size: how many positions, its own the last, a convolution of each number of queries, keys and values spans
-            before SiLU; None: there is none.
+        conv_size: how many positions, the current one last, a convolution spans; it acts on each dimension of queries,
+            keys and values before SiLU. None: no convolution.
     """
 
     layer = "GatedDeltaRule"
     family = "linear"
     title = "Gated delta rule"
     idea = (
-        "The delta rule replaces one value at a time and cannot clear its state; a fading state forgets everything at "
-        "once. Here each position does both: it says how much of the whole state stays, and what is written for its "
-        "own key."
+        "The delta rule replaces one value at a time and cannot clear its state; a decaying state forgets everything "
+        "at once. Here each position does both: it says how much of the whole state stays, and what is written for "
+        "its own key."
     )
     formula = (
         r"s_t = \alpha_t s_{t-1} + \beta_t\, k_t \left(\mathrm{silu}(v_t) - \alpha_t s_{t-1}^\top k_t\right)^\top,"
@@ -42,12 +42,14 @@ class Config(_base.Config):
     )
     notation = {
         "S_t": "states on the tape, state in the cache: transposed, keys by values",
-        "v_t of the paper, behind its SiLU": "v_silu on the tape; q_unit and k_unit are behind SiLU and norm",
+        "v_t of the paper, after its SiLU": "v_silu on the tape; q_unit and k_unit are after SiLU and norm",
         "alpha_t": "exp of fade on the tape, fade = -exp(a_log) softplus(a) with a = x w_a + dt_bias",
         "gamma_t (product of alphas in a chunk)": "exp of the running sum of fade",
-        "beta_t, and u_t (pseudo-values)": "beta, and corrected: what is written for a key",
+        "beta_t, and u_t (pseudo-values)": "beta, and corrected: the value written for a key",
         "conv1d.weight of Qwen3-Next": "w_q_conv, w_k_conv, w_v_conv: for all numbers of q, k and v in one array there",
-        "W, U": "erasing, writing: what a chunk takes out of the state before it, and what it would write without one",
+        "W, U": (
+            "erasing, writing: what a chunk removes from the state before it, and what it would write into an empty one"
+        ),
         "A_log, dt_bias, in_proj_qkvz, in_proj_ba of Qwen3-Next": "a_log, dt_bias; w_q w_k w_v w_g, w_beta w_a",
         "A and the step at the start": "from 1 to 16 and from 0.001 to 0.1, spread over the heads where Mamba 2 draws",
     }
@@ -62,11 +64,11 @@ class Config(_base.Config):
     )
     traps = (
         "the state fades before the key's old value is looked up, not after",
-        "products of alphas are kept as sums of logarithms and compared by pairs: their quotients overflow",
+        "products of alphas are stored as sums of logarithms and subtracted pair by pair: their quotients overflow",
         "padding must neither fade the state nor write",
         "silu is on queries, keys and values, the norm on queries and keys alone",
         "published models have a short convolution on q, k and v, conv_size=4: without it their weights do not fit",
-        "the convolution looks back: the last of its weights is that of the own position",
+        "the convolution looks back: the last of its weights is that of the current position",
     )
 
     d_model: int
@@ -116,11 +118,11 @@ class Config(_base.Config):
         }
 
     def rates(self) -> tuple[float, ...]:
-        """What `a_log` starts at: decays from 1 to 16."""
+        """Initial values of `a_log`: decays from 1 to 16."""
         return spread(log(1.0), log(16.0), self.num_heads)
 
     def steps(self) -> tuple[float, ...]:
-        """What `dt_bias` starts at: steps from 0.001 to 0.1, before the softplus that makes them."""
+        """Initial values of `dt_bias`: the softplus makes steps from 0.001 to 0.1 of them."""
         return tuple(log(expm1(exp(step))) for step in spread(log(0.001), log(0.1), self.num_heads))
 
     def arguments(self) -> dict[str, Arg]:
@@ -136,7 +138,7 @@ class Config(_base.Config):
 
 
 def spread(low: float, high: float, n: int) -> tuple[float, ...]:
-    """Numbers from low to high at equal distances; one alone is in the middle."""
+    """n numbers from low to high at equal distances; a single one is in the middle."""
     return tuple(low + (high - low) * i / (n - 1) for i in range(n)) if n > 1 else ((low + high) / 2,)
 
 

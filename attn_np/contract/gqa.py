@@ -30,8 +30,8 @@ class Config(mha.Config):
     family = "dense"
     title = "Grouped-query attention"
     idea = (
-        "While a text is written, every step reads the keys and values of all positions before it, and reading them is "
-        "what takes the time. If several query heads share one head of keys and values, there is less to read."
+        "While a model writes text, every step reads the keys and values of all positions before it, and reading them "
+        "is what takes the time. If several query heads share one head of keys and values, there is less to read."
     )
     formula = (
         r"y = b_o + \sum_h \mathrm{softmax}\!\left(\tfrac{1}{\sqrt{K}}\, q_h k_{\lfloor h / r \rfloor}^\top\right) "
@@ -53,11 +53,11 @@ class Config(mha.Config):
         "num_kv_heads=1: multi-query attention",
     )
     traps = (
-        "consecutive query heads share (h // r); repeating the heads as a block (h % g), or torch's repeat in place of "
+        "consecutive query heads share (h // r); repeating the heads as a block (h % g), or torch's repeat instead of "
         "repeat_interleave, gives the right shape and the wrong numbers",
-        "the cache holds the g heads; repeated before they are kept, nothing is saved",
+        "the cache holds the g heads; repeating them before they are cached saves nothing",
         "the gradient of a shared head is the sum over its group",
-        "making groups of a trained model: the paper takes the mean of the projections in a group, not the first",
+        "to convert a trained model, the paper takes the mean of the projections in a group, not the first",
     )
 
     num_kv_heads: int

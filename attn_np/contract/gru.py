@@ -39,7 +39,7 @@ class Config(_base.Config):
     Attributes:
         input_dim: width of the input.
         hidden_dim: width of the state, which is also the output.
-        num_layers: how many layers stand on each other, each reading the states of the one below.
+        num_layers: how many layers are stacked, each reading the states of the one below.
         dropout: share of a layer's outputs set to 0 in training, on the way to the next layer.
         use_bias: two biases for each gate, one beside each product.
     """
@@ -76,7 +76,7 @@ class Config(_base.Config):
         "the paper resets the state before the recurrent product, PyTorch the product: the numbers differ",
         "some layers keep one bias for each gate (flax.nnx.GRUCell has none on the recurrent product of n): "
         "they cannot hold weights trained with two",
-        "the order of the gates differs (Keras z r h, PyTorch r z n), and so does what z = 1 means: here the "
+        "the order of the gates differs (Keras z r h, PyTorch r z n), and so does the meaning of z = 1: here the "
         "state stays",
     )
 
@@ -93,7 +93,7 @@ class Config(_base.Config):
         self.flag("use_bias")
 
     def sizes(self) -> dict[str, int]:
-        """`l` counts the layers, `w` the ways from one to the next."""
+        """`l` counts the layers, `w` the connections between them."""
         return {
             "d": self.input_dim,
             "e": self.hidden_dim,

@@ -1,4 +1,4 @@
-"""Hard attention: every query looks at one key only; the softmax stays behind for the gradient."""
+"""Hard attention: every query takes one key only; a softmax serves for the gradient."""
 
 from dataclasses import dataclass
 
@@ -23,8 +23,8 @@ class Config(mha.Config):
         softcap: scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
-        estimator: "straight_through": the gradient is that of a softmax in the choice's place; "argmax": the choice
-            has no gradient, and queries and keys get none.
+        estimator: "straight_through": the gradient is that of a softmax; "argmax": the choice has no gradient, and
+            queries and keys get none.
         temperature: the softmax that gives the gradient is that of scores / temperature.
     """
 
@@ -54,14 +54,14 @@ class Config(mha.Config):
         "Xu et al. 2015, Show, Attend and Tell, arXiv:1502.03044, section 4.1; the draw by noise: Maddison, Mnih and "
         "Teh 2016, arXiv:1611.00712, section 2; its gradient: Jang, Gu and Poole 2016, arXiv:1611.01144, section 2.2"
     )
-    equals = ("one key in sight, or a scale so large that one key takes all: `mha`",)
+    equals = ("one visible key, or a scale so large that one key takes all: `mha`",)
     traps = (
         "hard - stop_gradient(soft) + soft rounds: the weights are no longer 0 and 1; hard + (soft - "
         "stop_gradient(soft)) is exact",
         "the temperature changes the gradient alone: the largest of scores / temperature is the same",
-        "the gradient of the softmax belongs to the noisy scores: without the noise it is another one's",
-        "hidden keys are taken away before the choice: a hidden largest score would leave the query nothing",
-        "of equal scores the first is chosen; rounding makes equal keys unequal, so which one it is says little",
+        "the softmax of the gradient is that of the noisy scores, not of the scores without noise",
+        "hidden keys are removed before the choice: if a hidden score were the largest, the query would get nothing",
+        "of equal scores the first is chosen; rounding makes equal keys unequal, so which one it is means little",
         "softmax of the scores times their temperature, not divided by it",
     )
 
@@ -84,9 +84,9 @@ class Config(mha.Config):
         )
 
     def arguments(self) -> dict[str, Arg]:
-        found = super().arguments()
-        keep = found.pop("keep")
-        return found | {"noise": Arg("b h t s", "bias", optional=True), "keep": keep}
+        arguments = super().arguments()
+        keep = arguments.pop("keep")
+        return arguments | {"noise": Arg("b h t s", "bias", optional=True), "keep": keep}
 
     def exempt(self) -> dict[str, str]:
         return {

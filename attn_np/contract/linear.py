@@ -1,4 +1,4 @@
-"""Linear attention: a feature map in the place of the softmax, so that a state of fixed size sums up the keys."""
+"""Linear attention: a feature map instead of the softmax, so that a state of fixed size sums up the keys."""
 
 from dataclasses import dataclass
 
@@ -19,10 +19,10 @@ class Config(_base.Config):
         value_head_dim: width of a head's values; head_dim by default.
         causal: query i sees the keys up to its own position.
         form: how a causal layer is computed, with the same result: "parallel" scores all pairs, "recurrent" walks along
-            the sequence with a state, "chunked" does the one within chunks and the other between them. Where keys have
-            no order they are summed up once.
+            the sequence with a state, "chunked" does the one within chunks and the other between them. Without
+            causality the keys are summed up once.
         chunk_size: positions of a chunk.
-        normalize: what a query reads is divided by the sum of its weights.
+        normalize: the output of a query is divided by the sum of its weights.
         eps: added to that sum.
         use_bias: biases on the four projections.
     """
@@ -31,9 +31,9 @@ class Config(_base.Config):
     family = "linear"
     title = "Linear attention"
     idea = (
-        "Softmax weighs a key by exp(q k), which has to be computed for every pair. With phi(q) phi(k) in its place "
-        "the sums over the keys come first: phi(k) v summed up is a matrix of fixed size that any query can read. "
-        "Causal, that matrix is the state of a recurrent network."
+        "Softmax weighs a key by exp(q k), which has to be computed for every pair. With phi(q) phi(k) instead, the "
+        "sums over the keys come first: phi(k) v summed up is a matrix of fixed size that any query can read. Causal, "
+        "that matrix is the state of a recurrent network."
     )
     formula = (
         r"s_t = s_{t-1} + \phi(k_t)\, v_t^\top,\quad z_t = z_{t-1} + \phi(k_t),\quad "
@@ -53,7 +53,7 @@ class Config(_base.Config):
     )
     equals = (
         "the three forms: each other",
-        "causal, use_bias=False and weights of phi(q) phi(k) in its place: self_attention",
+        "causal, use_bias=False: self_attention with weights phi(q) phi(k)",
     )
     traps = (
         "elu(x) + 1 written as where(x > 0, x + 1, exp(x)) has NaN for a gradient where exp(x) overflows: guard it",
@@ -78,7 +78,9 @@ class Config(_base.Config):
         self.number("eps")
         self.one_of("form", FORMS)
         self.flag("causal", "normalize", "use_bias")
-        _base.require(self.eps >= 0, self.variant, "eps of at least 0", repr(self.eps), "a sum of weights gets it")
+        _base.require(
+            self.eps >= 0, self.variant, "eps of at least 0", repr(self.eps), "it is added to a sum of weights"
+        )
         if self.head_dim is None:
             _base.require(
                 self.d_model % self.num_heads == 0,

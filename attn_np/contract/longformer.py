@@ -1,4 +1,4 @@
-"""Longformer attention: a window of neighbours, and a few positions that see and are seen by all."""
+"""Longformer attention: a window of neighbours, and a few positions that see all and are seen by all."""
 
 from dataclasses import dataclass
 
@@ -27,16 +27,17 @@ class Config(_heads.BidirectionalConfig):
     family = "sparse"
     title = "Longformer attention"
     idea = (
-        "Most of what a word needs stands near it, so every position sees a window of neighbours. A few positions, "
-        "such as the one that a class is read from or the words of a question, are global: they see everything and "
-        "everything sees them, so that any two positions are two steps apart. They ask with projections of their own."
+        "Most of what a word needs is near it, so every position sees a window of neighbours. A few positions, such "
+        "as the one that a class is read from or the words of a question, are global: they see everything and "
+        "everything sees them, so that any two positions are two steps apart. They attend with projections of their "
+        "own."
     )
     formula = (
         r"t \ \mathrm{global}: \ q^g_t\ \mathrm{on\ all}\ k^g_s, v^g_s; \qquad \mathrm{else}: \ "
         r"q_t\ \mathrm{on}\ k_s, v_s \ \mathrm{where}\ |t - s| \leq w\ \mathrm{or}\ s\ \mathrm{global}"
     )
     notation = {
-        "w (window size)": "2 half_window, without the own position",
+        "w (window size)": "2 half_window, without the query's own position",
         "Q_s, K_s, V_s": "w_q, w_k, w_v: sliding window",
         "Q_g, K_g, V_g": "w_q_global, w_k_global, w_v_global",
     }
@@ -47,11 +48,11 @@ class Config(_heads.BidirectionalConfig):
         "with global positions alone: mha with the global projections",
     )
     traps = (
-        "a position that is not global asks a global one with the projections of the window, queries, keys and values: "
-        "the global ones serve the queries of global positions only",
+        "a local position sees a global one by the projections of the window, for queries, keys and values: the "
+        "global projections serve the queries of global positions only",
         "global attention goes both ways: a global position that is not seen by the others passes nothing on",
         "a window of w is w / 2 to each side in the paper and w keys to one side elsewhere",
-        "global projections begin as copies of the others; with separate random ones a pretrained model is lost",
+        "global projections begin as copies of the others; separate random ones spoil a pretrained model",
     )
 
     half_window: int
@@ -78,9 +79,9 @@ class Config(_heads.BidirectionalConfig):
         return "a window to both sides"
 
     def exempt(self) -> dict[str, str]:
-        pattern = "keys outside the window are hidden, too"
+        pattern = "keys outside the window are hidden too"
         return {
-            "keys_have_no_order": "who sees whom depends on their positions",
+            "keys_have_no_order": "the mask depends on positions",
             "weights_add_up_to_one": pattern,
             "a_large_bias_decides": pattern,
             "indifferent_scores_share_evenly": pattern,

@@ -1,4 +1,4 @@
-"""Luong attention: a query meets all keys, or few, in a dot product, through a matrix, or in a small network."""
+"""Luong attention: a query is compared with all keys, or few, by a dot product, a matrix or a small network."""
 
 from dataclasses import dataclass
 
@@ -28,8 +28,8 @@ class Config(_base.Config):
         "How well a query fits a key can be measured in three ways: by their dot product, which has nothing to learn; "
         "by a dot product through a matrix, which learns what to compare and lets the widths differ; by a small "
         "network that reads both. The scores are used as they are, unscaled. And a query need not look at all keys: "
-        "what is translated next stands near one place of the source, as far from its beginning as the query is from "
-        "its own, or where a small network expects it."
+        "the words to translate next are near one place of the source, at the query's own position or where a small "
+        "network expects them."
     )
     formula = (
         r"y_t = \sum_s \mathrm{softmax}_s(e_{ts})\, v_s, \qquad e_{ts} = q_t^\top k_s \ \ (\mathrm{dot}), \qquad "
@@ -41,7 +41,7 @@ class Config(_base.Config):
     )
     notation = {
         "h_t (target hidden state)": "a query, index t",
-        "h_s with a bar (source hidden states)": "the keys, which are the values too, index s",
+        "h_s with a bar (source hidden states)": "the keys, which are also the values, index s",
         "W_a of general": "w",
         "W_a of concat": "w_q on top of w_k, transposed",
         "v_a": "w_score",
@@ -54,7 +54,7 @@ class Config(_base.Config):
     }
     cost = (
         "dot: time b t s (d + v), memory b t s; general: and b t d i; concat: time b t s (e + v), memory b t s e; "
-        "local: as much here, 2 half_window + 1 in the place of s if the rest is skipped"
+        "local: as much here, 2 half_window + 1 instead of s if the rest is skipped"
     )
     paper = (
         "Luong, Pham, Manning 2015, Effective Approaches to Attention-based Neural Machine Translation, "
@@ -71,14 +71,15 @@ class Config(_base.Config):
         "the paper's scores are unscaled: with wide states those of dot and general grow and the softmax saturates",
         "w and its transpose, or the two halves of a joint matrix over [q; k] exchanged, have the same shapes where "
         "queries are as wide as keys, and raise no error",
-        "the query is the decoder's state of this step, h_t; additive attention in its first paper asks with the "
-        "state before it",
+        "the query is the decoder's state of this step, h_t; additive attention in its first paper uses the state "
+        "before it",
         "the weights of local='p' are multiplied by the Gaussian after the softmax: they add up to less than 1, and a "
         "second normalisation is another function",
-        "sigma is half_window / 2: at the window's edge a weight has still e^-2 of what it had",
-        "S is the length of the sentence, not of the padded array: it and the numbers of the keys are counted over "
-        "those that the query may see, from 1",
-        "queries are counted from the first, as keys are: with local='m' queries given one by one each stand at 1",
+        "sigma is half_window / 2: at the window's edge a weight still has e^-2 of its value",
+        "S is the length of the sentence, not of the padded array: it and the keys' positions are counted over the "
+        "visible keys, from 1",
+        "queries are counted from the first, as keys are: with local='m' queries passed one by one are each at "
+        "position 1",
     )
 
     query_dim: int
@@ -156,8 +157,8 @@ class Config(_base.Config):
     def exempt(self) -> dict[str, str]:
         if self.local is None:
             return {}
-        order, pattern = "who sees whom depends on their positions", "keys outside the window are hidden, too"
-        found = {
+        order, pattern = "the mask depends on positions", "keys outside the window are hidden too"
+        reasons = {
             "keys_have_no_order": order,
             "every_key_twice_changes_nothing": order,
             "weights_add_up_to_one": pattern,
@@ -166,9 +167,9 @@ class Config(_base.Config):
             "outputs_stay_among_the_values": "the weights of a query may add up to less than 1, to 0 too",
         }
         if self.local == "p":
-            return found | {"twice_the_scores_square_the_weights": "weights fall with the distance after the softmax"}
+            return reasons | {"twice_the_scores_square_the_weights": "weights fall with the distance after the softmax"}
         first = "queries are counted from the first"
-        return found | {"queries_have_no_order": first, "the_last_queries_stand_alone": first}
+        return reasons | {"queries_have_no_order": first, "the_last_queries_stand_alone": first}
 
 
 EXAMPLES = {

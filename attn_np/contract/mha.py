@@ -30,7 +30,7 @@ class Config(_base.Config):
     title = "Multi-head attention"
     idea = (
         "One head can look at one thing at a time. Several heads, each with projections of its own, look at several "
-        "things at once; a last projection mixes what they found."
+        "things at once; a last projection mixes their outputs."
     )
     formula = r"y = b_o + \sum_h \mathrm{softmax}\!\left(\tfrac{1}{\sqrt{K}}\, q_h k_h^\top\right) v_h\, w_{o,h}"
     notation = {
@@ -123,8 +123,8 @@ PRESETS = {
     "sliding_window": Preset(
         title="Sliding-window attention",
         idea=(
-            "A query sees itself and a fixed number of keys before it; what lies further back reaches it through the "
-            "layers below, so that cost and cache stop growing with the text."
+            "A query sees itself and a fixed number of keys before it; information from further back reaches it "
+            "through the layers below, so that cost and cache stop growing with the text."
         ),
         paper=(
             "Jiang et al. 2023, Mistral 7B, arXiv:2310.06825, section 2, with W = 4096; "

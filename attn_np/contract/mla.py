@@ -15,28 +15,28 @@ class Config(Rotary, _base.Config):
         d_model: width of the input and the output.
         num_heads: how many heads attend.
         kv_rank: width of the latent that keys and values are made from.
-        nope_dim: width of a head's queries and keys that does not turn.
-        rope_dim: width of a head's queries, and of the key that all heads share, that turns by position.
+        nope_dim: width of the part of a head's queries and keys that is not rotated.
+        rope_dim: width of the rotated part: of a head's queries, and of the one key that all heads share.
         value_head_dim: width of a head's values.
         q_rank: width of the latent that queries are made from; None makes them from the input.
-        absorbed: False makes every head's keys and values; True multiplies w_uk into the queries and w_uv into the
+        absorbed: False computes every head's keys and values; True multiplies w_uk into the queries and w_uv into the
             output instead and attends to the latents themselves. The numbers are the same, and so are the weights.
         norm_eps: added to the mean of squares in the norms of the latents.
         scale: factor on the scores; 1/sqrt(nope_dim + rope_dim) by default.
-        causal: a position sees itself and what stands before it.
+        causal: a position sees itself and earlier ones.
         dropout: share of the weights set to 0 in training.
-        rope_base: pair i turns by rope_base^(-2i / rope_dim) from one position to the next.
-        layout: "interleaved", a pair is two neighbours (DeepSeek), or "half", one number of each half.
-        max_positions: what positions stay under where a call gives them; without it a call can't.
+        rope_base: pair i rotates by rope_base^(-2i / rope_dim) per position.
+        layout: "interleaved", a pair is two neighbours (DeepSeek), or "half", one dimension of each half.
+        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
         scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
-            or "longrope". "dynamic" and "longrope" look at the length: that of a full pass, `max_length` of a cache
-            when decoding, and max_positions where a call gives positions.
-        scaling_factor: how many times longer; of every kind, optional for "longrope".
-        original_max_positions: the length in training; of every kind but "linear".
-        low_freq_factor: "llama3": pairs that turn less often than this in the original length are slowed down fully.
-        high_freq_factor: "llama3": pairs that turn more often than this stay as they are.
-        beta_fast: "yarn": pairs that turn more often than this in the original length stay; 32 by default.
-        beta_slow: "yarn": pairs that turn less often than this are slowed down fully; 1 by default.
+            or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
+            when decoding, and max_positions if a call passes positions.
+        scaling_factor: how many times longer than in training; required for every kind, optional for "longrope".
+        original_max_positions: the length in training; required for every kind but "linear".
+        low_freq_factor: "llama3": pairs with fewer turns than this over the original length are slowed down fully.
+        high_freq_factor: "llama3": pairs with more turns than this stay as they are.
+        beta_fast: "yarn": pairs with more turns than this over the original length stay as they are; 32 by default.
+        beta_slow: "yarn": pairs with fewer turns than this are slowed down fully; 1 by default.
         truncate: "yarn": the ramp between the two begins and ends at whole pairs.
         attention_factor: "yarn", "longrope": factor on cosines and sines; from scaling_factor by default.
         short_factor: "longrope": divides each pair's angle, up to the original length.
@@ -47,9 +47,9 @@ class Config(Rotary, _base.Config):
     family = "heads"
     title = "Multi-head latent attention"
     idea = (
-        "Keys and values of all heads are made from one latent, much smaller than they are together, and only that is "
-        "kept between steps. Positions go by a small part of their own, which turns and which all heads share, so "
-        "that what makes keys of latents can be multiplied into the queries once and for all."
+        "Keys and values of all heads are computed from one latent, much smaller than they are together, and only the "
+        "latent is cached. Positions are encoded in a small part of their own, which is rotated and which all heads "
+        "share, so that the projection from latents to keys can be multiplied into the queries."
     )
     formula = (
         r"c = \mathrm{norm}(x\, w_{dkv}),\quad k_h = [c\, w_{uk,h};\ R\, x\, w_{kr}],\quad v_h = c\, w_{uv,h},\quad "
@@ -73,13 +73,14 @@ class Config(Rotary, _base.Config):
     paper = "DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, section 2.1 and equations 37 to 47"
     equals = (
         "absorbed=True: absorbed=False",
-        "its keys and values written out: rotary with rotary_dim=rope_dim, the turned part first",
+        "its keys and values written out: rotary with rotary_dim=rope_dim, the rotated part first",
     )
     traps = (
         "the scale is 1/sqrt(nope_dim + rope_dim), also where queries are compared with latents of width kv_rank",
-        "the shared key turns and is kept turned; neither the latent nor the keys made of it turn",
-        "checkpoints keep w_dkv and w_k_rot in one array, the latent first, and w_uk and w_uv in one per head",
-        "DeepSeek pairs neighbours; its code moves them to halves first, which moves weights as little as scores",
+        "the shared key is cached after its rotation; neither the latent nor the keys made of it are rotated",
+        "checkpoints store w_dkv and w_k_rot in one array, the latent first, and w_uk and w_uv in one per head",
+        "DeepSeek pairs neighbours; its code moves them to halves first, which changes neither the weights nor the "
+        "scores",
         "DeepSeek's yarn multiplies the scale by mscale^2 and leaves cosines alone: attention_factor=1.0 and scale=",
         "the norm is of the latent alone, not of the shared key, and w_uk can't be multiplied in before it",
     )
@@ -151,19 +152,19 @@ class Config(Rotary, _base.Config):
         }
 
     def arguments(self) -> dict[str, Arg]:
-        found = {
+        arguments = {
             "query": Arg("b t d"),
             "mask": Arg("b h t t", "mask", optional=True),
             "bias": Arg("b h t t", "bias", optional=True),
             "keep": Arg("b h t t", "keep", optional=True),
         }
         if self.max_positions is not None:
-            found["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
-        return found
+            arguments["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
+        return arguments
 
-    def check(self, dtype: str | None, **given: Spec | None) -> dict[str, int]:
-        self.check_positions(given.get("positions"))
-        return super().check(dtype, **given)
+    def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
+        self.check_positions(specs.get("positions"))
+        return super().check(dtype, **specs)
 
     def exempt(self) -> dict[str, str]:
         return {"keys_have_no_order": "scores depend on the distance of queries and keys"}

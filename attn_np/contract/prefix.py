@@ -1,4 +1,4 @@
-"""Prefix attention: all positions see the prefix, and what follows it is causal."""
+"""Prefix attention: all positions see the prefix, and the rest is causal."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class Config(_heads.BidirectionalConfig):
     family = "sparse"
     title = "Prefix attention"
     idea = (
-        "The input of a task stands before its output in one sequence. The input is all there from the start, so every "
+        "The input of a task precedes its output in one sequence. The input is known from the start, so every "
         "position may look at the whole of it, in both directions; the output is written word by word and looks back "
         "only. One mask makes an encoder and a decoder of the same layer."
     )
@@ -43,11 +43,11 @@ class Config(_heads.BidirectionalConfig):
         "a prefix as long as the sequence: mha",
     )
     traps = (
-        "the prefix is seen by itself in both directions, not only by what follows: a mask of the rows behind it alone "
-        "leaves the prefix causal",
-        "what follows the prefix is hidden from it: otherwise the answer leaks through the states of the prefix",
-        "prefixes of different lengths in a batch: one number for all shifts the border in the other rows",
-        "with padding on the left the prefix begins behind the padding, not at the first position",
+        "the prefix sees itself in both directions: a mask that only shows the prefix to later positions leaves the "
+        "prefix causal",
+        "later positions are hidden from the prefix: otherwise the answer leaks through the states of the prefix",
+        "prefixes of a batch differ in length: one number for all is wrong for the other rows",
+        "with padding on the left the prefix begins after the padding, not at the first position",
     )
 
     def arguments(self) -> dict[str, Arg]:
@@ -55,16 +55,16 @@ class Config(_heads.BidirectionalConfig):
         return {"query": known.pop("query"), "prefix": Arg("b", "tokens", drawn=5), **known}
 
     def no_cache(self) -> str:
-        return "a prefix whose positions see ahead: what was computed of it would change with every new one"
+        return "a prefix whose positions see ahead: its keys and values change with every new one"
 
     def exempt(self) -> dict[str, str]:
-        pattern = "later keys beyond the prefix are hidden, too"
+        pattern = "later keys beyond the prefix are hidden too"
         return {
-            "keys_have_no_order": "who sees whom depends on their positions",
+            "keys_have_no_order": "the mask depends on positions",
             "weights_add_up_to_one": pattern,
             "a_large_bias_decides": pattern,
             "indifferent_scores_share_evenly": pattern,
-            "hidden_keys_may_as_well_not_be_there": "where keys are left out, others move into the prefix",
+            "hidden_keys_may_as_well_not_be_there": "without some keys, others move into the prefix",
         }
 
 

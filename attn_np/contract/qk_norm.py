@@ -1,4 +1,4 @@
-"""Query-key normalisation: queries and keys are brought to one length before they are compared."""
+"""Query-key normalisation: queries and keys are normalised to one length before they are compared."""
 
 from dataclasses import dataclass
 from math import sqrt
@@ -25,7 +25,7 @@ class Config(mha.Config):
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
         norm: "rms": divided by the root of the mean square; "layer": after the mean is subtracted; "l2": by the length.
-        over: "head": each head by itself, with one weight for all heads; "all": all heads of a word together.
+        over: "head": each head by itself, with one weight for all heads; "all": all heads of a position together.
         eps: added under the root.
     """
 
@@ -60,7 +60,7 @@ class Config(mha.Config):
         "shapes of the results are the same",
         "the norm comes before rotation by position and before the key is cached: a cache of unnormalised keys decodes "
         "something else",
-        "queries of length 1 and the scale 1/sqrt(K) make all scores tiny: the learned scale stands in its place",
+        "queries of length 1 and the scale 1/sqrt(K) make all scores tiny: the learned scale replaces it",
         "1 + w and w are both in use as weights of rms norms",
     )
 
@@ -82,15 +82,15 @@ class Config(mha.Config):
         return super().own_params() | {f"w_{x}_{end}": Param(axes, "k", start=1.0) for x in "qk"}
 
     def exempt(self) -> dict[str, str]:
-        found = {
-            "twice_the_scores_square_the_weights": "larger queries are brought to the same length",
-            "the_scale_belongs_to_the_queries": "larger queries are brought to the same length",
+        reasons = {
+            "twice_the_scores_square_the_weights": "larger queries are normalised to the same length",
+            "the_scale_belongs_to_the_queries": "larger queries are normalised to the same length",
         }
         if self.over == "all":
-            found["heads_stand_alone"] = "a head is divided by what the others have too"
+            reasons["heads_stand_alone"] = "the norm of a head depends on the other heads"
         if self.norm == "l2":
-            found["the_default_scale_is_that_of_the_head"] = "w_scale is the scale"
-        return found
+            reasons["the_default_scale_is_that_of_the_head"] = "w_scale is the scale"
+        return reasons
 
 
 EXAMPLES = {

@@ -1,4 +1,4 @@
-"""Retention: attention without a softmax, whose weights fade with the distance at each head's own rate."""
+"""Retention: attention without a softmax, whose weights decay with the distance at each head's own rate."""
 
 from dataclasses import dataclass
 from math import log
@@ -20,17 +20,17 @@ class Config(_base.Config):
         num_heads: how many heads, each with a decay of its own.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
-        exponent: head h fades by 1 - 2^-(exponent + h) with each position.
+        exponent: head h decays by the factor 1 - 2^-(exponent + h) per position.
         form: how it is computed, with the same result: "parallel" scores all pairs, "recurrent" walks along the
             sequence with a state, "chunked" does the one within chunks and the other between them.
         chunk_size: positions of a chunk.
         norm: "layer" subtracts the mean of a head's context and divides by the deviation, "rms" divides only.
         eps: added to the mean square in that norm.
         use_bias: biases on the five projections.
-        rope_base: queries and keys turn with their positions, from one to the next their first pair by 1 and the last
-            by about 1 / rope_base; None: nothing turns.
-        layout: "interleaved", a pair is two neighbours (the authors' code), or "half", one number of each half.
-        spacing: "closed": pair i of n turns by rope_base^(-i / (n - 1)), as in the authors' code; "open": by
+        rope_base: queries and keys are rotated by their positions, their first pair by 1 per position and the last by
+            about 1 / rope_base; None: no rotation.
+        layout: "interleaved", a pair is two neighbours (the authors' code), or "half", one dimension of each half.
+        spacing: "closed": pair i of n rotates by rope_base^(-i / (n - 1)), as in the authors' code; "open": by
             rope_base^(-i / n), as in `rotary`.
     """
 
@@ -38,9 +38,9 @@ class Config(_base.Config):
     family = "linear"
     title = "Retention"
     idea = (
-        "A recurrent network whose state fades by a fixed factor can also be written as attention: the weight of a key "
-        "is its score times the factor to the power of the distance. So it trains in parallel like attention and runs "
-        "with a state of fixed size like a recurrent network."
+        "A recurrent network whose state decays by a fixed factor can also be written as attention: the weight of a "
+        "key is its score times the factor to the power of the distance. So it trains in parallel like attention and "
+        "runs with a state of fixed size like a recurrent network."
     )
     formula = (
         r"s_t = \gamma_h s_{t-1} + k_t v_t^\top,\quad c_t = \tfrac{1}{\sqrt{K}}\, q_t^\top s_t,\quad "
@@ -51,7 +51,7 @@ class Config(_base.Config):
         "D_nm = gamma^(n-m)": "decay on the tape, 0 for later keys",
         "R_i (state after chunk i), S_n (after position n)": "states on the tape, state in the cache",
         "W_G, W_O": "w_g, w_o",
-        "Theta_n = e^(i n theta)": "q_rot, k_rot on the tape: pairs of q and k turned by n theta",
+        "Theta_n = e^(i n theta)": "q_rot, k_rot on the tape: pairs of q and k rotated by n theta",
         "GroupNorm_h": "normed on the tape: over each head's width, without parameters",
     }
     cost = "time b t h k v, plus b t c h (k + v) within chunks of c (parallel: c = t); the state is b h k v"
@@ -61,12 +61,12 @@ class Config(_base.Config):
     )
     equals = ("the three forms: each other",)
     traps = (
-        "padding that counts as a position lets the state fade: distances are counted in real positions",
-        "within a chunk a query reads the state before it faded by its place in the chunk, its own included",
-        "the paper turns q and k by their positions, e^(i n theta); without rope_base they are not turned, and weights "
-        "that were trained with it do not fit",
+        "padding that counts as a position decays the state: distances are counted in real positions",
+        "within a chunk a query reads the state before the chunk, decayed by all positions of the chunk up to its own",
+        "the paper rotates q and k by their positions, e^(i n theta); without rope_base they are not rotated, and "
+        "weights that were trained with it do not fit",
         "the authors' code spaces the angles of n pairs by n - 1, spacing='closed'; others by n, as in `rotary`",
-        "the paper's three normalisations of scores scale a head's context, which the norm takes back but for eps",
+        "the paper's three normalisations of scores only scale a head's context, which the norm undoes but for eps",
         "the norm is over each head's width, not over all heads together",
     )
 
@@ -107,13 +107,13 @@ class Config(_base.Config):
         _base.require(
             self.rope_base is None or width % 2 == 0,
             self.variant,
-            "an even width of heads that turn",
+            "an even head width with rope_base",
             width,
-            "set head_dim=, positions turn pairs",
+            "set head_dim=, dimensions are rotated in pairs",
         )
 
     def frequencies(self, length: int) -> tuple[float, ...]:
-        """By how much each pair turns from one position to the next, whatever the length."""
+        """The angle between neighbouring positions for each pair of dimensions, at every length."""
         n, base = self.sizes()["k"] // 2, self.rope_base or 1.0
         return tuple(base ** (-i / (max(n - 1, 1) if self.spacing == "closed" else n)) for i in range(n))
 
@@ -122,7 +122,7 @@ class Config(_base.Config):
         return 1.0
 
     def decays(self) -> tuple[float, ...]:
-        """Logarithm of the factor by which each head's state fades with a position."""
+        """Logarithm of the factor by which each head's state decays per position."""
         return tuple(log(1 - 2 ** -(self.exponent + h)) for h in range(self.num_heads))
 
     def sizes(self) -> dict[str, int]:
@@ -156,15 +156,15 @@ class Config(_base.Config):
         return 1
 
     def exempt(self) -> dict[str, str]:
-        return {"heads_stand_alone": "each head fades at a rate of its own"}
+        return {"heads_stand_alone": "each head decays at a rate of its own"}
 
 
 PRESETS = {
     "retnet": Preset(
-        title="Retention with turned queries and keys",
+        title="Retention with rotated queries and keys",
         idea=(
-            "The factor between two neighbouring positions is a complex number: its size lets the past fade, its angle "
-            "turns pairs of the queries and keys, so that a score knows the distance, too."
+            "The factor between two neighbouring positions is a complex number: its magnitude makes the past decay, "
+            "its angle rotates pairs of the queries and keys, so that scores also depend on the distance."
         ),
         paper="Sun et al. 2023, RetNet, arXiv:2307.08621, section 2.1, equations 3 to 6",
         fields={"rope_base": 10000.0},

@@ -11,7 +11,7 @@ class Config(_base.Config):
     """Fields of ring attention, which has nothing to learn; its widths come with the call.
 
     Attributes:
-        shards: into how many shards queries and keys are split, one for each place on the ring.
+        shards: how many shards queries and keys are split into, one for each device on the ring.
         scale: factor on the scores; 1/sqrt(width of the queries) by default, 1.0 for unscaled.
         causal: query i sees the keys up to its own position, aligned at the last key.
     """
@@ -20,11 +20,11 @@ class Config(_base.Config):
     family = "dense"
     title = "Ring attention"
     idea = (
-        "A sequence too long for one device is split over several, which stand in a ring. Each keeps its queries and "
-        "attends to the keys and values it holds, then hands these to its neighbour and gets those of the other. After "
-        "one round every query has met every key, and a running softmax, as in blockwise, has put the parts together. "
-        "In the backward the gradients of keys and values travel with them and arrive at home. Here the devices are an "
-        "axis of the arrays and the handing on is a rotation of it."
+        "A sequence too long for one device is split over several, which form a ring. Each keeps its queries and "
+        "attends to the keys and values that it holds, then sends these to its neighbour and gets those of the other. "
+        "After one round every query has met every key, and a running softmax, as in blockwise, has put the parts "
+        "together. In the backward pass the gradients of keys and values travel with them and arrive back home. Here "
+        "the devices are an axis of the arrays and sending is a rotation of it."
     )
     formula = (
         r"\text{step } i:\ \text{place } r \text{ holds } k, v \text{ of shard } (r - i)\; \mathrm{mod}\; n, \qquad "
@@ -43,13 +43,13 @@ class Config(_base.Config):
     )
     equals = ("every number of shards: dot_product", "one shard: blockwise with one block")
     traps = (
-        "the mask belongs to the pair of a query shard and the key shard it holds at that step: a causal mask taken "
-        "from the place alone hides the wrong keys from the second step on",
-        "with a causal mask and shards in order most places wait: the work is not spread evenly (striped attention "
+        "the mask belongs to the pair of a query shard and the key shard it meets at that step: a causal mask taken "
+        "from the device alone hides the wrong keys from the second step on",
+        "with a causal mask and shards in order most devices wait: the work is not spread evenly (striped attention "
         "deals the positions out in turn)",
         "keys and values rotate together; rotating one of them raises no error",
-        "the gradients of a shard must make the whole round to come home: n rotations, one more than there are "
-        "meetings after the first",
+        "the gradients of a shard must make the whole round to come home: n rotations, one more than the n - 1 "
+        "between its n meetings",
     )
 
     shards: int

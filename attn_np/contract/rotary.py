@@ -1,4 +1,4 @@
-"""Attention with rotary positions: queries and keys turn by their positions, scores see the difference."""
+"""Attention with rotary positions: queries and keys rotate with their positions, so scores depend on the distance."""
 
 from dataclasses import dataclass
 
@@ -17,25 +17,25 @@ class Config(Rotary, _base.Config):
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
-        causal: a position sees itself and what stands before it.
-        window: (left, right), how many positions before and after itself one sees; None is no limit.
+        causal: a position sees itself and earlier ones.
+        window: (left, right), how many positions before and after its own a query sees; None is no limit.
         softcap: scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
-        rope_base: pair i turns by rope_base^(-2i / rotary_dim) from one position to the next.
-        rotary_dim: how many numbers of a head turn, the first ones; head_dim by default.
-        layout: "half", a pair is a number of the first half and one of the second (Llama, GPT-NeoX), or
+        rope_base: pair i rotates by rope_base^(-2i / rotary_dim) per position.
+        rotary_dim: how many dimensions of a head are rotated, the first ones; head_dim by default.
+        layout: "half", a pair is one dimension of the first half and one of the second (Llama, GPT-NeoX), or
             "interleaved", two neighbours (the paper, GPT-J).
-        max_positions: what positions stay under where a call gives them; without it a call can't.
+        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
         scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
-            or "longrope". "dynamic" and "longrope" look at the length: that of a full pass, `max_length` of a cache
-            when decoding, so that all keys in it agree, and max_positions where a call gives positions.
-        scaling_factor: how many times longer; of every kind, optional for "longrope".
-        original_max_positions: the length in training; of every kind but "linear".
-        low_freq_factor: "llama3": pairs that turn less often than this in the original length are slowed down fully.
-        high_freq_factor: "llama3": pairs that turn more often than this stay as they are.
-        beta_fast: "yarn": pairs that turn more often than this in the original length stay; 32 by default.
-        beta_slow: "yarn": pairs that turn less often than this are slowed down fully; 1 by default.
+            or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
+            when decoding, so that all keys in it agree, and max_positions if a call passes positions.
+        scaling_factor: how many times longer than in training; required for every kind, optional for "longrope".
+        original_max_positions: the length in training; required for every kind but "linear".
+        low_freq_factor: "llama3": pairs with fewer turns than this over the original length are slowed down fully.
+        high_freq_factor: "llama3": pairs with more turns than this stay as they are.
+        beta_fast: "yarn": pairs with more turns than this over the original length stay as they are; 32 by default.
+        beta_slow: "yarn": pairs with fewer turns than this are slowed down fully; 1 by default.
         truncate: "yarn": the ramp between the two begins and ends at whole pairs.
         attention_factor: "yarn", "longrope": factor on cosines and sines; from scaling_factor by default.
         short_factor: "longrope": divides each pair's angle, up to the original length.
@@ -46,20 +46,20 @@ class Config(Rotary, _base.Config):
     family = "positions"
     title = "Rotary position embedding"
     idea = (
-        "Each pair of numbers in a query or key is a point in a plane. Turn it by an angle that grows with the "
-        "position, and the product of a query and a key sees only how far apart they stand."
+        "Each pair of dimensions of a query or key is a point in a plane. Rotate it by an angle that grows with the "
+        "position, and the product of a query and a key depends only on how far apart they are."
     )
     formula = (
         r"R_m = \mathrm{diag}\left(e^{\mathrm{i} m \theta_0}, e^{\mathrm{i} m \theta_1}, \ldots\right), \quad "
         r"\theta_i = \mathrm{base}^{-2i/r}, \qquad (R_m q_m)^\top (R_n k_n) = q_m^\top R_{n-m}\, k_n"
     )
     notation = {
-        "d": "r = rotary_dim: each head turns by itself",
+        "d": "r = rotary_dim: each head is rotated by itself",
         "theta_i, i = 1 .. d/2": "frequencies, i = 0 .. r/2 - 1",
         "R_Theta,m q, R_Theta,n k": "q_rot, k_rot",
         "W_q, W_k": "w_q, w_k",
     }
-    cost = "time b t t h (k + v), and b t h k for the turning; memory b h t t on the textbook path"
+    cost = "time b t t h (k + v), and b t h k for the rotation; memory b h t t on the textbook path"
     paper = "Su et al. 2021, RoFormer, arXiv:2104.09864, section 3.2.2, equations 14, 15 and 34"
     equals = (
         "all positions the same: mha",
@@ -69,11 +69,12 @@ class Config(Rotary, _base.Config):
         "weights for layout 'half' run with 'interleaved', or the other way round: shapes fit, the model babbles; "
         "attn_np.weights.rotary_layout moves the columns",
         "angles in float32 or bfloat16 are wrong at large positions: by 1e-3 at 100 000; tables are made in float64",
-        "a cache of keys not yet turned, turned later by their place in it; keys are turned before they are kept",
+        "a cache of keys before their rotation, rotated later by their place in it; keys are rotated before they are "
+        "cached",
         "partial rotary: exponents divide by rotary_dim (GPT-J, GPT-NeoX, Phi), not by the head's width",
         "with left padding positions start at the first real token, not at the first column",
-        "'dynamic' and 'longrope' change all angles with the length: keys kept under one length do not fit another",
-        "the values do not turn",
+        "'dynamic' and 'longrope' change all angles with the length: keys cached for one length do not fit another",
+        "the values are not rotated",
     )
 
     d_model: int
@@ -139,19 +140,19 @@ class Config(Rotary, _base.Config):
         return weights | biases if self.use_bias else weights
 
     def arguments(self) -> dict[str, Arg]:
-        found = {
+        arguments = {
             "query": Arg("b t d"),
             "mask": Arg("b h t t", "mask", optional=True),
             "bias": Arg("b h t t", "bias", optional=True),
             "keep": Arg("b h t t", "keep", optional=True),
         }
         if self.max_positions is not None:
-            found["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
-        return found
+            arguments["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
+        return arguments
 
-    def check(self, dtype: str | None, **given: Spec | None) -> dict[str, int]:
-        self.check_positions(given.get("positions"))
-        return super().check(dtype, **given)
+    def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
+        self.check_positions(specs.get("positions"))
+        return super().check(dtype, **specs)
 
     def exempt(self) -> dict[str, str]:
         return {"keys_have_no_order": "scores depend on the distance of queries and keys"}

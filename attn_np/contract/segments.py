@@ -25,9 +25,9 @@ class Config(_heads.Config):
     family = "sparse"
     title = "Segmented attention"
     idea = (
-        "Documents of different lengths waste little when several are packed into one sequence. Each position carries "
-        "the number of its document and sees the keys with the same number only, so every document gets what it would "
-        "get by itself."
+        "Little is wasted when several documents of different lengths are packed into one sequence. Each position "
+        "carries the number of its document and sees the keys with the same number only, so every document gets the "
+        "result that it would get by itself."
     )
     formula = (
         r"p_{ts} > 0 \quad \mathrm{only\ where} \quad g_t = g_s, "
@@ -46,9 +46,9 @@ class Config(_heads.Config):
     )
     traps = (
         "with causality alone a document still sees those packed before it",
-        "positions go on through the pack: encodings of position must begin anew with each document",
-        "padding needs a number of its own: with the number of a document it is seen as part of it",
-        "numbers of documents kept in 16 bits run together: beyond 256 bfloat16 cannot tell neighbours apart",
+        "positions run on through the pack: position encodings must restart with each document",
+        "padding needs a number of its own: with a document's number it is seen as part of that document",
+        "numbers of documents stored in 16 bits run together: beyond 256 bfloat16 cannot tell neighbours apart",
         "losses at the last position of a document would predict the first word of the next",
     )
 
@@ -60,7 +60,7 @@ class Config(_heads.Config):
         return {"segments": "b s", **super().cached()} if self.causal else {}
 
     def exempt(self) -> dict[str, str]:
-        pattern = "keys of other documents are hidden, too"
+        pattern = "keys of other documents are hidden too"
         return {
             "weights_add_up_to_one": pattern,
             "a_large_bias_decides": pattern,

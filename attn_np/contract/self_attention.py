@@ -16,8 +16,8 @@ class Config(_base.Config):
         value_head_dim: width of the values, and of the output if there is no output projection; head_dim by
             default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
-        causal: a position sees itself and what stands before it.
-        window: (left, right), how many positions before and after itself one sees; None is no limit.
+        causal: a position sees itself and earlier ones.
+        window: (left, right), how many positions before and after its own a query sees; None is no limit.
         softcap: scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the projections.
@@ -81,14 +81,14 @@ class Config(_base.Config):
         return {"d": self.d_model, "k": k, "v": self.value_head_dim or k}
 
     def own_params(self) -> dict[str, Param]:
-        found = {"w_q": Param("d k", "d"), "w_k": Param("d k", "d"), "w_v": Param("d v", "d")}
+        params = {"w_q": Param("d k", "d"), "w_k": Param("d k", "d"), "w_v": Param("d v", "d")}
         if self.use_output:
-            found |= {"w_o": Param("v d", "v")}
+            params |= {"w_o": Param("v d", "v")}
         if self.use_bias:
-            found |= {"b_q": Param("k", "d"), "b_k": Param("k", "d"), "b_v": Param("v", "d")}
+            params |= {"b_q": Param("k", "d"), "b_k": Param("k", "d"), "b_v": Param("v", "d")}
         if self.use_bias and self.use_output:
-            found |= {"b_o": Param("d", "v")}
-        return found
+            params |= {"b_o": Param("d", "v")}
+        return params
 
     def arguments(self) -> dict[str, Arg]:
         return {

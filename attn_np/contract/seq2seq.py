@@ -27,7 +27,7 @@ class DecoderConfig(_base.Config):
     dropout: float = 0.0
 
     def sizes(self) -> dict[str, int]:
-        """`l` counts the recurrent layers, `w` the ways from one to the next."""
+        """`l` counts the recurrent layers, `w` the connections between them."""
         return {
             "d": self.inputs_dim,
             "e": self.hidden_dim,
@@ -64,7 +64,7 @@ class Config(_base.Config):
     """Fields of an encoder and a decoder with attention.
 
     Attributes:
-        inputs_dim: width of sources and targets; with a vocabulary, of the vectors that stand for the tokens.
+        inputs_dim: width of sources and targets; with a vocabulary, of the tokens' embeddings.
         hidden_dim: width of all states, of the memory and of the attention's hidden layer.
         num_layers: recurrent layers, of the encoder and of the decoder.
         outputs_dim: width of the outputs; vocab_size by default, else inputs_dim.
@@ -77,8 +77,8 @@ class Config(_base.Config):
     title = "Sequence to sequence with attention"
     idea = (
         "An encoder reads the source and leaves its state at every position as a memory. Before each step the decoder "
-        "asks, with its own state, which places of that memory matter now, and takes their average along with its "
-        "input. The source needs no longer fit into one vector."
+        "looks up, with its own state, which places of that memory matter now, and takes their average along with its "
+        "input. The source no longer needs to fit into one vector."
     )
     formula = (
         r"m = \mathrm{GRU}(source),\quad c_t = \mathrm{additive}(h_{t-1}, m, m),\quad "
@@ -97,13 +97,13 @@ class Config(_base.Config):
         "and the output sees the state alone"
     )
     equals = (
-        "a prefix of the target, then the rest with the state that came back: the whole target at once",
+        "a prefix of the target, then the rest with the returned state: the whole target at once",
         "the context of every step: additive, with the states before the steps as queries",
     )
     traps = (
         "softmax over axis 1 of (b, 1, s), one query: every weight is 1, w_q gets a gradient of exactly 0, and the "
         "decoder never learns where to look",
-        "handing the encoder's outputs back with their axes exchanged: the next call reads time as batch",
+        "passing the encoder's outputs back with their axes exchanged: the next call reads time as batch",
         "running the encoder over padding: the state that the decoder starts from depends on how much there was",
     )
 
@@ -127,7 +127,7 @@ class Config(_base.Config):
         )
 
     def sizes(self) -> dict[str, int]:
-        """`l` counts the recurrent layers, `w` the ways from one to the next."""
+        """`l` counts the recurrent layers, `w` the connections between them."""
         sizes = {
             "d": self.inputs_dim,
             "e": self.hidden_dim,
@@ -170,7 +170,7 @@ class Config(_base.Config):
         }
 
     def check_generation(self, t: int, steps: int, *, words: bool) -> None:
-        """Refuse to run freely where outputs can't be inputs, or from anything but one first input.
+        """Refuse free-running decoding if outputs can't be inputs, or from more than one first input.
 
         Args:
             t: how many positions the first input has.
@@ -199,7 +199,7 @@ class Config(_base.Config):
                 self.variant,
                 "outputs_dim equal to inputs_dim, so that outputs can be fed back",
                 f"outputs_dim={o}, inputs_dim={d}",
-                "give every target, or build with equal widths",
+                "pass every target, or build with equal widths",
             )
         _base.require(t == 1, self.variant, "one first input (t=1)", f"t={t}", "pass target[:, :1]")
         whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0

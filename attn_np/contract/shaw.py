@@ -1,4 +1,4 @@
-"""Relative position representations (Shaw): keys and values are moved by a learned vector for their distance."""
+"""Relative position representations (Shaw): a learned vector for each distance is added to keys and values."""
 
 from dataclasses import dataclass
 
@@ -16,10 +16,10 @@ class Config(_heads.Config):
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         scale: factor on the scores, positions included; 1/sqrt(head_dim) by default.
-        causal: a position sees itself and what stands before it.
+        causal: a position sees itself and earlier ones.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
-        max_distance: offsets beyond it, on either side, count as this one.
+        max_distance: offsets beyond it, on either side, are clipped to it.
         use_values: vectors for the values too, not for the keys alone.
     """
 
@@ -27,9 +27,9 @@ class Config(_heads.Config):
     family = "positions"
     title = "Relative position representations (Shaw)"
     idea = (
-        "A pair of words is joined by an edge that knows how far apart they stand. For each distance up to a limit a "
-        "vector is learned: added to the key it changes how well the pair fits, added to the value it changes what "
-        "is passed on. All heads share the vectors."
+        "A pair of words is joined by an edge that knows how far apart they are. For each distance up to a limit a "
+        "vector is learned: added to the key it changes how well the pair fits, added to the value it changes what is "
+        "passed on. All heads share the vectors."
     )
     formula = (
         r"e_{h,ts} = \tfrac{1}{\sqrt{K}}\, q_{h,t} \cdot \left(k_{h,s} + a^K_{s - t}\right), \qquad "
@@ -49,7 +49,7 @@ class Config(_heads.Config):
     )
     equals = ("with all vectors 0: mha",)
     traps = (
-        "the row of a pair is that of key minus query; the other sign turns before and behind around, and a model "
+        "the row of a pair is that of key minus query; the other sign swaps earlier and later keys, and a model "
         "without causality trains all the same",
         "scaling the products of queries and keys before the position part is added: both are divided by sqrt(K)",
         "offsets are clipped before the lookup: without it JAX reads the last row, NumPy and PyTorch wrap or fail",
@@ -77,8 +77,8 @@ class Config(_heads.Config):
         order = {"keys_have_no_order": "scores depend on the distance of queries and keys"}
         if not self.use_values:
             return order
-        moved = "values are moved by a vector for the distance"
-        return order | {"the_output_is_the_weights_times_the_values": moved}
+        added = "a vector for the distance is added to values"
+        return order | {"the_output_is_the_weights_times_the_values": added}
 
 
 EXAMPLES = {

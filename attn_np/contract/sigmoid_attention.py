@@ -31,16 +31,16 @@ class Config(mha.Config):
     title = "Sigmoid attention"
     idea = (
         "Softmax makes keys compete: a weight can only rise where others fall. A sigmoid weighs every key by itself: "
-        "nothing has to be summed over a row before the values are added up. Without a sum the outputs would grow with "
-        "the number of keys; an offset of -log(n) on the scores makes n equal keys weigh about 1 together."
+        "nothing has to be summed over a row before the values are added up. Without that sum the outputs would grow "
+        "with the number of keys; an offset of -log(n) on the scores makes n equal keys weigh about 1 together."
     )
     formula = (
         r"y = b_o + \sum_h \sigma\!\left(\tfrac{1}{\sqrt{K}}\, q_h k_h^\top + b\right) v_h\, w_{o,h},"
         r"\qquad b = -\log n"
     )
     notation = {
-        "b (attention bias)": "offset; our bias is another number for every score",
-        "n (sequence length)": "how many keys a query sees: with causality another number for each query",
+        "b (attention bias)": "offset; our bias has a number for every score",
+        "n (sequence length)": "how many keys a query sees: with causality a different number for each query",
         "sigma(Q K^T / sqrt(d_qk) + b)": "probs",
     }
     cost = "time b t s h (k + v); memory b h t s on the textbook path"
@@ -48,14 +48,14 @@ class Config(mha.Config):
         "Ramapuram et al. 2024, Theory, Analysis, and Best Practices for Sigmoid Self-Attention, arXiv:2409.04431, "
         "sections 2 and 3 (there n is the length of the sequence, causal or not)"
     )
-    equals = ("one key in sight and an offset of 0: the sigmoid of its score, where mha gives 1",)
+    equals = ("one visible key and an offset of 0: the sigmoid of its score, where mha gives 1",)
     traps = (
         "without the offset n random keys weigh n / 2 together at the start of training, and the outputs grow with the "
         "length",
-        "-log(n) of the padded length, or of a cache's room, in place of the keys a query sees: the same words then "
-        "give other outputs in a longer batch, and decoding differs from the full pass",
-        "a hidden score of a large negative number is all but 0 and not 0: hide by selection",
-        "the weights of a row do not add up to 1; dividing by their sum makes it something else",
+        "-log(n) of the padded length, or of a cache's capacity, instead of the number of visible keys: the same "
+        "words then give other outputs in a longer batch, and decoding differs from the full pass",
+        "with a large negative number as the score of a hidden key its weight is almost 0, not 0: hide by selection",
+        "the weights of a row do not add up to 1; dividing by their sum gives another function",
     )
 
     offset: float | None = None
@@ -66,18 +66,18 @@ class Config(mha.Config):
 
     def exempt(self) -> dict[str, str]:
         alone = "every key is weighed by itself"
-        found = {
+        reasons = {
             "weights_add_up_to_one": alone,
             "a_constant_on_all_scores_changes_nothing": alone,
             "twice_the_scores_square_the_weights": "a sigmoid is not an exponential over a sum",
         }
         if self.offset is not None:
-            found["every_key_twice_changes_nothing"] = "twice the keys weigh twice as much with the same offset"
-            found["indifferent_scores_share_evenly"] = alone
+            reasons["every_key_twice_changes_nothing"] = "twice the keys weigh twice as much with the same offset"
+            reasons["indifferent_scores_share_evenly"] = alone
         else:
-            found["every_key_twice_changes_nothing"] = "sigmoid(e - log 2n) is not half of sigmoid(e - log n)"
-            found["indifferent_scores_share_evenly"] = "n equal keys weigh 1 / (n + 1) each"
-        return found
+            reasons["every_key_twice_changes_nothing"] = "sigmoid(e - log 2n) is not half of sigmoid(e - log n)"
+            reasons["indifferent_scores_share_evenly"] = "n equal keys weigh 1 / (n + 1) each"
+        return reasons
 
 
 EXAMPLES = {

@@ -1,4 +1,4 @@
-"""Attention sinks: one score more in the softmax, with nothing to look at, so that a head need not look at anything."""
+"""Attention sinks: one more score in the softmax, without key and value, so that a head need not look at anything."""
 
 from dataclasses import dataclass
 
@@ -20,21 +20,21 @@ class Config(mha.Config):
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled. The sink's score is not scaled.
         causal: query i sees the keys up to its own position, aligned at the last key.
         window: (left, right), how many keys before and after its own position a query sees; None is no limit. The sink
-            is always seen.
+            is always visible.
         softcap: scores become softcap * tanh(scores / softcap); the sink's does not.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
-        sink: "learned": each head has a score of its own to learn; "zero": the score 0, softmax off by one.
+        sink: "learned": each head learns a score of its own; "zero": the score 0, softmax off by one.
     """
 
     layer = "SinkAttention"
     family = "scores"
     title = "Attention sinks"
     idea = (
-        "Softmax makes every head hand out a whole 1, even when no key has what it looks for. Trained models then pile "
-        "weight on the first token, whose value they learn to ignore. A sink gives them a place for it: one more score "
-        "in the softmax, without a key and without a value. The weights of the keys then add up to less than 1, and a "
-        "head that finds nothing says nothing."
+        "Softmax makes every head hand out a whole 1, even when no key fits. Trained models then pile weight on the "
+        "first token, whose value they learn to ignore. A sink gives them a place for it: one more score in the "
+        "softmax, without a key and without a value. The weights of the keys then add up to less than 1, and a head "
+        "that finds nothing says nothing."
     )
     formula = r"y = b_o + \sum_h \left(\frac{e^{e_{ts}}}{e^{z_h} + \sum_{u} e^{e_{tu}}}\right) v_h\, w_{o,h}"
     notation = {
@@ -50,7 +50,7 @@ class Config(mha.Config):
         "Off By One"
     )
     equals = (
-        'sink="zero" without biases: mha with one more key of zeros that everybody sees',
+        'sink="zero" without biases: mha with one more key of zeros that every query sees',
         "a sink of -inf: mha",
     )
     traps = (
@@ -71,7 +71,7 @@ class Config(mha.Config):
         return super().own_params() | ({"sinks": Param("h", "k")} if self.sink == "learned" else {})
 
     def exempt(self) -> dict[str, str]:
-        shared = "the sink takes a part of every row's 1"
+        shared = "the sink takes a share of every row"
         return {
             "weights_add_up_to_one": shared,
             "a_constant_on_all_scores_changes_nothing": "the sink's score stays where it is",

@@ -1,4 +1,4 @@
-"""Sparsemax attention: the nearest point of the simplex in the softmax's place, so that most weights are 0."""
+"""Sparsemax attention: the nearest point of the simplex instead of the softmax, so that most weights are 0."""
 
 from dataclasses import dataclass
 
@@ -29,8 +29,8 @@ class Config(mha.Config):
     title = "Sparsemax attention"
     idea = (
         "Softmax gives every key a little, however badly it fits. Sparsemax takes the point of the simplex that is "
-        "nearest to the scores: what lies below a threshold weighs exactly 0, the others keep their differences, and "
-        "the threshold is where they add up to 1."
+        "nearest to the scores: keys below a threshold weigh exactly 0, the others keep their differences, and the "
+        "threshold is where they add up to 1."
     )
     formula = (
         r"y = b_o + \sum_h \mathrm{sparsemax}\!\left(\tfrac{1}{\sqrt{K}}\, q_h k_h^\top\right) v_h\, w_{o,h}, \quad "
@@ -48,10 +48,10 @@ class Config(mha.Config):
         "Martins and Astudillo 2016, From Softmax to Sparsemax: A Sparse Model of Attention and Multi-Label "
         "Classification, arXiv:1602.02068, algorithm 1 and equation 11"
     )
-    equals = ("one key in sight, or one score ahead of all others by 1: the weights of `hard` attention",)
+    equals = ("one visible key, or one score ahead of all others by 1: the weights of `hard` attention",)
     traps = (
         "twice the scores do not square the weights: the scale decides how many keys get any weight",
-        "hidden keys are taken away before the sorting: a hidden score of 0 would raise the threshold",
+        "hidden keys are removed before the sorting: a hidden score of 0 would raise the threshold",
         "the gradient is dp minus its mean over the support, not over all keys",
         "a key outside the support gets no gradient, however near it was",
     )

@@ -16,11 +16,11 @@ class Config(_heads.Config):
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         scale: factor on the products of queries and keys; 1.0 by default: T5 has none.
-        causal: a position sees itself and what stands before it.
+        causal: a position sees itself and earlier ones.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections; T5 has none, so they are off by default.
-        num_buckets: rows of the table; bidirectional buckets are half for keys before and half for keys behind.
-        max_distance: distances from here on share the last bucket of their side.
+        num_buckets: rows of the table; bidirectional buckets are half for earlier and half for later keys.
+        max_distance: distances from this one on share the last bucket of their side.
         bidirectional: buckets for both sides; without causality by default.
     """
 
@@ -28,9 +28,8 @@ class Config(_heads.Config):
     family = "positions"
     title = "T5's relative position biases"
     idea = (
-        "How far apart two words are is told by a number that is learned and added to their score. Small distances "
-        "have a number each; larger ones share it in buckets that grow with the distance, so that a short table "
-        "covers any length."
+        "The distance of two words has a learned number that is added to their score. Small distances have a number "
+        "each; larger ones share it in buckets that grow with the distance, so that a short table covers any length."
     )
     formula = (
         r"y = b_o + \sum_h \mathrm{softmax}_s\!\left(q_{h,t} \cdot k_{h,s} + w_{bias}[\mathrm{bucket}(s - t), h]\right)"
@@ -41,21 +40,21 @@ class Config(_heads.Config):
         "relative attention bias": "w_bias, x h; the row of a bucket: position_bias, b h t s",
         "B (buckets of one side)": "num_buckets, half of it where bidirectional; axis x",
         "D": "max_distance",
-        "n": "the distance t - s of a key before the query; of one behind it s - t, with B added to the bucket",
+        "n": "the distance t - s of an earlier key; for a later one s - t, with B added to the bucket",
     }
     cost = "time b t t h (k + v); memory b h t t on the textbook path; num_buckets h parameters"
     paper = (
         "Raffel et al. 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, "
         "arXiv:1910.10683, section 2.1; the buckets as in the authors' code (mesh-tensorflow)"
     )
-    equals = ("mha with scale=1.0 and the table's numbers given as bias=",)
+    equals = ("mha with scale=1.0 and the table's numbers passed as bias=",)
     traps = (
         "dividing by sqrt(head_dim): T5's scores are unscaled, its initial weights make up for it",
-        "the sign: the offset is key minus query, and keys behind the query take the upper half of the buckets",
-        "a decoder has buckets for one side only: all of them for keys before the query",
+        "the sign: the offset is key minus query, and later keys take the upper half of the buckets",
+        "a decoder has buckets for one side only: all of them for earlier keys",
         "a bucket computed with a logarithm in float32 can fall one short where the exact value is an integer",
         "one table serves all layers of a T5 stack: a table in each layer, all with the same numbers",
-        "the distance clipped to max_distance before the logarithm gives a bucket more than there is: clip the bucket",
+        "clipping the distance to max_distance before the logarithm gives one bucket too many: clip the bucket",
     )
 
     scale: float | None = 1.0
@@ -94,7 +93,7 @@ class Config(_heads.Config):
 
     def exempt(self) -> dict[str, str]:
         order = "scores depend on the distance of queries and keys"
-        added = "a part of the scores is not made of the queries"
+        added = "a part of the scores does not depend on the queries"
         return {
             "keys_have_no_order": order,
             "twice_the_scores_square_the_weights": added,
@@ -105,8 +104,8 @@ class Config(_heads.Config):
         """The bucket of every offset, key minus query, from -max_distance to max_distance."""
         side = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         before = one_side(side, self.max_distance)
-        behind = tuple(side + x for x in before[1:]) if self.bidirectional else (0,) * self.max_distance
-        return before[::-1] + behind
+        after = tuple(side + x for x in before[1:]) if self.bidirectional else (0,) * self.max_distance
+        return before[::-1] + after
 
 
 def one_side(buckets: int, most: int) -> tuple[int, ...]:
@@ -115,14 +114,14 @@ def one_side(buckets: int, most: int) -> tuple[int, ...]:
     Bucket e + n, e = buckets / 2, begins where (d / e)^(buckets - e) >= (most / e)^n: the paper's formula without
     logarithms, in integers.
     """
-    exact, found = buckets // 2, list(range(buckets // 2))
+    exact, bucket_of = buckets // 2, list(range(buckets // 2))
     wide = buckets - exact
     for distance in range(exact, most + 1):
-        n = found[-1] - exact if found[-1] >= exact else 0
+        n = bucket_of[-1] - exact if bucket_of[-1] >= exact else 0
         while n + 1 < wide and distance**wide * exact ** (n + 1) >= most ** (n + 1) * exact**wide:
             n += 1
-        found.append(exact + n)
-    return tuple(found)
+        bucket_of.append(exact + n)
+    return tuple(bucket_of)
 
 
 EXAMPLES = {

@@ -1,4 +1,4 @@
-"""Talking-heads attention: learned maps across the heads, before and behind the softmax."""
+"""Talking-heads attention: learned maps across the heads, before and after the softmax."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from attn_np.contract._base import Param, require
 
 @dataclass(frozen=True, kw_only=True)
 class Config(mha.Config):
-    """Fields of talking-heads attention: those of multi-head attention, and what is mixed.
+    """Fields of talking-heads attention: those of multi-head attention, and which maps there are.
 
     Attributes:
         d_model: width of queries and outputs.
@@ -23,7 +23,7 @@ class Config(mha.Config):
         softcap: mixed scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training, before they are mixed.
         use_bias: biases on the four projections.
-        softmax_heads: how many softmaxes there are; num_heads by default. Masks, biases and weights have so many heads.
+        softmax_heads: how many softmaxes there are; num_heads by default. Mask, bias and weights have as many heads.
         mix_scores: map the scores of the heads to those of the softmaxes.
         mix_weights: map the weights of the softmaxes to those of the heads.
     """
@@ -32,8 +32,8 @@ class Config(mha.Config):
     family = "heads"
     title = "Talking-heads attention"
     idea = (
-        "Heads look for themselves and do not know what the others saw. Here each softmax gets a mixture of the scores "
-        "of all heads, and each head of values a mixture of all the weights."
+        "Heads attend independently and know nothing of each other. Here each softmax gets a mixture of the scores of "
+        "all heads, and each head of values a mixture of all the weights."
     )
     formula = (
         r"y = b_o + \sum_g \left(\sum_h a_h\, w^{W}_{h g}\right) v_g\, w_{o,g}, \quad "
@@ -47,7 +47,7 @@ class Config(mha.Config):
         "J, L, W, U": "scores, mixed, probs, blended",
         "d_k, d_v": "K = head_dim, axis k; V = value_head_dim, axis v",
     }
-    cost = "time b t s (g (k + v) + 2 g h); memory b t s (g + h), and no kernel that never holds the scores"
+    cost = "time b t s (g (k + v) + 2 g h); memory b t s (g + h): there is no fast path that never stores the scores"
     paper = "Shazeer et al. 2020, Talking-Heads Attention, arXiv:2003.02436, sections 3 and 4"
     equals = (
         "mix_scores=False, mix_weights=False: mha",

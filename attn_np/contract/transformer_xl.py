@@ -16,7 +16,7 @@ class Config(_heads.Config):
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         scale: factor on the scores, both parts; 1/sqrt(head_dim) by default.
-        causal: a position sees itself and what stands before it.
+        causal: a position sees itself and earlier ones.
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections; Transformer-XL has none, so they are off by default.
         base: the slowest sine of the encodings turns once in 2 pi base positions, or nearly.
@@ -26,10 +26,10 @@ class Config(_heads.Config):
     family = "positions"
     title = "Transformer-XL's relative positions"
     idea = (
-        "A text is read segment by segment, and each segment also looks at the keys kept of those before. Positions "
-        "counted within a segment would clash, so distances are encoded. The score has two parts, what the key says "
-        "and how far away it is, and two learned vectors stand in for the query's own position: how much a content, "
-        "and how much a distance, matters whoever asks."
+        "A text is read segment by segment, and each segment also looks at the cached keys of earlier ones. Positions "
+        "counted within a segment would clash, so distances are encoded. The score has two parts, one for the key's "
+        "content and one for its distance, and two learned vectors replace the query's own position: they say how "
+        "much a content, and how much a distance, matters to any query."
     )
     formula = (
         r"e_{h,ts} = \tfrac{1}{\sqrt{K}} \left[(q_{h,t} + b^C_h) \cdot k_{h,s} + (q_{h,t} + b^P_h) \cdot R_{t-s} "
@@ -53,12 +53,13 @@ class Config(_heads.Config):
         "a pass over all segments at once: the same segments one after the other, with the cache in between",
     )
     traps = (
-        "the distance is query minus key, 0 or more for what came before: R of the negative distance has other sines",
-        "sines and cosines stand side by side in two halves, in the authors' code; alternating, as in the paper of "
+        "the distance is query minus key, 0 or more for earlier keys: R of the negative distance has other sines",
+        "sines and cosines are two halves, one after the other, in the authors' code; alternating, as in the paper of "
         "the sinusoids, they need the rows of w_r in another order",
-        "the trick that shifts a row for each query is right where the last query stands at the last key; with a mask "
-        "or other alignments it moves numbers between rows without an error",
-        "u goes to the contents and v to the distances; exchanged, training hardly notices and checkpoints do",
+        "the trick that shifts a row for each query is right where the last query is at the last key; with a mask or "
+        "other alignments it moves numbers between rows without an error",
+        "u belongs to the contents and v to the distances; swapping them hardly affects training, but checkpoints no "
+        "longer fit",
         "both parts are divided by sqrt(K)",
         "the gradient does not go back into earlier segments: the cache holds numbers, not their history",
     )

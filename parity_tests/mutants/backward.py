@@ -182,8 +182,8 @@ MUTANTS = (
     gru(
         "gradient of the initial state in reverse order of the layers",
         "stack the gradients from the first layer to the last",
-        "stack(first[::-1])",
-        "stack(first)",
+        "stack(dstates[::-1])",
+        "stack(dstates)",
     ),
     gru(
         "gradient of the returned state lost",
@@ -200,7 +200,7 @@ MUTANTS = (
     seq2seq(
         "gradient of the encoder's last state lost",
         "the decoder began with the encoder's last state: send its gradient there",
-        "None if given else dstate)\n        w =",
+        "None if has_state else dstate)\n        w =",
         "None)\n        w =",
     ),
     at("seq2seq.py", "seq2seq", "words", trees=NUMPY)(
@@ -213,8 +213,8 @@ MUTANTS = (
     at("gru.py", "gru", "stacked", trees=("attn_torch",))(
         "returned state cut from the graph",
         "let the gradient through: no detach(), no_grad(), stop_gradient or numpy() on the way",
-        "x, stack(last)",
-        "x, stack(last).detach()",
+        "x, stack(ends)",
+        "x, stack(ends).detach()",
     ),
     at(SHARED, "mha", "cross", trees=("attn_torch",))(
         "weights cut from the graph",

@@ -97,14 +97,14 @@ MUTANTS = (
     gru(
         "last states in reverse order of the layers",
         "return the states from the first layer to the last",
-        "x, stack(last)",
-        "x, stack(last[::-1])",
+        "x, stack(ends)",
+        "x, stack(ends[::-1])",
     ),
     gru(
         "returned state batch first",
         "return the state as it is taken: layers, batch, width",
-        "x, stack(last)",
-        "x, stack(last).swapaxes(0, 1)",
+        "x, stack(ends)",
+        "x, stack(ends).swapaxes(0, 1)",
         raises=("attn_np", "attn_jax"),
     ),
     gru(
@@ -170,8 +170,8 @@ MUTANTS = (
     seq2seq(
         "context left out of the decoder's input",
         "join the context and the target: [context; target]",
-        "x, after, taped = context, [],",
-        "x, after, taped = 0.0 * context, [],",
+        "x, new_state, outputs = context, [],",
+        "x, new_state, outputs = 0.0 * context, [],",
     ),
     seq2seq(
         "targets one step late",
@@ -194,14 +194,14 @@ MUTANTS = (
     seq2seq(
         "output read from the first layer",
         "read the output from the last layer's state",
-        "found[-1], self.w_o, self.b_o), stack(last)",
-        "found[3], self.w_o, self.b_o), stack(last)",
+        "gates_and_states[-1], self.w_o, self.b_o), stack(last)",
+        "gates_and_states[3], self.w_o, self.b_o), stack(last)",
     ),
     seq2seq(
         "bias of the decoder's output dropped",
         "add the bias of the output",
-        "found[-1], self.w_o, self.b_o), stack(last)",
-        "found[-1], self.w_o, None), stack(last)",
+        "gates_and_states[-1], self.w_o, self.b_o), stack(last)",
+        "gates_and_states[-1], self.w_o, None), stack(last)",
     ),
     # Running freely
     words(
