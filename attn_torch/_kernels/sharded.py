@@ -29,7 +29,10 @@ def attend_locally(
 
     from attn_torch._ops import alongside
 
-    mesh, sizes = q.device_mesh, {"b": q.shape[0], "h": k.shape[2]}
+    groups = (
+        k.shape[2] if k.shape[2] > 1 else q.shape[2]
+    )  # one key/value head serves all query heads, wherever they are
+    mesh, sizes = q.device_mesh, {"b": q.shape[0], "h": groups}
     letters: list[str | None] = []  # the axis that each axis of the mesh splits
     for n, placement in zip(mesh.shape, q.placements, strict=True):
         letter = {Shard(0): "b", Shard(2): "h"}.get(placement)
