@@ -1,7 +1,7 @@
 """PyTorch's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from math import prod
 from typing import Any
 
@@ -242,6 +242,19 @@ def autocast_dtype(x: Array) -> str | None:
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return None
     return NAMES[torch.get_autocast_dtype(device)]
+
+
+def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of arrays whose products `torch.autocast` does not round."""
+
+    @wraps(function)
+    def run(x: Array, *rest: Any) -> Any:
+        if autocast_dtype(x) is None:
+            return function(x, *rest)
+        with torch.autocast(x.device.type, enabled=False):
+            return function(x, *rest)
+
+    return run
 
 
 def upcast(x: Any) -> Any:
