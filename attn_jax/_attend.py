@@ -110,7 +110,8 @@ def attend(
     options = causal, window, scale, softcap, rate
     arrays = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
     contract.check(arrays, options, normalize_over, implementation, weigh is not None, checked)
-    factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    factor = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
+    softcap = None if softcap is None else float(softcap)
     needs = {"return_weights": return_weights, "normalize_over": normalize_over, "weigh": weigh, "keep": keep}
     if contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), **needs):
         if step is not None and step.start is None:

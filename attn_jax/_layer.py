@@ -1,6 +1,10 @@
 """The base of JAX's layers: parameters, checks of a call, inputs and outputs, and decoding."""
 
+from collections.abc import Callable
+from functools import partial, wraps
 from importlib import import_module
+from inspect import isfunction
+from types import MethodType
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import jax
@@ -65,9 +69,38 @@ def inputs(
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 
-def output(dtype: str, y: Array, weights: Array | None, return_weights: bool) -> Output:
+def output(dtype: str, y: Array, weights: Array | None = None, return_weights: bool = False) -> Output:
     """The output rounded once to the inputs' dtype; with `return_weights`, a pair with the weights."""
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
+
+
+class Method:
+    """A method that `nnx.tabulate` leaves alone: it compiles a class's public functions, with all they take and return,
+    and some of ours take or return sizes and functions.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __get__(self, layer: Any, cls: type) -> Any:
+        return partial(self.function) if layer is None else MethodType(self.function, layer)
+
+
+def casting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's call that casts float arrays to the layer's dtype before, if the dtype was asked for."""
+
+    def cast(x: Any, dtype: str) -> Any:
+        floating = isinstance(x, jax.Array | np.ndarray) and dtype_name(x) in DTYPES
+        return jnp.asarray(x, DTYPES[dtype]) if floating else x
+
+    @wraps(call)
+    def casted(self: Any, *inputs: Any, **options: Any) -> Any:
+        if self.casts:
+            inputs = tuple(cast(x, self.dtype) for x in inputs)
+            options = {name: cast(x, self.dtype) for name, x in options.items()}
+        return call(self, *inputs, **options)
+
+    return casted
 
 
 class Layer(nnx.Module, Generic[C]):
@@ -76,8 +109,9 @@ class Layer(nnx.Module, Generic[C]):
     Args:
         config: the contract's Config.
         rngs: draws the parameters (stream `params`) and, in training, dropout (stream `dropout`).
-        dtype: of inputs and outputs; `param_dtype` by default.
-        param_dtype: of the parameters; float32 by default.
+        dtype: of inputs and outputs, as in Flax: float inputs are cast to it. By default inputs must have the
+            parameters' dtype, and others are refused as in the other trees. Sums are formed in float32 at least.
+        param_dtype: of the parameters, which keep it; float32 by default.
     """
 
     Config: ClassVar[type[Any]]
@@ -85,6 +119,11 @@ class Layer(nnx.Module, Generic[C]):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        for name, value in list(vars(cls).items()):
+            if name == "__call__":
+                setattr(cls, name, casting(value))
+            elif isfunction(value) and not name.startswith("_"):
+                setattr(cls, name, Method(value))
 
     def __init__(
         self,
@@ -97,7 +136,7 @@ class Layer(nnx.Module, Generic[C]):
     ) -> None:
         check_config(type(self), config)
         kind = DTYPES[check_dtype_on(config.variant, param_dtype)]
-        self.config, self.deterministic = config, False
+        self.config, self.deterministic, self.casts = config, False, dtype is not None
         self.dtype = check_dtype_on(config.variant, param_dtype if dtype is None else dtype)
         if kind == jnp.float64 and self.dtype != "float64":
             raise ValueError(
@@ -132,6 +171,10 @@ class Layer(nnx.Module, Generic[C]):
         cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
         return cls(config, rngs=rngs, dtype=dtype, param_dtype=param_dtype, _values=values)
 
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """Set the mode of this layer alone, for `nnx.view(layer, deterministic=...)`, which visits every one."""
+        self.deterministic = self.deterministic if deterministic is None else deterministic
+
     def params(self) -> dict[str, Array]:
         """Every parameter by its dotted name: the dictionary that weight files hold."""
         flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
@@ -147,6 +190,7 @@ class Layer(nnx.Module, Generic[C]):
         ]
         nnx.update(self, nnx.from_flat_state(leaves))
 
+    @Method
     def check(self, **arguments: Array | None) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype if self.config.params() else None
@@ -200,6 +244,7 @@ class Layer(nnx.Module, Generic[C]):
         step = begin_step(config, cache, query, valid)
         return end_step(step, self(query, step=step, tape=tape, **arguments))
 
+    @Method
     def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
         """The keep-mask of a call: the caller's, or a random one in training with dropout, else None."""
         rate = self.config.dropout  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,7 +11,9 @@ from flax import nnx
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 from jax.nn import sigmoid
-from jax.numpy import broadcast_to, concatenate, exp, log, maximum, sqrt, stack, tanh, where
+from jax.numpy import broadcast_to, exp, log, maximum, sqrt, stack, tanh, where
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from jax.tree_util import register_dataclass
 
 from attn_np.contract import check_tokens, checked, record, scope
@@ -105,6 +106,15 @@ def reorder(x: Array, order: Sequence[int]) -> Array:
     return jnp.transpose(x, order)
 
 
+def concatenate(arrays: Sequence[Array], axis: int) -> Array:
+    """One after the other. On a mesh with explicit axes an axis that is sharded in one array becomes so in all."""
+    shardings = [jax.typeof(x).sharding for x in arrays]
+    if any(AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings):
+        spec = P(*(next(filter(None, axes), None) for axes in zip(*(x.spec for x in shardings), strict=True)))
+        arrays = [jax.sharding.reshard(x, spec) for x in arrays]
+    return jnp.concatenate(arrays, axis)
+
+
 def arange(n: int, like: Array) -> Array:
     """0 .. n - 1, on the device of `like`."""
     return jnp.arange(n)
@@ -154,9 +164,9 @@ def shapes_may_vary(x: Array) -> bool:
     return False  # every new shape is compiled
 
 
-def constant(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
-    """A function that computes an array from plain values by NumPy: cached, and a constant under jit and compile."""
-    cached = lru_cache(maxsize=8)(make)
+def constant(make: Callable[..., Any]) -> Callable[..., Array]:
+    """A function that computes an array from plain values by NumPy, its first argument; cached, constant under jit."""
+    cached = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: jnp.asarray(cached(*args))
 
 
@@ -211,41 +221,52 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     JAX multiplies float32 in TF32 or bfloat16 on accelerators by default; here float32 means float32. A caller who
     sets `jax_default_matmul_precision` gets that precision.
     """
-    configured = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
-    precision = None if configured else jax.lax.Precision.HIGHEST
-    return jnp.einsum(spec, upcast(a), upcast(b), precision=precision)
+    asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    precision = None if asked else jax.lax.Precision.HIGHEST
+    a, b = upcast(a), upcast(b)
+    return jnp.einsum(spec, a, b, precision=precision, out_sharding=_out_sharding(spec, a, b))
+
+
+def _out_sharding(spec: str, a: Array, b: Array) -> P | None:
+    """Every axis as the factor that has it, where a mesh has explicit axes: JAX leaves it to the caller what becomes of
+    sums over a sharded axis. None elsewhere.
+    """
+    shardings = jax.typeof(a).sharding, jax.typeof(b).sharding
+    if not any(AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings):
+        return None
+    factors, out = spec.split("->")
+    axes: dict[str, Any] = {}
+    for letters, sharding in zip(factors.split(","), shardings, strict=True):
+        axes |= {letter: axis for letter, axis in zip(letters, sharding.spec, strict=True) if axis is not None}
+    return P(*(axes.get(letter) for letter in out))
 
 
 def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
     """A projection: `einsum`, plus a bias over its last axes where there is one."""
-    factors, out = spec.split("->")
-    left, right = factors.split(",")
-    n = len(set(left) & set(right))
-    if (left[-n:], out) == (right[:n], left[:-n] + right[n:]):  # no axis has to move
-        x, weight = upcast(x), upcast(weight)
-        rows, between, columns = x.shape[:-n], prod(weight.shape[:n]), weight.shape[n:]
-        y = _project(x.reshape(prod(rows), between), weight.reshape(between, prod(columns))).reshape(rows + columns)
-    else:
-        y = einsum(spec, x, weight)
+    y = _project(spec, upcast(x), upcast(weight))
     return y if bias is None else y + upcast(bias)
 
 
-@jax.custom_jvp
-def _project(x: Array, weight: Array) -> Array:
-    """A product of two matrices, with derivatives that spare XLA on a CPU a transposed copy of the weight."""
-    return einsum("td,dn->tn", x, weight)
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _project(spec: str, x: Array, weight: Array) -> Array:
+    """The product, with derivatives for which XLA on a CPU need not copy a weight transposed."""
+    return einsum(spec, x, weight)
 
 
 @partial(_project.defjvp, symbolic_zeros=True)
-def _project_jvp(primals: Any, tangents: Any) -> Any:
-    """The derivatives: x is transposed for the gradient of the weight; without the barrier XLA would undo that."""
+def _project_jvp(spec: str, primals: Any, tangents: Any) -> Any:
+    """x is transposed where the gradient of the weight needs it; without the barrier XLA would undo that."""
     (x, weight), (dx, dweight) = primals, tangents
-    y = _project(x, weight)
-    dy = zeros(y.shape, y)
+    y = _project(spec, x, weight)
+    dy = jnp.zeros_like(y)
     if not isinstance(dx, SymbolicZero):
-        dy = dy + einsum("td,dn->tn", dx, weight)
+        dy = dy + einsum(spec, dx, weight)
     if not isinstance(dweight, SymbolicZero):
-        dy = dy + einsum("dt,dn->tn", jax.lax.optimization_barrier(x.T), dweight)
+        factors, out = spec.split("->")
+        of_x, of_weight = factors.split(",")
+        letters = "".join(sorted(of_x, key=lambda letter: letter in out))  # those of the sum first
+        across = reorder(x, [of_x.index(letter) for letter in letters])
+        dy = dy + einsum(f"{letters},{of_weight}->{out}", jax.lax.optimization_barrier(across), dweight)
     return y, dy
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, read_state, real_positions, write_state
-from attn_jax._layer import Layer
+from attn_jax._layer import Layer, output
 from attn_jax._masks import zero_unseen
 from attn_jax._ops import (
     Array,
@@ -24,7 +24,6 @@ from attn_jax._ops import (
     rms_norm,
     scan,
     silu,
-    to_dtype,
     upcast,
     where,
     zeros,
@@ -164,4 +163,4 @@ class Retention(Layer[Config]):
         normed, g = record(tape, normed=norm, g=g)
         gated = record(tape, gated=silu(g) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
-        return to_dtype(y, dtype)
+        return output(dtype, y)

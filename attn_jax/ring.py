@@ -5,7 +5,7 @@ from math import inf, sqrt
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, inputs
+from attn_jax._layer import Layer, inputs, output
 from attn_jax._masks import any_visible, attention_mask, zero_unseen
 from attn_jax._ops import (
     Array,
@@ -20,7 +20,6 @@ from attn_jax._ops import (
     maximum,
     record,
     scan,
-    to_dtype,
     where,
     zeros,
 )
@@ -101,4 +100,4 @@ class RingAttention(Layer[Config]):
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
         y = record(tape, y=join(sums / total[..., None], t))
-        return to_dtype(y, dtype)
+        return output(dtype, y)

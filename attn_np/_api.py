@@ -1,7 +1,9 @@
 """What the package offers by name: build, save, load and load_pretrained, trace, value_and_vjp."""
 
 from collections.abc import Callable, Collection
+from copy import copy, deepcopy
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -202,26 +204,68 @@ def trace(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, dict
     return layer(*inputs, tape=tape, **options), tape  # type: ignore[operator]
 
 
-def value_and_vjp(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, Callable[..., Grads]]:
-    """The output, and a function from its gradient to the gradients of inputs and parameters.
+def value_and_vjp(
+    layer: Layer[Any], *inputs: Any, recompute: bool = False, **options: Any
+) -> tuple[Output, Callable[..., Grads]]:
+    """The output, and a function `pull` from its gradient to the gradients of inputs and parameters.
 
-    Keeps the inputs only; `pull` computes the forward again with a tape, with the same dropout, and reads it upwards.
-    It takes the gradient of y, and of a recurrent layer's returned state as a second one. Parameters that are replaced
-    in between change nothing; arrays that are written to do.
+    `pull` takes the gradient of y, and of a recurrent layer's returned state as a second one, as often as it is called
+    and from any thread. It uses the parameters and the dropout of this call, whatever happens to the layer afterwards;
+    inputs and parameters themselves are not copied, so they must not be written to before.
+
+    Args:
+        layer: the layer.
+        inputs, options: what the layer is called with.
+        recompute: compute the forward pass again in each `pull`, a third more time in all. Until then only inputs and
+            output are kept in memory, and not every array that the backward pass reads.
     """
-    before, params = layer.rng.bit_generator.state, layer.params()
-    y = layer(*inputs, **options)  # type: ignore[operator]
+    if not recompute:
+        called, tape = bound(layer, lambda part: part.rng), Residuals()
+        y = called(*inputs, tape=tape, **options)
+        return y, lambda *cotangents: called.vjp(copy(tape), *cotangents)
+
+    called = bound(layer, lambda part: ReplayedGenerator(part.rng))
+    y = called(*inputs, **options)
 
     def pull(*cotangents: np.ndarray) -> Grads:
-        after, layer.rng.bit_generator.state = layer.rng.bit_generator.state, before
-        now = layer.params()
-        layer.set_params(params)
-        try:
-            tape = Residuals()
-            layer(*inputs, tape=tape, **options)  # type: ignore[operator]
-            return layer.vjp(tape, *cotangents)  # type: ignore[attr-defined]
-        finally:
-            layer.set_params(now)
-            layer.rng.bit_generator.state = after
+        tape, again = Residuals(), bound(called, lambda part: part.rng.replay())
+        again(*inputs, tape=tape, **options)
+        return again.vjp(tape, *cotangents)
 
     return y, pull
+
+
+def bound(layer: Layer[Any], generator: Callable[[Any], Any]) -> Any:
+    """A layer bound to the same parameter arrays, whatever is set in the first one later, with other generators."""
+    twin = copy(layer)
+    twin.rng = generator(layer)
+    for name in layer.config.children():
+        parts = getattr(layer, name)
+        twins = [bound(part, generator) for part in parts] if isinstance(parts, list) else bound(parts, generator)
+        setattr(twin, name, twins)
+    return twin
+
+
+class ReplayedGenerator:
+    """Draws from a generator, and can draw the same again, even if other threads draw from it in between."""
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self.source, self.states = generator.bit_generator, list[Any]()
+
+    def random(self, shape: tuple[int, ...]) -> np.ndarray:
+        with self.source.lock:  # under which all threads draw
+            bits = deepcopy(self.source)
+            self.states.append(bits.state)
+            numbers = np.random.Generator(bits).random(shape)
+            self.source.state = bits.state
+        return numbers
+
+    def replay(self) -> Any:
+        """What draws the same arrays once more."""
+        states, bits = iter(self.states), deepcopy(self.source)
+
+        def random(shape: tuple[int, ...]) -> np.ndarray:
+            bits.state = next(states)
+            return np.random.Generator(bits).random(shape)
+
+        return SimpleNamespace(random=random)

@@ -116,7 +116,8 @@ def attend(
     options = causal, window, scale, softcap, rate
     arrays = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
     contract.check(arrays, options, normalize_over, implementation, weigh is not None, checked)
-    factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    factor = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
+    softcap = None if softcap is None else float(softcap)
     needs = {"return_weights": return_weights, "normalize_over": normalize_over, "weigh": weigh, "keep": keep}
     if contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), **needs):
         if step is not None and step.start is None:
@@ -157,11 +158,11 @@ def attend(
 def fused_vjp(tape: Tape, dcontext: Array) -> tuple[Array, Array, Array, Array | None]:
     """The gradients of q, k, v and the bias, by the fast path's own backward; those of the sinks are taped."""
     heads = dcontext.ndim == 4
-    cotangents = kernels.attend_vjp(saved(tape), dcontext if heads else dcontext[:, :, None])
-    dq, dk, dv = (x if heads else x[:, :, 0] for x in (cotangents.dq, cotangents.dk, cotangents.dv))
-    dscores = cotangents.dbiased if heads or cotangents.dbiased is None else cotangents.dbiased[:, 0]
-    dscores = record(tape, dbiased=dscores, dsinks=cotangents.dsinks)[0]
-    dbias = None if dscores is None else sum_to(dscores, tape["bias"].shape)
+    *dinputs, dsinks, dbiased = kernels.attend_vjp(saved(tape), dcontext if heads else dcontext[:, :, None])
+    dq, dk, dv = (x if heads else x[:, :, 0] for x in dinputs)
+    dbiased = dbiased if heads or dbiased is None else dbiased[:, 0]
+    dbiased = record(tape, dbiased=dbiased, dsinks=dsinks)[0]
+    dbias = None if dbiased is None else sum_to(dbiased, tape["bias"].shape)
     return dq, dk, dv, dbias
 
 

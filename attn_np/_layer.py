@@ -63,7 +63,7 @@ def inputs(
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 
-def output(dtype: str, y: Array, weights: Array | None, return_weights: bool) -> Output:
+def output(dtype: str, y: Array, weights: Array | None = None, return_weights: bool = False) -> Output:
     """The output rounded once to the inputs' dtype; with `return_weights`, a pair with the weights."""
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 

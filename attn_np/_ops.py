@@ -1,7 +1,7 @@
 """NumPy's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -163,9 +163,9 @@ def shapes_may_vary(x: Array) -> bool:
     return True
 
 
-def constant(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
-    """A function that computes an array from plain values by NumPy: cached, and a constant under jit and compile."""
-    cached = lru_cache(maxsize=8)(make)
+def constant(make: Callable[..., Any]) -> Callable[..., Array]:
+    """A function that computes an array from plain values by NumPy, its first argument; cached, constant under jit."""
+    cached = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: cached(*args)
 
 

@@ -1,4 +1,4 @@
-"""Derivative rules, each derived once: from the gradient of a result to the gradients of what it was made of."""
+"""Derivative rules, each derived once: the gradients of operands from the gradient of their result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,14 +40,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Grads:
-    """Gradients of the inputs that were given and of every parameter, by name."""
+    """Gradients of the inputs of a call and of every parameter, by name."""
 
     inputs: dict[str, Array]
     params: dict[str, Array]
 
 
 def grads(dtype: str, inputs: Mapping[str, Array | None], params: Mapping[str, Array | None]) -> Grads:
-    """Leave out what has no gradient and round the rest once to the layer's dtype."""
+    """The gradients that are not None, rounded once to the layer's dtype."""
     return Grads(
         inputs={name: to_dtype(g, dtype) for name, g in inputs.items() if g is not None},
         params={name: to_dtype(g, dtype) for name, g in params.items() if g is not None},
@@ -55,7 +55,7 @@ def grads(dtype: str, inputs: Mapping[str, Array | None], params: Mapping[str, A
 
 
 def cotangent(tape: dict[str, Array], dy: Array) -> Array:
-    """Tape the gradient that comes in, after a look whether it fits the output.
+    """The output's gradient, checked, upcast and taped.
 
     Raises:
         ValueError: another shape than the output's.
@@ -70,7 +70,7 @@ def cotangent(tape: dict[str, Array], dy: Array) -> Array:
 
 
 def einsum_vjp(spec: str, a: Array, b: Array, dy: Array) -> tuple[Array, Array]:
-    """y = sum a b over the letters missing in y, so dL/da = sum dy b over the letters missing in a.
+    """y = sum a b over the letters that y lacks, so dL/da = sum dy b over the letters that a lacks.
 
     The same string with the operand and the output exchanged.
     """
@@ -85,7 +85,7 @@ def linear_vjp(spec: str, x: Array, weight: Array, bias: Array | None, dy: Array
 
 
 def sum_to(dy: Array, shape: tuple[int, ...]) -> Array:
-    """Broadcasting copied an array along new and size-1 axes; each copy sends its gradient back, so sum over them."""
+    """The gradient of an array that was broadcast: summed over new axes and axes of 1, one term for each copy."""
     lead = dy.ndim - len(shape)
     axes = tuple(range(lead)) + tuple(lead + i for i, n in enumerate(shape) if n == 1 and dy.shape[lead + i] != 1)
     return np.sum(dy, axis=axes).reshape(shape) if axes else dy
@@ -108,14 +108,14 @@ def part_of_softmax(scores: Array, top: Array, total: Array, parts: int) -> Arra
     Args:
         scores: of these keys, -inf where one is hidden.
         top, total: over all keys.
-        parts: how many parts the keys were summed in.
+        parts: the number of parts that the keys were summed in.
     """
     return np.exp(scores - top) / total
 
 
 @primitive
 def part_of_softmax_vjp(probs: Array, dprobs: Array, share: Array, parts: int) -> Array:
-    """The rule of softmax for some of the keys: p_j (dp_j - share), where share = sum_i p_i dp_i over all of them."""
+    """`softmax_vjp` for some of the keys: p_j (dp_j - share), where share = sum_i p_i dp_i over all of them."""
     return (dprobs - share) * probs
 
 
@@ -123,7 +123,7 @@ def part_of_softmax_vjp(probs: Array, dprobs: Array, share: Array, parts: int) -
 def sparsemax_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     """p_i = s_i - tau on the support, where tau is the mean of its k scores less 1/k, so dp_i/ds_j = delta_ij - 1/k.
 
-    So ds_j = dp_j - the mean of dp over the support, and 0 beside it.
+    So ds_j = dp_j - the mean of dp over the support, and 0 outside it.
     """
     support = probs > 0
     count = np.sum(support, axis=axis, keepdims=True).astype(dprobs.dtype)
@@ -152,7 +152,7 @@ def repeat_heads_vjp(dx: Array, heads: int | None) -> Array:
 
 
 def dropout_vjp(dkept: Array, keep: Array | None, rate: float) -> Array:
-    """Kept weights were divided by the share kept; dropped ones were not used."""
+    """A kept weight was divided by 1 - rate, and so is its gradient; a dropped one gets 0."""
     return dkept if keep is None else where(keep, dkept / (1.0 - rate), 0.0)
 
 
@@ -191,12 +191,12 @@ def unit_vjp(x: Array, size: Array, dy: Array, share: float) -> Array:
 
 
 def l2_norm_vjp(x: Array, eps: float, dy: Array) -> Array:
-    """The rule of x / size, with the whole sum of squares."""
+    """`unit_vjp` for size^2 = sum x^2 + eps."""
     return unit_vjp(x, sqrt(np.sum(x * x, axis=-1, keepdims=True) + eps), dy, 1.0)
 
 
 def rms_norm_vjp(x: Array, weight: Array | None, eps: float, dy: Array) -> tuple[Array, Array | None]:
-    """The rule of x / size, with the mean of squares; the weight was multiplied with the result."""
+    """`unit_vjp` for size^2 = mean x^2 + eps; the weight gets the sum of dy x / size."""
     size = sqrt(np.sum(x * x, axis=-1, keepdims=True) / x.shape[-1] + eps)
     dunit = dy if weight is None else dy * upcast(weight)
     dweight = None if weight is None else sum_to(dy * (x / size), weight.shape)
@@ -206,7 +206,7 @@ def rms_norm_vjp(x: Array, weight: Array | None, eps: float, dy: Array) -> tuple
 def layer_norm_vjp(
     x: Array, weight: Array | None, bias: Array | None, eps: float, dy: Array
 ) -> tuple[Array, Array | None, Array | None]:
-    """The rule of `rms_norm` for the deviation from the mean; a gradient's mean goes back through the mean."""
+    """`rms_norm_vjp` at the deviation from the mean; dx loses its mean, because x - mean has no mean."""
     deviation = x - np.sum(x, axis=-1, keepdims=True) / x.shape[-1]
     dx, dweight = rms_norm_vjp(deviation, weight, eps, dy)
     dx = dx - np.sum(dx, axis=-1, keepdims=True) / x.shape[-1]
@@ -225,14 +225,14 @@ def rest_of(z: Array, dy: Array) -> Array:
 
 
 def take_vjp(table: Array, tokens: Array, dy: Array) -> Array:
-    """Row u of the table sends copies to every place whose token is u: sum their gradients."""
+    """Row u of the table gets the sum of the gradients at all places whose token is u."""
     tokens, dy = tokens.reshape(-1), dy.reshape(-1, dy.shape[-1])
     one_hot = (tokens[:, None] == np.arange(table.shape[0])).astype(dy.dtype)
     return einsum("tu,td->ud", one_hot, dy)
 
 
 def pick_vjp(x: Array, index: Array, dy: Array) -> Array:
-    """Entry x was copied to every place whose index is x: sum their gradients, `b h t s` -> `b h t x`."""
+    """Entry x gets the sum of the gradients at all places whose index is x: `b h t s` -> `b h t x`."""
     b, _, t, s = dy.shape
     one_hot = (np.broadcast_to(index, (b, t, s))[..., None] == np.arange(x.shape[-1])).astype(dy.dtype)
     return einsum("bhts,btsx->bhtx", dy, one_hot)
@@ -240,12 +240,12 @@ def pick_vjp(x: Array, index: Array, dy: Array) -> Array:
 
 @primitive
 def total(*terms: Array) -> Array:
-    """Gradients that reach one array on several paths add up."""
+    """The sum of the gradients that reach one array on several paths."""
     return sum(terms[1:], start=terms[0])
 
 
 def inputs_vjp(tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dvalue: Array) -> dict[str, Array]:
-    """Gradients of the inputs that were given: an input that stood in for others gets their sum."""
+    """Gradients of the inputs of a call: the query gets the key's too if it was the key, and so on."""
     queries, keys = tape.get("visible_queries"), tape.get("visible_keys")
     dquery = zero_unseen(f"{axes}->btd", queries, dquery)
     dkey, dvalue = zero_unseen(f"{axes}->bsi", keys, dkey), zero_unseen(f"{axes}->bsj", keys, dvalue)

@@ -5,7 +5,7 @@ from math import inf, sqrt
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, inputs
+from attn_np._layer import Layer, inputs, output
 from attn_np._masks import any_visible, attention_mask, zero_unseen
 from attn_np._ops import (
     Array,
@@ -20,7 +20,6 @@ from attn_np._ops import (
     maximum,
     record,
     scan,
-    to_dtype,
     where,
     zeros,
 )
@@ -82,7 +81,7 @@ class BlockwiseAttention(Layer[Config]):
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
         y = record(tape, y=sums / total[..., None])
-        return to_dtype(y, dtype)
+        return output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """The gradients, block by block: the weights are recomputed from the largest score and the sum."""

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, read_state, real_positions, write_state
-from attn_np._layer import Layer
+from attn_np._layer import Layer, output
 from attn_np._masks import zero_unseen
 from attn_np._ops import (
     Array,
@@ -27,7 +27,6 @@ from attn_np._ops import (
     sigmoid,
     silu,
     softplus,
-    to_dtype,
     upcast,
     where,
     zeros,
@@ -293,7 +292,7 @@ class GatedDeltaRule(Layer[Config]):
         g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, None))
         gated = record(tape, gated=silu(g) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
-        return to_dtype(y, dtype)
+        return output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line is_real."""

@@ -10,7 +10,7 @@ from attn_np.contract import Config, check_config, check_dtype, declared, within
 from attn_np.contract._decode import check_arguments, check_step
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
 from attn_torch._masks import visibility, zero_unseen
-from attn_torch._ops import DTYPES, Array, Tape, checked, dtype_name, record, to_dtype, upcast, where
+from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, checked, dtype_name, record, to_dtype, upcast, where
 
 __all__ = [
     "Layer",
@@ -62,8 +62,12 @@ def inputs(
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 
-def output(dtype: str, y: Array, weights: Array | None, return_weights: bool) -> Output:
-    """The output rounded once to the inputs' dtype; with `return_weights`, a pair with the weights."""
+def output(dtype: str, y: Array, weights: Array | None = None, return_weights: bool = False) -> Output:
+    """The output rounded once to the inputs' dtype, with the weights if they are asked for.
+
+    Under `torch.autocast` its type, which PyTorch's own modules return.
+    """
+    dtype = dtype if dtype == "float64" else autocast_dtype(y) or dtype
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 
 
@@ -92,24 +96,38 @@ class Layer(torch.nn.Module, Generic[C]):
         super().__init__()
         check_config(type(self), config)
         self.config, kind = config, DTYPES[check_dtype(config.variant, dtype or "float32")]
-        shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
+        shapes, own, children = config.shapes(), config.own_params(), config.children()
         for name in declared(type(self)):
             if name not in own and name not in children:
                 self.register_parameter(name, None)
         for name in own:
-            limit, start = fans[name] ** -0.5, own[name].first()
-            if _values is not None:
-                value = _values[name].to(device=device, dtype=kind)
-            elif start is not None:
-                value = torch.tensor(start, device=device, dtype=kind).expand(shapes[name]).clone()
-            else:
-                value = torch.empty(shapes[name], device=device, dtype=kind)
-                torch.nn.init.uniform_(value, -limit, limit)
-            self.register_parameter(name, torch.nn.Parameter(value))
+            empty = torch.empty(shapes[name], device=device, dtype=kind) if _values is None else _values[name]
+            self.register_parameter(name, torch.nn.Parameter(empty.to(device=device, dtype=kind)))
+        if _values is None:
+            self._draw()
         for name, child in children.items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
             sublayers = [self._child(part, within(_values, p), device, kind) for p, part in parts.items()]
             setattr(self, name, torch.nn.ModuleList(sublayers) if isinstance(child, list) else sublayers[0])
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter again in place, as the constructor does: after `to_empty` of a layer made on "meta"."""
+        for module in self.modules():
+            if isinstance(module, Layer):
+                module._draw()
+
+    @torch.no_grad()
+    def _draw(self) -> None:
+        """Draw the layer's own parameters, without those of its children."""
+        own, fans = self.config.own_params(), self.config.fans()
+        for name, param in self._parameters.items():
+            if param is None:
+                continue
+            start, limit = own[name].first(), fans[name] ** -0.5
+            if start is None:
+                param.uniform_(-limit, limit)
+            else:
+                param.copy_(torch.tensor(start, device=param.device, dtype=param.dtype))
 
     def _child(self, config: Any, values: dict[str, Array] | None, device: Any, dtype: torch.dtype) -> "Layer[Any]":
         cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
@@ -145,6 +163,8 @@ class Layer(torch.nn.Module, Generic[C]):
     def check(self, **arguments: Array | None) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype
+        if dtype is not None and dtype == autocast_dtype(next(self.parameters())):
+            dtype = "float32"
         return checked(config, dtype, specs(config.variant, **arguments))
 
     def init_cache(self, batch_size: int, max_length: int, *, dtype: Any = None, **sizes: int) -> Any:
@@ -215,4 +235,5 @@ def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | No
         return None
     if not isinstance(x, Tensor):
         raise TypeError(f"{variant}: expected {name} as a torch.Tensor, got {type(x).__name__}; convert it")
-    return tuple(x.shape), dtype_name(x)
+    name = dtype_name(x)
+    return tuple(x.shape), "float32" if name == autocast_dtype(x) else name  # autocast mixes both

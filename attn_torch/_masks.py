@@ -3,7 +3,7 @@
 from math import inf
 from typing import Any
 
-from attn_np.contract._band import Band
+from attn_np.contract._band import Band, window_limits
 from attn_torch._ops import Array, any_over, arange, clip, concatenate, cumsum, reorder, where
 
 __all__ = ["any_visible", "attention_mask", "unmasked_by_bias", "visibility", "zero_unseen"]
@@ -26,7 +26,7 @@ def attention_mask(
     Query i is at position i + s - t: the last query is at the last key. In a step of decoding the cache gives the
     positions of queries and keys.
     """
-    left, right = (None, None) if window is None else window
+    left, right = window_limits(window)
     right = 0 if causal else right
     if step is not None and step.start is None:
         limits = step.attention_mask(left, right)

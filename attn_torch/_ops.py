@@ -1,7 +1,7 @@
 """PyTorch's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -108,9 +108,19 @@ def reorder(x: Array, order: Sequence[int]) -> Array:
     return x.permute(order)
 
 
+def alongside(x: Array, like: Array) -> Array:
+    """An array on the device of another; beside a DTensor, the same in every process."""
+    x = x.to(like.device)
+    if type(like) is Tensor or not hasattr(like, "device_mesh"):
+        return x
+    from torch.distributed.tensor import DTensor, Replicate  # takes longer to import than torch
+
+    return DTensor.from_local(x, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
+
+
 def arange(n: int, like: Array) -> Array:
     """0 .. n - 1, on the device of `like`."""
-    return torch.arange(n, device=like.device)
+    return alongside(torch.arange(n, device=like.device), like)
 
 
 def argmax(x: Array, axis: int) -> Array:
@@ -124,7 +134,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 
 def constants(values: Sequence[float | int], like: Array) -> Array:
     """An array of given numbers, each rounded once to the dtype of `like`."""
-    return torch.tensor(values, dtype=torch.float64).to(like.device, like.dtype)
+    return alongside(torch.tensor(values, dtype=torch.float64).to(like.dtype), like)
 
 
 def take(table: Array, tokens: Array) -> Array:
@@ -160,15 +170,18 @@ def shapes_may_vary(x: Array) -> bool:
     return concrete(x)
 
 
-def constant(make: Callable[..., np.ndarray]) -> Callable[..., Array]:
-    """A function that computes an array from plain values by NumPy: cached, and a constant under jit and compile."""
-    cached = lru_cache(maxsize=8)(make)
+def constant(make: Callable[..., Any]) -> Callable[..., Array]:
+    """A function of plain values that makes an array by NumPy, its first argument; cached.
 
-    @torch.compiler.assume_constant_result
-    def from_cache(*args: Any) -> Array:
-        return torch.from_numpy(cached(*args))
+    In compiled programs, whose lengths may vary, it makes it by the PyTorch functions of the same names.
+    """
+    cached = lru_cache(maxsize=8)(partial(make, np))
 
-    return lambda *args, like: from_cache(*args).to(like.device)
+    def array(*args: Any, like: Array) -> Array:
+        made = make(torch, *args) if torch.compiler.is_compiling() else torch.from_numpy(cached(*args))
+        return alongside(made, like)
+
+    return array
 
 
 def cumsum(x: Array, axis: int) -> Array:
@@ -223,6 +236,14 @@ def dtype_name(x: Array) -> str:
     return NAMES.get(x.dtype) or str(x.dtype).removeprefix("torch.")
 
 
+def autocast_dtype(x: Array) -> str | None:
+    """The dtype that `torch.autocast` rounds products of float32 arrays to on the array's device; None without it."""
+    device = x.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return None
+    return NAMES[torch.get_autocast_dtype(device)]
+
+
 def upcast(x: Any) -> Any:
     """float32 for 16-bit types; other types, and None, stay as they are."""
     return x.float() if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
@@ -234,13 +255,16 @@ def to_dtype(x: Any, dtype: str) -> Any:
 
 
 def einsum(spec: str, a: Array, b: Array) -> Array:
-    """Sum of products over the letters that are not in the output, as one batched matrix product."""
+    """Sum of products over the letters that are not in the output, as one batched matrix product.
+
+    Under `torch.autocast` products are rounded to its type, as those of PyTorch's own modules; sums with them are not.
+    """
     left, right, out = spec.replace("->", ",").split(",")
     n = (len(left) + len(right) - len(out)) // 2
     if n and left[-n:] == right[:n] and out == left[:-n] + right[n:]:  # a projection: no axis has to move
         first, last, between = a.shape[:-n], b.shape[n:], prod(b.shape[:n])
         product = upcast(a).reshape(prod(first), between) @ upcast(b).reshape(between, prod(last))
-        return product.reshape(*first, *last)
+        return upcast(product).reshape(*first, *last)
     batch = [x for x in left if x in right and x in out]
     summed = [x for x in left if x in right and x not in out]
     rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
@@ -253,7 +277,7 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     b = upcast(b).permute([right.index(x) for x in batch + summed + columns])
     product = a.reshape(flat(batch), flat(rows), flat(summed)) @ b.reshape(flat(batch), flat(summed), flat(columns))
     letters = batch + rows + columns
-    return product.reshape([size[x] for x in letters]).permute([letters.index(x) for x in out])
+    return upcast(product).reshape([size[x] for x in letters]).permute([letters.index(x) for x in out])
 
 
 def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:

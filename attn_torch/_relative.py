@@ -2,22 +2,18 @@
 
 from typing import Any
 
-import numpy as np
-
 from attn_torch._ops import constant
 
 
 @constant
-def sinusoids(low: int, high: int, width: int, base: float, dtype: str) -> np.ndarray:
-    """Encodings of the distances low .. high - 1: sines, then cosines.
-
-    Computed in float64 by NumPy and rounded once, so that they are the same bits in every tree.
-    """
-    angles = np.arange(low, high, dtype=np.float64)[:, None] * base ** -(np.arange(0, width, 2) / width)
-    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(dtype)
+def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str) -> Any:
+    """Encodings of the distances low .. high - 1: sines, then cosines, made in float64 and rounded once."""
+    rates = base ** -(xp.arange(0, width, 2, dtype=xp.float64) / width)
+    angles = xp.arange(low, high, dtype=xp.float64)[:, None] * rates
+    return xp.asarray(xp.concatenate([xp.sin(angles), xp.cos(angles)], axis=1), dtype=getattr(xp, dtype))
 
 
 @constant
-def bucketed(config: Any) -> np.ndarray:
+def bucketed(xp: Any, config: Any) -> Any:
     """The bucket of every distance from -max_distance to max_distance."""
-    return np.array(config.signed_buckets(), np.int32)
+    return xp.asarray(config.signed_buckets(), dtype=xp.int32)

@@ -2,21 +2,18 @@
 
 from typing import Any
 
-import numpy as np
-
 from attn_torch._decode import DecodeStep, token_positions
 from attn_torch._ops import Array, clip, concatenate, concrete, constant, cumsum, dtype_name, stack, take
 
 
 @constant
-def tables(config: Any, length: int, dtype: str) -> np.ndarray:
-    """Cosines and sines of positions 0 .. length - 1.
-
-    Computed in float64 by NumPy and rounded once, so that they are the same bits in every tree. A float32 angle would
-    be wrong by 1e-3 at position 100 000.
+def tables(xp: Any, config: Any, length: int, dtype: str) -> Any:
+    """Cosines and sines of positions 0 .. length - 1, made in float64 and rounded once: a float32 angle would be wrong
+    by 1e-3 at position 100 000.
     """
-    angles = np.arange(length, dtype=np.float64)[:, None] * np.array(config.frequencies(length))
-    return (np.stack([np.cos(angles), np.sin(angles)]) * config.amplitude()).astype(dtype)
+    angles = xp.arange(length, dtype=xp.float64)[:, None] * xp.asarray(config.frequencies(length), dtype=xp.float64)
+    turned = xp.stack([xp.cos(angles), xp.sin(angles)]) * config.amplitude()
+    return xp.asarray(turned, dtype=getattr(xp, dtype))
 
 
 def rotation(

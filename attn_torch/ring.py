@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.ring import Config
 from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, inputs
+from attn_torch._layer import Layer, inputs, output
 from attn_torch._masks import any_visible, attention_mask, zero_unseen
 from attn_torch._ops import (
     Array,
@@ -21,7 +21,6 @@ from attn_torch._ops import (
     maximum,
     record,
     scan,
-    to_dtype,
     where,
     zeros,
 )
@@ -101,4 +100,4 @@ class RingAttention(Layer[Config]):
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
         y = record(tape, y=join(sums / total[..., None], t))
-        return to_dtype(y, dtype)
+        return output(dtype, y)

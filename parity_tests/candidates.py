@@ -11,6 +11,7 @@ import numpy as np
 
 from attn_np._ops import DTYPES
 from attn_np.contract import Config
+from parity_tests._xla import flags
 from parity_tests.cases import Case, Drawn
 from parity_tests.error_arrays import widened
 
@@ -258,7 +259,9 @@ def run_jax(
     device: str = "cpu",
     jit: bool = True,
     weights: bool = True,
+    quickly: bool = False,
 ) -> Outcome:
+    """Compiled as XLA does by default; `quickly` without its optimisations, or not at all without `jit`."""
     import jax
 
     where = jax.devices(device)[0]
@@ -268,7 +271,7 @@ def run_jax(
     placed = jax.device_put((drawn.params, floats, rest, dys), where)
     function = jax_function(case.config, case.dtype, tuple(drawn.inputs), taped, tree, weights)
     if jit:
-        found, tape, dparams, dfloats, dzeros = compiled(function)(*placed)
+        found, tape, dparams, dfloats, dzeros = compiled(function, quickly)(*placed)
     else:
         found, tape, dparams, dfloats, dzeros = function(*placed)
     outcome = Outcome()
@@ -280,11 +283,22 @@ def run_jax(
     return outcome
 
 
+def run_jax_once(case: Case, drawn: Drawn, taped: bool, device: str = "cpu", weights: bool = True) -> Outcome:
+    """One program in place of two: with weights the run with a tape serves as the one without.
+
+    To compile is most of the time, and without XLA's optimisations it takes a seventh. What users call in float32 has
+    them; float64, which shows what is meant, does without, and so does the tape where a call without one is judged too.
+    """
+    beside = weights and attends(case.config.variant, case.config.layer)
+    quickly = device == "cpu" and (case.dtype == "float64" or beside)
+    return run_jax(case, drawn, weights, device=device, weights=weights, quickly=quickly)
+
+
 @cache
-def compiled(function: Any) -> Any:
+def compiled(function: Any, quickly: bool = False) -> Any:
     import jax
 
-    return jax.jit(function)
+    return jax.jit(function, compiler_options=flags() if quickly else None)
 
 
 def output_shapes(case: Case, drawn: Drawn) -> dict[str, tuple[int, ...]]:
@@ -315,25 +329,32 @@ def accelerators(framework: str) -> list[str]:
     return sorted({d.platform for d in jax.devices()} - {"cpu"})
 
 
-def untaped(device: str = "cpu", frameworks: tuple[str, ...] = ("numpy", "torch", "jax")) -> list[Candidate]:
+def untaped(
+    device: str = "cpu", frameworks: tuple[str, ...] = ("numpy", "torch", "jax"), everything: bool = True
+) -> list[Candidate]:
     """The calls that users make, for `judge_call`: without a tape and without weights, in JAX compiled.
 
-    What `attend` then does is its fast path.
+    What `attend` then does is its fast path. Without `everything`, JAX compiles as `run_jax_once` does.
     """
 
     def add(framework: str, place: str, run: Callable[..., Outcome], **fixed: Any) -> Candidate:
         return Candidate(framework, "untaped", place, lambda c, d, taped: run(c, d, False, **fixed))
 
     found = [add("numpy", "cpu", call_numpy)] if "numpy" in frameworks and device == "cpu" else []
-    for framework, run in (("torch", run_torch), ("jax", run_jax)):
+    for framework, run in (("torch", run_torch), ("jax", run_jax if everything else run_jax_once)):
         if framework in frameworks:
             places = [device] if device == "cpu" else accelerators(framework)
             found += [add(framework, place, run, device=place, weights=False) for place in places]
     return found
 
 
-def candidates(device: str = "cpu", frameworks: tuple[str, ...] = ("numpy", "torch", "jax")) -> list[Candidate]:
-    """The candidates on the CPU ("cpu") or on every accelerator that is found ("accelerator")."""
+def candidates(
+    device: str = "cpu", frameworks: tuple[str, ...] = ("numpy", "torch", "jax"), everything: bool = True
+) -> list[Candidate]:
+    """The candidates on the CPU ("cpu") or on every accelerator that is found ("accelerator").
+
+    Without `everything` JAX compiles one program for each case, and runs nothing operation by operation.
+    """
     found: list[Candidate] = []
 
     def add(framework: str, mode: str, where: str, run: Callable[..., Outcome], **fixed: Any) -> None:
@@ -345,6 +366,7 @@ def candidates(device: str = "cpu", frameworks: tuple[str, ...] = ("numpy", "tor
     for place in places.get("torch", []):
         add("torch", "eager", place, run_torch, device=place)
     for place in places.get("jax", []):
-        add("jax", "jit", place, run_jax, device=place)
-        add("jax", "eager", place, run_jax, device=place, jit=False)
+        add("jax", "jit", place, run_jax if everything else run_jax_once, device=place)
+        if everything:
+            add("jax", "eager", place, run_jax, device=place, jit=False)
     return found

@@ -76,7 +76,7 @@ def run(
         str, typer.Option(help="full, or tf32: matrix products of float32 may round their factors to TF32.")
     ] = "full",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
-    everything: Annotated[bool, typer.Option("--all", help="Every case: JAX compiles each, so it takes long.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every example, call and type: some minutes.")] = False,
     real: Annotated[bool, typer.Option(help="Also the real layer in examples/, where it is at hand.")] = True,
     json: Annotated[Path | None, typer.Option(help="Write every verdict to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report to read: one page, complete in itself.")] = None,
@@ -84,7 +84,10 @@ def run(
         bool, typer.Option("--ratchet-update", help="Record this run's precision in ratchet.json.")
     ] = False,
 ) -> None:
-    """Judge NumPy, PyTorch and Flax against the float64 reference: outputs, gradients, every taped intermediate."""
+    """Judge NumPy, PyTorch and Flax against the float64 reference: outputs, gradients, every taped intermediate.
+
+    By default the first example of each variant, with all of its arguments, in float64 and float32.
+    """
     from parity_tests import matrix, ratchet, report
     from parity_tests.cases import CALLS
     from parity_tests.html import write_html
@@ -96,18 +99,18 @@ def run(
     writable(json, html)
     plan = matrix.Plan(
         variants=listed(variants, contract.variants(), "the name of a variant"),
-        dtypes=listed(dtypes, matrix.DTYPES, "a float dtype"),
+        dtypes=listed(dtypes, matrix.DTYPES, "a float dtype") if dtypes or everything else matrix.USUAL,
         frameworks=listed(frameworks, matrix.FRAMEWORKS, "a framework"),
         device=device,
         seed=seed,
         repeat=repeat,
-        calls=listed(calls, CALLS, "a kind of call"),
+        calls=listed(calls, CALLS, "a kind of call") if calls or everything else ("full",),
         everything=everything,
         real=real and device == "cpu",
         products=products,
     )
     if ratchet_update and ratchet.reason(plan):
-        raise typer.BadParameter(f"--ratchet-update: expected the default run, got another: {ratchet.reason(plan)}")
+        raise typer.BadParameter(f"--ratchet-update: expected a run with --all, got another: {ratchet.reason(plan)}")
     result = matrix.Result()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:

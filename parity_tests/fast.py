@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from itertools import product
-from math import e
 from typing import Any
 
 import numpy as np
@@ -29,21 +28,21 @@ from parity_tests.matrix import prepare
 
 HARD = tuple(style for style in STYLES if style != "steep")  # which is about weights, and there are none
 LENGTHS = (5, 7, 11, 13, 17)
-# Constants of each tree's kernels, by room and name: blocks that these sizes fill several times, one setting after the other. NumPy's
-# hold one head or several, and the weights are powers of 2 or of e, by the processor: all are judged.
-BASES = [{"base": lambda dtype, base=base: base} for base in (2.0, e)]
+# Constants of each tree's kernels, by room and name: blocks that these sizes fill several times, one setting after the
+# other. NumPy's hold one head or several, and the weights are powers of 2 or of e, by the processor: all are judged.
+POWERS = [{"exp2_is_fast": lambda dtype, fast=fast: fast} for fast in (True, False)]
 SMALL: dict[str, list[dict[str, Any]]] = {
     "numpy": [
-        *({"WHOLE": 0, "QUERIES": 4, "KEYS": 3, "EDGE": 2} | base for base in BASES),
-        {"WHOLE": 0, "QUERIES": 4, "KEYS": 50, "EDGE": 2, "PARTS": 1},
+        *({"BLOCK_QUERIES": 4, "BLOCK_KEYS": 3, "EDGE_QUERIES": 2, "FEW_QUERIES": 0} | powers for powers in POWERS),
+        {"BLOCK_QUERIES": 4, "BLOCK_KEYS": 50, "EDGE_QUERIES": 2, "MIN_BLOCKS": 1},
     ],
     "torch": [{"SMALL": 0, "blocks.CPU_ROWS": 3, "blocks.CPU_BLOCK": 70}],
     "jax": [
-        {"ONE_BLOCK": 0, "SMALL": 0, "FEW": 0, "ROWS": 12, "QUERIES": 2, "KEYS": 3, "HEADS": 2, "EVEN": 1},
-        {"KEYS_OF_FEW": 3, "FEW_KEYS": 0, "ONE_QUERY": 1},
+        {"ONE_BLOCK": 0, "SMALL": 0, "SHORT_QUERY": 0, "ROWS": 2, "QUERIES": 2, "KEYS": 3, "PRODUCT": 0, "EVEN": 1},
+        {"SHORT_KEY_BLOCK": 3, "SHORT_MAX_BLOCKS": 0},
     ],
 }
-OWN: dict[str, list[dict[str, Any]]] = {"numpy": BASES, "torch": [{}], "jax": [{}]}
+OWN: dict[str, list[dict[str, Any]]] = {"numpy": POWERS, "torch": [{}], "jax": [{}]}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from parity_tests.judge import Row, judge, judge_call
 from parity_tests.trace import record
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+USUAL = ("float64", "float32")  # what a run judges that is not asked for everything
 FRAMEWORKS = ("numpy", "torch", "jax")
 NEEDS = {"torch": ("torch",), "jax": ("jax", "flax")}
 
@@ -29,7 +30,7 @@ class Plan:
         variants, dtypes, frameworks: what stands on the axes of the matrix.
         device: "cpu", or "accelerator" for every accelerator that is found.
         seed: of all random numbers.
-        everything: also the cases that are left out to save time, most of all in JAX, which compiles each of them.
+        everything: all examples, not the first of each variant.
         real: also the real layer in examples/.
         calls: which of "plain", "full" and "shared".
         repeat: how many seeds, from `seed` on.
@@ -61,12 +62,17 @@ class Plan:
 
 @dataclass
 class Result:
-    """Every verdict of a run, what was left out with its reason, and for candidates that differ, why."""
+    """Every verdict of a run, what was left out with its reason, and for candidates that differ, why.
+
+    Attributes:
+        scope: which part of all cases was judged, in words; empty for all.
+    """
 
     rows: list[Row] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    scope: str = ""
 
     @property
     def failed(self) -> list[Row]:
@@ -83,23 +89,28 @@ class Result:
             "skipped": len(self.skipped),
             "vacuous": sum(row.vacuous for row in self.rows),
             "worst_ratio": max(finite, default=0.0),
+            "scope": self.scope,
         }
 
 
 def selected(case: Case, framework: str, mode: str, everything: bool) -> bool:
     """Whether a candidate is judged in a case.
 
-    NumPy and PyTorch take every call in float64 and the full one in the other types. JAX compiles every case: jit takes
-    the full call of each example in float64 and, in the other types and without a tape, of one example each; op by op
-    is left to `everything`.
+    JAX compiles every case, and that is most of the time. Without `everything` each variant is judged in its first
+    example. With it, NumPy and PyTorch take every call in float64 and the full one in the other
+    types; jit takes the full call of each example in float64 and, in the other types and without a tape, of one example
+    each; op by op, JAX takes the first example in float32.
     """
-    if everything:
-        return True
+    examples = list(contract.examples(case.variant))
+    first = case.example == examples[0]
+    if not everything:
+        return first
     if framework != "jax":
         return case.dtype == "float64" or case.call == "full"
-    if mode == "eager" or case.call != "full":
+    if case.call != "full":
         return False
-    examples = list(contract.examples(case.variant))
+    if mode == "eager":
+        return first and case.dtype == "float32"
     alike = case.dtype == "float64" and mode == "jit"
     return alike or (examples.index(case.example) - DTYPES.index(case.dtype)) % len(examples) == 0
 
@@ -110,9 +121,19 @@ REAL = "real layer"
 
 def tasks(plan: Plan) -> list[Task]:
     """Independent pieces of a plan: the real layer, and one example of one variant each; those with children first."""
-    found = [(plan, variant, example) for variant in plan.variants for example in contract.examples(variant)]
+    most = None if plan.everything else 1
+    found = [
+        (plan, variant, example) for variant in plan.variants for example in list(contract.examples(variant))[:most]
+    ]
     found.sort(key=lambda task: not contract.examples(task[1])[task[2]].children())
     return [(plan, REAL, "")] * plan.real + found
+
+
+def scope(plan: Plan) -> str:
+    """What a plan judges, in words, where that is not all there is."""
+    if plan.everything:
+        return ""
+    return f"one example of each variant in {' and '.join(plan.dtypes)}: --all judges the rest"
 
 
 def prepare(frameworks: tuple[str, ...], products: str = "full") -> None:
@@ -140,7 +161,8 @@ def work(task: Task) -> Result:
 
         real.add_example(result, plan.frameworks)
         return result
-    found, calls = candidates(plan.device, plan.frameworks), untaped(plan.device, plan.frameworks)
+    found = candidates(plan.device, plan.frameworks, plan.everything)
+    calls = untaped(plan.device, plan.frameworks, plan.everything)
     for seed in range(plan.seed, plan.seed + plan.repeat):
         for case in cases([variant], plan.dtypes, seed):
             if case.example != example or case.call not in plan.calls:
@@ -162,7 +184,8 @@ def work(task: Task) -> Result:
             for candidate in calls if attends(variant, case.config.layer) else []:
                 if selected(case, candidate.framework, candidate.mode, plan.everything):
                     try:
-                        result.rows += judge_call(case, candidate, p=plan.fast_precision(candidate.framework, case.dtype))
+                        promise = plan.fast_precision(candidate.framework, case.dtype)
+                        result.rows += judge_call(case, candidate, p=promise)
                     except Exception as e:  # as above
                         result.errors.append(f"{candidate.name}, {case.name}: {type(e).__name__}: {e}")
     if "jax" in plan.frameworks:
@@ -174,7 +197,7 @@ def work(task: Task) -> Result:
 
 def run(plan: Plan, jobs: int = 2) -> Iterator[tuple[int, int, str, Result]]:
     """Judge a plan; after each piece yield (done, of, what, result so far)."""
-    result = Result()
+    result = Result(scope=scope(plan))
     for framework, needs in NEEDS.items():
         absent = [module for module in needs if find_spec(module) is None]
         if framework in plan.frameworks and absent:

@@ -1,8 +1,8 @@
 """The ratchet: has precision got worse since it was last recorded, though every bound still holds?
 
 A bound is the worst that rounding can do; real errors are mostly a small part of it. So a candidate can lose a digit
-and still pass. `ratchet.json` holds, for the default run, the root mean square of error/bound of every named array over
-all cases of a variant, candidate and dtype. A later run is compared with it, and what has more than doubled is a
+and still pass. `ratchet.json` holds, for a run with `--all`, the root mean square of error/bound of every named array
+over all cases of a variant, candidate and dtype. A later run is compared with it, and what has more than doubled is a
 warning, never a failure: another processor or another version of a library may round differently and be as right.
 
 Root mean square, because it moves least by chance. Two seeds differ in all inputs, by more than a new library does.
@@ -131,8 +131,8 @@ def reason(plan: Plan) -> str:
         return f"the record is of seed {SEED} alone"
     if plan.products != "full":
         return "the record is of full products"
-    if plan.everything or set(plan.calls) != set(CALLS):
-        return "the record is of the default selection of cases"
+    if not plan.everything or set(plan.calls) != set(CALLS):
+        return "the record is of a run with --all"
     return ""
 
 

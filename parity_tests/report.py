@@ -137,7 +137,8 @@ def verdict(result: Result) -> str:
     if s["failed"]:
         return f"[bold red]THEY DIFFER[/]: {s['failed']} of {s['checks']:,} arrays beyond their bound ({counts})"
     loose = f"; {s['vacuous']:,} numbers had a bound above their array's size" if s["vacuous"] else ""
-    return f"[bold green]THEY AGREE[/]: {counts}, worst error/bound {s['worst_ratio']:.3g}{loose}"
+    part = f"; {result.scope}" if result.scope else ""
+    return f"[bold green]THEY AGREE[/]: {counts}, worst error/bound {s['worst_ratio']:.3g}{loose}{part}"
 
 
 def versions() -> dict[str, str]:

@@ -58,6 +58,29 @@ def test_run_agrees_and_writes_what_it_judged(tmp_path: Path) -> None:
     assert content["versions"]["numpy"] == np.__version__
 
 
+def test_run_takes_each_variant_once_and_says_so(tmp_path: Path) -> None:
+    """The first example with all of its arguments in two types; `--all` takes every example, call and type."""
+    path = tmp_path / "verdicts.json"
+    wanted = ["run", "--variants", "gqa,self_attention", "--frameworks", "numpy,torch", "--no-real", "--jobs", "1"]
+    judged = {}
+    for options in ([], ["--all"]):
+        result = RUN.invoke(app, [*wanted, *options, "--json", str(path)])
+        assert result.exit_code == 0, result.output
+        said = "one example of each variant in float64 and float32: --all judges the rest" in result.output
+        assert said is not bool(options)
+        rows = json.loads(path.read_text())["cases"]
+        judged[bool(options)] = {(row["variant"], row["example"], row["call"], row["dtype"]) for row in rows}
+        assert {row["candidate"] for row in rows} == {
+            "numpy by hand", "numpy untaped", "torch eager", "torch untaped",
+        }  # fmt: skip
+    first = {variant: next(iter(contract.examples(variant))) for variant in ("gqa", "self_attention")}
+    assert judged[False] == {(*pair, "full", dtype) for pair in first.items() for dtype in ("float64", "float32")}
+    assert judged[False] < judged[True]
+    assert {pair[:2] for pair in judged[True]} == {(v, example) for v in first for example in contract.examples(v)}
+    assert {pair[2] for pair in judged[True]} == {"plain", "full", "shared"}
+    assert {pair[3] for pair in judged[True]} == set(matrix.DTYPES)
+
+
 def test_run_fails_when_they_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate whose output is off by one part in a thousand ends in a failure that names the stage."""
     real_judge = matrix.judge

@@ -424,12 +424,13 @@ def test_a_keep_mask_overrides_the_mode(tree: Tree, variant: str, example: str) 
     ("variant", "example"),
     [(v, e) for v, e in EXAMPLES if dropping(config_of(v, e)) and not config_of(v, e).children()],
 )
-def test_the_backward_pass_drops_what_the_forward_dropped(variant: str, example: str) -> None:
-    """NumPy's `pull` computes the forward again: with the same dropout, and without moving the generator."""
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_backward_pass_drops_what_the_forward_dropped(recompute: bool, variant: str, example: str) -> None:
+    """NumPy's `pull` has the same dropout, also where it computes the forward again, and moves no generator."""
     tree = TREES["numpy"]
     inputs, layer = inputs_for(variant, example), tree.build(config_of(variant, example))
     before = layer.train().rng.bit_generator.state
-    y, pull = tree.package.value_and_vjp(layer, **inputs)
+    y, pull = tree.package.value_and_vjp(layer, **inputs, recompute=recompute)
     after = layer.rng.bit_generator.state
     y = y[0] if isinstance(y, tuple) else y
     dy = np.random.default_rng(17).normal(size=y.shape)

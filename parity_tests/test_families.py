@@ -389,7 +389,7 @@ REFUSED: dict[str, tuple[Fields, str]] = {
     ),
     "Phi-3 with what is yarn elsewhere": (
         PHI3 | {"rope_scaling": {"factor": 2.0, "type": "yarn"}},
-        "'rope_scaling': expected none or 'longrope', what these models are, got 'yarn'",
+        "'rope_scaling': expected none or 'longrope', as in these models, got 'yarn'",
     ),
     "Phi-3 with biases": (PHI3 | {"attention_bias": True}, "'attention_bias': expected one of False"),
     "Phi-3 with blocks": (PHI3 | {"full_attn_mod": 2}, "'full_attn_mod': expected one of 1"),

@@ -1,6 +1,7 @@
 """The fast paths of `attend`: a share of all combinations before the judge, and planted bugs that it must see."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -57,14 +58,15 @@ def test_what_is_drawn_is_what_is_asked() -> None:
 
 
 def one_key_ahead(patch: pytest.MonkeyPatch) -> None:
-    beyond = in_numpy.beyond
-    patch.setattr(in_numpy, "beyond", lambda t, s, ahead, left, right: beyond(t, s, ahead - 1, left, right))
+    outside = in_numpy.outside_window
+    patch.setattr(in_numpy, "outside_window", lambda t, s, ahead, left, right: outside(t, s, ahead - 1, left, right))
 
 
 def the_top_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """In the backward pass the weights are relative to 0."""
-    saved: Any = in_numpy.Saved
-    patch.setattr(in_numpy, "Saved", lambda call, context, top, *rest: saved(call, context, 0 * top, *rest))
+    backward: Any = in_numpy.backward
+    forgotten = lambda result, *rest: backward(replace(result, top=0 * result.top), *rest)  # noqa: E731
+    patch.setattr(in_numpy, "backward", forgotten)
 
 
 def a_key_too_far(patch: pytest.MonkeyPatch) -> None:
@@ -73,15 +75,15 @@ def a_key_too_far(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(in_torch, "limits", wider)
 
 
-def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(in_jax.Block, "near", lambda block, plan: None)
+def an_overlap_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(in_jax.Plan, "ragged", (False, False))
 
 
 PLANTED = {
     one_key_ahead: ("numpy", "causal", True),
     the_top_is_forgotten: ("numpy", "bias", "scores"),
     a_key_too_far: ("torch", "window", "before"),
-    padding_is_seen: ("jax", "causal", True),
+    an_overlap_is_counted_twice: ("jax", "causal", True),
 }
 
 

@@ -117,12 +117,15 @@ def fused(tree: Tree, inputs: Arrays, options: dict[str, Any]) -> Arrays:
     return {"context": tree.numpy(context)} | {f"d{name}": tree.numpy(g) for name, g in grads.items()}
 
 
-# By name: sizes of blocks, and the base whose powers the weights are.
+# By name: sizes of blocks, and whether the weights are powers of 2.
 BLOCKS = {
-    "blocks": ({"WHOLE": 0, "QUERIES": 4, "KEYS": 3, "EDGE": 2}, 2.0),
-    "powers of e": ({"WHOLE": 0, "QUERIES": 4, "KEYS": 3, "EDGE": 2}, numpy_kernels.E),
-    "blocks of several heads": ({"WHOLE": 0, "QUERIES": 4, "KEYS": 50, "EDGE": 2, "PARTS": 1}, 2.0),
-    "whole": ({}, 2.0),
+    "blocks": ({"BLOCK_QUERIES": 4, "BLOCK_KEYS": 3, "EDGE_QUERIES": 2, "FEW_QUERIES": 0}, True),
+    "powers of e": ({"BLOCK_QUERIES": 4, "BLOCK_KEYS": 3, "EDGE_QUERIES": 2, "FEW_QUERIES": 0}, False),
+    "blocks of several heads": (
+        {"BLOCK_QUERIES": 4, "BLOCK_KEYS": 50, "EDGE_QUERIES": 2, "FEW_QUERIES": 0, "MIN_BLOCKS": 1},
+        True,
+    ),
+    "whole": ({}, True),
 }
 
 
@@ -131,10 +134,10 @@ def small_blocks(tree: Tree, blocks: str = "blocks") -> Iterator[None]:
     """Blocks that these sizes fill several times, the last of them in part."""
     with pytest.MonkeyPatch.context() as patch:
         if tree.name == "numpy":
-            values, base = BLOCKS[blocks]
+            values, fast = BLOCKS[blocks]
             for name, value in values.items():
                 patch.setattr(numpy_kernels, name, value)
-            patch.setattr(numpy_kernels, "base", lambda dtype: base)
+            patch.setattr(numpy_kernels, "exp2_is_fast", lambda dtype: fast)
         yield
 
 
@@ -227,20 +230,21 @@ def test_of_some_axis_there_may_be_none(case: str, b: int, t: int, s: int, tree:
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": (3, 6)}], ids=str)
 def test_numpy_makes_the_same_scores_again(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit, or a weight of 1 would be more than 1; blocks have other heads in the backward pass, and one key."""
-    for name, n in {"WHOLE": 0, "QUERIES": 4, "KEYS": 3, "EDGE": 2, "PARTS": 1}.items():
+    for name, n in {"BLOCK_QUERIES": 4, "BLOCK_KEYS": 3, "EDGE_QUERIES": 2, "MIN_BLOCKS": 1}.items():
         monkeypatch.setattr(numpy_kernels, name, n)
     made: list[dict[tuple[int, ...], float]] = []
     heads: list[set[int]] = []
-    real = numpy_kernels.Call.scores
+    real = numpy_kernels.scores_
 
-    def scores(call: Any, part: Any, keys: Any, q: np.ndarray, out: np.ndarray) -> Any:
-        found = real(call, part, keys, q, out)
-        heads[-1].add(numpy_kernels.size(part.heads))
-        for (h, t, s), x in np.ndenumerate(out):
-            made[-1][part.n, part.heads.start + h, part.queries.start + t, keys.start + s] = x
+    def scores(args: Any, block: Any, keys: Any, q: np.ndarray, out: np.ndarray) -> Any:
+        found = real(args, block, keys, q, out)
+        heads[-1].add(out.shape[1])
+        for (b, h, t, s), x in np.ndenumerate(out):
+            at = block.rows.start + b, block.heads.start + h, block.queries.start + t, keys.start + s
+            made[-1][at] = x
         return found
 
-    monkeypatch.setattr(numpy_kernels.Call, "scores", scores)
+    monkeypatch.setattr(numpy_kernels, "scores_", scores)
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(1, n, 4, 5)).astype(np.float32) for n in (13, 17, 17))
     tape: Any = Residuals()
@@ -261,8 +265,8 @@ def test_numpy_hides_whatever_stands_there(dtype: type) -> None:
     x[rng.random(x.shape) < 0.3] = np.nan
     x[0, :, ::2], x[1, ::3] = np.inf, -np.inf
     for select, value, seen in (
-        (numpy_kernels.zero, 0.0, x),
-        (numpy_kernels.shut, -np.inf, np.where(np.isnan(x), np.inf, x)),
+        (numpy_kernels.zero_hidden_, 0.0, x),
+        (numpy_kernels.mask_with_neg_inf_, -np.inf, np.where(np.isnan(x), np.inf, x)),
     ):
         found = x.copy()
         select(found, hidden[:, ::-1])

@@ -36,15 +36,15 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two queries and three keys of two heads: 5 queries and 7 keys fill neither the last block nor the second."""
-    sizes = {"ONE_BLOCK": 0, "SMALL": 0, "FEW": 0, "ROWS": 12, "QUERIES": 2, "KEYS": 3, "HEADS": 2}
-    for name, n in {**sizes, "IN_WINDOW": (3, 2), "EVEN": 1}.items():
+    sizes = {"ONE_BLOCK": 0, "SMALL": 0, "SHORT_QUERY": 0, "ROWS": 2, "QUERIES": 2, "KEYS": 3, "PRODUCT": 0, "EVEN": 1}
+    for name, n in sizes.items():
         monkeypatch.setattr(_kernels, name, n)
 
 
 def few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three keys at a time, of which the last blocks have two again."""
-    monkeypatch.setattr(_kernels, "KEYS_OF_FEW", 3)
-    monkeypatch.setattr(_kernels, "FEW_KEYS", 0)
+    monkeypatch.setattr(_kernels, "SHORT_KEY_BLOCK", 3)
+    monkeypatch.setattr(_kernels, "SHORT_MAX_BLOCKS", 0)
 
 
 def drawn(case: str) -> tuple[Arrays, dict[str, Any]]:
@@ -97,8 +97,8 @@ def test_hidden_blocks_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None
     y = fused(inputs, causal=True)["context"]
     assert np.isfinite(y[:, :2]).all()
     assert np.isnan(y[:, -1]).all()
-    plan = _kernels.Plan(8192, 8192, 1, 8, 1, 512, 256, 255, 0, None)
-    assert sum(count for _, count in map(plan.span, range(plan.blocks))) == 2 + 15 * 3
+    plan = _kernels.Plan(8192, 8192, 1, 512, 256, False, 255, 0, 1.0, None)
+    assert sum(int(end - first) for first, end in map(plan.span, range(plan.blocks))) == 2 + 15 * 3
 
 
 def test_few_queries_read_no_further_than_the_last_key_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,12 +123,6 @@ def test_few_queries_read_no_further_than_the_last_key_that_is_seen(monkeypatch:
         assert np.array_equal(y, np.repeat(values, y.shape[2] // values.shape[2], 2))
 
 
-def one_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of seven keys the first one, two, four or all."""
-    few_queries(monkeypatch)
-    monkeypatch.setattr(_kernels, "ONE_QUERY", 1)
-
-
 def last_query(case: str) -> tuple[Arrays, dict[str, Any]]:
     inputs, options = drawn(case)
     cut = {"q": np.s_[:, -1:], "mask": np.s_[..., -1:, :], "bias": np.s_[..., -1:, :]}
@@ -138,7 +132,7 @@ def last_query(case: str) -> tuple[Arrays, dict[str, Any]]:
 @pytest.mark.parametrize("seen", range(8))
 @pytest.mark.parametrize("case", CASES)
 def test_one_query(case: str, seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    one_query(monkeypatch)
+    few_queries(monkeypatch)
     inputs, options = last_query(case)
     if "mask" in inputs:
         inputs["mask"] = inputs["mask"] & (np.arange(7) < seen)
@@ -151,47 +145,13 @@ def test_one_query(case: str, seen: int, monkeypatch: pytest.MonkeyPatch) -> Non
         assert np.array_equal(fused(inputs, **options)["context"], clean)
 
 
-def test_one_query_reads_not_much_further_than_the_last_key_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    one_query(monkeypatch)
-    inputs, _ = last_query("mask")
-    for seen, read in ((0, 1), (1, 1), (2, 2), (3, 4), (4, 4), (5, 7), (7, 7)):
-        inputs["mask"] = np.arange(7)[None, None, None] < seen
-        arrays: dict[str, Any] = {name: jnp.asarray(x) for name, x in inputs.items()}
-        sizes: list[int] = []
-
-        def switch(index: Any, branches: Any, sizes: list[int] = sizes) -> Any:
-            sizes.append(branches[int(index)].args[0])
-            return branches[int(index)]()
-
-        with monkeypatch.context() as patch, jax.disable_jit():
-            patch.setattr(jax.lax, "switch", switch)
-            attend(**arrays, implementation="fused")
-        assert sizes == [read]
-
-
-@pytest.mark.parametrize("window", [(2, None), (2, 1), (0, 0), (9, None), (None, 0)])
-def test_one_query_takes_the_keys_of_its_window_alone(
-    window: tuple[int | None, int | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one_query(monkeypatch)
-    inputs, _ = last_query("all")
-    read: list[tuple[int, ...]] = []
-    for name in ("_one_query", "_one_block"):
-        monkeypatch.setattr(_kernels, name, lambda *given: read.append((given[1].shape[1], *given[6:8])) or given[0])
-    arrays: dict[str, Any] = {name: jnp.asarray(x) for name, x in inputs.items()}
-    attend(**arrays, window=window, implementation="fused")
-    attend(*(arrays[name] for name in "qkv"), causal=True, implementation="fused")
-    keys = min(7, 1 + (7 if window[0] is None else window[0]))
-    assert {*read} == {(keys, None, None), (7, None, None)}
-
-
-@pytest.mark.parametrize("make", [small_blocks, few_queries, one_query])
+@pytest.mark.parametrize("make", [small_blocks, few_queries])
 @pytest.mark.parametrize("name", ["bias", "sinks"])
 def test_a_wider_bias_or_sinks_is_taken_in_the_type_of_the_queries(
     name: str, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(monkeypatch)
-    inputs, options = last_query("all") if make is one_query else drawn("all")
+    inputs, options = drawn("all")
     arrays: dict[str, Any] = {
         n: jnp.asarray(x, jnp.float32 if x.dtype.kind == "f" else None) for n, x in inputs.items()
     }

@@ -7,7 +7,8 @@ from zlib import crc32
 import pytest
 
 from attn_np import contract
-from parity_tests.candidates import Candidate, Outcome, accelerators, candidates, jax_function, untaped
+from parity_tests import candidates as found
+from parity_tests.candidates import Candidate, Outcome, accelerators, candidates, jax_function, run_numpy, untaped
 from parity_tests.cases import CALLS, Case, Drawn, cases, given
 from parity_tests.conftest import WHOLE
 from parity_tests.fast import TREES
@@ -18,7 +19,7 @@ EXAMPLES = [(variant, example) for variant in contract.variants() for example in
 
 
 def judged(case: Case, framework: str, mode: str, everything: bool) -> bool:
-    """What the command judges, and of JAX one call in float32 operation by operation.
+    """What the command judges with `--all`.
 
     Of most variants JAX is asked for one example in float64 here, of half of them for one in another type too.
     """
@@ -29,9 +30,7 @@ def judged(case: Case, framework: str, mode: str, everything: bool) -> bool:
         more = crc32(case.variant.encode()) % 2 == 0
         wanted = (case.example, case.dtype) in ((first, "float64"), *[(last, other)] * more)
         return mode == "jit" and case.call == "full" and wanted
-    if framework == "jax" and mode == "eager":
-        return (case.example, case.call, case.dtype) == (first, "full", "float32")
-    return selected(case, framework, mode, False)
+    return selected(case, framework, mode, True)
 
 
 def run_once(candidate: Candidate) -> Candidate:
@@ -115,6 +114,29 @@ def test_a_call_without_a_tape_is_judged(framework: str, monkeypatch: pytest.Mon
     jax_function.cache_clear()
     assert not all(row.ok for row in judge_call(case, call))
     jax_function.cache_clear()
+
+
+def test_a_run_that_is_not_whole_compiles_one_program_with_a_tape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It serves with the tape and without, and what it does not see of a fast path another one does."""
+    asked = []
+
+    def run_jax(case: Case, drawn: Drawn, taped: bool, **options: object) -> Outcome:
+        asked.append((taped, options.get("quickly")))
+        return run_numpy(case, drawn, taped)
+
+    monkeypatch.setattr(found, "run_jax", run_jax)
+    for variant, fast, dtype in (("mha", True, "float32"), ("gru", False, "float32"), ("gru", False, "float64")):
+        case = Case(variant, next(iter(contract.examples(variant))), "full", dtype)
+        (candidate,) = candidates("cpu", ("jax",), everything=False)
+        assert candidate.name == "jax jit"
+        assert all(row.ok for row in judge(case, candidate))
+        assert asked == [(True, fast or dtype == "float64")] * 2
+        asked.clear()
+        plan = Plan((variant,), dtypes=(dtype,), frameworks=("jax",), calls=("full",))
+        names = {row.candidate for row in work((plan, variant, case.example)).rows}
+        assert names == ({"jax jit", "jax untaped"} if fast else {"jax jit"})
+        assert asked[2:] == [(False, dtype == "float64")] * fast, "what users call in float32 is compiled for them"
+        asked.clear()
 
 
 def test_a_piece_leaves_nothing_compiled() -> None:

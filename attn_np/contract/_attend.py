@@ -69,7 +69,8 @@ def check_options(
     """
     Options(causal=causal, window=window, scale=scale, softcap=softcap)
     fits = not isinstance(rate, bool) and isinstance(rate, int | float) and 0 <= rate < 1
-    require(fits, "attend", "rate in [0, 1)", repr(rate), "it is the share of weights set to 0")
+    if not fits:
+        raise field_error("attend", "rate in [0, 1)", repr(rate), "it is the share of weights set to 0")
 
 
 def takes_fast_path(

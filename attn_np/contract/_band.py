@@ -3,6 +3,14 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+FAR = 1 << 30  # beyond every position; integers of 32 bits hold its sum with one
+
+
+def window_limits(window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+    """How many keys before and after its own position a query sees; None for no limit, at most `FAR`."""
+    left, right = (None if n is None else min(n, FAR) for n in window or (None, None))
+    return left, right
+
 
 class Span(NamedTuple):
     """A block of queries or keys: from `start` to `stop`, which is not part of it."""
@@ -28,7 +36,7 @@ class Band:
     @classmethod
     def of(cls, t: int, s: int, causal: bool, window: tuple[int | None, int | None] | None) -> "Band":
         """The band of a causal mask and a window (left, right)."""
-        left, right = (None, None) if window is None else window
+        left, right = window_limits(window)
         return cls(t, s, left, 0 if causal else right)
 
     @property

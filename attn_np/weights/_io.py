@@ -62,7 +62,7 @@ def read(
         raise ValueError(f"weights: expected variant {config.variant!r} for this layer, got {variant!r}; leave it out")
     foreign = layout if layout not in (None, *contract.variants()) else None
     if foreign is None:
-        require_no_layer(layer, part)
+        require_no_layer(layer, part, "name the file's layout, or pass prefix= for our own names in a model's file")
     else:
         layouts.get(foreign)
     request = Request(config, config.variant if config else variant, fields, dtype, cast, finite)
@@ -104,11 +104,11 @@ def write(
     if layout is not None:
         write_foreign(file, config, values, layout, layer, part, prefix)
         return
-    require_no_layer(layer, part)
+    require_no_layer(layer, part, "name the layout to write, or pass prefix= for our own names")
     write_native(file, config, values, prefix)
 
 
-def require_no_layer(layer: int | None, part: str | None) -> None:
+def require_no_layer(layer: int | None, part: str | None, todo: str) -> None:
     """Refuse the number of a layer or a block without a foreign layout.
 
     Raises:
@@ -116,5 +116,4 @@ def require_no_layer(layer: int | None, part: str | None) -> None:
     """
     if layer is not None or part is not None:
         got = f"layer={layer}" if layer is not None else f"part={part!r}"
-        todo = "name the file's layout, or pass prefix= for our own names in a model's file"
         raise ValueError(f"weights: expected a foreign layout= with layer= or part=, got {got} alone; {todo}")

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -190,8 +191,7 @@ def caller_config(
         raise LayoutTagError(file.path, "format", f"{FORMAT} in the metadata", repr(tag), todo)
     own = request.config
     if own is not None and (prefix or variant) and variant in (None, own.variant):
-        require_agreement(file.path, own, request)
-        return own
+        return own  # the caller's fields are compared with it as with a file's
     if variant is not None:
         return contract.config(variant, **request.fields)
     ours = "pass variant= and the fields of its Config if the names are ours"
@@ -223,8 +223,6 @@ def stated_digests(file: Tensors, metadata: Mapping[str, str]) -> dict[str, str]
 
 def library_version() -> str:
     """The version of this library; "0" in a checkout that is not installed."""
-    from importlib.metadata import PackageNotFoundError, version  # slow to import, and needed for writing only
-
     try:
         return version("attn-parity")
     except PackageNotFoundError:

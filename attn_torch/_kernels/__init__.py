@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from attn_torch._kernels import sdpa, small
 from attn_torch._kernels.blocks import Blocks
+from attn_torch._kernels.sharded import attend_locally, is_sharded
 from attn_torch._kernels.window import Window, cut, known, limits, zero_hidden
 from attn_torch._ops import dtype_name, to_dtype, upcast
 
@@ -42,9 +43,13 @@ def attend(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Weighted average of the values, `b t h v`, of q `b t h k`, k `b s g k`, v `b s g v`; see `attn_torch.attend`."""
+    mask, bias = rank4(mask), rank4(bias)
+    if is_sharded(q):
+        arrays = {"mask": mask, "bias": bias, "sinks": sinks}
+        options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap}
+        return attend_locally(attend, q, k, v, arrays, options)
     dtype, t = dtype_name(q), q.shape[1]
     q, k, v = upcast(q), upcast(k), upcast(v)
-    mask, bias = rank4(mask), rank4(bias)
     q, k, v, mask, bias, near = cut(q, k, v, mask, bias, limits(causal, window, t, k.shape[1]))
     q, k, v, mask = zero_hidden(q, k, v, mask, near)
     bias = None if bias is None else upcast(bias).to(q.dtype)

@@ -176,9 +176,12 @@ def add(total: Tensor, x: Tensor) -> None:
 # Operations -----------------------------------------------------------------------------------------------------------
 
 
-ARRAYS, SCHEMA = 6, (
-    "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks, "
-    "SymInt? left, SymInt? right, float scale, float? softcap"
+ARRAYS, SCHEMA = (
+    6,
+    (
+        "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks, "
+        "SymInt? left, SymInt? right, float scale, float? softcap"
+    ),
 )
 
 
@@ -254,13 +257,13 @@ def _(dout: Tensor, out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) ->
 
 
 class Blocks(Function):
-    """`forward` with its derivatives."""
+    """`forward` with its derivatives. torch.compile wants every argument by name."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        return forward(*inputs)
+    def forward(q, k, v, mask, bias, sinks, left, right, scale, softcap):  # type: ignore[no-untyped-def]
+        return forward(q, k, v, mask, bias, sinks, left, right, scale, softcap)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -268,12 +271,11 @@ class Blocks(Function):
         ctx.options = inputs[ARRAYS:]
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        sinks = ctx.saved_tensors[6]
-        bias_too = ctx.needs_input_grad[4]  # it may be as large as all scores
-        dq, dk, dv, *more = Gradients.apply(*grad_outputs, *ctx.saved_tensors, *ctx.options, bias_too)
+    def backward(ctx: Any, dout: Tensor) -> Any:
+        sinks, bias_too = ctx.saved_tensors[6], ctx.needs_input_grad[4]  # a bias may be as large as all scores
+        dq, dk, dv, *more = Gradients.apply(dout, *ctx.saved_tensors, *ctx.options, bias_too)
         dsinks = more.pop(0) if sinks is not None else None
-        return (dq, dk, dv, None, more[0] if bias_too else None, dsinks, *(None for _ in ctx.options))
+        return dq, dk, dv, None, more[0] if bias_too else None, dsinks, None, None, None, None
 
 
 class Gradients(Function):
@@ -282,8 +284,8 @@ class Gradients(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        return tuple(backward(*inputs))
+    def forward(dout, out, q, k, v, mask, bias, sinks, left, right, scale, softcap, bias_too):  # type: ignore[no-untyped-def]
+        return tuple(backward(dout, out, q, k, v, mask, bias, sinks, left, right, scale, softcap, bias_too))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -298,7 +300,10 @@ class Gradients(Function):
 
 def merged(n: int, dims: tuple[Any, ...], arrays: tuple[Any, ...]) -> list[Any]:
     """The arrays with the mapped axis and the axis of the batch as one."""
-    wide = [x if x is None else x.expand(n, *x.shape) if d is None else x.movedim(d, 0) for x, d in zip(arrays, dims)]
+    wide = [
+        x if x is None else x.expand(n, *x.shape) if dim is None else x.movedim(dim, 0)
+        for x, dim in zip(arrays, dims, strict=True)
+    ]
     b = max(x.shape[1] for x in wide if x is not None)
     return [x if x is None else x.expand(n, b, *x.shape[2:]).flatten(0, 1) for x in wide]
 
@@ -312,10 +317,10 @@ def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
 
 @backward.register_vmap
 def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[list[Tensor], list[int]]:
-    n, arrays = info.batch_size, ARRAYS + 2
-    found = backward(*merged(n, in_dims[:arrays], inputs[:arrays]), *inputs[arrays:])
-    found = [x.unflatten(0, (n, -1)) for x in found]
-    *_, bias, sinks = (x if x is None or d is None else x.movedim(d, 0)[0] for x, d in zip(inputs[:arrays], in_dims))
-    shared = [False, False, False, *(x.shape[0] == 1 for x in (sinks, bias) if x is not None)]
-    found = [x.sum(1, keepdim=True) if one else x for x, one in zip(found, shared)]
+    n, last = info.batch_size, ARRAYS + 2
+    found = [x.unflatten(0, (n, -1)) for x in backward(*merged(n, in_dims[:last], inputs[:last]), *inputs[last:])]
+    *_, bias, sinks = (x if dim is None else x.select(dim, 0) for x, dim in zip(inputs[:last], in_dims, strict=False))
+    shared = [x.shape[0] == 1 for x in (sinks, bias) if x is not None]  # by all rows of a batch
+    for i in range(3, len(found)):
+        found[i] = found[i].sum(1, keepdim=True) if shared[i - 3] else found[i]
     return found, [0 for _ in found]

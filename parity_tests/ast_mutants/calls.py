@@ -10,6 +10,7 @@ import numpy as np
 
 from attn_np import contract
 from attn_np.contract import Config
+from parity_tests.ast_mutants.sources import plain
 from parity_tests.candidates import leaves, numpy_layer
 from parity_tests.cases import CALLS, TRUE, Case, Drawn, call_sizes, draw, given, tokens_below
 from parity_tests.error_arrays import precision_of
@@ -77,6 +78,21 @@ def chief(variants: tuple[str, ...]) -> tuple[Labelled, ...]:
 def case_of(layer: Labelled, call: str, dtype: str = "float64") -> Case:
     name, config = layer
     return Case(config.variant, name, call, dtype, given=config)
+
+
+class Parts:
+    """Everything that the shared modules of a copy define, by name, whichever file it stands in; kernels aside."""
+
+    def __init__(self, alias: str) -> None:
+        self._modules = [import_module(f"{alias}.{file.removesuffix('.py')}") for file in plain()]
+
+    def __getattr__(self, name: str) -> Any:
+        found = [module for module in self._modules if name in vars(module)]
+        if not found:
+            raise AttributeError(f"ast_mutants: expected {name!r} in a shared file, got none; mend the check")
+        own = [module for module in found if getattr(vars(module)[name], "__module__", "") == module.__name__]
+        offered = [module for module in found if name in getattr(module, "__all__", ())]  # such as NumPy's functions
+        return getattr((own or offered or found)[0], name)
 
 
 def made(alias: str, layer: Labelled, call: str = "full", dtype: str = "float64") -> tuple[Any, Arrays]:

@@ -15,6 +15,7 @@ from attn_np.contract import Arg, Config
 from parity_tests.ast_mutants.calls import (
     Arrays,
     Labelled,
+    Parts,
     case_of,
     claim,
     claim_same,
@@ -230,7 +231,7 @@ def step_tape(layer: Labelled, alias: str) -> None:
 @contextmanager
 def unknown_lengths(alias: str) -> Iterator[None]:
     """As under jit and compile, where no number is known before it is computed."""
-    module: Any = import_module(f"{alias}._decode")
+    module: Any = import_module(Parts(alias).begin_step.__module__)
     before = module.concrete
     module.concrete = lambda x: False
     try:
@@ -367,30 +368,30 @@ def broadcast(x: np.ndarray) -> np.ndarray:
 
 def functions_of_a_cache(alias: str) -> None:
     """Entries and states come back as they were kept, in the dtype asked for; without a past nothing is kept."""
-    module, rng = import_module(f"{alias}._decode"), np.random.default_rng(2)
+    parts, rng = Parts(alias), np.random.default_rng(2)
     k, v, state = (rng.normal(size=shape) for shape in ((B, 5, 3), (B, 5, 2), (B, 2)))
-    claim(module.append(None, k=k) is k and module.append(None, k=k, v=v) == (k, v), "without a past")
+    claim(parts.append(None, k=k) is k and parts.append(None, k=k, v=v) == (k, v), "without a past")
     claim(
-        module.read_state(None, "state", state) is state and module.write_state(None, state=state) is None,
+        parts.read_state(None, "state", state) is state and parts.write_state(None, state=state) is None,
         "without a past",
     )
-    query_at, key_at = module.token_positions(2, 5, like=k)
+    query_at, key_at = parts.token_positions(2, 5, like=k)
     claim(same(query_at, np.array([[3, 4]])) and same(key_at, np.arange(5)[None]), "the last query at the last key")
-    query_at, key_at = module.token_positions(5, 2, like=k)
+    query_at, key_at = parts.token_positions(5, 2, like=k)
     claim(same(query_at, np.array([[-3, -2, -1, 0, 1]])) and same(key_at, np.arange(2)[None]), "more queries than keys")
     for slots, real in product((None, 3), (None, np.ones((B, 4), bool))):
         single, double = np.zeros((), np.float32), np.zeros(())
-        kept = module.empty_cache(Held(slots=slots), B, 5, {}, single, double)
+        kept = parts.empty_cache(Held(slots=slots), B, 5, {}, single, double)
         kinds = {"k": "float32", "v": "float32", "state": "float64"}
         claim({n: x.dtype.name for n, x in kept.arrays.items()} == kinds, "dtypes")
-        kept = module.empty_cache(Worded(slots=slots), B, 5, {}, single, double)
+        kept = parts.empty_cache(Worded(slots=slots), B, 5, {}, single, double)
         words = {n: x.dtype for n, x in kept.arrays.items()}
         claim(words == {"query": np.float32, "words": kept.positions.dtype, "state": np.float64}, "dtypes with words")
-        kept = module.empty_cache(Held(slots=slots), B, 5, {}, single, single)
+        kept = parts.empty_cache(Held(slots=slots), B, 5, {}, single, single)
         claim(same(kept.positions, np.full((B, (slots or 5) + 1), -1)) and same(kept.length, np.zeros(B, int)), "empty")
         claim(same(kept.overrun, np.zeros(B, bool)) and kept.max_length == 5, "empty")
-        step = module.begin_step(Held(slots=slots), kept, k[:, :4], real)
-        query_at, key_at = (broadcast(x) for x in module.token_positions(4, 9, like=k, step=step))
+        step = parts.begin_step(Held(slots=slots), kept, k[:, :4], real)
+        query_at, key_at = (broadcast(x) for x in parts.token_positions(4, 9, like=k, step=step))
         if slots is None and real is None:
             claim(step.start == 0 and step.filled == 4 and step.length.tolist() == [4, 4], "the end of a full pass")
             claim(step.real is None and step.lost is None and not step.joined and not step.head_axis, "nothing else")
@@ -399,9 +400,9 @@ def functions_of_a_cache(alias: str) -> None:
             claim(same(step.real, np.ones((B, 4), bool)) and not step.lost.any(), "opened")
             claim(same(query_at, step.query_at) and same(key_at, step.key_at), "places in a step")
         claim(same(query_at, np.tile(np.arange(4), (B, 1))), "where the new positions stand")
-        keys, values = module.append(step, k=k[:, :4], v=v[:, :4])
-        fresh = module.empty_cache(Held(slots=slots), B, 5, {}, single, single)
-        alone = module.append(module.begin_step(Held(slots=slots), fresh, k[:, :4], real), v=v[:, :4])
+        keys, values = parts.append(step, k=k[:, :4], v=v[:, :4])
+        fresh = parts.empty_cache(Held(slots=slots), B, 5, {}, single, single)
+        alone = parts.append(parts.begin_step(Held(slots=slots), fresh, k[:, :4], real), v=v[:, :4])
         claim(same(alone, values), "one array by itself")
         claim(keys.dtype == np.float64 and keys.shape[:2] == values.shape[:2] == key_at.shape, "entries of all")
         for row in range(B):
@@ -412,25 +413,25 @@ def functions_of_a_cache(alias: str) -> None:
         claim(set(key_at[0].tolist()) - {-1} == set(range(4)), "where the keys stand")
         claim(step.arrays["k"].dtype == np.float32 and step.arrays["k"].shape == kept.arrays["k"].shape, "what is kept")
         claim(
-            same(module.read_state(step, "state", state), np.zeros((B, 2))),
+            same(parts.read_state(step, "state", state), np.zeros((B, 2))),
             "an empty state, in the dtype of the fresh one",
         )
-        claim(module.write_state(step, state=state) is None, "retain returns nothing")
-        y, after = module.end_step(step, k[:, :4])
+        claim(parts.write_state(step, state=state) is None, "retain returns nothing")
+        y, after = parts.end_step(step, k[:, :4])
         claim(
             same(after.arrays["state"], state.astype("float32")) and list(after.arrays) == ["k", "v", "state"], "kept"
         )
         claim(same(y, k[:, :4]) and after.length.tolist() == [4, 4], "closed")
         held = [0, 1, 2, 3] if slots is None else [3, 1, 2]
         claim(after.positions[:, :-1].tolist() == [[*held, *[-1] * ((slots or 5) - len(held))]] * B, "where they stand")
-        again = module.begin_step(Held(slots=slots), after, k[:, 4:], None)
+        again = parts.begin_step(Held(slots=slots), after, k[:, 4:], None)
         claim(
             again.start == (4 if slots is None else None) and again.filled == (5 if slots is None else 3), "it goes on"
         )
-        claim((module.real_positions(None, again) is None) == (slots is None), "all of them count")
-        claim(slots is not None or module.real_positions(real, again) is real, "all of them count")
+        claim((parts.real_positions(None, again) is None) == (slots is None), "all of them count")
+        claim(slots is not None or parts.real_positions(real, again) is real, "all of them count")
         claim(
-            same(module.read_state(again, "state", state), state.astype("float32").astype("float64")),
+            same(parts.read_state(again, "state", state), state.astype("float32").astype("float64")),
             "the state is back",
         )
         claim(not again.joined, "one new position takes the place of none that it sees")
@@ -445,11 +446,11 @@ def functions_of_a_cache(alias: str) -> None:
         object.__setattr__(full, "spent", True)
         refuses(full.copy, ValueError, "cache: expected a cache that no step has used, got one used up")
     real = REAL[:, 1:]
-    step = module.begin_step(Held(slots=3), module.empty_cache(Held(slots=3), B, 5, {}, k, k), k[:, 1:], real)
+    step = parts.begin_step(Held(slots=3), parts.empty_cache(Held(slots=3), B, 5, {}, k, k), k[:, 1:], real)
     claim(same(step.key_at, np.hstack([np.full((B, 3), -1), np.where(real, np.cumsum(real, 1) - 1, -1)])), "no key")
     for heads in (True, False, None):
-        kept, real = module.empty_cache(Held(), B, 9, {}, k, k), np.array([[True, True], [True, False]])
-        step = module.begin_step(Held(heads=heads), kept, k[:, :2], real)
+        kept, real = parts.empty_cache(Held(), B, 9, {}, k, k), np.array([[True, True], [True, False]])
+        step = parts.begin_step(Held(heads=heads), kept, k[:, :2], real)
         near = step.attention_mask(None, None)
         claim(near.shape == ((B, 1, 2, 2) if heads else (B, 2, 2)) and kept.max_length == 9, "with heads or without")
         claim(
@@ -461,63 +462,63 @@ def functions_of_a_cache(alias: str) -> None:
 
 def what_counts(alias: str) -> None:
     """Positions count that a padding mask shows and, in a step, that are real."""
-    module, real = import_module(f"{alias}._decode"), REAL[:, :4]
-    step = module.begin_step(
-        Held(), module.empty_cache(Held(), B, 5, {}, np.zeros(()), np.zeros(())), np.zeros((B, 4, 3)), real
+    parts, real = Parts(alias), REAL[:, :4]
+    step = parts.begin_step(
+        Held(), parts.empty_cache(Held(), B, 5, {}, np.zeros(()), np.zeros(())), np.zeros((B, 4, 3)), real
     )
     mask = np.array([[True, False, True, False]])
-    claim(module.real_positions(None) is None and module.real_positions(mask) is mask, "without a past")
+    claim(parts.real_positions(None) is None and parts.real_positions(mask) is mask, "without a past")
     claim(
-        same(module.real_positions(None, step), real) and same(module.real_positions(mask, step), real & mask),
+        same(parts.real_positions(None, step), real) and same(parts.real_positions(mask, step), real & mask),
         "in a step",
     )
 
 
 def written(alias: str) -> None:
     """`write` puts entries into the slots of their rows; what goes with it does what it says."""
-    core = import_module(f"{alias}._ops")
+    parts = Parts(alias)
     buffer, slot = np.zeros((2, 4, 3)), np.array([[3, 0], [1, 2]])
     x = np.arange(1.0, 13.0).reshape(2, 2, 3)
-    claim(core.write_slots(buffer, slot, x) is buffer, "in place")
+    claim(parts.write_slots(buffer, slot, x) is buffer, "in place")
     for row in range(2):
         for i in range(2):
             claim(same(buffer[row, slot[row, i]], x[row, i]), "an entry")
     claim(buffer[0, 1:3].any() == buffer[1, [0, 3]].any() == np.False_, "other slots")
     buffer = np.zeros((2, 4, 3))
-    claim(core.write_slice(buffer, 1, x) is buffer and same(buffer[:, 1:3], x), "side by side")
+    claim(parts.write_slice(buffer, 1, x) is buffer and same(buffer[:, 1:3], x), "side by side")
     claim(not buffer[:, [0, 3]].any(), "other slots")
     numbered = np.full((2, 4), -1)
     claim(
-        core.write_positions(numbered, 1, 3) is numbered and numbered.tolist() == [[-1, 1, 2, -1]] * 2,
+        parts.write_positions(numbered, 1, 3) is numbered and numbered.tolist() == [[-1, 1, 2, -1]] * 2,
         "numbers of slots",
     )
-    claim(core.shapes_may_vary(x) is True, "shapes may follow from NumPy's numbers")
+    claim(parts.shapes_may_vary(x) is True, "shapes may follow from NumPy's numbers")
     for shape in ((2, 5, 3, 4), (2, 5, 3)):
-        empty = core.empty_slots(shape, x)
+        empty = parts.empty_slots(shape, x)
         claim(empty.shape == shape and empty.dtype == x.dtype and not empty.any(), "empty slots")
-    claim(core.empty_slots((2, 5, 3, 4), x)[:, :, 0].strides[1] == 4 * 8, "a head's entries lie side by side")
-    claim(core.cumsum(np.array([[True, False, True], [True, True, True]]), 1).tolist() == [[1, 1, 2], [1, 2, 3]], "1")
-    claim(core.cumsum(np.array([[True, False], [True, True]]), 0).tolist() == [[1, 0], [2, 1]], "a count down axis 0")
-    claim(core.clip(np.array([-5, 0, 3, 9]), 0, 4).tolist() == [0, 0, 3, 4], "clip")
-    claim(core.concrete(x) is True, "NumPy's numbers are known")
+    claim(parts.empty_slots((2, 5, 3, 4), x)[:, :, 0].strides[1] == 4 * 8, "a head's entries lie side by side")
+    claim(parts.cumsum(np.array([[True, False, True], [True, True, True]]), 1).tolist() == [[1, 1, 2], [1, 2, 3]], "1")
+    claim(parts.cumsum(np.array([[True, False], [True, True]]), 0).tolist() == [[1, 0], [2, 1]], "a count down axis 0")
+    claim(parts.clip(np.array([-5, 0, 3, 9]), 0, 4).tolist() == [0, 0, 3, 4], "clip")
+    claim(parts.concrete(x) is True, "NumPy's numbers are known")
     asked: list[Any] = []
-    kept = core.constant(lambda *args: asked.append(args) or np.array(args))
+    kept = parts.constant(lambda *args: asked.append(args) or np.array(args))
     claim(all(same(kept(2, 3, like=x), np.array((2, 3))) for _ in range(2)) and asked == [(2, 3)], "made once")
     claim(same(kept(3, 2, like=x), np.array((3, 2))) and len(asked) == 2, "made for other values")
     for dtype in ("float64", "float32", "int64"):
-        made_ = core.constants((0.5, 1.0, 2.0 / 3.0), np.zeros(1, dtype))
+        made_ = parts.constants((0.5, 1.0, 2.0 / 3.0), np.zeros(1, dtype))
         claim(same(made_, np.array((0.5, 1.0, 2.0 / 3.0)).astype(dtype)), f"constants in {dtype}")
 
 
 def refused_calls(alias: str) -> None:
     """`attend` and `step` refuse what cannot be right, after a call that was."""
-    module, package = import_module(f"{alias}._attend"), import_module(alias)
+    parts, package = Parts(alias), import_module(alias)
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(B, n, 2, 3)) for n in (4, 5, 5))
-    module.attend(q, k, v, causal=True, scale=1.0, rate=0.0, window=(1, 2), softcap=1.0)
+    parts.attend(q, k, v, causal=True, scale=1.0, rate=0.0, window=(1, 2), softcap=1.0)
     for wrong in ({"causal": 1}, {"scale": True}, {"rate": True}, {"window": (1, 2.0)}, {"softcap": True}):
-        refuses(partial(module.attend, q, k, v, **wrong), ValueError, f"expected {next(iter(wrong))}")
-    refuses(partial(module.attend, q, k[:, :4], v), ValueError, "expected")
+        refuses(partial(parts.attend, q, k, v, **wrong), ValueError, f"expected {next(iter(wrong))}")
+    refuses(partial(parts.attend, q, k[:, :4], v), ValueError, "expected")
     dropping = package.build("mha", d_model=6, num_heads=2, dtype="float64", causal=True, dropout=0.5).eval()
     x, cache = rng.normal(size=(B, 6, 6)), dropping.init_cache(B, 6)
     one, real = x[:, :1], np.ones((B, 1), bool)

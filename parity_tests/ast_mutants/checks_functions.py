@@ -13,7 +13,8 @@ from attn_np import _ops, contract
 from attn_np._ops import DTYPES
 from attn_np.contract._tape import Residuals
 from parity_tests import fast
-from parity_tests.ast_mutants.calls import Arrays, claim, claim_same, refuses, same
+from parity_tests.ast_mutants.calls import Arrays, Parts, claim, claim_same, refuses, same
+from parity_tests.ast_mutants.sources import plain
 from parity_tests.error_arrays import ErrArray, precision, precision_of
 from parity_tests.judge import compare
 
@@ -54,11 +55,11 @@ def attended(groups: int, names: str, dtype: str = "float64", queries: int = 6) 
 
 def run_attend(package: str, inputs: Mapping[str, Any], dy: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Context, weights and the gradients of q, k, v, the bias and the sinks."""
-    module, tape = import_module(f"{package}._attend"), {}
-    context, weights = module.attend(**inputs, **options, tape=tape, return_weights=True)
+    parts, tape = Parts(package), {}
+    context, weights = parts.attend(**inputs, **options, tape=tape, return_weights=True)
     backward = {name: x for name, x in options.items() if name in ("scale", "softcap", "rate", "normalize_over")}
     heads = inputs["k"].shape[2] if len(inputs["k"].shape) == 4 else None
-    found = module.attend_vjp(tape, dy, **backward, kv_heads=heads)
+    found = parts.attend_vjp(tape, dy, **backward, kv_heads=heads)
     claim(len(found) == 4, "four gradients")
     claim(
         "sinks" not in tape or tape["sinks"].dtype == tape["q"].dtype, "sinks are computed in the dtype of the queries"
@@ -109,7 +110,7 @@ class _Step:
 
 def visibilities(alias: str) -> None:
     """Visibility zeroes what the whole mask does, and is no array of `t s` unless the mask is."""
-    core, rng = import_module(f"{alias}._masks"), np.random.default_rng(3)
+    parts, rng = Parts(alias), np.random.default_rng(3)
     windows = ({}, {"causal": True}, {"window": (1, None)}, {"window": (0, 0)}, {"window": (None, 1), "causal": True})
     for t, s in ((5, 7), (7, 7), (9, 7), (12, 3), (5, 1), (5, 0)):
         q, k = rng.normal(size=(2, t, 3, 4)), rng.normal(size=(2, s, 3, 4))
@@ -125,29 +126,29 @@ def visibilities(alias: str) -> None:
         arrays = [np.ones((2, 1, 1, 1), bool), np.array([[[[True]]], [[[False]]]]), rng.random((2, 3, t, s)) < 0.3]
         for mask in [*masks, *arrays]:
             for options in windows:
-                queries, keys = core.visibility(mask, t, s, like=q, **options)
-                full = core.attention_mask(mask, t, s, like=q, **options)
+                queries, keys = parts.visibility(mask, t, s, like=q, **options)
+                full = parts.attention_mask(mask, t, s, like=q, **options)
                 small = mask is None or mask.ndim < 2 or mask.shape[-2] == 1
                 for x in (queries, keys):
                     claim(x is None or not small or x.ndim < 2 or min(x.shape[-2:]) <= 1, "no array of t s")
                 if t <= s and mask is None and "window" not in options:
                     claim(queries is None and keys is None, "causality alone hides nothing from all")
-                claim(same(core.zero_unseen("bhts->bthk", queries, q), core.zero_unseen("bhts->bthk", full, q)), "q")
-                claim(same(core.zero_unseen("bhts->bshk", keys, k), core.zero_unseen("bhts->bshk", full, k)), "k")
+                claim(same(parts.zero_unseen("bhts->bthk", queries, q), parts.zero_unseen("bhts->bthk", full, q)), "q")
+                claim(same(parts.zero_unseen("bhts->bshk", keys, k), parts.zero_unseen("bhts->bshk", full, k)), "k")
         q, k = q[:, :, 0], k[:, :, 0]
         for mask in (last, last[None], rng.random((2, 1, s)) < 0.3):
-            queries, keys = core.visibility(mask, t, s, like=q, causal=True)
-            full = core.attention_mask(mask, t, s, like=q, causal=True)
-            claim(same(core.zero_unseen("bts->btk", queries, q), core.zero_unseen("bts->btk", full, q)), "q, no heads")
-            claim(same(core.zero_unseen("bts->bsk", keys, k), core.zero_unseen("bts->bsk", full, k)), "k, no heads")
+            queries, keys = parts.visibility(mask, t, s, like=q, causal=True)
+            full = parts.attention_mask(mask, t, s, like=q, causal=True)
+            for spec, some, x in (("bts->btk", queries, q), ("bts->bsk", keys, k)):
+                claim(same(parts.zero_unseen(spec, some, x), parts.zero_unseen(spec, full, x)), f"{spec}, no heads")
     for options in ({}, {"causal": True}):
-        mask = core.attention_mask(None, 5, 7, like=np.ones(1), step=_Step(), **options)
+        mask = parts.attention_mask(None, 5, 7, like=np.ones(1), step=_Step(), **options)
         claim(
             same(mask, _Step().attention_mask(None, 0 if options else None)), "in a step the cache says who sees whom"
         )
     every: dict[str, Any] = {"like": np.ones(1), "causal": True, "window": (3, None)}
-    want = core.attention_mask(None, 5, 7, **every)
-    claim(same(core.attention_mask(None, 5, 5, **every, step=_Step(2)), want), "the end of a full pass")
+    want = parts.attention_mask(None, 5, 7, **every)
+    claim(same(parts.attention_mask(None, 5, 5, **every, step=_Step(2)), want), "the end of a full pass")
 
 
 @cache
@@ -169,12 +170,12 @@ def judge_fused(
     alias: str, inputs: Arrays, dy: np.ndarray, want: dict[str, Any], options: dict[str, Any], dtype: str
 ) -> None:
     """The fast path gives the numbers of the reference forward and backward, in one piece and in blocks of any size."""
-    module = import_module(f"{alias}._attend")
+    parts = Parts(alias)
     for setting in ({}, *fast.SMALL["numpy"]):
         with fast.blocks(alias, setting):
             tape = Residuals()
-            context, weights = module.attend(**inputs, **options, implementation="fused", tape=tape)
-            dq, dk, dv, dbias = module.attend_vjp(tape, dy)
+            context, weights = parts.attend(**inputs, **options, implementation="fused", tape=tape)
+            dq, dk, dv, dbias = parts.attend_vjp(tape, dy)
         claim(weights is None and "probs" not in tape, "the weights are never formed")
         claim(all(same(tape[name], inputs[name]) for name in "qkv"), "what was given is taped")
         found = {"context": context, "dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsinks": tape.get("dsinks")}
@@ -210,21 +211,21 @@ def fused_without_heads(mask: int, bias: int, alias: str) -> None:
 
 def fused_for_plain_arrays(alias: str) -> None:
     """What the fast path does not serve goes the textbook's way, and is refused where the fast one is asked for."""
-    module, inputs = import_module(f"{alias}._attend"), attended(2, "")
+    parts, inputs = Parts(alias), attended(2, "")
     kernels = vars(import_module(f"{alias}._kernels"))
     serves, kernels["serves"] = kernels["serves"], lambda q, k, v: False
     try:
-        textbook = module.attend(**inputs, implementation="textbook")[0]
-        claim(same(module.attend(**inputs)[0], textbook), "the textbook's bits")
+        textbook = parts.attend(**inputs, implementation="textbook")[0]
+        claim(same(parts.attend(**inputs)[0], textbook), "the textbook's bits")
         expected = "attend: expected implementation='fused' with plain arrays of the framework"
-        refuses(partial(module.attend, **inputs, implementation="fused"), ValueError, expected)
-        claim(module.attend(**inputs, implementation="textbook")[1] is None, "weights that nobody asked for")
+        refuses(partial(parts.attend, **inputs, implementation="fused"), ValueError, expected)
+        claim(parts.attend(**inputs, implementation="textbook")[1] is None, "weights that nobody asked for")
     finally:
         kernels["serves"] = serves
     needing = {"keep": np.ones((2, 6, 5, 7), bool), "weigh": lambda scores, allowed: scores, "return_weights": True}
     for name, x in needing.items():
         words = f"'fused' without arguments that need the weights, got {name}; leave it out"
-        refuses(partial(module.attend, **inputs, **{name: x}, implementation="fused"), ValueError, words)
+        refuses(partial(parts.attend, **inputs, **{name: x}, implementation="fused"), ValueError, words)
     claim(serves(*inputs.values()), "plain arrays")
     for n in range(3):
         arrays: list[Any] = list(inputs.values())
@@ -234,14 +235,14 @@ def fused_for_plain_arrays(alias: str) -> None:
 
 def fused_past_rubbish(alias: str) -> None:
     """What nobody sees may be NaN on the fast path too, and a query that sees nothing gets 0."""
-    module, (clean, dy, want) = import_module(f"{alias}._attend"), fused_expected(2, "scaled", "float64", 1.0)
+    parts, (clean, dy, want) = Parts(alias), fused_expected(2, "scaled", "float64", 1.0)
     inputs = clean | {name: clean[name].copy() for name in "kv"}
     inputs["k"][1, 4] = inputs["v"][1, 4] = np.nan
     for setting in ({}, *fast.SMALL["numpy"]):
         with fast.blocks(alias, setting):
             tape = Residuals()
-            context, _ = module.attend(**inputs, **ATTENDS["scaled"][0], implementation="fused", tape=tape)
-            dq, dk, dv, _ = module.attend_vjp(tape, dy)
+            context, _ = parts.attend(**inputs, **ATTENDS["scaled"][0], implementation="fused", tape=tape)
+            dq, dk, dv, _ = parts.attend_vjp(tape, dy)
         for name, x in {"context": context, "dq": dq, "dk": dk, "dv": dv}.items():
             claim(compare(x, want[name])["ratio"] <= 1, f"{name} beside NaN")
         claim(not (context[0, 2, -1].any() or dq[0, 2, -1].any()), "a query without keys")
@@ -263,21 +264,21 @@ def sinks_that_are_none(alias: str) -> None:
 
 def weighed(alias: str) -> None:
     """`weigh` makes the weights from the scores and the mask, and `weigh_vjp` takes their gradient back."""
-    module, inputs, tape, asked = import_module(f"{alias}._attend"), attended(2, "mask bias"), {}, []
+    parts, inputs, tape, asked = Parts(alias), attended(2, "mask bias"), {}, []
     made, back = (np.random.default_rng(n).normal(size=inputs["mask"].shape) for n in (7, 8))
 
     def weigh(*args: Any) -> Any:
         asked.append(args)
         return made
 
-    context, weights = module.attend(**inputs, weigh=weigh, tape=tape, return_weights=True)
+    context, weights = parts.attend(**inputs, weigh=weigh, tape=tape, return_weights=True)
     claim(same(weights, made) and context.shape == (2, 5, 6, 11), "the weights")
     claim(len(asked) == 1 and same(asked[0][0], tape["biased"]) and same(asked[0][1], inputs["mask"]), "what they see")
-    *_, dbias = module.attend_vjp(tape, np.cos(context), weigh_vjp=lambda *args: asked.append(args) or back)
+    *_, dbias = parts.attend_vjp(tape, np.cos(context), weigh_vjp=lambda *args: asked.append(args) or back)
     claim(same(dbias, back) and same(asked[1][0], made) and same(asked[1][1], tape["dprobs"]), "the way back")
     for options in ({"normalize_over": "queries"}, {"sinks": np.zeros(6)}):
         refuses(
-            partial(module.attend, **inputs, **options, weigh=weigh),
+            partial(parts.attend, **inputs, **options, weigh=weigh),
             ValueError,
             "attend: expected weigh without sinks and with normalize_over='keys', which belong to the softmax",
         )
@@ -299,7 +300,7 @@ def head_by_head(call: str, value: float, alias: str) -> None:
 def hidden_from_attend(alias: str) -> None:
     """Gradients of a query without keys and of a hidden key are 0, though a key beside holds NaN; no tape is needed."""
     inputs = {name: x.copy() for name, x in attended(6, "mask").items()}
-    plain = import_module(f"{alias}._attend").attend(**inputs, return_weights=True)
+    plain = Parts(alias).attend(**inputs, return_weights=True)
     dy = np.cos(np.arange(plain[0].size)).reshape(plain[0].shape)
     found = run_attend(alias, inputs, dy, {})
     claim(same(plain[0], found["context"]) and same(plain[1], found["weights"]), "without a tape")
@@ -348,21 +349,22 @@ class _Other(_Foreign):
 
 
 @cache
-def primitives() -> tuple[tuple[str, str, int], ...]:
-    """Functions that an array type may take over: module, name and how many arguments have a place."""
+def primitives() -> tuple[tuple[str, int], ...]:
+    """Functions that an array type may take over: name and how many arguments have a place."""
     found = []
-    for module in ("_ops", "_vjp"):
-        for name, function in vars(import_module(f"attn_np.{module}")).items():
-            if hasattr(function, "__wrapped__") and function.__module__ == f"attn_np.{module}":
+    for module in (f"attn_np.{file.removesuffix('.py')}" for file in plain()):
+        for name, function in vars(import_module(module)).items():
+            if hasattr(function, "__wrapped__") and function.__module__ == module:
                 places = signature(function.__wrapped__).parameters.values()
-                found.append((module, name, 3 if any(p.kind == p.VAR_POSITIONAL for p in places) else len(places)))
+                found.append((name, 3 if any(p.kind == p.VAR_POSITIONAL for p in places) else len(places)))
     return tuple(found)
 
 
 def handed_over(alias: str) -> None:
     """An array type with an error rule for a function takes the function over, in whichever place it stands."""
-    for module, name, count in primitives():
-        function, foreign = getattr(import_module(f"{alias}.{module}"), name), _Foreign()
+    parts = Parts(alias)
+    for name, count in primitives():
+        function, foreign = getattr(parts, name), _Foreign()
         for place in range(count):
             args = tuple(foreign if i == place else np.ones(1) for i in range(count))
             found = function(*args, key=1)
@@ -373,19 +375,19 @@ def handed_over(alias: str) -> None:
 
 
 JUDGED: dict[str, tuple[str, ...]] = {
-    "_ops.l2_norm": ("x eps",),
-    "_ops.rms_norm": ("x weight eps", "x none eps"),
-    "_ops.layer_norm": ("x weight bias eps", "x weight none eps", "x none bias eps", "x none none eps"),
-    "_ops.silu": ("x",),
-    "_ops.softplus": ("x",),
-    "_ops.amax": ("x last", "x first"),
-    "_vjp.part_of_softmax": ("x top all parts",),
-    "_vjp.part_of_softmax_vjp": ("weight dy share parts", "x dy share parts"),
-    "_vjp.l2_norm_vjp": ("x eps dy",),
-    "_vjp.rms_norm_vjp": ("x weight eps dy", "x none eps dy"),
-    "_vjp.layer_norm_vjp": ("x weight bias eps dy", "x weight none eps dy", "x none bias eps dy", "x none none eps dy"),
-    "_vjp.silu_vjp": ("x dy",),
-    "_vjp.softplus_vjp": ("x dy",),
+    "l2_norm": ("x eps",),
+    "rms_norm": ("x weight eps", "x none eps"),
+    "layer_norm": ("x weight bias eps", "x weight none eps", "x none bias eps", "x none none eps"),
+    "silu": ("x",),
+    "softplus": ("x",),
+    "amax": ("x last", "x first"),
+    "part_of_softmax": ("x top all parts",),
+    "part_of_softmax_vjp": ("weight dy share parts", "x dy share parts"),
+    "l2_norm_vjp": ("x eps dy",),
+    "rms_norm_vjp": ("x weight eps dy", "x none eps dy"),
+    "layer_norm_vjp": ("x weight bias eps dy", "x weight none eps dy", "x none bias eps dy", "x none none eps dy"),
+    "silu_vjp": ("x dy",),
+    "softplus_vjp": ("x dy",),
 }
 """What functions of the dialect and rules are called with, each call in words for `arguments_of`."""
 
@@ -405,20 +407,18 @@ def arguments_of(words: str, dtype: str) -> tuple[Any, ...]:
 @cache
 def expected_of(name: str, words: str, dtype: str) -> tuple[Any, ...]:
     """What the whole reference gives, each number with its bound."""
-    module, _, function = name.partition(".")
     given = arguments_of(words, dtype)
     carried = [ErrArray(x.astype(np.float64), 0.0) if isinstance(x, np.ndarray) else x for x in given]
     with precision(precision_of(dtype)):
-        found = getattr(import_module(f"attn_np.{module}"), function)(*carried)
+        found = getattr(Parts("attn_np"), name)(*carried)
     return found if isinstance(found, tuple) else (found,)
 
 
 def judged_functions(dtype: str, alias: str) -> None:
     """Norms, gates and the rules of their derivatives are within their bounds, with and without weights."""
     for name, calls in JUDGED.items():
-        module, _, function = name.partition(".")
         for words in calls:
-            found = getattr(import_module(f"{alias}.{module}"), function)(*arguments_of(words, dtype))
+            found = getattr(Parts(alias), name)(*arguments_of(words, dtype))
             want = expected_of(name, words, dtype)
             found = found if isinstance(found, tuple) else (found,)
             claim([x is None for x in found] == [x is None for x in want], f"{name} of {words}: what it gives")
@@ -431,86 +431,83 @@ def judged_functions(dtype: str, alias: str) -> None:
 
 def functions(alias: str) -> None:
     """Elementary functions at the ends of their range, and places that hold no number."""
-    core, vjp = import_module(f"{alias}._ops"), import_module(f"{alias}._vjp")
+    parts = Parts(alias)
     with np.errstate(over="raise", invalid="raise", divide="raise"):
-        claim(core.sigmoid(np.array([-800.0, 0.0, 800.0])).tolist() == [0.0, 0.5, 1.0], "sigmoid")
+        claim(parts.sigmoid(np.array([-800.0, 0.0, 800.0])).tolist() == [0.0, 0.5, 1.0], "sigmoid")
         ends = np.array([0.0, 1.0])
-        claim(np.array_equal(core.lerp(np.array([3e300, 3.0]), np.array([3e300, 5.0]), ends), [3e300, 5.0]), "lerp")
+        claim(np.array_equal(parts.lerp(np.array([3e300, 3.0]), np.array([3e300, 5.0]), ends), [3e300, 5.0]), "lerp")
         scores, allowed = np.array([[1e300, -1e300], [3.0, 4.0]]), np.array([[True, True], [False, False]])
-        claim(core.softmax(scores, allowed).tolist() == [[1.0, 0.0], [0.0, 0.0]], "softmax")
-        lost = core.softmax(np.array([[-np.inf, -np.inf], [-np.inf, 3.0]]))
+        claim(parts.softmax(scores, allowed).tolist() == [[1.0, 0.0], [0.0, 0.0]], "softmax")
+        lost = parts.softmax(np.array([[-np.inf, -np.inf], [-np.inf, 3.0]]))
         claim(np.isnan(lost[0]).all() and lost[1].tolist() == [0.0, 1.0], "scores that overflowed")
-        lost = core.softmax(np.array([[-np.inf, 3.0], [4.0, 3.0]]), np.array([True, False]))
+        lost = parts.softmax(np.array([[-np.inf, 3.0], [4.0, 3.0]]), np.array([True, False]))
         claim(np.isnan(lost[0]).all() and lost[1].tolist() == [1.0, 0.0], "allowed scores that overflowed")
-        sums = core.softmax(np.zeros((2, 3)), np.array([True, False, True]), 0)
+        sums = parts.softmax(np.zeros((2, 3)), np.array([True, False, True]), 0)
         claim(np.array_equal(sums, [[0.5, 0, 0.5]] * 2), "a mask of lower rank than the axis that adds up to 1")
-        claim(core.softmax(np.zeros((2, 0))).shape == (2, 0), "softmax over nothing")
-        claim(core.softplus(np.array([-800.0, 800.0])).tolist() == [0.0, 800.0], "softplus")
-        claim(core.silu(np.array([-800.0, 0.0, 800.0])).tolist() == [0.0, 0.0, 800.0], "silu")
-    claim(np.array_equal(core.softmax(np.zeros((2, 4)), axis=0), np.full((2, 4), 0.5)), "softmax over another axis")
+        claim(parts.softmax(np.zeros((2, 0))).shape == (2, 0), "softmax over nothing")
+        claim(parts.softplus(np.array([-800.0, 800.0])).tolist() == [0.0, 800.0], "softplus")
+        claim(parts.silu(np.array([-800.0, 0.0, 800.0])).tolist() == [0.0, 0.0, 800.0], "silu")
+    claim(np.array_equal(parts.softmax(np.zeros((2, 4)), axis=0), np.full((2, 4), 0.5)), "softmax over another axis")
     table = np.arange(6.0).reshape(3, 2)
     for tokens in ([-1], [3], [0, 3]):
-        refuses(
-            lambda tokens=tokens: core.take(table, np.array(tokens)), ValueError, "tokens: expected numbers from 0 to 2"
-        )
-    claim(same(core.take(table, np.array([[2, 0]])), table[[2, 0]][None]), "rows of a table")
+        refuses(partial(parts.take, table, np.array(tokens)), ValueError, "tokens: expected numbers from 0 to 2")
+    claim(same(parts.take(table, np.array([[2, 0]])), table[[2, 0]][None]), "rows of a table")
     for dtype in ("bfloat16", "float16"):
         x = np.ones((2, 2), DTYPES[dtype])
-        claim(core.rms_norm(x.astype("float32"), x[0], 1.0).dtype == np.float32, f"a weight of {dtype}")
-        claim(same(core.einsum("ab,bc->ac", x, x), np.full((2, 2), np.float32(2))), f"a product of {dtype}")
-        claim(same(core.linear("ab,bc->ac", x, x, x[0]), np.full((2, 2), np.float32(3))), f"a projection in {dtype}")
-    claim(core.take(table.astype("float16"), np.array([1])).dtype == np.float32, "rows of a table in 16 bits")
-    claim(core.to_dtype(None, "float16") is None and core.upcast(None) is None, "None stays None")
-    claim(core.to_dtype(table, "float64") is table and core.upcast(table) is table, "what fits stays as it is")
-    claim(same(core.arange(3, table), np.arange(3)) and same(core.zeros((2,), table), np.zeros(2)), "new arrays")
-    claim(core.zeros((2,), table.astype("float32")).dtype == np.float32, "dtype of zeros")
-    claim(core.dtype_name(table) == "float64", "names")
-    masks = import_module(f"{alias}._masks")
+        claim(parts.rms_norm(x.astype("float32"), x[0], 1.0).dtype == np.float32, f"a weight of {dtype}")
+        claim(same(parts.einsum("ab,bc->ac", x, x), np.full((2, 2), np.float32(2))), f"a product of {dtype}")
+        claim(same(parts.linear("ab,bc->ac", x, x, x[0]), np.full((2, 2), np.float32(3))), f"a projection in {dtype}")
+    claim(parts.take(table.astype("float16"), np.array([1])).dtype == np.float32, "rows of a table in 16 bits")
+    claim(parts.to_dtype(None, "float16") is None and parts.upcast(None) is None, "None stays None")
+    claim(parts.to_dtype(table, "float64") is table and parts.upcast(table) is table, "what fits stays as it is")
+    claim(same(parts.arange(3, table), np.arange(3)) and same(parts.zeros((2,), table), np.zeros(2)), "new arrays")
+    claim(parts.zeros((2,), table.astype("float32")).dtype == np.float32, "dtype of zeros")
+    claim(parts.dtype_name(table) == "float64", "names")
     mask = np.ones((1, 3), bool)
-    claim(masks.unmasked_by_bias(None, None) is None and masks.unmasked_by_bias(mask, None) is mask, "no bias")
+    claim(parts.unmasked_by_bias(None, None) is None and parts.unmasked_by_bias(mask, None) is mask, "no bias")
     claim(
-        masks.attention_mask(None, 2, 3, like=table) is None and masks.attention_mask(mask, 2, 3, like=table) is mask,
+        parts.attention_mask(None, 2, 3, like=table) is None and parts.attention_mask(mask, 2, 3, like=table) is mask,
         "no limits",
     )
     names = {"exp", "tanh", "sqrt", "where", "maximum", "broadcast_to", "concatenate", "stack", "argmax"}
-    claim(all(getattr(core, name) is getattr(np, name) for name in names), "NumPy's own functions")
-    claim(same(vjp.sum_to(np.ones((2, 3, 4)), (3, 1)), np.full((3, 1), 8.0)), "sum over copies")
-    claim(same(vjp.sum_to(np.ones((1, 3, 4)), (1, 4)), np.full((1, 4), 3.0)), "sum over copies in one batch row")
-    claim(same(vjp.sum_to(np.ones((3, 1, 4)), (1, 1, 1)), np.full((1, 1, 1), 12.0)), "sum over copies, one apart")
-    claim(vjp.sum_to(table, (3, 2)) is table, "nothing was copied")
+    claim(all(getattr(parts, name) is getattr(np, name) for name in names), "NumPy's own functions")
+    claim(same(parts.sum_to(np.ones((2, 3, 4)), (3, 1)), np.full((3, 1), 8.0)), "sum over copies")
+    claim(same(parts.sum_to(np.ones((1, 3, 4)), (1, 4)), np.full((1, 4), 3.0)), "sum over copies in one batch row")
+    claim(same(parts.sum_to(np.ones((3, 1, 4)), (1, 1, 1)), np.full((1, 1, 1), 12.0)), "sum over copies, one apart")
+    claim(parts.sum_to(table, (3, 2)) is table, "nothing was copied")
 
 
 def sparse(alias: str) -> None:
     """Sparsemax by hand, hidden entries and rows, scores that are no number; `attend` with other weights."""
-    core, vjp, attend = (import_module(f"{alias}.{name}") for name in ("_ops", "_vjp", "_attend"))
+    parts = Parts(alias)
     x = np.array([[0.5, 0.25, -9.0], [4.0, 1.0, 4.0]])
     want = np.array([[0.625, 0.375, 0.0], [0.5, 0.0, 0.5]])
-    claim(same(core.sparsemax(x), want) and same(core.sparsemax(x.T, axis=0), want.T), "by hand, over either axis")
-    claim(same(core.sparsemax(x.T, None, -2), want.T), "over the axis before the last")
+    claim(same(parts.sparsemax(x), want) and same(parts.sparsemax(x.T, axis=0), want.T), "by hand, over either axis")
+    claim(same(parts.sparsemax(x.T, None, -2), want.T), "over the axis before the last")
     first = np.stack([want[0], 0.0 * want[1]], 1)
-    claim(same(core.sparsemax(x.T[None], np.array([[True, False]] * 3), 1)[0], first), "a mask of fewer axes")
+    claim(same(parts.sparsemax(x.T[None], np.array([[True, False]] * 3), 1)[0], first), "a mask of fewer axes")
     four = np.array([0.5, 0.25, 0.25, 0.0])
-    claim(same(core.sparsemax(four), four), "weights themselves")
-    claim(same(core.sparsemax(np.array([2.0**60, 0.0])), np.array([1.0, 0.0])), "huge scores")
-    claim(same(core.sparsemax(x[None].swapaxes(1, 2), None, 1), want.T[None]), "over the axis between")
+    claim(same(parts.sparsemax(four), four), "weights themselves")
+    claim(same(parts.sparsemax(np.array([2.0**60, 0.0])), np.array([1.0, 0.0])), "huge scores")
+    claim(same(parts.sparsemax(x[None].swapaxes(1, 2), None, 1), want.T[None]), "over the axis between")
     seen = np.array([[True, False, True], [False] * 3])
-    claim(core.sparsemax(x, seen).tolist() == [[1, 0, 0], [0, 0, 0]], "hidden entries")
-    claim(core.sparsemax(np.zeros((2, 0))).shape == (2, 0), "over nothing")
+    claim(parts.sparsemax(x, seen).tolist() == [[1, 0, 0], [0, 0, 0]], "hidden entries")
+    claim(parts.sparsemax(np.zeros((2, 0))).shape == (2, 0), "over nothing")
     for bad in ([-np.inf, -np.inf], [np.nan, 1.0], [np.inf, 1.0]):
         with np.errstate(invalid="ignore"):
             for allowed in (np.array([True, True]), np.array([True, False]), None):
-                claim(np.isnan(core.sparsemax(np.array(bad), allowed)).all(), f"{bad}")
+                claim(np.isnan(parts.sparsemax(np.array(bad), allowed)).all(), f"{bad}")
     dy = np.array([[1.0, 3.0, 5.0], [2.0, 7.0, 6.0]])
-    low = vjp.sparsemax_vjp(want[:, None].astype("float32"), dy[:, None].astype("float32"))
-    claim(same(low[:, 0], vjp.sparsemax_vjp(want, dy).astype("float32")), "its rule in float32")
-    claim(same(vjp.sparsemax_vjp(want, dy), np.array([[-1.0, 1.0, 0.0], [-2.0, 0.0, 2.0]])), "its rule")
-    claim(not vjp.sparsemax_vjp(0 * want, dy).any(), "the rule without support")
+    low = parts.sparsemax_vjp(want[:, None].astype("float32"), dy[:, None].astype("float32"))
+    claim(same(low[:, 0], parts.sparsemax_vjp(want, dy).astype("float32")), "its rule in float32")
+    claim(same(parts.sparsemax_vjp(want, dy), np.array([[-1.0, 1.0, 0.0], [-2.0, 0.0, 2.0]])), "its rule")
+    claim(not parts.sparsemax_vjp(0 * want, dy).any(), "the rule without support")
     inputs, tape, other = attended(2, "mask"), {}, {}
-    plain = attend.attend(**inputs, tape=tape, return_weights=True)
-    found = attend.attend(**inputs, weigh=core.softmax, tape=other, return_weights=True)
+    plain = parts.attend(**inputs, tape=tape, return_weights=True)
+    found = parts.attend(**inputs, weigh=parts.softmax, tape=other, return_weights=True)
     dy = np.ones(plain[0].shape).cumsum(1)
     claim(all(map(same, found, plain)), "weights by softmax")
-    grads = attend.attend_vjp(tape, dy), attend.attend_vjp(other, dy, weigh_vjp=vjp.softmax_vjp)
+    grads = parts.attend_vjp(tape, dy), parts.attend_vjp(other, dy, weigh_vjp=parts.softmax_vjp)
     claim(all(map(same, grads[0][:3], grads[1][:3])), "gradients by softmax's rule")
 
 
@@ -542,71 +539,72 @@ def halved(n: int, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
 
 def entmax(alias: str) -> None:
     """1.5-entmax against an interval that is halved, over either axis, and what has no weights; its rule by hand."""
-    core, vjp = (import_module(f"{alias}.{name}") for name in ("_ops", "_vjp"))
+    parts = Parts(alias)
     for n, dtype in ((7, "float64"), (3, "float64"), (3, "float32")):
         x, seen, want, bound = halved(n, dtype)
-        found = core.entmax15(x, seen)
-        claim(found.dtype == dtype and same(core.entmax15(x.T, seen.T, 0), found.T), "over either axis")
+        found = parts.entmax15(x, seen)
+        claim(found.dtype == dtype and same(parts.entmax15(x.T, seen.T, 0), found.T), "over either axis")
         claim(np.all(np.abs(found - want) <= bound), f"{n} scores in {dtype}")
-        claim(same(core.entmax15(x[None].swapaxes(1, 2), seen.T, 1)[0], found.T), "over the axis between")
-    claim(same(core.entmax15(np.array([3.0, 1.0, 0.0])), np.array([1.0, 0.0, 0.0])), "nothing hidden")
-    claim(core.entmax15(np.zeros((2, 0))).shape == (2, 0), "over nothing")
+        claim(same(parts.entmax15(x[None].swapaxes(1, 2), seen.T, 1)[0], found.T), "over the axis between")
+    claim(same(parts.entmax15(np.array([3.0, 1.0, 0.0])), np.array([1.0, 0.0, 0.0])), "nothing hidden")
+    claim(parts.entmax15(np.zeros((2, 0))).shape == (2, 0), "over nothing")
     for bad in ([-np.inf, -np.inf], [np.nan, 1.0], [np.inf, 1.0]):
         with np.errstate(invalid="ignore"):
             for allowed in (np.array([True, True]), np.array([True, False]), None):
-                claim(np.isnan(core.entmax15(np.array(bad), allowed)).all(), f"{bad}")
+                claim(np.isnan(parts.entmax15(np.array(bad), allowed)).all(), f"{bad}")
     probs, dy = np.array([[1.0, 9.0, 0.0], [1.0, 0.0, 0.0]]), np.array([[1.0, 3.0, 5.0], [2.0, 7.0, 6.0]])
-    claim(same(vjp.entmax15_vjp(probs, dy), np.array([[-1.5, 1.5, 0.0], [0.0, 0.0, 0.0]])), "its rule")
-    claim(same(vjp.entmax15_vjp(probs[:, None], dy[:, None])[:, 0], vjp.entmax15_vjp(probs, dy)), "over the last axis")
-    claim(same(vjp.entmax15_vjp(probs.T, dy.T, 0), np.array([[-1.5, 1.5, 0.0], [0.0, 0.0, 0.0]]).T), "over the rows")
-    claim(not vjp.entmax15_vjp(0 * probs, dy).any(), "the rule without support")
+    claim(same(parts.entmax15_vjp(probs, dy), np.array([[-1.5, 1.5, 0.0], [0.0, 0.0, 0.0]])), "its rule")
+    by_last = parts.entmax15_vjp(probs[:, None], dy[:, None])[:, 0]
+    claim(same(by_last, parts.entmax15_vjp(probs, dy)), "over the last axis")
+    claim(same(parts.entmax15_vjp(probs.T, dy.T, 0), np.array([[-1.5, 1.5, 0.0], [0.0, 0.0, 0.0]]).T), "over the rows")
+    claim(not parts.entmax15_vjp(0 * probs, dy).any(), "the rule without support")
 
 
 def hardest(alias: str) -> None:
     """One of every row, the first of equals; nothing of what is hidden, and no number where there is none."""
-    core = import_module(f"{alias}._ops")
+    parts = Parts(alias)
     x = np.array([[0.5, 2.0, 2.0], [-4.0, -9.0, -5.0], [-7.0, -8.0, -7.5]])
     want = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
-    claim(same(core.hardmax(x), want), "the largest, the first of equals")
-    claim(same(core.hardmax(x.astype("float32")), want.astype("float32")), "the dtype of the scores")
+    claim(same(parts.hardmax(x), want), "the largest, the first of equals")
+    claim(same(parts.hardmax(x.astype("float32")), want.astype("float32")), "the dtype of the scores")
     seen = np.array([[True, False, True], [False, True, True], [False, False, False]])
-    claim(core.hardmax(x, seen).tolist() == [[0, 0, 1], [0, 0, 1], [0, 0, 0]], "hidden scores")
-    claim(core.hardmax(x, seen[0]).tolist() == [[0, 0, 1], [1, 0, 0], [1, 0, 0]], "a mask of fewer axes")
-    claim(core.hardmax(x, seen[2:]).tolist() == [[0, 0, 0]] * 3, "nothing in sight")
-    claim(same(core.hardmax(x[None, None], seen[None])[0], core.hardmax(x, seen)[None]), "over the last axis")
-    claim(core.hardmax(np.zeros((2, 3, 0))).shape == (2, 3, 0), "over nothing")
+    claim(parts.hardmax(x, seen).tolist() == [[0, 0, 1], [0, 0, 1], [0, 0, 0]], "hidden scores")
+    claim(parts.hardmax(x, seen[0]).tolist() == [[0, 0, 1], [1, 0, 0], [1, 0, 0]], "a mask of fewer axes")
+    claim(parts.hardmax(x, seen[2:]).tolist() == [[0, 0, 0]] * 3, "nothing in sight")
+    claim(same(parts.hardmax(x[None, None], seen[None])[0], parts.hardmax(x, seen)[None]), "over the last axis")
+    claim(parts.hardmax(np.zeros((2, 3, 0))).shape == (2, 3, 0), "over nothing")
     for bad in ([-np.inf, -np.inf], [np.nan, 1.0], [np.inf, 1.0]):
         for allowed in (np.array([True, True]), np.array([True, False]), None):
-            claim(np.isnan(core.hardmax(np.array([bad, [0.0, 1.0]]), allowed)[0]).all(), f"{bad}")
-    claim(same(core.hardmax(np.array([[np.nan, 1.0]]), np.array([False, True])), np.array([[0.0, 1.0]])), "hidden NaN")
-    claim(core.straight_through(want, x) is want, "the value of the first")
+            claim(np.isnan(parts.hardmax(np.array([bad, [0.0, 1.0]]), allowed)[0]).all(), f"{bad}")
+    claim(same(parts.hardmax(np.array([[np.nan, 1.0]]), np.array([False, True])), np.array([[0.0, 1.0]])), "hidden NaN")
+    claim(parts.straight_through(want, x) is want, "the value of the first")
 
 
 def turned(alias: str) -> None:
     """Tables are rounded once and made for known positions only; without a head axis the same; no base, no turning."""
     config: Any = contract.examples("rotary")["longrope"]
-    module = import_module(f"{alias}._rotary")
+    parts = Parts(alias)
     x = np.random.default_rng(4).normal(size=(2, 3, 1, 7))
-    claim(module.rotation(SimpleNamespace(rope_base=None), None, 3, like=x) == (None, None), "without a base")
-    claim(module.rotate(x, None, None, "half") is x, "without a base")
+    claim(parts.rotation(SimpleNamespace(rope_base=None), None, 3, like=x) == (None, None), "without a base")
+    claim(parts.rotate(x, None, None, "half") is x, "without a base")
     for wrong, words in (([[0, 13]], "0 to 13"), ([[-1, 2]], "-1 to 2")):
-        call = partial(module.rotation, config, np.array(wrong), 2, like=x)
+        call = partial(parts.rotation, config, np.array(wrong), 2, like=x)
         refuses(call, ValueError, f"rotary: expected positions from 0 to 12, got {words}")
-    whole, places = module.rotation(config, None, 3, like=x), np.array([[0, 0, 1], [0, 0, 0]])
+    whole, places = parts.rotation(config, None, 3, like=x), np.array([[0, 0, 1], [0, 0, 0]])
     real = np.array([[True, False, True], [False, False, True]])
-    found = module.rotation(config, None, 3, like=x, real=real)
+    found = parts.rotation(config, None, 3, like=x, real=real)
     claim(all(same(a, b[0][places]) for a, b in zip(found, whole, strict=True)), "what is not real takes no place")
     for like, length in ((x, 13), (x.astype("float32"), 13)):
         angles = np.arange(length)[:, None] * np.array(config.frequencies(length))
         want = [(f(angles) * config.amplitude()).astype(like.dtype) for f in (np.cos, np.sin)]
         for positions in (np.array([[0, 12, 5]]), np.zeros((2, 0), int)):
-            found = module.rotation(config, positions, positions.shape[1], like=like)
+            found = parts.rotation(config, positions, positions.shape[1], like=like)
             claim(all(same(a, b[positions]) for a, b in zip(found, want, strict=True)), "tables")
         for layout in ("half", "interleaved"):
             cos, sin = (table[np.array([[3, 1, 4]])] for table in want)
             for back in (False, True):
-                whole = module.rotate(like, cos, sin, layout, back=back)
-                claim(same(whole[:, :, 0], module.rotate(like[:, :, 0], cos, sin, layout, back=back)), "without heads")
+                whole = parts.rotate(like, cos, sin, layout, back=back)
+                claim(same(whole[:, :, 0], parts.rotate(like[:, :, 0], cos, sin, layout, back=back)), "without heads")
                 claim(same(whole[..., 4:], like[..., 4:]), "numbers that do not turn")
     for n, shape in ((1, (2, 3, 1, 3)), (4, (8, 3, 8, 9)), (4, (2, 3, 1, 8))):
         x, cos, sin = (np.cos(np.arange(np.prod(s)) + 1).reshape(s) for s in (shape, (1, 3, n), (2, 3, n)[-2:]))
@@ -614,7 +612,7 @@ def turned(alias: str) -> None:
             ("half", [(i, n + i) for i in range(n)]),
             ("interleaved", [(2 * i, 2 * i + 1) for i in range(n)]),
         ):
-            found, want = module.rotate(x, cos, sin[None], layout), x.copy()
+            found, want = parts.rotate(x, cos, sin[None], layout), x.copy()
             for i, (one, two) in enumerate(pairs):
                 c, s = cos[:, :, None, i], sin[None][:, :, None, i]
                 want[..., one] = x[..., one] * c - x[..., two] * s
@@ -624,32 +622,32 @@ def turned(alias: str) -> None:
 
 def encoded(alias: str) -> None:
     """Encodings of distances: sines before cosines, each slower than the one before, rounded once. Their buckets."""
-    module = import_module(f"{alias}._relative")
+    parts = Parts(alias)
     angles = np.arange(-3, 2)[:, None] * np.power(50.0, -np.arange(0, 6, 2) / 6)
     want = np.hstack([np.sin(angles), np.cos(angles)])
     for dtype in ("float64", "float32"):
-        found = module.sinusoids(-3, 2, 6, 50.0, dtype, like=want)
+        found = parts.sinusoids(-3, 2, 6, 50.0, dtype, like=want)
         claim(same(found, want.astype(dtype)), f"sines and cosines in {dtype}")
-        claim(module.sinusoids(-3, 2, 6, 50.0, dtype, like=want) is found, "made once")
+        claim(parts.sinusoids(-3, 2, 6, 50.0, dtype, like=want) is found, "made once")
     config: Any = contract.examples("disentangled")["p2c"]
-    found = module.bucketed(config, like=want)
+    found = parts.bucketed(config, like=want)
     claim(same(found, np.array(config.signed_buckets(), np.int32)), "buckets of distances")
 
 
 def picked(alias: str) -> None:
     """Entries by their index, for each head alike and for one batch row or all; copies send their gradients back."""
-    core, vjp, rng = import_module(f"{alias}._ops"), import_module(f"{alias}._vjp"), np.random.default_rng(6)
+    parts, rng = Parts(alias), np.random.default_rng(6)
     x, dy = rng.normal(size=(2, 3, 4, 5)), rng.integers(-9, 9, size=(2, 3, 4, 7)).astype(np.float64)
     for rows in (1, 2):
         index = rng.integers(0, 5, size=(rows, 4, 7))
-        found, back, want = core.gather_last(x, index), vjp.pick_vjp(x, index, dy), np.zeros(x.shape)
+        found, back, want = parts.gather_last(x, index), parts.pick_vjp(x, index, dy), np.zeros(x.shape)
         claim(found.shape == dy.shape and back.shape == x.shape, "shapes")
         for b, h, t, s in np.ndindex(*dy.shape):
             at = index[b % rows, t, s]
             claim(found[b, h, t, s] == x[b, h, t, at], "an entry")
             want[b, h, t, at] += dy[b, h, t, s]
         claim(same(back, want), "sums of whole numbers")
-        narrow = vjp.pick_vjp(x.astype("float32"), index, dy.astype("float32"))
+        narrow = parts.pick_vjp(x.astype("float32"), index, dy.astype("float32"))
         claim(same(narrow, want.astype("float32")), "gradients in float32")
 
 
@@ -663,11 +661,11 @@ class _Halving(dict[str, Any]):
 
 def watched_scan(alias: str) -> None:
     """A tape with `step` sees every step of a scan, in the order in which they run, and may replace what it gives."""
-    core, x = import_module(f"{alias}._ops"), np.arange(6.0).reshape(2, 3)
+    parts, x = Parts(alias), np.arange(6.0).reshape(2, 3)
     for reverse in (False, True):
         tape, carried, given = _Halving(), np.zeros(2), []
         times = (2, 1, 0) if reverse else (0, 1, 2)
-        last, ys = core.scan(
+        last, ys = parts.scan(
             lambda carry, xs: (carry + xs[0], (carry, xs[0])), carried, (x, None), names=("a", "b"), tape=tape,
             reverse=reverse,
         )  # fmt: skip

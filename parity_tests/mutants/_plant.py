@@ -98,7 +98,12 @@ def root(tree: str) -> Path:
 @cache
 def sources(tree: str) -> dict[Path, str]:
     """The files of a tree as they stand, all read at once: a copy never mixes two states of them."""
-    return {path: path.read_text(encoding="utf-8") for path in root(tree).glob("*.py")}
+    every = [
+        path
+        for path in root(tree).rglob("*.py")
+        if path.relative_to(root(tree)).parts[0] not in ("contract", "weights")
+    ]
+    return {path: path.read_text(encoding="utf-8") for path in every}
 
 
 @lru_cache(maxsize=1024)  # searches for a cause plant the same bugs again; some thousand generic ones need no place
@@ -125,7 +130,7 @@ def renamed(code: CodeType, tree: str, alias: str) -> CodeType:
 @cache
 def shared(tree: str) -> dict[str, str]:
     """The files that all variants share, by name; not the kernels, which say the same again to be fast."""
-    names = {path.name: source for path, source in sources(tree).items() if path.name.startswith("_")}
+    names = {p.name: source for p, source in sources(tree).items() if p.name.startswith("_") and p.parent == root(tree)}
     return {name: source for name, source in names.items() if not name.startswith(("__", "_kernel"))}
 
 
@@ -186,13 +191,14 @@ class _Copy(MetaPathFinder, Loader):
         self.file, self.code = file, compiled(file, source)
 
     def path(self, name: str) -> Path:
-        parts = name.split(".")[1:]
-        return self.root.joinpath(*parts).with_suffix(".py") if parts else self.root / "__init__.py"
+        place = self.root.joinpath(*name.split(".")[1:])
+        package = place / "__init__.py"
+        return package if package in sources(self.tree) else place.with_suffix(".py")
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if fullname.split(".")[0] != self.alias or self.path(fullname) not in sources(self.tree):
             return None
-        return spec_from_loader(fullname, self, is_package=fullname == self.alias)
+        return spec_from_loader(fullname, self, is_package=self.path(fullname).name == "__init__.py")
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None

@@ -10,7 +10,7 @@ SOFTMAX = "softmax(scores, allowed,"
 FILL = "scores = {where}(allowed, scores, -{np}.inf)"
 PROBS = "probs=softmax(scores, allowed, contract.AXES[normalize_over]))"
 RIGHT = "limits & (offset <= right)"
-SIDES = "left, right = (None, None) if window is None else window"
+SIDES = "left, right = window_limits(window)"
 SELECT = "put -inf where a key is hidden, by selection (where), and give a query without keys weights of 0"
 
 
@@ -212,7 +212,7 @@ MUTANTS = (
         "sides of the window swapped",
         "give the window as (left, right): keys before, keys after",
         SIDES,
-        "right, left = (None, None) if window is None else window",
+        "right, left = window_limits(window)",
     ),
     capped(
         "window as wide on the right as on the left",

@@ -20,8 +20,8 @@ MUTANTS = (
     yarn(
         "rotary angles in float32",
         "make angles, cosines and sines in float64 and round the tables once",
-        "np.array(config.frequencies(length))",
-        "np.array(config.frequencies(length), np.float32)",
+        "xp.asarray(config.frequencies(length), dtype=xp.float64)",
+        "xp.asarray(config.frequencies(length), dtype=xp.float32)",
     ),
     yarn(
         "attention factor of the rotary scaling left out",
@@ -47,7 +47,7 @@ MUTANTS = (
     interleaved(
         "rotary base of 10000 whatever the config says",
         "read the base of the frequencies from the config: 500 000 in Llama 3, a million in Qwen2",
-        "np.array(config.frequencies(length))",
-        "10000.0 ** -np.linspace(0, 1, len(config.frequencies(length)), endpoint=False)",
+        "xp.asarray(config.frequencies(length), dtype=xp.float64)",
+        "10000.0 ** -(xp.arange(config.rotary_width() // 2, dtype=xp.float64) * 2 / config.rotary_width())",
     ),
 )

@@ -100,7 +100,7 @@ class HFConfig:
         value = self.get(key)
         if value is None or any(type(value) is type(one) and value == one for one in known):
             return value
-        return self.refuse(key, f"one of {', '.join(map(repr, known))}, what layers here can do")
+        return self.refuse(key, f"one of {', '.join(map(repr, known))}, which our layers support")
 
     def is_null(self, key: str) -> bool:
         """Whether a field is null, for families where null is not the same as absent."""

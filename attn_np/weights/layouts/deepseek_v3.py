@@ -16,7 +16,7 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     heads = hf.integer("num_attention_heads")
     hf.only("attention_bias", False)
     hf.only("num_key_value_heads", heads)
-    # A model with the other rotary layout has tensors of the same shapes: a file could not be told from its.
+    # The other rotary layout has tensors of the same shapes, so its files could not be told apart from ours.
     hf.only("rope_interleave", True)
     hf.skip(
         "head_dim", "qk_head_dim", "n_group", "topk_group", "topk_method", "n_routed_experts", "num_local_experts",

@@ -15,7 +15,7 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     fields = sizes(hf)
     positions = rotary(hf, fields["head_dim"])
     if positions.get("scaling", "longrope") != "longrope":
-        hf.refuse("rope_scaling", "none or 'longrope', what these models are", positions["scaling"])
+        hf.refuse("rope_scaling", "none or 'longrope', as in these models", positions["scaling"])
     return "decoder", fields | positions | window(hf)
 
 

@@ -1,0 +1,66 @@
+"""DTensors: every process attends over its own rows of the batch and its own heads, without any communication.
+
+PyTorch's kernel has no sharding strategy on a CPU, and blocks are an operation that DTensors do not know: both run on
+local parts. Whatever else is sharded, such as positions, is gathered before.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from attn_torch._ops import alongside
+
+
+def is_sharded(x: Tensor) -> bool:
+    """Whether an array is a DTensor; importing their module takes longer than to look."""
+    return type(x) is not Tensor and hasattr(x, "device_mesh")
+
+
+def attend_locally(
+    attend: Callable[..., Tensor], q: Any, k: Any, v: Any, arrays: dict[str, Any], options: dict[str, Any]
+) -> Tensor:
+    """What `attend` gives of the local parts of DTensors, as a DTensor sharded as the queries are.
+
+    Args:
+        arrays: mask and bias with four axes and sinks, or None.
+        options: arguments without arrays.
+    """
+    from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+    from torch.distributed.tensor.experimental import local_map
+
+    groups = (
+        k.shape[2] if k.shape[2] > 1 else q.shape[2]
+    )  # one key/value head serves all query heads, wherever they are
+    mesh, sizes = q.device_mesh, {"b": q.shape[0], "h": groups}
+    letters: list[str | None] = []  # the axis that each axis of the mesh splits
+    for n, placement in zip(mesh.shape, q.placements, strict=True):
+        letter = {Shard(0): "b", Shard(2): "h"}.get(placement)
+        if letter is not None and sizes[letter] % n == 0:
+            sizes[letter] //= n
+        else:
+            letter = None
+        letters.append(letter)
+
+    def split(x: Tensor, axes: str, whole: Placement) -> list[Placement]:
+        """Sharded where it has the axis; `whole` where it has not and others are."""
+        at = {letter: axes.index(letter) for letter in axes if x.shape[axes.index(letter)] > 1}
+        return [Shard(at[a]) if a in at else Replicate() if a is None else whole for a in letters]
+
+    names, axes = ("q", "k", "v", "mask", "bias", "sinks"), ("bthk", "bshk", "bshv", "bhts", "bhts", "h")
+    given = [(x, axes[i], names[i]) for i, x in enumerate((q, k, v, *(arrays[n] for n in names[3:]))) if x is not None]
+
+    def local(*parts: Tensor) -> Tensor:
+        return attend(
+            **dict.fromkeys(names[3:]) | dict(zip((name for _, _, name in given), parts, strict=True)), **options
+        )
+
+    mapped = local_map(
+        local,
+        out_placements=split(q, "bthv", Replicate()),
+        in_placements=tuple(split(x, a, Replicate()) for x, a, _ in given),
+        in_grad_placements=tuple(split(x, a, Partial()) for x, a, _ in given),
+        device_mesh=mesh,
+        redistribute_inputs=True,
+    )
+    return mapped(*(x if is_sharded(x) else alongside(x, q) for x, _, _ in given))

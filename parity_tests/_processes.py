@@ -1,0 +1,82 @@
+"""What two processes of PyTorch do together for `test_distributed_torch`; no other framework, to start fast."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.parallel import DistributedDataParallel
+
+import attn_torch
+
+WORLD = 2
+HEADS = "h", "g"  # the axes that are split
+
+
+def run(rank: int, folder: str, cases: dict[str, dict[str, Any]]) -> None:
+    """Every case, all processes together; the first writes the results into a folder, as "case/array"."""
+    place = f"file://{folder}/rendezvous"
+    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=WORLD)
+    try:
+        found = {name: globals()[case.pop("how")](rank=rank, **case) for name, case in cases.items()}
+        if rank == 0:
+            flat = {f"{name}/{key}": x for name, arrays in found.items() for key, x in arrays.items()}
+            np.savez(Path(folder, "results.npz"), **flat)
+        distributed.barrier()
+    finally:
+        distributed.destroy_process_group()
+
+
+def build(variant: str, config: dict[str, Any], weights: dict[str, Any]) -> Any:
+    layer = attn_torch.build(variant, dtype="float64", **config)
+    layer.set_params({name: torch.from_numpy(x) for name, x in weights.items()})
+    return layer
+
+
+def results(layer: Any, y: Tensor, dy: Any, inputs: dict[str, Tensor]) -> dict[str, Any]:
+    """The output, and the gradients of parameters and inputs, as whole NumPy arrays."""
+    y.backward(torch.from_numpy(dy))
+    leaves = {name.removeprefix("module."): x for name, x in layer.named_parameters()} | inputs
+    found = {"y": y} | {f"d{name}": x.grad for name, x in leaves.items()}
+    return {name: getattr(x, "full_tensor", lambda x=x: x)().detach().numpy() for name, x in found.items()}
+
+
+def heads_sharded(
+    rank: int, variant: str, config: dict[str, Any], weights: dict[str, Any], inputs: dict[str, Any], dy: Any
+) -> dict[str, Any]:
+    """Parameters as DTensors, split where they have an axis of heads; inputs the same in every process."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    layer = build(variant, config, weights)
+    own = layer.config.own_params()
+    for name, param in list(layer.named_parameters()):
+        axes = own[name].axes.split()
+        split = [i for i, letter in enumerate(axes) if letter in HEADS and param.shape[i] % WORLD == 0]
+        placement = Shard(split[0]) if split else Replicate()
+        layer.register_parameter(name, torch.nn.Parameter(distribute_tensor(param.detach(), mesh, [placement])))
+    given = {name: distribute_tensor(torch.from_numpy(x), mesh, [Replicate()]) for name, x in inputs.items()}
+    given = {name: x.requires_grad_(x.is_floating_point()) for name, x in given.items()}
+    with CommDebugMode() as forward:
+        y = layer(**given)
+    with CommDebugMode() as sum_of_heads:
+        y = y.full_tensor()
+    counts = [mode.get_total_counts() for mode in (forward, sum_of_heads)]
+    floats = {name: x for name, x in given.items() if x.is_floating_point()}
+    return results(layer, y, dy, floats) | {"counts": counts}
+
+
+def by_rows(
+    rank: int, wrap: str, variant: str, config: dict[str, Any], weights: dict[str, Any], inputs: dict[str, Any], dy: Any
+) -> dict[str, Any]:
+    """FSDP2 or DDP: every process has its own rows of the batch; gradients of the parameters, the mean over them."""
+    layer = build(variant, config, weights)
+    model: Any = fully_shard(layer) if wrap == "fsdp" else DistributedDataParallel(layer)
+    y = model(**{name: torch.from_numpy(x).chunk(WORLD)[rank] for name, x in inputs.items()})
+    found = results(layer, y, dy[rank * len(y) : (rank + 1) * len(y)], {})
+    parts = [torch.empty_like(y) for _ in range(WORLD)]
+    distributed.all_gather(parts, y.detach())
+    return {name: WORLD * x for name, x in found.items()} | {"y": torch.cat(parts).numpy()}

@@ -1,0 +1,70 @@
+"""Layers in two processes: DTensor parameters with the heads sharded, FSDP2 and DDP, within the reference's bounds."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.multiprocessing as mp
+
+from attn_np import contract
+from parity_tests import _processes
+from parity_tests._inputs import random_inputs
+from parity_tests._witness import bounded, cotangent, ratio, weights_of
+
+GROUPED = {"d_model": 12, "num_heads": 4, "num_kv_heads": 2}
+CASES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "mha": ("mha", {"d_model": 12, "num_heads": 4, "use_bias": True}, "full"),
+    "gqa": ("gqa", GROUPED, "full"),
+    "one head of keys": ("gqa", GROUPED | {"num_kv_heads": 1}, "plain"),
+    "decoder": ("decoder", GROUPED | {"head_dim": 6, "causal": True}, "plain"),
+    "window": ("mha", {"d_model": 12, "num_heads": 4, "causal": True, "window": (2, None)}, "plain"),
+    "sinks": ("sinks", {"d_model": 12, "num_heads": 4}, "plain"),
+}
+ROWS = ("mha", "decoder")  # whose batch is split by FSDP2 and DDP, too
+
+
+def asked(name: str) -> tuple[Any, dict[str, Any]]:
+    """The config of a case, and what the processes are told."""
+    variant, fields, call = CASES[name]
+    config = contract.config(variant, **fields)
+    inputs = random_inputs(config, call, b=4, t=7, s=7)
+    inputs = {n: x for n, x in inputs.items() if config.arguments()[n].kind != "keep"}
+    told = {"variant": variant, "config": fields, "weights": weights_of(config), "inputs": inputs}
+    return config, told | {"dy": cotangent((4, 7, config.d_model))}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The results of every case, from one run of the processes."""
+    folder = tmp_path_factory.mktemp("processes")
+    cases = {name: {"how": "heads_sharded", **asked(name)[1]} for name in CASES}
+    for wrap in ("fsdp", "ddp"):
+        cases |= {f"{name}, {wrap}": {"how": "by_rows", "wrap": wrap, **asked(name)[1]} for name in ROWS}
+    mp.spawn(_processes.run, (str(folder), cases), nprocs=_processes.WORLD)
+    with np.load(folder / "results.npz") as arrays:
+        return {
+            name: {key.split("/")[-1]: x for key, x in arrays.items() if key.startswith(f"{name}/")} for name in cases
+        }
+
+
+def judged(got: dict[str, np.ndarray], name: str) -> None:
+    config, told = asked(name)
+    want = bounded(config, told["inputs"], told["weights"])
+    worst = {key: ratio(x, want[key]) for key, x in got.items()}
+    assert max(worst.values()) <= 1, worst
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sharded_heads_agree_and_are_summed_once(name: str, found: dict[str, Any]) -> None:
+    """Forward and backward; no communication before the sum after the output projection."""
+    got = dict(found[name])
+    counts = got.pop("counts")
+    assert set(got) >= {"y", "dquery", "dw_q", "dw_o"}
+    judged(got, name)
+    assert counts.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("wrap", ["fsdp", "ddp"])
+@pytest.mark.parametrize("name", ROWS)
+def test_split_batches_agree(name: str, wrap: str, found: dict[str, Any]) -> None:
+    judged(found[f"{name}, {wrap}"], name)
