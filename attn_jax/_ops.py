@@ -107,7 +107,7 @@ def reorder(x: Array, order: Sequence[int]) -> Array:
 
 
 def concatenate(arrays: Sequence[Array], axis: int) -> Array:
-    """One after the other. On a mesh with explicit axes an axis that is sharded in one array becomes so in all."""
+    """Arrays joined along an axis. On a mesh with explicit axes, an axis sharded in one array is sharded in all."""
     shardings = [jax.typeof(x).sharding for x in arrays]
     if any(AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings):
         spec = P(*(next(filter(None, axes), None) for axes in zip(*(x.spec for x in shardings), strict=True)))
@@ -165,7 +165,7 @@ def shapes_may_vary(x: Array) -> bool:
 
 
 def constant(make: Callable[..., Any]) -> Callable[..., Array]:
-    """A function that computes an array from plain values by NumPy, its first argument; cached, constant under jit."""
+    """`make`, called with NumPy and plain values, as a function of the values: cached, and a constant under jit."""
     cached = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: jnp.asarray(cached(*args))
 
@@ -228,8 +228,9 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
 
 
 def _out_sharding(spec: str, a: Array, b: Array) -> P | None:
-    """Every axis as the factor that has it, where a mesh has explicit axes: JAX leaves it to the caller what becomes of
-    sums over a sharded axis. None elsewhere.
+    """The sharding of a product on a mesh with explicit axes, each axis as in its factor; None elsewhere.
+
+    JAX leaves it to the caller how sums over a sharded axis are sharded.
     """
     shardings = jax.typeof(a).sharding, jax.typeof(b).sharding
     if not any(AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings):

@@ -164,7 +164,7 @@ def shapes_may_vary(x: Array) -> bool:
 
 
 def constant(make: Callable[..., Any]) -> Callable[..., Array]:
-    """A function that computes an array from plain values by NumPy, its first argument; cached, constant under jit."""
+    """`make`, called with NumPy and plain values, as a function of the values: cached, and a constant under jit."""
     cached = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: cached(*args)
 

@@ -171,15 +171,15 @@ def shapes_may_vary(x: Array) -> bool:
 
 
 def constant(make: Callable[..., Any]) -> Callable[..., Array]:
-    """A function of plain values that makes an array by NumPy, its first argument; cached.
+    """`make`, called with NumPy and plain values, as a function of the values: cached.
 
-    In compiled programs, whose lengths may vary, it makes it by the PyTorch functions of the same names.
+    In compiled programs, whose lengths may vary, `make` is called with PyTorch, which has functions of the same names.
     """
     cached = lru_cache(maxsize=8)(partial(make, np))
 
     def array(*args: Any, like: Array) -> Array:
-        made = make(torch, *args) if torch.compiler.is_compiling() else torch.from_numpy(cached(*args))
-        return alongside(made, like)
+        x = make(torch, *args) if torch.compiler.is_compiling() else torch.from_numpy(cached(*args))
+        return alongside(x, like)
 
     return array
 
