@@ -75,8 +75,8 @@ def output(dtype: str, y: Array, weights: Array | None = None, return_weights: b
 
 
 class Method:
-    """A method that `nnx.tabulate` leaves alone: it compiles a class's public functions, with all they take and return,
-    and some of ours take or return sizes and functions.
+    """A method that `nnx.tabulate` does not call: it compiles the public functions of a class, and some of ours take or
+    return sizes and functions, which cannot be compiled.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -87,7 +87,7 @@ class Method:
 
 
 def casting(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's call that casts float arrays to the layer's dtype before, if the dtype was asked for."""
+    """A layer's call that first casts float arrays to the layer's dtype, if its user has set one."""
 
     def cast(x: Any, dtype: str) -> Any:
         floating = isinstance(x, jax.Array | np.ndarray) and dtype_name(x) in DTYPES

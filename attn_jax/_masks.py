@@ -82,7 +82,7 @@ def any_visible(spec: str, allowed: Array) -> Array:
 
 
 def unmasked_by_bias(allowed: Array | None, bias: Array | None) -> Array | None:
-    """The mask, with the keys hidden, too, that have a bias of -inf."""
+    """The mask, with keys hidden also by a bias of -inf."""
     if bias is None:
         return allowed
     finite = bias != -inf
@@ -90,7 +90,7 @@ def unmasked_by_bias(allowed: Array | None, bias: Array | None) -> Array | None:
 
 
 def zero_unseen(spec: str, allowed: Array | None, x: Any) -> Any:
-    """Keys with those that no query sees set to 0, `zero_unseen("bhts->bshk", allowed, k)`, or queries with those that
-    see no key: their contents, even NaN, reach neither outputs nor gradients.
+    """x with 0 at keys that no query sees, `zero_unseen("bhts->bshk", allowed, k)`, or at queries that see no key: what
+    they hold, even NaN, reaches neither outputs nor gradients.
     """
     return x if allowed is None else where(any_visible(spec, allowed), x, 0.0)

@@ -63,9 +63,9 @@ def inputs(
 
 
 def output(dtype: str, y: Array, weights: Array | None = None, return_weights: bool = False) -> Output:
-    """The output rounded once to the inputs' dtype, with the weights if they are asked for.
+    """The output rounded once to the inputs' dtype; with `return_weights`, a pair with the weights.
 
-    Under `torch.autocast` its type, which PyTorch's own modules return.
+    Under `torch.autocast` it is rounded to the autocast dtype, as by PyTorch's own modules.
     """
     dtype = dtype if dtype == "float64" else autocast_dtype(y) or dtype
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
