@@ -42,16 +42,16 @@ def inputs(
     window: tuple[int | None, int | None] | None = None,
     step: Any = None,
 ) -> tuple[Array, Array, Array]:
-    """Query, key and value as they are computed with: upcast, the query for a missing key, the key for a missing value.
+    """Query, key and value, upcast; a missing key is the query, a missing value the key.
 
-    Keys that no query sees and queries that see no key become 0, so that what padding holds reaches no projection; in a
-    step of decoding, new positions that are not real. The tape gets the arrays that were passed (`x` alone for
-    self-attention), the two masks, and the three results.
+    Keys that no query sees and queries that see no key become 0, and in a step of decoding new positions that are not
+    real: padding, whatever it holds, reaches no projection. The tape gets the arrays that were passed (`x` alone for
+    self-attention), the two masks and the three results.
 
     Args:
         axes: of the attention matrices, "bhts" or "bts".
         mask, causal, window: who may attend to whom.
-        step: the step of decoding, if it is one.
+        step: the step of decoding; None in a full pass.
     """
     if key is None and value is None:
         query = key = value = record(tape, x=upcast(query))
@@ -70,7 +70,7 @@ def inputs(
 
 
 def output(dtype: str, y: Array, weights: Array | None = None, return_weights: bool = False) -> Output:
-    """The output rounded once to the inputs' dtype, with the weights if they are asked for."""
+    """The output rounded once to the inputs' dtype; with `return_weights`, a pair with the weights."""
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 
 
@@ -164,8 +164,8 @@ class Layer(nnx.Module, Generic[C]):
             setattr(self, name, nnx.Param(value))
         for name, child in children.items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
-            built = [self._child(part, within(_values, p), rngs, dtype, param_dtype) for p, part in parts.items()]
-            setattr(self, name, nnx.List(built) if isinstance(child, list) else built[0])
+            sublayers = [self._child(part, within(_values, p), rngs, dtype, param_dtype) for p, part in parts.items()]
+            setattr(self, name, nnx.List(sublayers) if isinstance(child, list) else sublayers[0])
 
     def _child(self, config: Any, values: Any, rngs: nnx.Rngs, dtype: Any, param_dtype: Any) -> "Layer[Any]":
         cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
@@ -178,21 +178,21 @@ class Layer(nnx.Module, Generic[C]):
     def params(self) -> dict[str, Array]:
         """Every parameter by its dotted name: the dictionary that weight files hold."""
         flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
-        found = {".".join(map(str, path)): leaf.get_value() for path, leaf in flat}
-        return {name: found[name] for name in self.config.params()}
+        params = {".".join(map(str, path)): leaf.get_value() for path, leaf in flat}
+        return {name: params[name] for name in self.config.params()}
 
     def set_params(self, values: dict[str, Array]) -> None:
         """Replace the parameters by arrays, by dotted name, on the devices and with the sharding of those."""
         flat = nnx.to_flat_state(nnx.state(self, nnx.Param))
-        placed = [
+        leaves = [
             (path, leaf.replace(jax.device_put(jnp.array(values[".".join(map(str, path))]), leaf.get_value().sharding)))
             for path, leaf in flat
         ]
-        nnx.update(self, nnx.from_flat_state(placed))
+        nnx.update(self, nnx.from_flat_state(leaves))
 
     @Method
     def check(self, **arguments: Array | None) -> dict[str, int]:
-        """The sizes of all axis letters; arguments that cannot be right are refused."""
+        """The size of every axis letter of a call; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype if self.config.params() else None
         if dtype is None:
             refuse_silent_float32(config.variant, *arguments.values())
@@ -205,13 +205,12 @@ class Layer(nnx.Module, Generic[C]):
             batch_size: how many sequences.
             max_length: how many positions each may have.
             dtype: of keys, values and states; the layer's by default, but float32 for the states of 16-bit layers,
-                whose roundings would add up from step to step.
+                whose rounding errors would add up from step to step.
             sizes: of axis letters that the config leaves open, such as k=64, v=64 for `dot_product`.
 
         Raises:
             ValueError: a layer that does not decode, or sizes below 1.
         """
-
         kind = check_dtype_on(self.config.variant, dtype or self.dtype)
         like = jnp.zeros((), DTYPES[kind])
         return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
@@ -222,32 +221,32 @@ class Layer(nnx.Module, Generic[C]):
         """The outputs of new positions, and the cache with them appended.
 
         Each sequence continues from its own length. New positions that are not real, such as padding on either side,
-        are not appended, and their outputs mean nothing. The cache that is passed is used up; `cache.copy()` keeps it.
+        are not appended, and their outputs have no meaning. The step uses the cache up; pass `cache.copy()` to keep it.
 
         Args:
             query: `b t d`, the new positions, one or many.
             cache: from `init_cache` or the step before.
-            valid: `b t`, True = a real position; all of them by default.
+            valid: `b t`, True = a real position; all are real by default.
             tape: gets every named intermediate.
             arguments: the layer's other arguments, for the new positions. No mask, bias or keep: their keys would be
                 slots of the cache; no `return_weights`: the tape has the weights.
 
         Raises:
-            TypeError: a cache of another package, or none.
+            TypeError: a cache of another package, or no cache.
             ValueError: a cache of another layer, or a full one, if the lengths are known. Under jit and compile they
                 are not: a full cache is left as it is, the outputs are NaN and `cache.overrun` is True.
         """
-        config, known = self.config, check_arguments(self.config, cache, Cache, **arguments)
-        sizes = self.check(query=query, **known)
-        entries = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
-        new = spec_of(config.variant, "valid", valid)
-        check_step(config, not self.deterministic, sizes, new, entries, cache.max_length)
+        config, to_check = self.config, check_arguments(self.config, cache, Cache, **arguments)
+        sizes = self.check(query=query, **to_check)
+        cached = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
+        valid_spec = spec_of(config.variant, "valid", valid)
+        check_step(config, not self.deterministic, sizes, valid_spec, cached, cache.max_length)
         step = begin_step(config, cache, query, valid)
         return end_step(step, self(query, step=step, tape=tape, **arguments))
 
     @Method
     def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
-        """The keep-mask of this call: the caller's, in training a random one, else None."""
+        """The keep-mask of a call: the caller's, or a random one in training with dropout, else None."""
         rate = self.config.dropout  # type: ignore[attr-defined]
         if keep is not None or self.deterministic or rate == 0:
             return keep
@@ -255,7 +254,7 @@ class Layer(nnx.Module, Generic[C]):
 
 
 def check_dtype_on(variant: str, dtype: Any) -> str:
-    """The name of a float dtype that JAX will really use.
+    """The name of a float dtype, if JAX can compute in it.
 
     Raises:
         ValueError: not a float type, or float64 while JAX has it switched off.
@@ -275,7 +274,7 @@ def specs(variant: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ..
 
 
 def refuse_silent_float32(variant: str, *arrays: Array | None) -> None:
-    """Refuse NumPy's float64 while JAX would make float32 of it, in calls in which no parameter says the dtype.
+    """Refuse NumPy's float64 where JAX would silently make float32 of it, in calls of layers without parameters.
 
     Raises:
         ValueError: naming JAX's switch.

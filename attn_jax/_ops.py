@@ -77,7 +77,7 @@ __all__ = [
 if TYPE_CHECKING:
     Array = jax.Array
 else:
-    Array = jax.Array | np.ndarray | nnx.Variable  # a call may be given NumPy's arrays, and parameters are nnx.Params
+    Array = jax.Array | np.ndarray | nnx.Variable  # calls may pass NumPy's arrays, and parameters are nnx.Params
 Tape = Any  # a dictionary of named intermediates, or None
 
 DTYPES = {
@@ -116,7 +116,7 @@ def concatenate(arrays: Sequence[Array], axis: int) -> Array:
 
 
 def arange(n: int, like: Array) -> Array:
-    """0 .. n - 1, on the device of another array."""
+    """0 .. n - 1, on the device of `like`."""
     return jnp.arange(n)
 
 
@@ -130,7 +130,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 
 
 def constants(values: Sequence[float | int], like: Array) -> Array:
-    """Numbers known beforehand, each rounded once to the dtype of another array."""
+    """An array of given numbers, each rounded once to the dtype of `like`."""
     return jnp.asarray(np.array(values, np.float64).astype(like.dtype))
 
 
@@ -143,50 +143,50 @@ def take(table: Array, tokens: Array) -> Array:
 
 
 def gather_last(x: Array, index: Array) -> Array:
-    """Entries of the last axis, the same for every head: `b h t x`, `b t s` -> `b h t s`; a batch of 1 serves all."""
+    """Entries of the last axis, by the same index in every head: `b h t x`, `b t s` or `1 t s` -> `b h t s`."""
     b, h, t, _ = x.shape
     index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
     return jnp.take_along_axis(x, index, axis=-1)
 
 
 def clip(x: Array, low: int, high: int) -> Array:
-    """Integers, clamped to a range."""
+    """Integers clamped to a range."""
     return jnp.clip(x, low, high)
 
 
 def concrete(x: Array) -> bool:
-    """Whether the numbers are known now; under jit, compile and vmap they are not."""
+    """Whether the values are known; under jit, compile and vmap they are not."""
     return not isinstance(x, Tracer)
 
 
 def shapes_may_vary(x: Array) -> bool:
-    """Whether shapes may follow from numbers: where a new shape costs nothing, and the numbers are known."""
-    return False  # every shape is compiled for
+    """Whether shapes may depend on values: eager NumPy and PyTorch, never JAX."""
+    return False  # every new shape is compiled
 
 
 def constant(make: Callable[..., Any]) -> Callable[..., Array]:
-    """A function of plain values that makes an array by NumPy, its first argument; cached, and a constant under jit."""
-    kept = lru_cache(maxsize=8)(partial(make, np))
-    return lambda *args, like: jnp.asarray(kept(*args))
+    """A function that computes an array from plain values by NumPy, its first argument; cached, constant under jit."""
+    cached = lru_cache(maxsize=8)(partial(make, np))
+    return lambda *args, like: jnp.asarray(cached(*args))
 
 
 def cumsum(x: Array, axis: int) -> Array:
-    """Running sum; of booleans a count."""
+    """Running sum; of booleans, a count."""
     return jnp.cumsum(x, axis=axis)
 
 
 def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
-    """Put entries into slots: `b s ...`, `b t`, `b t ...` -> `b s ...`. Under jit in place if the buffer is donated."""
+    """The buffer with slots written: `b s ...`, `b t`, `b t ...` -> `b s ...`. Under jit in place if it is donated."""
     return buffer.at[jnp.arange(buffer.shape[0])[:, None], slot].set(x)
 
 
 def write_slice(buffer: Array, start: int, x: Array) -> Array:
-    """Put entries side by side into every row: `b s ...`, a slot, `b t ...` -> `b s ...`. In place as `write` is."""
+    """The buffer with entries from slot `start` on: `b s ...`, `b t ...` -> `b s ...`. In place as `write_slots` is."""
     return buffer.at[:, start : start + x.shape[1]].set(x)
 
 
 def write_positions(buffer: Array, start: int, stop: int) -> Array:
-    """A run of slots filled with their own numbers, `b s`. Under jit in place if the buffer is donated."""
+    """The buffer, `b s`, with slots start .. stop - 1 set to their own indices. Under jit in place if it is donated."""
     return buffer.at[:, start:stop].set(jnp.arange(start, stop))
 
 
@@ -205,21 +205,21 @@ def dtype_name(x: Any) -> str:
 
 
 def upcast(x: Any) -> Any:
-    """16-bit types are computed in float32; other types, and None, stay as they are. A Param gives its array."""
+    """float32 for 16-bit types; other types, and None, stay as they are. Of a Param, its array."""
     x = x[...] if isinstance(x, nnx.Variable) else x
     return x.astype(jnp.float32) if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
 
 
 def to_dtype(x: Any, dtype: str) -> Any:
-    """Round a result once to the layer's dtype."""
+    """A result rounded once to the layer's dtype; None stays None."""
     return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES.get(dtype, dtype))
 
 
 def einsum(spec: str, a: Array, b: Array) -> Array:
-    """Sum of products over the letters that the output lacks, in the inputs' precision unless the caller asks for less.
+    """Sum of products over the letters that are not in the output, in the inputs' precision.
 
     JAX multiplies float32 in TF32 or bfloat16 on accelerators by default; here float32 means float32. A caller who
-    sets `jax_default_matmul_precision` gets what it says.
+    sets `jax_default_matmul_precision` gets that precision.
     """
     asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     precision = None if asked else jax.lax.Precision.HIGHEST
@@ -271,7 +271,7 @@ def _project_jvp(spec: str, primals: Any, tangents: Any) -> Any:
 
 
 def lerp(a: Array, b: Array, z: Array) -> Array:
-    """(1 - z) a + z b for z from 0 to 1, with one product: where z is near 0 or 1 the result is a or b."""
+    """(1 - z) a + z b for z from 0 to 1, with one product."""
     return a + z * (b - a)
 
 
@@ -303,9 +303,9 @@ def softplus(x: Array) -> Array:
 
 
 def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
-    """Normalise over the allowed entries of an axis; where none is allowed the weights are 0.
+    """The softmax over the allowed entries of an axis; where none is allowed the weights are 0.
 
-    Hidden entries are selected to -inf, so their value never enters, and the largest score is subtracted, so that
+    Hidden entries are replaced by -inf, so that their value has no effect, and the largest score is subtracted, so that
     `exp` cannot overflow. Allowed scores that are all -inf have overflowed: their weights are NaN, not 0.
     """
     if allowed is not None:
@@ -313,10 +313,10 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
     top = jnp.max(jax.lax.stop_gradient(scores), axis=axis, keepdims=True, initial=-jnp.inf)
     e = exp(scores - where(top == -jnp.inf, 0.0, top))
     total = jnp.sum(e, axis=axis, keepdims=True)
-    lost = top == -jnp.inf
+    overflowed = top == -jnp.inf
     if allowed is not None:
-        lost = lost & jnp.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
-    total = where(lost, jnp.nan, total)
+        overflowed = overflowed & jnp.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    total = where(overflowed, jnp.nan, total)
     return e / where(total == 0, 1.0, total)
 
 
@@ -332,22 +332,22 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     if n == 0:
         return scores
     top = jnp.max(jax.lax.stop_gradient(z), axis=axis, keepdims=True)
-    lost = top == -jnp.inf
-    z = z - where(lost, 0.0, top)
+    overflowed = top == -jnp.inf
+    z = z - where(overflowed, 0.0, top)
     ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
         (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
     )
     fixed = jax.lax.stop_gradient(z)
     tau = jnp.max((cumsum(-jnp.sort(-fixed, axis=axis), axis) - 1.0) / ranks, axis=axis, keepdims=True)
-    tau = where(lost, 0.0, tau)
+    tau = where(overflowed, 0.0, tau)
     # The gradient of a maximum is shared where a score lies at tau itself; that of the mean over the support is not.
     support = fixed > tau
     count = jnp.sum(support, axis=axis, keepdims=True, dtype=z.dtype)
     mean = jnp.sum(where(support, z, 0.0), axis=axis, keepdims=True) / where(count == 0, 1.0, count)
     weights = where(support, z - (tau + (mean - jax.lax.stop_gradient(mean))), 0.0)
     if allowed is not None:
-        lost = lost & jnp.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
-    return where(lost | ~(top < jnp.inf), jnp.nan, weights)
+        overflowed = overflowed & jnp.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    return where(overflowed | ~(top < jnp.inf), jnp.nan, weights)
 
 
 def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
@@ -361,28 +361,28 @@ def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arr
     if scores.shape[axis] == 0:
         return scores
     top = jnp.max(jax.lax.stop_gradient(z), axis=axis, keepdims=True)
-    lost = top == -jnp.inf
-    z = (z - where(lost, 0.0, top)) / 2.0
+    overflowed = top == -jnp.inf
+    z = (z - where(overflowed, 0.0, top)) / 2.0
     fixed = jax.lax.stop_gradient(z)
-    # One largest z alone gives tau = -1, so what is below -1 weighs nothing.
+    # A single largest z gives tau = -1, so entries below -1 weigh 0.
     x = -jnp.sort(-maximum(fixed, -1.0), axis=axis)
     k = cumsum(0.0 * x + 1.0, axis)
     mean = cumsum(x, axis) / k
     # k (mean of squares - squared mean), summed so that nothing cancels where many z are nearly equal (Welford 1962).
-    apart = cumsum((x - mean) * (x - mean) * (k / maximum(k - 1.0, 1.0)), axis)
-    tau = mean - sqrt(maximum(1.0 - apart, 0.0) / k)
+    deviation = cumsum((x - mean) * (x - mean) * (k / maximum(k - 1.0, 1.0)), axis)
+    tau = mean - sqrt(maximum(1.0 - deviation, 0.0) / k)
     tau = jnp.max(where(tau <= x, tau, -1.0), axis=axis, keepdims=True)
     # tau has no gradient so far. The root of the same equation, counted from tau, is 0 and moves as tau does.
     support = fixed > tau
     root = where(support, z - tau, 0.0)
-    size = where(lost, 1.0, jnp.sum(root, axis=axis, keepdims=True))
+    size = where(overflowed, 1.0, jnp.sum(root, axis=axis, keepdims=True))
     count = jnp.sum(support, axis=axis, keepdims=True, dtype=z.dtype)
     excess = jnp.sum(root * root, axis=axis, keepdims=True)
     excess = excess - jax.lax.stop_gradient(excess)
     root = where(support, root - excess / (size + sqrt(size * size - count * excess)), 0.0)
     if allowed is not None:
-        lost = lost & jnp.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
-    return where(lost | ~(top < jnp.inf), jnp.nan, root * root)
+        overflowed = overflowed & jnp.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    return where(overflowed | ~(top < jnp.inf), jnp.nan, root * root)
 
 
 def hardmax(scores: Array, allowed: Array | None = None) -> Array:
@@ -409,14 +409,14 @@ def straight_through(hard: Array, soft: Array) -> Array:
 
 
 def repeat_heads(x: Array, q: Array) -> Array:
-    """Give every query head its key/value head: query head h uses head h // r. Without a head axis nothing to do."""
+    """The key/value head of every query head: query head h uses head h // r. Without a head axis, x itself."""
     if x.ndim == 3 or x.shape[2] == q.shape[2]:
         return x
     return x[:, :, arange(q.shape[2], q) // (q.shape[2] // x.shape[2])]
 
 
 def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
-    """Set the weights to 0 that a keep-mask drops and divide the others by the share kept."""
+    """The weights, 0 where `keep` is False, the others divided by 1 - rate."""
     return weights if keep is None else where(keep, weights / (1.0 - rate), 0.0)
 
 
@@ -432,9 +432,9 @@ def scan(
     tape: Tape = None,
     reverse: bool = False,
 ) -> tuple[Any, tuple[Array, ...]]:
-    """Run `carry, ys = step(carry, xs at one time)` along axis 1 and stack the ys; the tape gets them by `names`.
+    """The last carry and the stacked ys of `carry, ys = step(carry, xs at one time)` along axis 1.
 
-    An x that is None stays None in every step.
+    The tape gets the stacked ys by `names`. An x that is None stays None in every step.
     """
     xs = tuple(None if x is None else jnp.moveaxis(x, 1, 0) for x in xs)
     carry, stacked = jax.lax.scan(step, carry, xs, reverse=reverse)

@@ -1,4 +1,4 @@
-"""Rotary positions: pairs of a head's numbers turned by angles that grow with the position."""
+"""Rotary positions: pairs of a head's dimensions, rotated by angles that grow with the position."""
 
 from typing import Any
 
@@ -25,14 +25,14 @@ def rotation(
     step: DecodeStep | None = None,
     real: Array | None = None,
 ) -> tuple[Array | None, Array | None]:
-    """Cosines and sines, `b t` and half the turned width, of where new positions stand; None without a base.
+    """Cosines and sines of new positions, `b t` and half the rotated width; None without a base.
 
-    Without positions they stand as `places` says, and the length that is planned for is that of the pass, or the room
-    of the cache, so that all keys in it agree. Given positions are planned for by `max_positions`. In a full pass in
-    which not all positions are real, `b t`, those that are not take no place.
+    By default the positions are those of `token_positions`, and the tables are for the length of the pass or the
+    `max_length` of the cache, so that all keys in it agree. Positions that a call passes have tables of
+    `max_positions`. In a full pass with `real`, `b t`, only real positions are counted.
 
     Raises:
-        ValueError: positions beyond the table, where they are known.
+        ValueError: positions beyond the tables, if their values are known.
     """
     if config.rope_base is None:
         return None, None
@@ -44,15 +44,15 @@ def rotation(
         length = config.max_positions
         if concrete(positions) and 0 not in positions.shape:
             config.check_range(int(positions.min()), int(positions.max()))
-    found = tables(config, length, dtype_name(like), like=like)
-    return take(found[0], positions), take(found[1], positions)
+    cos_sin = tables(config, length, dtype_name(like), like=like)
+    return take(cos_sin[0], positions), take(cos_sin[1], positions)
 
 
 def rotate(x: Array, cos: Array | None, sin: Array | None, layout: str, *, back: bool = False) -> Array:
-    """Turn pairs of the first numbers on the last axis: (a, b) becomes (a cos - b sin, b cos + a sin).
+    """x with pairs of the first dimensions of its last axis rotated: (a, b) becomes (a cos - b sin, b cos + a sin).
 
-    A pair is number i of the first half and of the second ("half"), or two neighbours ("interleaved"). The derivative's
-    rule turns gradients back, by the negative angles.
+    A pair is dimension i of the first half and of the second ("half"), or two neighbours ("interleaved"). Gradients
+    rotate back, by the negative angles.
     """
     if cos is None or sin is None:
         return x
@@ -62,5 +62,5 @@ def rotate(x: Array, cos: Array | None, sin: Array | None, layout: str, *, back:
     a, b = (x[..., :n], x[..., n : 2 * n]) if layout == "half" else (x[..., : 2 * n : 2], x[..., 1 : 2 * n : 2])
     sin = -sin if back else sin
     a, b = a * cos - b * sin, b * cos + a * sin
-    turned = concatenate([a, b], -1) if layout == "half" else stack([a, b], -1).reshape((*a.shape[:-1], 2 * n))
-    return turned if x.shape[-1] == 2 * n else concatenate([turned, x[..., 2 * n :]], -1)
+    rotated = concatenate([a, b], -1) if layout == "half" else stack([a, b], -1).reshape((*a.shape[:-1], 2 * n))
+    return rotated if x.shape[-1] == 2 * n else concatenate([rotated, x[..., 2 * n :]], -1)

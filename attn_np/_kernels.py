@@ -546,7 +546,7 @@ def in_threads(work: Callable[[Any], None], plan: Callable[[int], Sequence[Any]]
         work(*plan(1))
         return
     with one_blas_thread() as threads, ThreadPoolExecutor(threads) as pool:
-        list(pool.map(quietly, plan(threads)))
+        list((pool.map if threads > 1 else map)(quietly, plan(threads)))
 
 
 class Scratch(dict[str, Array]):

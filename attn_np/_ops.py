@@ -69,7 +69,7 @@ __all__ = [
 if TYPE_CHECKING:
     Array = np.ndarray
 else:
-    Array = Any  # any array that speaks NumPy's protocols: the judge's arrays carry an error bound through this file
+    Array = Any  # any array with NumPy's protocols: the judge's arrays carry an error bound through this file
 Tape = Any  # a dictionary of named intermediates, or None
 
 DTYPES = {
@@ -81,16 +81,16 @@ DTYPES = {
 
 
 def primitive(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let an array type take over a function of ours, by NumPy's own protocol (NEP 18).
+    """Let an array type override a function of ours, by NumPy's own protocol (NEP 18).
 
-    A subclass of ndarray that overrides nothing, such as a memmap, is taken as an ndarray.
+    A subclass of ndarray that overrides nothing, such as a memmap, is treated as an ndarray.
     """
-    plain = np.ndarray.__array_function__
+    default = np.ndarray.__array_function__
 
     def call(*args: Any, **kwargs: Any) -> Any:
         for arg in args:
             handler = getattr(type(arg), "__array_function__", None)
-            if handler is not None and handler is not plain:
+            if handler is not None and handler is not default:
                 return handler(arg, call, (type(arg),), args, kwargs)
         return function(*args, **kwargs)
 
@@ -120,7 +120,7 @@ def reorder(x: Array, order: Sequence[int]) -> Array:
 
 
 def arange(n: int, like: Array) -> Array:
-    """0 .. n - 1, on the device of another array."""
+    """0 .. n - 1, on the device of `like`."""
     return np.arange(n)
 
 
@@ -130,7 +130,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 
 @primitive
 def constants(values: Sequence[float | int], like: Array) -> Array:
-    """Numbers known beforehand, each rounded once to the dtype of another array."""
+    """An array of given numbers, each rounded once to the dtype of `like`."""
     return np.array(values, np.float64).astype(like.dtype)
 
 
@@ -142,58 +142,58 @@ def take(table: Array, tokens: Array) -> Array:
 
 
 def gather_last(x: Array, index: Array) -> Array:
-    """Entries of the last axis, the same for every head: `b h t x`, `b t s` -> `b h t s`; a batch of 1 serves all."""
+    """Entries of the last axis, by the same index in every head: `b h t x`, `b t s` or `1 t s` -> `b h t s`."""
     b, h, t, _ = x.shape
     index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
     return np.take_along_axis(x, index, -1)
 
 
 def clip(x: Array, low: int, high: int) -> Array:
-    """Integers, clamped to a range."""
+    """Integers clamped to a range."""
     return np.clip(x, low, high)
 
 
 def concrete(x: Array) -> bool:
-    """Whether the numbers are known now; under jit, compile and vmap they are not."""
+    """Whether the values are known; under jit, compile and vmap they are not."""
     return True
 
 
 def shapes_may_vary(x: Array) -> bool:
-    """Whether shapes may follow from numbers: where a new shape costs nothing, and the numbers are known."""
+    """Whether shapes may depend on values: eager NumPy and PyTorch, never JAX."""
     return True
 
 
 def constant(make: Callable[..., Any]) -> Callable[..., Array]:
-    """A function of plain values that makes an array by NumPy, its first argument; cached, and a constant under jit."""
-    kept = lru_cache(maxsize=8)(partial(make, np))
-    return lambda *args, like: kept(*args)
+    """A function that computes an array from plain values by NumPy, its first argument; cached, constant under jit."""
+    cached = lru_cache(maxsize=8)(partial(make, np))
+    return lambda *args, like: cached(*args)
 
 
 def cumsum(x: Array, axis: int) -> Array:
-    """Running sum; of booleans a count."""
+    """Running sum; of booleans, a count."""
     return np.cumsum(x, axis=axis)
 
 
 def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
-    """Put entries into slots: `b s ...`, `b t`, `b t ...` -> `b s ...`. In place: the buffer is used up."""
+    """The buffer with slots written: `b s ...`, `b t`, `b t ...` -> `b s ...`. In place: the old buffer is used up."""
     buffer[np.arange(buffer.shape[0])[:, None], slot] = x
     return buffer
 
 
 def write_slice(buffer: Array, start: int, x: Array) -> Array:
-    """Put entries side by side into every row: `b s ...`, a slot, `b t ...` -> `b s ...`. In place as `write` is."""
+    """The buffer with entries from slot `start` on: `b s ...`, `b t ...` -> `b s ...`. In place as `write_slots` is."""
     buffer[:, start : start + x.shape[1]] = x
     return buffer
 
 
 def write_positions(buffer: Array, start: int, stop: int) -> Array:
-    """A run of slots filled with their own numbers, `b s`. In place."""
+    """The buffer, `b s`, with slots start .. stop - 1 set to their own indices. In place."""
     buffer[:, start:stop] = np.arange(start, stop)
     return buffer
 
 
 def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
-    """Empty slots of a cache, `b s ...`; a head's entries `b s h k` lie side by side in memory."""
+    """Empty slots of a cache, `b s ...`; the entries of one head, of `b s h k`, are contiguous in memory."""
     if len(shape) != 4:
         return zeros(shape, like)
     b, s, h, k = shape
@@ -201,7 +201,7 @@ def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
 
 
 def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], type]:
-    """A decorator for dataclasses of arrays and static fields, which JAX has to be told apart."""
+    """A decorator for dataclasses that says which fields are arrays and which are static, as JAX needs to know."""
     return lambda cls: cls
 
 
@@ -210,18 +210,18 @@ def dtype_name(x: Array) -> str:
 
 
 def upcast(x: Any) -> Any:
-    """16-bit types are computed in float32; other types, and None, stay as they are."""
+    """float32 for 16-bit types; other types, and None, stay as they are."""
     return x.astype(np.float32) if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
 
 
 def to_dtype(x: Any, dtype: str) -> Any:
-    """Round a result once to the layer's dtype."""
+    """A result rounded once to the layer's dtype; None stays None."""
     return x if x is None or dtype_name(x) == dtype else x.astype(DTYPES.get(dtype, dtype))
 
 
 @primitive
 def einsum(spec: str, a: Array, b: Array) -> Array:
-    """Sum of products over the letters that the output lacks; one batched matrix product on every NumPy."""
+    """Sum of products over the letters that are not in the output, as one batched matrix product."""
     left, right, out = spec.replace("->", ",").split(",")
     batch = [x for x in left if x in right and x in out]
     summed = [x for x in left if x in right and x not in out]
@@ -246,14 +246,14 @@ def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
 
 @primitive
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)), by the half that cannot overflow."""
+    """1 / (1 + exp(-x)), computed from exp(-|x|), which cannot overflow."""
     small = np.exp(-np.abs(x))
     return np.where(x >= 0, 1.0, small) / (1.0 + small)
 
 
 @primitive
 def lerp(a: Array, b: Array, z: Array) -> Array:
-    """(1 - z) a + z b for z from 0 to 1, with one product: where z is near 0 or 1 the result is a or b."""
+    """(1 - z) a + z b for z from 0 to 1, with one product."""
     return a + z * (b - a)
 
 
@@ -287,9 +287,9 @@ def softplus(x: Array) -> Array:
 
 @primitive
 def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
-    """Normalise over the allowed entries of an axis; where none is allowed the weights are 0.
+    """The softmax over the allowed entries of an axis; where none is allowed the weights are 0.
 
-    Hidden entries are selected to -inf, so their value never enters, and the largest score is subtracted, so that
+    Hidden entries are replaced by -inf, so that their value has no effect, and the largest score is subtracted, so that
     `exp` cannot overflow. Allowed scores that are all -inf have overflowed: their weights are NaN, not 0.
     """
     if allowed is not None:
@@ -297,10 +297,10 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
     top = np.max(scores, axis=axis, keepdims=True, initial=-np.inf)
     e = np.exp(scores - np.where(top == -np.inf, 0.0, top))
     total = np.sum(e, axis=axis, keepdims=True)
-    lost = top == -np.inf
+    overflowed = top == -np.inf
     if allowed is not None:
-        lost = lost & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
-    total = np.where(lost, np.nan, total)
+        overflowed = overflowed & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    total = np.where(overflowed, np.nan, total)
     return e / np.where(total == 0, 1.0, total)
 
 
@@ -317,17 +317,17 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     if n == 0:
         return scores
     top = np.max(z, axis=axis, keepdims=True)
-    lost = top == -np.inf
-    z = z - np.where(lost, 0.0, top)
+    overflowed = top == -np.inf
+    z = z - np.where(overflowed, 0.0, top)
     ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
         (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
     )
     tau = np.max((cumsum(-np.sort(-z, axis=axis), axis) - 1.0) / ranks, axis=axis, keepdims=True)
-    tau = np.where(lost, 0.0, tau)
+    tau = np.where(overflowed, 0.0, tau)
     weights = np.where(z > tau, z - tau, 0.0)
     if allowed is not None:
-        lost = lost & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
-    return np.where(lost | ~(top < np.inf), np.nan, weights)
+        overflowed = overflowed & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    return np.where(overflowed | ~(top < np.inf), np.nan, weights)
 
 
 @primitive
@@ -342,20 +342,20 @@ def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arr
     if scores.shape[axis] == 0:
         return scores
     top = np.max(z, axis=axis, keepdims=True)
-    lost = top == -np.inf
-    z = (z - np.where(lost, 0.0, top)) / 2.0
-    # One largest z alone gives tau = -1, so what is below -1 weighs nothing.
+    overflowed = top == -np.inf
+    z = (z - np.where(overflowed, 0.0, top)) / 2.0
+    # A single largest z gives tau = -1, so entries below -1 weigh 0.
     x = -np.sort(-maximum(z, -1.0), axis=axis)
     k = cumsum(0.0 * x + 1.0, axis)
     mean = cumsum(x, axis) / k
     # k (mean of squares - squared mean), summed so that nothing cancels where many z are nearly equal (Welford 1962).
-    apart = cumsum((x - mean) * (x - mean) * (k / maximum(k - 1.0, 1.0)), axis)
-    tau = mean - sqrt(maximum(1.0 - apart, 0.0) / k)
+    deviation = cumsum((x - mean) * (x - mean) * (k / maximum(k - 1.0, 1.0)), axis)
+    tau = mean - sqrt(maximum(1.0 - deviation, 0.0) / k)
     tau = np.max(np.where(tau <= x, tau, -1.0), axis=axis, keepdims=True)
     root = maximum(z - tau, 0.0)
     if allowed is not None:
-        lost = lost & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
-    return np.where(lost | ~(top < np.inf), np.nan, root * root)
+        overflowed = overflowed & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
+    return np.where(overflowed | ~(top < np.inf), np.nan, root * root)
 
 
 @primitive
@@ -383,14 +383,14 @@ def straight_through(hard: Array, soft: Array) -> Array:
 
 
 def repeat_heads(x: Array, q: Array) -> Array:
-    """Give every query head its key/value head: query head h uses head h // r. Without a head axis nothing to do."""
+    """The key/value head of every query head: query head h uses head h // r. Without a head axis, x itself."""
     if x.ndim == 3 or x.shape[2] == q.shape[2]:
         return x
     return x[:, :, arange(q.shape[2], q) // (q.shape[2] // x.shape[2])]
 
 
 def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
-    """Set the weights to 0 that a keep-mask drops and divide the others by the share kept."""
+    """The weights, 0 where `keep` is False, the others divided by 1 - rate."""
     return weights if keep is None else np.where(keep, weights / (1.0 - rate), 0.0)
 
 
@@ -406,20 +406,20 @@ def scan(
     tape: Tape = None,
     reverse: bool = False,
 ) -> tuple[Any, tuple[Array, ...]]:
-    """Run `carry, ys = step(carry, xs at one time)` along axis 1 and stack the ys; the tape gets them by `names`.
+    """The last carry and the stacked ys of `carry, ys = step(carry, xs at one time)` along axis 1.
 
-    An x that is None stays None in every step.
+    The tape gets the stacked ys by `names`. An x that is None stays None in every step.
     """
     times = range(xs[0].shape[1])
-    collected: list[tuple[Array, ...]] = []
+    step_ys: list[tuple[Array, ...]] = []
     for i in reversed(times) if reverse else times:
         carry, ys = step(carry, tuple(None if x is None else x[:, i] for x in xs))
         carry, ys = tap_step(tape, names, i, carry, ys)
-        collected.append(ys)
+        step_ys.append(ys)
     if reverse:
-        collected.reverse()
-    stacked = tuple(np.stack(y, axis=1) for y in zip(*collected, strict=True))
-    if not stacked:  # no steps: run one on zeros and keep nothing of it but shapes and dtypes
+        step_ys.reverse()
+    stacked = tuple(np.stack(y, axis=1) for y in zip(*step_ys, strict=True))
+    if not stacked:  # no steps: run one on zeros, for shapes and dtypes alone
         blank = (None if x is None else np.zeros((x.shape[0], *x.shape[2:]), x.dtype) for x in xs)
         _, ys = step(carry, tuple(blank))
         stacked = tuple(y[:, None][:, :0] for y in ys)

@@ -1,4 +1,4 @@
-"""Relative positions: what stands for a distance."""
+"""Relative positions: encodings and buckets of distances."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Softmax dot-product attention, the heart that most variants call."""
+"""Softmax dot-product attention, which most variants call."""
 
 from collections.abc import Callable
 from math import sqrt
@@ -28,14 +28,14 @@ from attn_torch._ops import (
 
 
 def per_head(spec: str, q: Array) -> str:
-    """The einsum string for inputs with a head axis, or without it when the queries have none."""
+    """An einsum string, without the letter of the head axis if the queries have none."""
     return spec if q.ndim == 4 else spec.replace("h", "")
 
 
 def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
-    """The softmax over the keys and one more that every query sees and that scores as its head's sink: `b h t s+1`.
+    """The weights `b h t s+1`: a softmax over the keys and one more entry, whose score is the head's sink.
 
-    A sink of -inf is none.
+    A sink of -inf has no effect.
     """
     column = broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
     if allowed is not None:
@@ -45,7 +45,7 @@ def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
 
 
 def fused(tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any) -> Array:
-    """The context by the fast path, which takes arrays with a head axis: without one they get one."""
+    """The context by the fast path, which needs a head axis: arrays without one get one."""
     mask, bias = record(tape, allowed=mask, bias=bias)
     q, k, v = record(tape, q=q, k=k, v=v)
     heads = q.ndim == 4
@@ -92,19 +92,19 @@ def attend(
         window: (left, right), how many keys before and after its own position a query sees.
         scale: 1/sqrt(K) by default.
         softcap: scores become softcap * tanh(scores / softcap).
-        sinks: `h`, a score of each head for seeing nothing: it takes part in the softmax and gives no value.
+        sinks: `h`, one score for each head that takes part in the softmax and has no value.
         keep: True = not dropped; kept weights are divided by 1 - rate.
         rate: the dropout rate that `keep` was drawn with.
         normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.
         weigh: function (scores, allowed) -> weights that replaces the softmax; allowed is None if nothing is masked.
-        past: in a step of decoding, where queries and keys stand; k and v are those of the cache.
+        step: in decoding, with the positions of queries and keys; k and v are those that `append` returned.
         tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, spread, probs, kept and context.
-        implementation: "auto" for the fastest path that means the same, with a tape the textbook's; "textbook";
-            or "fused" for the fast path, which never forms the weights and tapes q, k, v and context alone.
-        return_weights: return the weights too, not None.
+        implementation: "auto" for the fast path where it computes the same, but with a tape the textbook path;
+            "textbook"; or "fused" for the fast path, which never forms the weights and tapes q, k, v and context.
+        return_weights: whether to return the weights; else None.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown implementation, or "fused" beside what needs the weights.
+        ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
     options = causal, window, scale, softcap, rate
@@ -120,8 +120,8 @@ def attend(
                 False,
                 None,
             )
-        who = {"mask": mask, "bias": bias, "causal": causal, "window": window}
-        return fused(tape, q, k, v, **who, scale=factor, softcap=softcap, sinks=sinks), None
+        masks = {"mask": mask, "bias": bias, "causal": causal, "window": window}
+        return fused(tape, q, k, v, **masks, scale=factor, softcap=softcap, sinks=sinks), None
     allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window, step=step)
     dtype = dtype_name(q)
     q, k, v, bias = upcast(q), upcast(k), upcast(v), upcast(bias)

@@ -1,4 +1,4 @@
-"""Masks: who may attend to whom, and what they hide from everyone."""
+"""Masks: which keys each query may attend to, and zeros for positions that play no part."""
 
 from math import inf
 from typing import Any
@@ -23,8 +23,8 @@ def attention_mask(
 ) -> Array | None:
     """Mask, causality and window as one boolean array, broadcastable to the scores; None if every key is visible.
 
-    Query i stands at position i + s - t: the last query stands at the last key. In a step of decoding the cache says
-    where queries and keys stand.
+    Query i is at position i + s - t: the last query is at the last key. In a step of decoding the cache gives the
+    positions of queries and keys.
     """
     left, right = window_limits(window)
     right = 0 if causal else right
@@ -34,20 +34,20 @@ def attention_mask(
         return mask
     else:
         s = s if step is None else step.start + t
-        ahead = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
-        limits = ahead == ahead
-        limits = limits if right is None else limits & (ahead <= right)
-        limits = limits if left is None else limits & (ahead >= -left)
+        offset = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
+        limits = offset == offset
+        limits = limits if right is None else limits & (offset <= right)
+        limits = limits if left is None else limits & (offset >= -left)
     return limits if mask is None else limits & mask
 
 
 def visibility(
     mask: Array | None, t: int, s: int, *, like: Array, causal: bool = False, window: Window = None
 ) -> tuple[Array | None, Array | None]:
-    """Which queries see any key and which keys any query sees, as masks to be summed up by `any_visible`; None for all.
+    """Masks that `any_visible` reduces to queries that see any key and to keys that any query sees; None for all.
 
-    A mask for each query is its own answer. A mask of the keys alone, or none, needs no array of `t s`: causality and
-    window leave each query a stretch of keys, and a running count along the keys says whether one of them is visible.
+    A mask with rows for the queries is used for both. A mask of the keys alone, or none, needs no array of `t s`:
+    causality and window leave each query a range of keys, and a running count of the mask says whether any is visible.
     """
     band = Band.of(t, s, causal, window)
     mask = mask.reshape((1,)) if mask is not None and mask.ndim == 0 else mask
@@ -67,22 +67,22 @@ def visibility(
     at, left, right = arange(t, like) + (s - t), band.left, band.right
     start = clip(at - (s if left is None else left), 0, s)
     stop = clip(at + (s + t if right is None else right) + 1, 0, s)
-    some = count[..., stop] > count[..., start]
-    return (some[:, None] if some.ndim == 1 else some.swapaxes(-1, -2)), keys
+    queries = count[..., stop] > count[..., start]
+    return (queries[:, None] if queries.ndim == 1 else queries.swapaxes(-1, -2)), keys
 
 
 def any_visible(spec: str, allowed: Array) -> Array:
-    """Which keys any query sees, `any_visible("bhts->bs", allowed)`, or which queries see any key; broadcastable."""
+    """The keys that any query sees, `any_visible("bhts->bs", allowed)`, or the queries that see any; broadcastable."""
     source, target = spec.split("->")
     allowed = allowed.reshape((1,) * (len(source) - allowed.ndim) + tuple(allowed.shape))
-    some = any_over(allowed, tuple(i for i, letter in enumerate(source) if letter not in target))
+    visible = any_over(allowed, tuple(i for i, letter in enumerate(source) if letter not in target))
     letters = [letter for letter in source if letter in target]
-    some = reorder(some, [letters.index(letter) for letter in target if letter in letters])
-    return some[tuple(slice(None) if letter in letters else None for letter in target)]
+    visible = reorder(visible, [letters.index(letter) for letter in target if letter in letters])
+    return visible[tuple(slice(None) if letter in letters else None for letter in target)]
 
 
 def unmasked_by_bias(allowed: Array | None, bias: Array | None) -> Array | None:
-    """The mask with a bias: a bias of -inf hides as a mask does."""
+    """The mask, with the keys hidden, too, that have a bias of -inf."""
     if bias is None:
         return allowed
     finite = bias != -inf
@@ -90,7 +90,7 @@ def unmasked_by_bias(allowed: Array | None, bias: Array | None) -> Array | None:
 
 
 def zero_unseen(spec: str, allowed: Array | None, x: Any) -> Any:
-    """Select keys that no query sees to 0, `zero_unseen("bhts->bshk", allowed, k)`, or queries that see no key: what
-    they hold reaches neither outputs nor gradients.
+    """Keys with those that no query sees set to 0, `zero_unseen("bhts->bshk", allowed, k)`, or queries with those that
+    see no key: their contents, even NaN, reach neither outputs nor gradients.
     """
     return x if allowed is None else where(any_visible(spec, allowed), x, 0.0)

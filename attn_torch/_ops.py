@@ -80,7 +80,7 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-# The modes that run operations without numbers or write them down: `FakeTensorMode`, `make_fx`.
+# The dispatch modes that trace operations: `FakeTensorMode`, `make_fx`.
 TRACERS = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
 
 
@@ -119,7 +119,7 @@ def alongside(x: Array, like: Array) -> Array:
 
 
 def arange(n: int, like: Array) -> Array:
-    """0 .. n - 1, on the device of another array."""
+    """0 .. n - 1, on the device of `like`."""
     return alongside(torch.arange(n, device=like.device), like)
 
 
@@ -133,7 +133,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 
 
 def constants(values: Sequence[float | int], like: Array) -> Array:
-    """Numbers known beforehand, each rounded once to the dtype of another array."""
+    """An array of given numbers, each rounded once to the dtype of `like`."""
     return alongside(torch.tensor(values, dtype=torch.float64).to(like.dtype), like)
 
 
@@ -145,19 +145,19 @@ def take(table: Array, tokens: Array) -> Array:
 
 
 def gather_last(x: Array, index: Array) -> Array:
-    """Entries of the last axis, the same for every head: `b h t x`, `b t s` -> `b h t s`; a batch of 1 serves all."""
+    """Entries of the last axis, by the same index in every head: `b h t x`, `b t s` or `1 t s` -> `b h t s`."""
     b, h, t, _ = x.shape
     index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
     return torch.gather(x, -1, index)
 
 
 def clip(x: Array, low: int, high: int) -> Array:
-    """Integers, clamped to a range."""
+    """Integers clamped to a range."""
     return torch.clamp(x, low, high)
 
 
 def concrete(x: Array) -> bool:
-    """Whether the numbers are known now; under jit, compile and vmap, and where operations are traced, they are not."""
+    """Whether the values are known; under jit, compile, vmap and other tracing they are not."""
     if torch.compiler.is_compiling() or x.is_meta or (type(x) is not Tensor and isinstance(x, FakeTensor)):
         return False
     if torch._C._len_torch_dispatch_stack() and any(torch._C._get_dispatch_mode(mode) for mode in TRACERS):
@@ -166,7 +166,7 @@ def concrete(x: Array) -> bool:
 
 
 def shapes_may_vary(x: Array) -> bool:
-    """Whether shapes may follow from numbers: where a new shape costs nothing, and the numbers are known."""
+    """Whether shapes may depend on values: eager NumPy and PyTorch, never JAX."""
     return concrete(x)
 
 
@@ -175,29 +175,29 @@ def constant(make: Callable[..., Any]) -> Callable[..., Array]:
 
     In compiled programs, whose lengths may vary, it makes it by the PyTorch functions of the same names.
     """
-    kept = lru_cache(maxsize=8)(partial(make, np))
+    cached = lru_cache(maxsize=8)(partial(make, np))
 
-    def made(*args: Any, like: Array) -> Array:
-        found = make(torch, *args) if torch.compiler.is_compiling() else torch.from_numpy(kept(*args))
-        return alongside(found, like)
+    def array(*args: Any, like: Array) -> Array:
+        made = make(torch, *args) if torch.compiler.is_compiling() else torch.from_numpy(cached(*args))
+        return alongside(made, like)
 
-    return made
+    return array
 
 
 def cumsum(x: Array, axis: int) -> Array:
-    """Running sum; of booleans a count."""
+    """Running sum; of booleans, a count."""
     return torch.cumsum(x, dim=axis)
 
 
 def write_slots(buffer: Array, slot: Array, x: Array) -> Array:
-    """Put entries into slots: `b s ...`, `b t`, `b t ...` -> `b s ...`. In place, unless gradients go through it."""
+    """The buffer with slots written: `b s ...`, `b t`, `b t ...` -> `b s ...`. In place unless gradients flow."""
     rows = arange(buffer.shape[0], buffer)[:, None]
     traced = torch.is_grad_enabled() and (x.requires_grad or buffer.requires_grad)
     return buffer.index_put((rows, slot), x) if traced else buffer.index_put_((rows, slot), x)
 
 
 def write_slice(buffer: Array, start: int, x: Array) -> Array:
-    """Put entries side by side into every row: `b s ...`, a slot, `b t ...` -> `b s ...`. In place as `write` is."""
+    """The buffer with entries from slot `start` on: `b s ...`, `b t ...` -> `b s ...`. In place as `write_slots` is."""
     if torch.is_grad_enabled() and (x.requires_grad or buffer.requires_grad):
         return torch.slice_scatter(buffer, x.expand(buffer.shape[0], *x.shape[1:]), 1, start, start + x.shape[1])
     buffer.narrow(1, start, x.shape[1]).copy_(x)
@@ -205,17 +205,17 @@ def write_slice(buffer: Array, start: int, x: Array) -> Array:
 
 
 def write_positions(buffer: Array, start: int, stop: int) -> Array:
-    """A run of slots filled with their own numbers, `b s`. In place."""
-    found = buffer.narrow(1, start, stop - start)
+    """The buffer, `b s`, with slots start .. stop - 1 set to their own indices. In place."""
+    slots = buffer.narrow(1, start, stop - start)
     if stop - start == 1:
-        found.fill_(start)  # nothing to be made first
+        slots.fill_(start)  # spares a tensor
     else:
-        found.copy_(torch.arange(start, stop, device=buffer.device))
+        slots.copy_(torch.arange(start, stop, device=buffer.device))
     return buffer
 
 
 def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
-    """Empty slots of a cache, `b s ...`; a head's entries `b s h k` lie side by side in memory."""
+    """Empty slots of a cache, `b s ...`; the entries of one head, of `b s h k`, are contiguous in memory."""
     if len(shape) != 4:
         return zeros(shape, like)
     b, s, h, k = shape
@@ -223,12 +223,12 @@ def empty_slots(shape: tuple[int, ...], like: Array) -> Array:
 
 
 def checked(config: Config, dtype: str | None, specs: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes of all axis letters of a call, its check cached; compiled programs trace the check itself."""
+    """The size of every axis letter of a call, its check cached; compiled programs trace the check itself."""
     return config.check(dtype, **specs) if torch.compiler.is_compiling() else contract.checked(config, dtype, specs)
 
 
 def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], type]:
-    """A decorator for dataclasses of arrays and static fields, which JAX has to be told apart."""
+    """A decorator for dataclasses that says which fields are arrays and which are static, as JAX needs to know."""
     return lambda cls: cls
 
 
@@ -245,23 +245,23 @@ def autocast_dtype(x: Array) -> str | None:
 
 
 def upcast(x: Any) -> Any:
-    """16-bit types are computed in float32; other types, and None, stay as they are."""
+    """float32 for 16-bit types; other types, and None, stay as they are."""
     return x.float() if x is not None and dtype_name(x) in ("float16", "bfloat16") else x
 
 
 def to_dtype(x: Any, dtype: str) -> Any:
-    """Round a result once to the layer's dtype."""
+    """A result rounded once to the layer's dtype; None stays None."""
     return x if x is None or dtype_name(x) == dtype else x.to(DTYPES.get(dtype) or getattr(torch, dtype))
 
 
 def einsum(spec: str, a: Array, b: Array) -> Array:
-    """Sum of products over the letters that the output lacks; one batched matrix product, as in the other trees.
+    """Sum of products over the letters that are not in the output, as one batched matrix product.
 
     Under `torch.autocast` products are rounded to its type, as those of PyTorch's own modules; sums with them are not.
     """
     left, right, out = spec.replace("->", ",").split(",")
     n = (len(left) + len(right) - len(out)) // 2
-    if n and left[-n:] == right[:n] and out == left[:-n] + right[n:]:  # a projection: nothing to move
+    if n and left[-n:] == right[:n] and out == left[:-n] + right[n:]:  # a projection: no axis has to move
         first, last, between = a.shape[:-n], b.shape[n:], prod(b.shape[:n])
         product = upcast(a).reshape(prod(first), between) @ upcast(b).reshape(between, prod(last))
         return upcast(product).reshape(*first, *last)
@@ -287,7 +287,7 @@ def linear(spec: str, x: Array, weight: Array, bias: Array | None) -> Array:
 
 
 def lerp(a: Array, b: Array, z: Array) -> Array:
-    """(1 - z) a + z b for z from 0 to 1, with one product: where z is near 0 or 1 the result is a or b."""
+    """(1 - z) a + z b for z from 0 to 1, with one product."""
     return a + z * (b - a)
 
 
@@ -319,9 +319,9 @@ def softplus(x: Array) -> Array:
 
 
 def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
-    """Normalise over the allowed entries of an axis; where none is allowed the weights are 0.
+    """The softmax over the allowed entries of an axis; where none is allowed the weights are 0.
 
-    Hidden entries are selected to -inf, so their value never enters, and the largest score is subtracted, so that
+    Hidden entries are replaced by -inf, so that their value has no effect, and the largest score is subtracted, so that
     `exp` cannot overflow. Allowed scores that are all -inf have overflowed: their weights are NaN, not 0.
     """
     if allowed is not None:
@@ -331,10 +331,10 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
     top = torch.amax(scores.detach(), dim=axis, keepdim=True)
     e = exp(scores - where(top == -torch.inf, 0.0, top))
     total = torch.sum(e, dim=axis, keepdim=True)
-    lost = top == -torch.inf
+    overflowed = top == -torch.inf
     if allowed is not None:
-        lost = lost & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
-    total = where(lost, torch.nan, total)
+        overflowed = overflowed & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
+    total = where(overflowed, torch.nan, total)
     return e / where(total == 0, 1.0, total)
 
 
@@ -350,23 +350,23 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     if n == 0:
         return scores
     top = torch.amax(z.detach(), dim=axis, keepdim=True)
-    lost = top == -torch.inf
-    z = z - where(lost, 0.0, top)
+    overflowed = top == -torch.inf
+    z = z - where(overflowed, 0.0, top)
     ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
         (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
     )
     fixed = z.detach()
     x = torch.sort(fixed, dim=axis, descending=True).values
     tau = torch.amax((cumsum(x, axis) - 1.0) / ranks, dim=axis, keepdim=True)
-    tau = where(lost, 0.0, tau)
+    tau = where(overflowed, 0.0, tau)
     # The gradient of a maximum is shared where a score lies at tau itself; that of the mean over the support is not.
     support = fixed > tau
     count = torch.sum(support, dim=axis, keepdim=True, dtype=z.dtype)
     mean = torch.sum(where(support, z, 0.0), dim=axis, keepdim=True) / where(count == 0, 1.0, count)
     weights = where(support, z - (tau + (mean - mean.detach())), 0.0)
     if allowed is not None:
-        lost = lost & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
-    return where(lost | ~(top < torch.inf), torch.nan, weights)
+        overflowed = overflowed & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
+    return where(overflowed | ~(top < torch.inf), torch.nan, weights)
 
 
 def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
@@ -380,28 +380,28 @@ def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arr
     if scores.shape[axis] == 0:
         return scores
     top = torch.amax(z.detach(), dim=axis, keepdim=True)
-    lost = top == -torch.inf
-    z = (z - where(lost, 0.0, top)) / 2.0
+    overflowed = top == -torch.inf
+    z = (z - where(overflowed, 0.0, top)) / 2.0
     fixed = z.detach()
-    # One largest z alone gives tau = -1, so what is below -1 weighs nothing.
+    # A single largest z gives tau = -1, so entries below -1 weigh 0.
     x = torch.sort(maximum(fixed, -1.0), dim=axis, descending=True).values
     k = cumsum(0.0 * x + 1.0, axis)
     mean = cumsum(x, axis) / k
     # k (mean of squares - squared mean), summed so that nothing cancels where many z are nearly equal (Welford 1962).
-    apart = cumsum((x - mean) * (x - mean) * (k / maximum(k - 1.0, 1.0)), axis)
-    tau = mean - sqrt(maximum(1.0 - apart, 0.0) / k)
+    deviation = cumsum((x - mean) * (x - mean) * (k / maximum(k - 1.0, 1.0)), axis)
+    tau = mean - sqrt(maximum(1.0 - deviation, 0.0) / k)
     tau = torch.amax(where(tau <= x, tau, -1.0), dim=axis, keepdim=True)
     # tau has no gradient so far. The root of the same equation, counted from tau, is 0 and moves as tau does.
     support = fixed > tau
     root = where(support, z - tau, 0.0)
-    size = where(lost, 1.0, torch.sum(root, dim=axis, keepdim=True))
+    size = where(overflowed, 1.0, torch.sum(root, dim=axis, keepdim=True))
     count = torch.sum(support, dim=axis, keepdim=True, dtype=z.dtype)
     excess = torch.sum(root * root, dim=axis, keepdim=True)
     excess = excess - excess.detach()
     root = where(support, root - excess / (size + sqrt(size * size - count * excess)), 0.0)
     if allowed is not None:
-        lost = lost & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
-    return where(lost | ~(top < torch.inf), torch.nan, root * root)
+        overflowed = overflowed & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
+    return where(overflowed | ~(top < torch.inf), torch.nan, root * root)
 
 
 def hardmax(scores: Array, allowed: Array | None = None) -> Array:
@@ -427,14 +427,14 @@ def straight_through(hard: Array, soft: Array) -> Array:
 
 
 def repeat_heads(x: Array, q: Array) -> Array:
-    """Give every query head its key/value head: query head h uses head h // r. Without a head axis nothing to do."""
+    """The key/value head of every query head: query head h uses head h // r. Without a head axis, x itself."""
     if x.ndim == 3 or x.shape[2] == q.shape[2]:
         return x
     return x[:, :, arange(q.shape[2], q) // (q.shape[2] // x.shape[2])]
 
 
 def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
-    """Set the weights to 0 that a keep-mask drops and divide the others by the share kept."""
+    """The weights, 0 where `keep` is False, the others divided by 1 - rate."""
     return weights if keep is None else where(keep, weights / (1.0 - rate), 0.0)
 
 
@@ -450,20 +450,20 @@ def scan(
     tape: Tape = None,
     reverse: bool = False,
 ) -> tuple[Any, tuple[Array, ...]]:
-    """Run `carry, ys = step(carry, xs at one time)` along axis 1 and stack the ys; the tape gets them by `names`.
+    """The last carry and the stacked ys of `carry, ys = step(carry, xs at one time)` along axis 1.
 
-    An x that is None stays None in every step.
+    The tape gets the stacked ys by `names`. An x that is None stays None in every step.
     """
     times = range(xs[0].shape[1])
-    collected: list[tuple[Array, ...]] = []
+    step_ys: list[tuple[Array, ...]] = []
     for i in reversed(times) if reverse else times:
         carry, ys = step(carry, tuple(None if x is None else x[:, i] for x in xs))
         carry, ys = tap_step(tape, names, i, carry, ys)
-        collected.append(ys)
+        step_ys.append(ys)
     if reverse:
-        collected.reverse()
-    stacked = tuple(stack(y, dim=1) for y in zip(*collected, strict=True))
-    if not stacked:  # no steps: run one on zeros and keep nothing of it but shapes, dtypes and the graph
+        step_ys.reverse()
+    stacked = tuple(stack(y, dim=1) for y in zip(*step_ys, strict=True))
+    if not stacked:  # no steps: run one on zeros, for shapes, dtypes and the graph
         blank = (None if x is None else zeros((x.shape[0], *x.shape[2:]), x) for x in xs)
         _, ys = step(carry, tuple(blank))
         stacked = tuple(y[:, None][:, :0] for y in ys)

@@ -1,4 +1,4 @@
-"""What two processes of PyTorch do together, for `test_distributed_torch`; without the other frameworks, to start fast."""
+"""What two processes of PyTorch do together for `test_distributed_torch`; no other framework, to start fast."""
 
 from pathlib import Path
 from typing import Any

@@ -283,14 +283,15 @@ def run_jax(
     return outcome
 
 
-def run_jax_once(case: Case, drawn: Drawn, taped: bool, device: str = "cpu") -> Outcome:
-    """One program in place of two: the run with a tape serves as the one without.
+def run_jax_once(case: Case, drawn: Drawn, taped: bool, device: str = "cpu", weights: bool = True) -> Outcome:
+    """One program in place of two: with weights the run with a tape serves as the one without.
 
-    A tape holds XLA back from most of its optimisations, and users keep none. So where a variant has a call without a
-    tape to judge (`untaped`), this program is compiled without them, in a seventh of the time.
+    To compile is most of the time, and without XLA's optimisations it takes a seventh. What users call in float32 has
+    them; float64, which shows what is meant, does without, and so does the tape where a call without one is judged too.
     """
-    quickly = device == "cpu" and attends(case.config.variant, case.config.layer)
-    return run_jax(case, drawn, True, device=device, quickly=quickly)
+    beside = weights and attends(case.config.variant, case.config.layer)
+    quickly = device == "cpu" and (case.dtype == "float64" or beside)
+    return run_jax(case, drawn, weights, device=device, weights=weights, quickly=quickly)
 
 
 @cache
@@ -328,17 +329,19 @@ def accelerators(framework: str) -> list[str]:
     return sorted({d.platform for d in jax.devices()} - {"cpu"})
 
 
-def untaped(device: str = "cpu", frameworks: tuple[str, ...] = ("numpy", "torch", "jax")) -> list[Candidate]:
+def untaped(
+    device: str = "cpu", frameworks: tuple[str, ...] = ("numpy", "torch", "jax"), everything: bool = True
+) -> list[Candidate]:
     """The calls that users make, for `judge_call`: without a tape and without weights, in JAX compiled.
 
-    What `attend` then does is its fast path.
+    What `attend` then does is its fast path. Without `everything`, JAX compiles as `run_jax_once` does.
     """
 
     def add(framework: str, place: str, run: Callable[..., Outcome], **fixed: Any) -> Candidate:
         return Candidate(framework, "untaped", place, lambda c, d, taped: run(c, d, False, **fixed))
 
     found = [add("numpy", "cpu", call_numpy)] if "numpy" in frameworks and device == "cpu" else []
-    for framework, run in (("torch", run_torch), ("jax", run_jax)):
+    for framework, run in (("torch", run_torch), ("jax", run_jax if everything else run_jax_once)):
         if framework in frameworks:
             places = [device] if device == "cpu" else accelerators(framework)
             found += [add(framework, place, run, device=place, weights=False) for place in places]

@@ -162,7 +162,7 @@ def work(task: Task) -> Result:
         real.add_example(result, plan.frameworks)
         return result
     found = candidates(plan.device, plan.frameworks, plan.everything)
-    calls = untaped(plan.device, plan.frameworks)
+    calls = untaped(plan.device, plan.frameworks, plan.everything)
     for seed in range(plan.seed, plan.seed + plan.repeat):
         for case in cases([variant], plan.dtypes, seed):
             if case.example != example or case.call not in plan.calls:

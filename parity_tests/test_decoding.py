@@ -514,9 +514,13 @@ def test_a_copy_goes_on_by_itself(variant: str, example: str, tree: str) -> None
         again, _ = layer.step(x[:, 3:5], start)
         assert bool((again == whole).all())
         return
-    with pytest.raises(ValueError, match=f"{variant}: expected a cache that no step has used, got one used up; go on"):
+    with pytest.raises(
+        ValueError, match=f"{variant}: expected a cache that no step has used, got one used up; use the cache"
+    ):
         layer.step(x[:, 3:5], start)
-    with pytest.raises(ValueError, match="cache: expected a cache that no step has used, got one used up; go on"):
+    with pytest.raises(
+        ValueError, match="cache: expected a cache that no step has used, got one used up; use the cache"
+    ):
         start.copy()
 
 
@@ -528,22 +532,22 @@ def test_dropout_is_for_training_only() -> None:
 
 PLANTED = (
     ("cumsum(new, 1) - 1", "cumsum(new, 1)"),
-    ("- room)\n", "- room + 1)\n"),
+    ("- num_slots)\n", "- num_slots + 1)\n"),
     ("(self.key_at[:, None, :] >= 0) & ", ""),
-    ("where(stays, query_at % room, room)", "where(stays, query_at % room, 0)"),
-    ("allowed & (ahead >= -left)\n        return allowed[", "allowed & (ahead > -left)\n        return allowed["),
+    ("where(stays, query_at % num_slots, num_slots)", "where(stays, query_at % num_slots, 0)"),
+    ("allowed & (offset >= -left)\n        return allowed[", "allowed & (offset > -left)\n        return allowed["),
     (
-        "self.real[:, :, None]\n        allowed = allowed if right is None else allowed & (ahead <= right)",
-        "self.real[:, :, None]\n        allowed = allowed if right is None else allowed & (ahead <= right + 1)",
+        "self.real[:, :, None]\n        allowed = allowed if right is None else allowed & (offset <= right)",
+        "self.real[:, :, None]\n        allowed = allowed if right is None else allowed & (offset <= right + 1)",
     ),
     ("step.joined else None", "False else None"),
     ("valid is None and start", "start"),
     ("start == longest and ", ""),
-    ("start + t <= room", "start + t <= most"),
+    ("start + t <= num_slots", "start + t <= most"),
     ("DecodeStep(cache, start, start + t,", "DecodeStep(cache, start, start + t + 1,"),
     ("else write_slice(old, step.start, entry)", "else write_slice(old, 0, entry)"),
     ("before.positions, step.start,", "before.positions, step.start + 1,"),
-    ("filled = min(longest + t, room)", "filled = longest"),
+    ("filled = min(longest + t, num_slots)", "filled = longest"),
 )
 
 

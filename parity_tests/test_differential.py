@@ -247,11 +247,11 @@ def test_fields_that_cannot_be_right(tree: Tree, why: str) -> None:
     assert str(caught.value) == f"differential: expected {words}"
 
 
-def test_positions_turn_one_sequence(tree: Tree) -> None:
-    """Keys of another sequence have places of their own, which nobody gave."""
+def test_rotary_positions_are_for_self_attention(tree: Tree) -> None:
+    """Keys of another sequence have positions of their own, and a call does not pass them."""
     config = Config(d_model=8, num_heads=2, rope_base=10.0)
     layer = layer_of(tree, config, weights_of(config))
-    with pytest.raises(ValueError, match="differential: expected no key with rope_base, got some; positions turn one"):
+    with pytest.raises(ValueError, match="differential: expected no key with rope_base, got some; rotary positions"):
         tree(layer, {"query": normal(1, 3, 8), "key": normal(1, 5, 8)})
 
 

@@ -96,7 +96,9 @@ def test_nan_that_some_rows_see_stays_with_them(by: str, name: str, g: int, bloc
 
 @pytest.mark.parametrize("blocks", ["own", "blocks", "blocks of several heads"])
 @pytest.mark.parametrize("row", [0, 1])
-@pytest.mark.parametrize("what", ["large values", "small values", "one small value", "large keys", "large queries"])
+@pytest.mark.parametrize(
+    "what", ["large values", "small values", "one small value", "scores of 89", "large keys", "large queries"]
+)
 def test_rows_of_a_batch_may_be_unlike(what: str, row: int, blocks: str) -> None:
     """Scores near 29 or -29, not subtracted, must meet no value that overflows or underflows with their weights; and
     one row, head or key may be large alone.
@@ -112,6 +114,8 @@ def test_rows_of_a_batch_may_be_unlike(what: str, row: int, blocks: str) -> None
         inputs["v"][row] *= 1e-32
     elif what == "one small value":
         inputs["v"][row, :, :, 1] *= 1e-32
+    elif what == "scores of 89":  # whose power is no float32
+        inputs["k"][row] *= 89 / 28
     elif what == "large keys":
         inputs["k"][last] *= 40
     else:

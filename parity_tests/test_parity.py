@@ -125,20 +125,18 @@ def test_a_run_that_is_not_whole_compiles_one_program_with_a_tape(monkeypatch: p
         return run_numpy(case, drawn, taped)
 
     monkeypatch.setattr(found, "run_jax", run_jax)
-    for variant, fast in (("mha", True), ("gru", False)):
-        case = Case(variant, next(iter(contract.examples(variant))), "full", "float64")
+    for variant, fast, dtype in (("mha", True, "float32"), ("gru", False, "float32"), ("gru", False, "float64")):
+        case = Case(variant, next(iter(contract.examples(variant))), "full", dtype)
         (candidate,) = candidates("cpu", ("jax",), everything=False)
         assert candidate.name == "jax jit"
         assert all(row.ok for row in judge(case, candidate))
-        assert asked == [(True, fast)] * 2
+        assert asked == [(True, fast or dtype == "float64")] * 2
         asked.clear()
-        untaped_too = {row.candidate for row in work((whole(variant), variant, case.example)).rows}
-        assert untaped_too == ({"jax jit", "jax untaped"} if fast else {"jax jit"})
+        plan = Plan((variant,), dtypes=(dtype,), frameworks=("jax",), calls=("full",))
+        names = {row.candidate for row in work((plan, variant, case.example)).rows}
+        assert names == ({"jax jit", "jax untaped"} if fast else {"jax jit"})
+        assert asked[2:] == [(False, dtype == "float64")] * fast, "what users call in float32 is compiled for them"
         asked.clear()
-
-
-def whole(variant: str) -> Plan:
-    return Plan((variant,), dtypes=("float64",), frameworks=("jax",), calls=("full",))
 
 
 def test_a_piece_leaves_nothing_compiled() -> None:

@@ -1035,15 +1035,15 @@ def test_second_derivatives_and_forward_mode(name: str, variant: str) -> None:
 
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
-NEAR = "limits = ahead == ahead\n        limits = limits if right is None else limits & "
+NEAR = "limits = offset == offset\n        limits = limits if right is None else limits & "
 AXIS = "torch.sum(e, dim=axis, keepdim=True)"
 DRAW, TORCH_DRAW = "self.rng.random(shape)", "torch.rand(shape, device=like.device, dtype=torch.float32)"
 
 # What is wrong, in which tree, file, edit, and the question that must see it.
 BUGS: list[tuple[str, str, str, str, str, Callable[[Tree], None]]] = [
-    ("window one key wider", "numpy", SHARED, "ahead >= -left)\n    return", "ahead >= -left - 1)\n    return",
+    ("window one key wider", "numpy", SHARED, "offset >= -left)\n    return", "offset >= -left - 1)\n    return",
      lambda t: rows_seen(t, "itself-and-two-before")),
-    ("window without its own key", "numpy", SHARED, f"{NEAR}(ahead <= right)", f"{NEAR}(ahead < right)",
+    ("window without its own key", "numpy", SHARED, f"{NEAR}(offset <= right)", f"{NEAR}(offset < right)",
      lambda t: rows_seen(t, "itself-alone")),
     ("aligned at the first key", "torch", SHARED, "+ (s - t))", ")", lambda t: rows_seen(t, "causal-few-queries")),
     ("rows above the first key see it", "numpy", SHARED, "+ (s - t))", "+ max(s - t, 0))",
@@ -1057,7 +1057,7 @@ BUGS: list[tuple[str, str, str, str, str, Callable[[Tree], None]]] = [
      lambda t: minus_infinity(t)),
     ("-inf taken for an overflow", "torch", SHARED, "bias != -inf", "bias == bias",
      lambda t: only_minus_infinity(t)),
-    ("overflow taken for a hidden row", "numpy", SHARED, "np.where(lost, np.nan, total)", "total",
+    ("overflow taken for a hidden row", "numpy", SHARED, "np.where(overflowed, np.nan, total)", "total",
      lambda t: overflow(t)),
     ("+inf not subtracted", "numpy", SHARED, "np.where(top == -np.inf", "np.where(np.isinf(top)",
      lambda t: plus_infinity(t)),

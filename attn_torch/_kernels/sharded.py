@@ -1,13 +1,15 @@
 """DTensors: every process attends over its own rows of the batch and its own heads, without any communication.
 
-PyTorch's kernel has no sharding strategy on a CPU, and blocks are an operation that DTensors do not know: both run on local
-parts. Whatever else is sharded, such as positions, is gathered before.
+PyTorch's kernel has no sharding strategy on a CPU, and blocks are an operation that DTensors do not know: both run on
+local parts. Whatever else is sharded, such as positions, is gathered before.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+
+from attn_torch._ops import alongside
 
 
 def is_sharded(x: Tensor) -> bool:
@@ -26,8 +28,6 @@ def attend_locally(
     """
     from torch.distributed.tensor import Partial, Placement, Replicate, Shard
     from torch.distributed.tensor.experimental import local_map
-
-    from attn_torch._ops import alongside
 
     groups = (
         k.shape[2] if k.shape[2] > 1 else q.shape[2]

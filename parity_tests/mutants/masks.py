@@ -2,14 +2,14 @@
 
 from parity_tests.mutants._plant import SHARED, at
 
-BAND = "ahead = arange(s, like)"  # of the whole call: lines of decoding read alike
+BAND = "offset = arange(s, like)"  # of the whole call: lines of decoding read alike
 cross, bare = at(SHARED, "mha", "cross"), at(SHARED, "dot_product", "scaled")
 causal, capped = (at(SHARED, "mha", example, beside=BAND) for example in ("wide", "capped"))
 
 SOFTMAX = "softmax(scores, allowed,"
 FILL = "scores = {where}(allowed, scores, -{np}.inf)"
 PROBS = "probs=softmax(scores, allowed, contract.AXES[normalize_over]))"
-RIGHT = "limits & (ahead <= right)"
+RIGHT = "limits & (offset <= right)"
 SIDES = "left, right = window_limits(window)"
 SELECT = "put -inf where a key is hidden, by selection (where), and give a query without keys weights of 0"
 
@@ -163,7 +163,7 @@ MUTANTS = (
         "causal mask upside down",
         "hide the future, not the past: keep the lower triangle (tril)",
         RIGHT,
-        "limits & (ahead >= right)",
+        "limits & (offset >= right)",
     ),
     causal(
         "mask and causality joined by or",
@@ -175,26 +175,26 @@ MUTANTS = (
     capped(
         "window one key too narrow on the left",
         "count the keys before a query's own: left = 2 sees two earlier keys and its own",
-        "ahead >= -left",
-        "ahead > -left",
+        "offset >= -left",
+        "offset > -left",
     ),
     capped(
         "window one key too wide on the left",
         "count the keys before a query's own: left = 2 sees two earlier keys and its own",
-        "ahead >= -left",
-        "ahead >= -left - 1",
+        "offset >= -left",
+        "offset >= -left - 1",
     ),
     capped(
         "window one key too narrow on the right",
         "count the keys after a query's own: right = 1 sees one later key",
         RIGHT,
-        "limits & (ahead < right)",
+        "limits & (offset < right)",
     ),
     capped(
         "window one key too wide on the right",
         "count the keys after a query's own: right = 1 sees one later key",
         RIGHT,
-        "limits & (ahead <= right + 1)",
+        "limits & (offset <= right + 1)",
     ),
     capped(
         "window without its right side",
@@ -205,7 +205,7 @@ MUTANTS = (
     capped(
         "window without its left side",
         "bound the window on both sides",
-        "limits & (ahead >= -left)",
+        "limits & (offset >= -left)",
         "limits",
     ),
     capped(
