@@ -126,7 +126,7 @@ def argmax(x: Array, axis: int) -> Array:
 
 
 def zeros(shape: tuple[int, ...], like: Array) -> Array:
-    return jnp.zeros(shape, like.dtype)
+    return jnp.zeros_like(like, shape=shape)  # in `shard_map` as different on each device as the other array
 
 
 def constants(values: Sequence[float | int], like: Array) -> Array:

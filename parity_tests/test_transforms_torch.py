@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from attn_np import contract
 from attn_np.contract import Config
 from attn_torch._ops import DTYPES
-from parity_tests._inputs import TREES, Arrays, axis, first_difference, flat, random_inputs, same
+from parity_tests._inputs import TREES, Arrays, axis, first_difference, flat, random_inputs
 from parity_tests._transforms import Exemptions, cells
 from parity_tests._witness import cotangent, layer_of, weights_of
 from parity_tests.candidates import takes_last
@@ -34,9 +34,9 @@ from parity_tests.judge import compare, reference
 
 TRANSFORMS: dict[str, str] = {
     "compile": "`torch.compile(fullgraph=True)` of two layers in a row, training and inference: the bits of eager",
-    "dynamic": "`torch.compile(fullgraph=True, dynamic=True)`, six lengths: at most two graphs, the bits of eager",
-    "export": "`torch.export.export` of one length, and the program's bits",
-    "export dynamic": "`torch.export.export` with `Dim.AUTO` lengths, called with others",
+    "dynamic": "`torch.compile(fullgraph=True, dynamic=True)`, training at six lengths: at most two graphs",
+    "export": "`torch.export.export` of one length: the numbers of the program",
+    "export dynamic": "`torch.export.export` with lengths of `Dim.AUTO`, called with others",
     "vmap": "`torch.func.vmap` over batch rows",
     "functional_call": "`torch.func.functional_call` with other parameters than the layer's",
     "per-sample gradients": "`vmap(grad(...))`: the gradient of each batch row by itself",
@@ -90,10 +90,15 @@ def bounded(config: Config, inputs: Arrays, params: Arrays, precision: Precision
 
 @cache
 def work(variant: str, causal: bool = False, t: int = 3) -> Work:
-    """Of the first example, or of the first causal one where there is one."""
+    """Of the first example, or of the first causal one where there is one; if it may be, without a loop."""
     configs = list(contract.examples(variant).values())
+    configs = [c for c in configs if getattr(c, "form", "parallel") == "parallel"] or configs
     config = next((c for c in configs if causal and getattr(c, "causal", False)), configs[0])
     return Work(config, random_inputs(config, "full", t=t, s=t + 1), weights_of(config))
+
+
+def named(outputs: Any) -> Arrays:
+    return {"y" if i == 0 else f"out{i}": TORCH.numpy(x) for i, x in enumerate(flat(outputs))}
 
 
 def results(layer: Any, inputs: Arrays, call: Callable[..., Any] | None = None) -> Arrays:
@@ -101,13 +106,17 @@ def results(layer: Any, inputs: Arrays, call: Callable[..., Any] | None = None) 
     given = TORCH.arrays(inputs)
     leaves = {name: x.requires_grad_() for name, x in given.items() if x.is_floating_point()}
     leaves |= dict(layer.named_parameters())
-    outputs = flat((call or layer)(**given))
+    outputs = flat((layer if call is None else call)(**given))
     sources = [x for x in outputs if x.requires_grad]
     dys = [TORCH.array(cotangent(tuple(x.shape))).to(x.dtype) for x in sources]
     grads = torch.autograd.grad(sources, list(leaves.values()), dys, allow_unused=True)
     grads = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves.values(), grads, strict=True)]
-    found = {"y" if i == 0 else f"out{i}": TORCH.numpy(x) for i, x in enumerate(outputs)}
-    return found | {f"d{name}": TORCH.numpy(g) for name, g in zip(leaves, grads, strict=True)}
+    return named(outputs) | {f"d{name}": TORCH.numpy(g) for name, g in zip(leaves, grads, strict=True)}
+
+
+def agree(got: Arrays, want: Arrays, todo: Work, inputs: Arrays | None = None) -> bool:
+    """The same bits, or within the bounds: a constant may be another number's neighbour in a compiled program."""
+    return first_difference(got, want) is None or not beyond(got, todo.bounded(inputs))
 
 
 def beyond(got: Arrays, want: dict[str, Any], dtype: str = "float64") -> dict[str, float]:
@@ -150,8 +159,8 @@ def test_compile(transform: str, variant: str) -> None:
     compiled = torch.compile(pair, backend="aot_eager", fullgraph=True)
     assert first_difference(results(pair, todo.inputs, compiled), results(pair, todo.inputs)) is None
     with torch.no_grad():
-        found, want = flat(compiled(**TORCH.arrays(todo.inputs))), flat(pair(**TORCH.arrays(todo.inputs)))
-    assert all(same(TORCH.numpy(x), TORCH.numpy(y)) for x, y in zip(found, want, strict=True))
+        found, want = (named(call(**TORCH.arrays(todo.inputs))) for call in (compiled, pair))
+    assert first_difference(found, want) is None
 
 
 class Counted:
@@ -174,7 +183,7 @@ def test_dynamic(transform: str, variant: str) -> None:
     compiled = torch.compile(layer, backend=counted, fullgraph=True, dynamic=True)
     for t in LENGTHS:
         inputs = work(variant, causal=True, t=t).inputs
-        assert first_difference(results(layer, inputs, compiled), results(layer, inputs)) is None
+        assert agree(results(layer, inputs, compiled), results(layer, inputs), todo, inputs)
     assert counted.graphs <= 2
 
 
@@ -184,7 +193,7 @@ def test_export(transform: str, variant: str) -> None:
     todo = work(variant, causal=True)
     layer = todo.layer()
     exported = torch.export.export(layer, (), kwargs=TORCH.arrays(todo.inputs), strict=True).module()
-    assert all(same(x, y) for x, y in zip(TORCH(exported, todo.inputs), TORCH(layer, todo.inputs), strict=True))
+    assert agree(*(named(call(**TORCH.arrays(todo.inputs))) for call in (exported, layer)), todo)
 
 
 @pytest.mark.compile
@@ -197,7 +206,7 @@ def test_export_dynamic(transform: str, variant: str) -> None:
     program = torch.export.export(layer, (), kwargs=TORCH.arrays(todo.inputs), dynamic_shapes=dims).module()
     for t in LENGTHS[1:3]:
         inputs = work(variant, causal=True, t=t).inputs
-        assert all(same(x, y) for x, y in zip(TORCH(program, inputs), TORCH(layer, inputs), strict=True))
+        assert agree(*(named(call(**TORCH.arrays(inputs))) for call in (program, layer)), todo, inputs)
 
 
 # Functions of functions -----------------------------------------------------------------------------------------------
