@@ -2,7 +2,8 @@
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -167,6 +168,23 @@ def doubtful_files(alias: str) -> None:
         claim(package.load(path).dtype == "float32", "a layer without parameters")
 
 
+@contextmanager
+def calls_of(module: Any) -> Iterator[list[Any]]:
+    """The calls of a layer and of others of its class, as they come."""
+    cls, calls = type(module), []
+    before = cls.__call__
+
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        calls.append(self)
+        return before(self, *args, **options)
+
+    cls.__call__ = call
+    try:
+        yield calls
+    finally:
+        cls.__call__ = before
+
+
 def pulled_back(layer: Labelled, alias: str) -> None:
     """`value_and_vjp` gives what the layer and its vjp give, in training with the same dropout, at the same weights."""
     package, config = api(alias), layer[1]
@@ -176,7 +194,13 @@ def pulled_back(layer: Labelled, alias: str) -> None:
     module.train()
     before = module.rng.bit_generator.state
     first, *rest = plain
-    found, pull = package.value_and_vjp(module, plain[first], **{name: plain[name] for name in rest})
+    others, pulls, values = {name: plain[name] for name in rest}, [], []
+    for options in ({"recompute": True}, {}):  # the forward pass computed once more in every pull, or kept
+        module.rng.bit_generator.state = before
+        found, pull = package.value_and_vjp(module, plain[first], **options, **others)
+        pulls.append(pull)
+        values.append(leaves(found))
+    claim_same(values[0], values[1], "values of both ways")
     module.rng.random(5)
     after = module.rng.bit_generator.state
     y = leaves(found)
@@ -184,7 +208,11 @@ def pulled_back(layer: Labelled, alias: str) -> None:
     dys = dys[: 2 if takes_last(config.variant, config.layer) else 1]
     now, old = {name: x + 1 for name, x in module.params().items()}, module.params()
     module.set_params(now)
-    grads = [pull(*dys), pull(*dys)]
+    with calls_of(module) as calls:
+        grads = [pulls[1](*dys), pulls[1](*dys)]
+        claim(not calls, "the forward pass is kept")
+        grads += [pulls[0](*dys), pulls[0](*dys)]
+        claim(len(calls) == 2, "the forward pass is computed in every pull")
     claim_same(module.params(), now, "parameters that were replaced meanwhile")
     claim(module.rng.bit_generator.state == after, "the generator moved")
     module.set_params(old)
