@@ -181,7 +181,8 @@ def exported(todo: Work) -> Any:
         return todo.call(jax.tree.unflatten(tree, leaves), given)
 
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (leaves, arrays))
-    return named(jax.export.export(jax.jit(call))(*shapes).call(leaves, arrays))
+    returned: Any = jax.export.export(jax.jit(call))(*shapes).call(leaves, arrays)
+    return named(returned)
 
 
 def on_a_mesh(todo: Work) -> Any:
@@ -239,7 +240,9 @@ def test_one_layer(transform: str, variant: str) -> None:
 def test_rows(transform: str, variant: str) -> None:
     todo, outputs = work(variant), named(result(transform, variant))
     for i in range(len(outputs["y"])):
-        row = {name: np.take(x, [i], axis(todo.config, name, "b") or 0) for name, x in todo.inputs.items()}
+        row: dict[str, Any] = {
+            name: np.take(x, [i], axis(todo.config, name, "b") or 0) for name, x in todo.inputs.items()
+        }
         assert not beyond({name: x[i] for name, x in outputs.items()}, todo.bounded(**row))
 
 
@@ -282,8 +285,8 @@ def test_tabulate(transform: str, variant: str) -> None:
 
 @cells(EXEMPT, "nnx.view")
 def test_view(transform: str, variant: str) -> None:
-    layer = layer_of(JAX, work(variant).config, work(variant).params[0])
-    training = nnx.view(layer, deterministic=False)
+    layer: Any = layer_of(JAX, work(variant).config, work(variant).params[0])
+    training: Any = nnx.view(layer, deterministic=False)
     assert layer.deterministic and not training.deterministic
     modes = [x.deterministic for _, x in nnx.iter_modules(training) if hasattr(x, "deterministic")]
     assert modes and not any(modes)

@@ -193,7 +193,8 @@ def test_export(transform: str, variant: str) -> None:
     todo = work(variant, causal=True)
     layer = todo.layer()
     exported = torch.export.export(layer, (), kwargs=TORCH.arrays(todo.inputs), strict=True).module()
-    assert agree(*(named(call(**TORCH.arrays(todo.inputs))) for call in (exported, layer)), todo)
+    got, want = (named(call(**TORCH.arrays(todo.inputs))) for call in (exported, layer))
+    assert agree(got, want, todo)
 
 
 @pytest.mark.compile
@@ -206,7 +207,8 @@ def test_export_dynamic(transform: str, variant: str) -> None:
     program = torch.export.export(layer, (), kwargs=TORCH.arrays(todo.inputs), dynamic_shapes=dims).module()
     for t in LENGTHS[1:3]:
         inputs = work(variant, causal=True, t=t).inputs
-        assert agree(*(named(call(**TORCH.arrays(inputs))) for call in (program, layer)), todo, inputs)
+        got, want = (named(call(**TORCH.arrays(inputs))) for call in (program, layer))
+        assert agree(got, want, todo, inputs)
 
 
 # Functions of functions -----------------------------------------------------------------------------------------------
@@ -362,8 +364,8 @@ def test_copies(transform: str, variant: str) -> None:
 def test_state_dict(transform: str, variant: str) -> None:
     """Under the names of the contract, behind the name that a model gives the layer."""
     todo = work(variant)
-    source = torch.nn.Sequential(OrderedDict(attn=todo.layer()))
-    target = torch.nn.Sequential(OrderedDict(attn=layer_of(TORCH, todo.config, weights_of(todo.config, seed=1))))
+    source: Any = torch.nn.Sequential(OrderedDict(attn=todo.layer()))
+    target: Any = torch.nn.Sequential(OrderedDict(attn=layer_of(TORCH, todo.config, weights_of(todo.config, seed=1))))
     said: list[str] = []
     source.attn.register_state_dict_pre_hook(lambda module, prefix, keep_vars: said.append(f"save {prefix}"))
     source.attn.register_state_dict_post_hook(lambda module, values, prefix, meta: said.append(f"saved {prefix}"))
