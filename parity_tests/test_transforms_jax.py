@@ -19,13 +19,14 @@ from jax.sharding import AxisType, PartitionSpec
 from attn_np import contract
 from attn_np.contract import Config
 from parity_tests._inputs import TREES, Arrays, axis, flat, random_inputs
-from parity_tests._transforms import Exemptions, cells
+from parity_tests._transforms import Elsewhere, Exemptions, cells
 from parity_tests._witness import bounded, cotangent, layer_of, weights_of
 from parity_tests.candidates import takes_last
 from parity_tests.judge import compare
+from parity_tests.test_sharding_jax import MESHES, layers
 
 TRANSFORMS: dict[str, str] = {
-    "jit": "`nnx.jit`, inference and training",
+    "jit": "`nnx.jit`",
     "grad": "`jax.grad` for inputs and parameters",
     "vmap": "`jax.vmap` over batch rows",
     "remat": "`nnx.remat`: outputs and gradients",
@@ -35,10 +36,13 @@ TRANSFORMS: dict[str, str] = {
     "eval_shape": "`nnx.eval_shape` of the constructor, `jax.eval_shape` of a call",
     "jax.export": "`jax.export`, and the call of what it makes",
     "shard_map": "`jax.shard_map`, batch rows on a mesh's axis: outputs and gradients",
+    "mesh, Auto": "eight devices, batch and heads sharded: nothing moves but one sum, after the output projection",
+    "mesh, Explicit": "the same with explicit axes, and the result's sharding",
     "nnx.tabulate": "`nnx.tabulate`, and the layer works afterwards",
     "nnx.view": "`nnx.view` with another mode, sharing parameters",
 }
 EXEMPT: Exemptions = {}
+ELSEWHERE: Elsewhere = {f"mesh, {mesh}": ("parity_tests/test_sharding_jax.py", layers()) for mesh in MESHES}
 
 JAX = TREES["jax"]
 EVERY_LAYER = nnx.StateAxes({nnx.Param: 0, ...: None})
@@ -277,7 +281,7 @@ def test_eval_shape(transform: str, variant: str) -> None:
 def test_tabulate(transform: str, variant: str) -> None:
     todo = work(variant)
     layer = layer_of(JAX, todo.config, todo.params[0])
-    table = nnx.tabulate(layer, **todo.arrays())
+    table = nnx.tabulate(layer, console_kwargs={"width": 300}, **todo.arrays())
     assert todo.config.layer in table
     assert all(name.rpartition(".")[2] in table for name in todo.config.shapes())
     assert jax.eval_shape(lambda given: layer(**given), todo.arrays()) is not None

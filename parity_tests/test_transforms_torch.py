@@ -25,12 +25,13 @@ from attn_np import contract
 from attn_np.contract import Config
 from attn_torch._ops import DTYPES
 from parity_tests._inputs import TREES, Arrays, axis, first_difference, flat, random_inputs
-from parity_tests._transforms import Exemptions, cells
+from parity_tests._transforms import Elsewhere, Exemptions, cells
 from parity_tests._witness import cotangent, layer_of, weights_of
 from parity_tests.candidates import takes_last
 from parity_tests.cases import Case, Drawn
 from parity_tests.error_arrays import UNIT, Precision, fast_precision_of
 from parity_tests.judge import compare, reference
+from parity_tests.test_distributed_torch import CASES, ROWS
 
 TRANSFORMS: dict[str, str] = {
     "compile": "`torch.compile(fullgraph=True)` of two layers in a row, training and inference: the bits of eager",
@@ -42,6 +43,9 @@ TRANSFORMS: dict[str, str] = {
     "per-sample gradients": "`vmap(grad(...))`: the gradient of each batch row by itself",
     "autocast": "`torch.autocast` to bfloat16 from float32: the types of PyTorch's own modules, within its rounding",
     "checkpoint": "`torch.utils.checkpoint` with `use_reentrant=False`, in training with dropout: the same bits",
+    "FSDP2": "`fully_shard` over two processes: outputs and gradients",
+    "DDP": "`DistributedDataParallel` over two processes: outputs and gradients",
+    "DTensor": "parameters as DTensors with the heads over two processes: one sum, after the output projection",
     "meta": '`device="meta"`, `to_empty`, `reset_parameters`: the layer that the constructor draws',
     "deepcopy": "a copy with the same bits and nothing in common",
     "pickle": "a layer through pickle: the same bits",
@@ -52,9 +56,18 @@ TRANSFORMS: dict[str, str] = {
 LOOPS = ("blockwise", "delta", "gated_delta", "gru", "seq2seq")
 UNROLLED = (
     "loops over positions; `torch.compile` and `torch.export` write down every turn of a loop, and PyTorch 2.13 has no "
-    "public `scan`, so each length is a program of its own (`torch.nn.GRU` breaks the graph)"
+    "public `scan`, so each length is a program of its own (nor does it compile `torch.nn.GRU`)"
 )
 EXEMPT: Exemptions = {(t, v): UNROLLED for t in ("dynamic", "export dynamic") for v in LOOPS}
+EXEMPT |= {
+    (t, v): "has no parameters to share out" for t in ("FSDP2", "DDP") for v in contract.variants() if v not in ROWS
+}
+DISTRIBUTED = "parity_tests/test_distributed_torch.py"
+ELSEWHERE: Elsewhere = {
+    "FSDP2": (DISTRIBUTED, ROWS),
+    "DDP": (DISTRIBUTED, ROWS),
+    "DTensor": (DISTRIBUTED, tuple(variant for variant, _, _ in CASES.values())),
+}
 
 TORCH = TREES["torch"]
 # What each of the calls is that a program with varying lengths is asked for. None is a size of an example.
