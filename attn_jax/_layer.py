@@ -59,13 +59,14 @@ def inputs(
         query, key, value = record(tape, query=upcast(query), key=upcast(key), value=upcast(value))
         key = query if key is None else key
         value = key if value is None else value
+    arrays: Any = (query, key, value)
     if step is None:
-        queries, keys = visibility(mask, query.shape[1], key.shape[1], like=query, causal=causal, window=window)
+        queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, causal=causal, window=window)
         queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
     elif step.real is not None:
-        query, key, value = (where(step.real[:, :, None], x, 0.0) for x in (query, key, value))
+        query, key, value = (where(step.real[:, :, None], x, 0.0) for x in arrays)
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 
@@ -75,8 +76,8 @@ def output(dtype: str, y: Array, weights: Array | None = None, return_weights: b
 
 
 class Method:
-    """A method that `nnx.tabulate` leaves alone: it compiles a class's public functions, with all they take and return,
-    and some of ours take or return sizes and functions.
+    """A method that `nnx.tabulate` does not call: it compiles the public functions of a class, and some of ours take or
+    return sizes and functions, which cannot be compiled.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -87,7 +88,7 @@ class Method:
 
 
 def casting(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's call that casts float arrays to the layer's dtype before, if the dtype was asked for."""
+    """A layer's call that first casts float arrays to the layer's dtype, if its user has set one."""
 
     def cast(x: Any, dtype: str) -> Any:
         floating = isinstance(x, jax.Array | np.ndarray) and dtype_name(x) in DTYPES

@@ -107,7 +107,7 @@ def reorder(x: Array, order: Sequence[int]) -> Array:
 
 
 def concatenate(arrays: Sequence[Array], axis: int) -> Array:
-    """One after the other. On a mesh with explicit axes an axis that is sharded in one array becomes so in all."""
+    """Arrays joined along an axis. On a mesh with explicit axes, an axis sharded in one array is sharded in all."""
     shardings = [jax.typeof(x).sharding for x in arrays]
     if any(AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings):
         spec = P(*(next(filter(None, axes), None) for axes in zip(*(x.spec for x in shardings), strict=True)))
@@ -165,7 +165,7 @@ def shapes_may_vary(x: Array) -> bool:
 
 
 def constant(make: Callable[..., Any]) -> Callable[..., Array]:
-    """A function that computes an array from plain values by NumPy, its first argument; cached, constant under jit."""
+    """`make`, called with NumPy and plain values, as a function of the values: cached, and a constant under jit."""
     cached = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: jnp.asarray(cached(*args))
 
@@ -228,8 +228,9 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
 
 
 def _out_sharding(spec: str, a: Array, b: Array) -> P | None:
-    """Every axis as the factor that has it, where a mesh has explicit axes: JAX leaves it to the caller what becomes of
-    sums over a sharded axis. None elsewhere.
+    """The sharding of a product on a mesh with explicit axes, each axis as in its factor; None elsewhere.
+
+    JAX leaves it to the caller how sums over a sharded axis are sharded.
     """
     shardings = jax.typeof(a).sharding, jax.typeof(b).sharding
     if not any(AxisType.Explicit in sharding.mesh.axis_types for sharding in shardings):
@@ -353,9 +354,9 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
 def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
     """1.5-entmax of the allowed scores (Peters et al. 2019, algorithm 2), between softmax and sparsemax.
 
-    The weights are max(z - tau, 0)^2 for z half the score, with tau such that they add up to 1: for the k largest z the
-    smaller root of sum (z - tau)^2 = 1, over the most k whose smallest z is no less. Where nothing is allowed the
-    weights are 0; allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    The weights are max(z - tau, 0)^2 for z half the score, with tau such that they add up to 1: the smaller root of
+    sum (z - tau)^2 = 1 over the k largest z, for the largest k whose smallest z is at least tau. Where nothing is
+    allowed the weights are 0; allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
     """
     z = scores if allowed is None else where(allowed, scores, -jnp.inf)
     if scores.shape[axis] == 0:

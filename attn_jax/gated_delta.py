@@ -1,4 +1,4 @@
-"""Gated delta rule: the state fades by a factor that each position chooses, and the delta rule writes into it."""
+"""Gated delta rule: the state decays by a factor that each position chooses, and the delta rule writes into it."""
 
 from math import sqrt
 
@@ -113,7 +113,7 @@ def windows(x: Array, real: Array, start: Array, tape: Tape) -> tuple[Array, Arr
 
 
 class GatedDeltaRule(Layer[Config]):
-    """The state fades by a factor that each position chooses, and the delta rule writes into it."""
+    """The state decays by a factor that each position chooses, and the delta rule writes into it."""
 
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]

@@ -69,7 +69,7 @@ class GatedRecurrentUnit(Layer[Config]):
     layers: list[GRULayer]
 
     def layer_keep_masks(self, keep: Array | None, b: int, t: int) -> list[Array | None]:
-        """The keep-mask behind each layer; there is none behind the last."""
+        """The keep-mask after each layer; None after the last."""
         c = self.config
         if keep is None:
             return [None] * c.num_layers

@@ -48,7 +48,7 @@ def causal_mask(t: int, like: Array) -> Array:
     return arange(t, like)[:, None] >= arange(t, like)[None, :]
 
 
-def running(added: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+def running_states(added: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
     """The states after each step, from the updates that the steps add, and the last state."""
 
     def step(state, xs):
@@ -73,7 +73,7 @@ def chunked(q: Array, k: Array, v: Array, start: Array, size: int, tape: Tape) -
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     added = einsum("bshk,bshv->bhkv", k, v)
     added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
-    states, end = running(added, start, tape)
+    states, end = running_states(added, start, tape)
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
     return from_chunks(parallel(q, k, v, record(tape, before=before), tape), b, t), end
 
@@ -81,7 +81,7 @@ def chunked(q: Array, k: Array, v: Array, start: Array, size: int, tape: Tape) -
 def recurrent(q: Array, k: Array, v: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
     """The outputs and the last state: every position adds its key times its value, then its query reads the state."""
     added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
-    states, end = running(added, start, tape)
+    states, end = running_states(added, start, tape)
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
@@ -98,7 +98,7 @@ class LinearAttention(Layer[Config]):
     b_o: Float[Array, "d"] | None
 
     def read(self, q: Array, k: Array, v: Array, step: DecodeStep | None, tape: Tape) -> Array:
-        """What each query reads, computed in the config's form; with `normalize`, v has a column of ones."""
+        """The context before it is normalised, in the config's form; with `normalize`, v has a column of ones."""
         c = self.config
         fresh = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
         if not c.causal:

@@ -164,7 +164,7 @@ def shapes_may_vary(x: Array) -> bool:
 
 
 def constant(make: Callable[..., Any]) -> Callable[..., Array]:
-    """A function that computes an array from plain values by NumPy, its first argument; cached, constant under jit."""
+    """`make`, called with NumPy and plain values, as a function of the values: cached, and a constant under jit."""
     cached = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: cached(*args)
 
@@ -334,9 +334,9 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
 def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
     """1.5-entmax of the allowed scores (Peters et al. 2019, algorithm 2), between softmax and sparsemax.
 
-    The weights are max(z - tau, 0)^2 for z half the score, with tau such that they add up to 1: for the k largest z the
-    smaller root of sum (z - tau)^2 = 1, over the most k whose smallest z is no less. Where nothing is allowed the
-    weights are 0; allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    The weights are max(z - tau, 0)^2 for z half the score, with tau such that they add up to 1: the smaller root of
+    sum (z - tau)^2 = 1 over the k largest z, for the largest k whose smallest z is at least tau. Where nothing is
+    allowed the weights are 0; allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
     """
     z = scores if allowed is None else np.where(allowed, scores, -np.inf)
     if scores.shape[axis] == 0:

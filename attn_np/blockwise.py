@@ -60,7 +60,7 @@ class BlockwiseAttention(Layer[Config]):
         k, v = zero_unseen("bts->bsk", allowed, k), zero_unseen("bts->bsv", allowed, v)
         q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
 
-        def step(carry, xs):
+        def add_block(carry, xs):
             has_key, top, total, sums = carry
             k, v, visible = xs
             scores = where(visible, einsum("btk,bck->bct", q, k) * factor, -inf)
@@ -77,7 +77,7 @@ class BlockwiseAttention(Layer[Config]):
         carry = zero > 0, zero - inf, zero, zeros((b, t, v.shape[2]), q)
         xs = blocks(k, c.block_size), blocks(v, c.block_size), blocks(allowed.swapaxes(1, 2), c.block_size)
         names = ("running_top", "running_total", "running_sums")
-        (has_key, top, total, sums), _ = scan(step, carry, xs, names=names, tape=tape)
+        (has_key, top, total, sums), _ = scan(add_block, carry, xs, names=names, tape=tape)
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
         y = record(tape, y=sums / total[..., None])
@@ -93,7 +93,7 @@ class BlockwiseAttention(Layer[Config]):
         share = einsum("btv,btv->bt", dy, tape["y"])
         xs = blocks(k, c.block_size), blocks(v, c.block_size), blocks(tape["allowed"].swapaxes(1, 2), c.block_size)
 
-        def step(dq, xs):
+        def add_block(dq, xs):
             k, v, visible = xs
             scores = where(visible, einsum("btk,bck->bct", q, k) * factor, -inf)
             probs = part_of_softmax(scores, top[:, None], total[:, None], count)
@@ -103,7 +103,7 @@ class BlockwiseAttention(Layer[Config]):
             return dq + dq_block, (dk, dv)
 
         count = xs[0].shape[1]
-        dq, (dk, dv) = scan(step, zeros(q.shape, q), xs, names=("dk", "dv"))
+        dq, (dk, dv) = scan(add_block, zeros(q.shape, q), xs, names=("dk", "dv"))
         dk, dv = (x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])[:, : k.shape[1]] for x in (dk, dv))
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
         return grads(dtype, inputs_vjp(tape, "bts", dq, dk, dv), {})

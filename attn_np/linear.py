@@ -55,7 +55,7 @@ def causal_mask(t: int, like: Array) -> Array:
     return arange(t, like)[:, None] >= arange(t, like)[None, :]
 
 
-def running(added: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+def running_states(added: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
     """The states after each step, from the updates that the steps add, and the last state."""
 
     def step(state, xs):
@@ -80,7 +80,7 @@ def chunked(q: Array, k: Array, v: Array, start: Array, size: int, tape: Tape) -
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     added = einsum("bshk,bshv->bhkv", k, v)
     added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
-    states, end = running(added, start, tape)
+    states, end = running_states(added, start, tape)
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
     return from_chunks(parallel(q, k, v, record(tape, before=before), tape), b, t), end
 
@@ -88,11 +88,11 @@ def chunked(q: Array, k: Array, v: Array, start: Array, size: int, tape: Tape) -
 def recurrent(q: Array, k: Array, v: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
     """The outputs and the last state: every position adds its key times its value, then its query reads the state."""
     added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
-    states, end = running(added, start, tape)
+    states, end = running_states(added, start, tape)
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
-def running_vjp(dstates: Array, tape: Tape) -> Array:
+def running_states_vjp(dstates: Array, tape: Tape) -> Array:
     """The gradient of the updates: one is part of all later states, whose gradients add up from the end."""
 
     def step(dstate, xs):
@@ -120,7 +120,7 @@ def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, size: int, dread: Arra
     dq, dk, dv, dbefore = parallel_vjp(tape, q, k, v, tape["before"], dread)
     dbefore = record(tape, dbefore=dbefore).reshape(b, -(-t // size), *dbefore.shape[1:])
     dstates = concatenate([dbefore, zeros((b, 1, *dbefore.shape[2:]), dbefore)], 1)[:, 1:]
-    dadded = running_vjp(record(tape, dstates=dstates), tape)
+    dadded = running_states_vjp(record(tape, dstates=dstates), tape)
     dk_added, dv_added = einsum_vjp("bshk,bshv->bhkv", k, v, dadded.reshape(q.shape[0], *dadded.shape[2:]))
     return from_chunks(dq, b, t), from_chunks(total(dk, dk_added), b, t), from_chunks(total(dv, dv_added), b, t)
 
@@ -128,7 +128,7 @@ def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, size: int, dread: Arra
 def recurrent_vjp(tape: Tape, q: Array, k: Array, v: Array, dread: Array) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `recurrent` in reverse."""
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, tape["states"], dread)
-    dadded = running_vjp(record(tape, dstates=dstates), tape)
+    dadded = running_states_vjp(record(tape, dstates=dstates), tape)
     return dq, *einsum_vjp("bthk,bthv->bthkv", k, v, dadded)
 
 
@@ -145,7 +145,7 @@ class LinearAttention(Layer[Config]):
     b_o: Float[Array, "d"] | None
 
     def read(self, q: Array, k: Array, v: Array, step: DecodeStep | None, tape: Tape) -> Array:
-        """What each query reads, computed in the config's form; with `normalize`, v has a column of ones."""
+        """The context before it is normalised, in the config's form; with `normalize`, v has a column of ones."""
         c = self.config
         fresh = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
         if not c.causal:

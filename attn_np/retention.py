@@ -73,7 +73,7 @@ def decay_factors(real: Array, logs: Array) -> Decay:
     return Decay(pairs, from_start, to_end, exp(last * logs))
 
 
-def running(added: Array, factors: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+def running_states(added: Array, factors: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
     """The states after each step, each the decayed one before plus an update, and the last state."""
 
     def step(state, xs):
@@ -102,7 +102,7 @@ def chunked(
     decay = decay_factors(to_chunks(real, size), logs)
     added = einsum("bshk,bshv->bhkv", k * decay.to_end[..., None], v)
     added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
-    states, end = running(added, decay.whole.reshape(*added.shape[:3]), start, tape)
+    states, end = running_states(added, decay.whole.reshape(*added.shape[:3]), start, tape)
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
     return from_chunks(parallel(q, k, v, record(tape, before=before), decay, tape), b, t), end
 
@@ -110,11 +110,11 @@ def chunked(
 def recurrent(q: Array, k: Array, v: Array, start: Array, real: Array, logs: Array, tape: Tape) -> tuple[Array, Array]:
     """The outputs and the last state: a position decays the state, adds its key times its value, and reads it."""
     added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
-    states, end = running(added, exp(where(real[..., None], logs, 0.0)), start, tape)
+    states, end = running_states(added, exp(where(real[..., None], logs, 0.0)), start, tape)
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
-def running_vjp(factors: Array, dstates: Array, tape: Tape) -> Array:
+def running_states_vjp(factors: Array, dstates: Array, tape: Tape) -> Array:
     """The gradient of the updates: a state's comes from its readers and, decayed, from the state after it."""
 
     def step(carry, xs):
@@ -150,7 +150,7 @@ def chunked_vjp(
     dq, dk, dv, dbefore = parallel_vjp(tape, q, k, v, tape["before"], decay, to_chunks(dread, size))
     dbefore = record(tape, dbefore=dbefore).reshape(b, -(-t // size), *dbefore.shape[1:])
     dstates = concatenate([dbefore, zeros((b, 1, *dbefore.shape[2:]), dbefore)], 1)[:, 1:]
-    dadded = running_vjp(decay.whole.reshape(*dbefore.shape[:3]), record(tape, dstates=dstates), tape)
+    dadded = running_states_vjp(decay.whole.reshape(*dbefore.shape[:3]), record(tape, dstates=dstates), tape)
     dadded = dadded.reshape(q.shape[0], *dadded.shape[2:])
     dfaded, dv_added = einsum_vjp("bshk,bshv->bhkv", k * decay.to_end[..., None], v, dadded)
     dk = total(dk, dfaded * decay.to_end[..., None])
@@ -162,7 +162,7 @@ def recurrent_vjp(
 ) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `recurrent` in reverse."""
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, tape["states"], dread)
-    dadded = running_vjp(exp(where(real[..., None], logs, 0.0)), record(tape, dstates=dstates), tape)
+    dadded = running_states_vjp(exp(where(real[..., None], logs, 0.0)), record(tape, dstates=dstates), tape)
     return dq, *einsum_vjp("bthk,bthv->bthkv", k, v, dadded)
 
 
@@ -181,7 +181,7 @@ class Retention(Layer[Config]):
     b_o: Float[Array, "d"] | None
 
     def read(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
-        """What each query reads, computed in the config's form."""
+        """The context, computed in the config's form."""
         c = self.config
         logs = constants(c.decays(), q)
         start = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))

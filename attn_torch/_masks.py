@@ -55,8 +55,10 @@ def visibility(
         allowed = attention_mask(mask, t, s, like=like, causal=causal, window=window)
         return allowed, allowed
     first_key, first_query = band.first_key(), band.first_query()
-    keys = mask if first_key == 0 else (arange(s, like) >= first_key)[None, :]
-    keys = keys if first_key == 0 or mask is None else keys & mask
+    keys = mask
+    if first_key > 0:
+        after = (arange(s, like) >= first_key)[None, :]
+        keys = after if mask is None else after & mask
     if mask is None or mask.shape[-1] == 1:
         queries = None if first_query == 0 else (arange(t, like) >= first_query)[:, None]
         return (queries if mask is None else mask if queries is None else queries & mask), keys
@@ -82,7 +84,7 @@ def any_visible(spec: str, allowed: Array) -> Array:
 
 
 def unmasked_by_bias(allowed: Array | None, bias: Array | None) -> Array | None:
-    """The mask, with the keys hidden, too, that have a bias of -inf."""
+    """The mask, with keys hidden also by a bias of -inf."""
     if bias is None:
         return allowed
     finite = bias != -inf
@@ -90,7 +92,7 @@ def unmasked_by_bias(allowed: Array | None, bias: Array | None) -> Array | None:
 
 
 def zero_unseen(spec: str, allowed: Array | None, x: Any) -> Any:
-    """Keys with those that no query sees set to 0, `zero_unseen("bhts->bshk", allowed, k)`, or queries with those that
-    see no key: their contents, even NaN, reach neither outputs nor gradients.
+    """x with 0 at keys that no query sees, `zero_unseen("bhts->bshk", allowed, k)`, or at queries that see no key: what
+    they hold, even NaN, reaches neither outputs nor gradients.
     """
     return x if allowed is None else where(any_visible(spec, allowed), x, 0.0)

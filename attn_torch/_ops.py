@@ -1,7 +1,7 @@
 """PyTorch's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from math import prod
 from typing import Any
 
@@ -105,17 +105,18 @@ def any_over(x: Array, axes: tuple[int, ...]) -> Array:
 
 def reorder(x: Array, order: Sequence[int]) -> Array:
     """The axes in another order."""
-    return x.permute(order)
+    return x.permute(tuple(order))
 
 
 def alongside(x: Array, like: Array) -> Array:
     """An array on the device of another; beside a DTensor, the same in every process."""
     x = x.to(like.device)
-    if type(like) is Tensor or not hasattr(like, "device_mesh"):
+    mesh = getattr(like, "device_mesh", None)
+    if mesh is None:
         return x
     from torch.distributed.tensor import DTensor, Replicate  # takes longer to import than torch
 
-    return DTensor.from_local(x, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
+    return DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 def arange(n: int, like: Array) -> Array:
@@ -171,15 +172,15 @@ def shapes_may_vary(x: Array) -> bool:
 
 
 def constant(make: Callable[..., Any]) -> Callable[..., Array]:
-    """A function of plain values that makes an array by NumPy, its first argument; cached.
+    """`make`, called with NumPy and plain values, as a function of the values: cached.
 
-    In compiled programs, whose lengths may vary, it makes it by the PyTorch functions of the same names.
+    In compiled programs, whose lengths may vary, `make` is called with PyTorch, which has functions of the same names.
     """
     cached = lru_cache(maxsize=8)(partial(make, np))
 
     def array(*args: Any, like: Array) -> Array:
-        made = make(torch, *args) if torch.compiler.is_compiling() else torch.from_numpy(cached(*args))
-        return alongside(made, like)
+        x = make(torch, *args) if torch.compiler.is_compiling() else torch.from_numpy(cached(*args))
+        return alongside(x, like)
 
     return array
 
@@ -242,6 +243,19 @@ def autocast_dtype(x: Array) -> str | None:
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return None
     return NAMES[torch.get_autocast_dtype(device)]
+
+
+def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of arrays whose products `torch.autocast` does not round."""
+
+    @wraps(function)
+    def run(x: Array, *rest: Any) -> Any:
+        if autocast_dtype(x) is None:
+            return function(x, *rest)
+        with torch.autocast(x.device.type, enabled=False):
+            return function(x, *rest)
+
+    return run
 
 
 def upcast(x: Any) -> Any:
@@ -372,9 +386,9 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
 def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
     """1.5-entmax of the allowed scores (Peters et al. 2019, algorithm 2), between softmax and sparsemax.
 
-    The weights are max(z - tau, 0)^2 for z half the score, with tau such that they add up to 1: for the k largest z the
-    smaller root of sum (z - tau)^2 = 1, over the most k whose smallest z is no less. Where nothing is allowed the
-    weights are 0; allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    The weights are max(z - tau, 0)^2 for z half the score, with tau such that they add up to 1: the smaller root of
+    sum (z - tau)^2 = 1 over the k largest z, for the largest k whose smallest z is at least tau. Where nothing is
+    allowed the weights are 0; allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
     """
     z = scores if allowed is None else where(allowed, scores, -torch.inf)
     if scores.shape[axis] == 0:

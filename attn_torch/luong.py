@@ -32,7 +32,7 @@ def visible_positions(allowed: Array | None, like: Array, shape: tuple[int, int,
 
 
 def zero_unseen_keys(tape: Tape, allowed: Array, key: Array, value: Array) -> tuple[Array, Array]:
-    """Keys and values that no query sees become 0."""
+    """Keys and values, with those that no query sees set to 0."""
     return record(
         tape, near_key=zero_unseen("bts->bsi", allowed, key), near_value=zero_unseen("bts->bsv", allowed, value)
     )

@@ -62,7 +62,7 @@ def decay_factors(real: Array, logs: Array) -> Decay:
     return Decay(pairs, from_start, to_end, exp(last * logs))
 
 
-def running(added: Array, factors: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+def running_states(added: Array, factors: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
     """The states after each step, each the decayed one before plus an update, and the last state."""
 
     def step(state, xs):
@@ -91,7 +91,7 @@ def chunked(
     decay = decay_factors(to_chunks(real, size), logs)
     added = einsum("bshk,bshv->bhkv", k * decay.to_end[..., None], v)
     added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
-    states, end = running(added, decay.whole.reshape(*added.shape[:3]), start, tape)
+    states, end = running_states(added, decay.whole.reshape(*added.shape[:3]), start, tape)
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
     return from_chunks(parallel(q, k, v, record(tape, before=before), decay, tape), b, t), end
 
@@ -99,7 +99,7 @@ def chunked(
 def recurrent(q: Array, k: Array, v: Array, start: Array, real: Array, logs: Array, tape: Tape) -> tuple[Array, Array]:
     """The outputs and the last state: a position decays the state, adds its key times its value, and reads it."""
     added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
-    states, end = running(added, exp(where(real[..., None], logs, 0.0)), start, tape)
+    states, end = running_states(added, exp(where(real[..., None], logs, 0.0)), start, tape)
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
@@ -118,7 +118,7 @@ class Retention(Layer[Config]):
     b_o: Float[Array, "d"] | None
 
     def read(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
-        """What each query reads, computed in the config's form."""
+        """The context, computed in the config's form."""
         c = self.config
         logs = constants(c.decays(), q)
         start = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))

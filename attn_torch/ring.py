@@ -39,7 +39,7 @@ def join(x: Array, length: int) -> Array:
 
 
 def hand_on(x: Array) -> Array:
-    """Every device sends its shard to the next one, the last to the first."""
+    """The shards after each device has sent its own to the next one, the last device to the first."""
     return concatenate([x[:, -1:], x[:, :-1]], 1)
 
 
@@ -77,7 +77,7 @@ class RingAttention(Layer[Config]):
         q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
         q_shards = split(q, c.shards)
 
-        def step(carry, xs):
+        def add_shard(carry, xs):
             (k, v), has_key, top, total, sums = carry
             (visible,) = xs
             scores = where(visible, einsum("bntk,bnsk->bnts", q_shards, k) * factor, -inf)
@@ -94,7 +94,9 @@ class RingAttention(Layer[Config]):
         start = zero > 0, zero - inf, zero, zeros((*q_shards.shape[:3], v.shape[2]), q)
         carry = ((split(k, c.shards), split(v, c.shards)), *start)
         names = ("running_top", "running_total", "running_sums")
-        (_, has_key, top, total, sums), _ = scan(step, carry, (meetings(allowed, c.shards),), names=names, tape=tape)
+        (_, has_key, top, total, sums), _ = scan(
+            add_shard, carry, (meetings(allowed, c.shards),), names=names, tape=tape
+        )
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
         y = record(tape, y=join(sums / total[..., None], t))

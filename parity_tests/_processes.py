@@ -32,7 +32,7 @@ def run(rank: int, folder: str, cases: dict[str, dict[str, Any]]) -> None:
         distributed.destroy_process_group()
 
 
-def build(variant: str, config: dict[str, Any], weights: dict[str, Any]) -> Any:
+def build(variant: Any, config: dict[str, Any], weights: dict[str, Any]) -> Any:
     layer = attn_torch.build(variant, dtype="float64", **config)
     layer.set_params({name: torch.from_numpy(x) for name, x in weights.items()})
     return layer
@@ -42,11 +42,11 @@ def results(layer: Any, y: Tensor, dy: Any, inputs: dict[str, Tensor]) -> dict[s
     """The output, and the gradients of parameters and inputs, as whole NumPy arrays."""
     y.backward(torch.from_numpy(dy))
     leaves = dict(layer.named_parameters()) | inputs
-    found = {"y": y} | {f"d{name}": x.grad for name, x in leaves.items()}
+    found: dict[str, Any] = {"y": y} | {f"d{name}": x.grad for name, x in leaves.items()}
     return {name: whole(x) for name, x in found.items()}
 
 
-def whole(x: Tensor) -> Any:
+def whole(x: Any) -> Any:
     """A tensor or DTensor as a NumPy array."""
     return getattr(x, "full_tensor", lambda: x)().detach().numpy()
 

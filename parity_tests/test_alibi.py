@@ -111,7 +111,7 @@ def test_a_head_forgets_by_its_slope(tree: Tree) -> None:
 
 
 def test_a_window_is_refused_in_words(tree: Tree) -> None:
-    words = r"alibi: expected window to be a tuple \(left, right\) of ints from 0, got 3; give how many keys"
+    words = r"alibi: expected window to be a tuple \(left, right\) of ints from 0, got 3; say how many keys"
     with pytest.raises(ValueError, match=words):
         tree.package.build("alibi", d_model=6, num_heads=2, window=3)
 

@@ -29,7 +29,7 @@ ROWS = tuple(v for v in contract.variants() if next(iter(contract.examples(v).va
 def asked(name: str) -> tuple[Any, dict[str, Any]]:
     """The config of a case, and what the processes are told."""
     variant, fields, call = CASES[name]
-    config = contract.config(variant, **fields)
+    config: Any = contract.config(variant, **fields)
     inputs = random_inputs(config, call, b=4, t=7, s=7)
     inputs = {n: x for n, x in inputs.items() if config.arguments()[n].kind != "keep"}
     told = {"variant": variant, "config": fields, "weights": weights_of(config), "inputs": inputs}

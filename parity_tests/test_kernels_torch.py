@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
@@ -369,3 +370,45 @@ def test_words_without_a_hash_are_refused_by_name(wrong: dict[str, Any]) -> None
     q = torch.ones(1, 2, 1, 4)
     with pytest.raises(ValueError, match=f"attend: expected {next(iter(wrong))}"):
         attend(q, q, q, **wrong)
+
+
+@pytest.mark.usefixtures("paths")
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("softcap", [2**70, 1e-40])
+def test_a_softcap_beyond_the_numbers_of_the_type(softcap: float, masked: bool) -> None:
+    """In float32, which holds neither 1 / softcap nor integers of that size: what NumPy's textbook gives."""
+    inputs = {name: x.astype(np.float32) for name, x in as_wide(given("mask")[0]).items() if name != "mask"}
+    inputs |= {"mask": given("mask")[0]["mask"]} if masked else {}
+    with np.errstate(over="ignore"):
+        want = held(inputs, {"softcap": float(softcap)}, "float32")
+    found = attend(**TORCH.arrays(inputs), softcap=softcap, implementation="fused")[0]
+    judged({"context": TORCH.numpy(found)}, {"context": want["context"]})
+
+
+@pytest.mark.usefixtures("paths")
+@pytest.mark.parametrize("case", ["full", "window", "all"])
+def test_autocast_rounds_nothing_outside_pytorchs_kernel(case: str) -> None:
+    inputs, options = given(case)  # whose values have another width than keys, which the kernel does not take
+    arrays: dict[str, Any] = {n: x.float() if x.is_floating_point() else x for n, x in TORCH.arrays(inputs).items()}
+    want = attend(**arrays, **options)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attend(**arrays, **options)[0]
+    assert found.dtype == torch.float32
+    assert torch.equal(found, want)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("learning", [False, True])
+def test_blocks_of_any_length_are_two_graphs_at_most(learning: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "SMALL", 0)
+    torch.compiler.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(attend, backend=graphs, fullgraph=True, dynamic=True)
+    for t in (19, 23, 29):
+        q, k, v = (torch.from_numpy(cotangent((2, t, 6, 5))).requires_grad_(learning) for _ in "qkv")
+        found, want = (call(q, k, v, window=(3, 2), softcap=1.5)[0] for call in (compiled, attend))
+        assert torch.equal(found, want)
+        if learning:
+            got, expected = (torch.autograd.grad(y.sum(), (q, k, v)) for y in (found, want))
+            assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
+    assert graphs.frame_count <= 2

@@ -74,10 +74,10 @@ TOKENS = text(9)
 def by_numpy(params: Arrays, tokens: np.ndarray, direction: Arrays) -> tuple[ErrArray, ErrArray]:
     """The loss, and how it changes along a direction, with the bounds of a float64 computation."""
     with precision(precision_of("float64")):
-        p = {name: Dual(ErrArray(x, 0.0), ErrArray(direction[name], 0.0)) for name, x in params.items()}
+        p: dict[str, Any] = {name: Dual(ErrArray(x, 0.0), ErrArray(direction[name], 0.0)) for name, x in params.items()}
         x: Any = p["embed"][tokens[:, :-1]]
         for at in [f"layers.{i}." for i in range(LAYERS)]:
-            attention = layer_of(TREES["numpy"], CONFIG, {name: p[f"{at}attn.{name}"] for name in CONFIG.shapes()})
+            attention: Any = layer_of(TREES["numpy"], CONFIG, {name: p[f"{at}attn.{name}"] for name in CONFIG.shapes()})
             x = x + attention(rms_norm(x, p[f"{at}norm"], EPS))
             normed = rms_norm(x, p[f"{at}mlp_norm"], EPS)
             gate = silu(einsum("btd,df->btf", normed, p[f"{at}gate"]))

@@ -288,7 +288,7 @@ def test_tabulate(transform: str, variant: str) -> None:
 
 @cells(EXEMPT, "nnx.view")
 def test_view(transform: str, variant: str) -> None:
-    layer = layer_of(JAX, work(variant).config, work(variant).params[0])
+    layer: Any = layer_of(JAX, work(variant).config, work(variant).params[0])
     training: Any = nnx.view(layer, deterministic=False)
     assert layer.deterministic and not training.deterministic
     modes = [x.deterministic for _, x in nnx.iter_modules(training) if hasattr(x, "deterministic")]

@@ -17,9 +17,9 @@ class Config(_base.Config):
         num_heads: how many heads, each with a state.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
-        form: how it is computed, with the same result: "recurrent" walks along the sequence with a state, "chunked"
-            from chunk to chunk, "parallel" takes the sequence as one chunk.
-        chunk_size: positions of a chunk.
+        form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
+            from chunk to chunk, and "parallel" takes the sequence as one chunk.
+        chunk_size: how many positions a chunk has; the last one may have fewer.
         use_norm: each head's context is divided by its root mean square and scaled by learned weights.
         eps: added under the roots of that norm and of the norms of queries and keys.
     """

@@ -1,4 +1,4 @@
-"""Gated delta rule: the state fades by a factor that each position chooses, and the delta rule writes into it."""
+"""Gated delta rule: the state decays by a factor that each position chooses, and the delta rule writes into it."""
 
 from dataclasses import dataclass
 from math import exp, expm1, log
@@ -18,9 +18,9 @@ class Config(_base.Config):
         num_heads: how many heads, each with a state.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
-        form: how it is computed, with the same result: "recurrent" walks along the sequence with a state, "chunked"
-            from chunk to chunk, "parallel" takes the sequence as one chunk.
-        chunk_size: positions of a chunk.
+        form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
+            from chunk to chunk, and "parallel" takes the sequence as one chunk.
+        chunk_size: how many positions a chunk has; the last one may have fewer.
         eps: added under the roots of the norms of queries, keys and contexts.
         conv_size: how many positions, the current one last, a convolution spans; it acts on each dimension of queries,
             keys and values before SiLU. None: no convolution.
@@ -63,9 +63,9 @@ class Config(_base.Config):
         "alpha_t = 1, without the gate and with values that silu leaves alone: delta",
     )
     traps = (
-        "the state fades before the key's old value is looked up, not after",
+        "the state decays before the key's old value is looked up, not after",
         "products of alphas are stored as sums of logarithms and subtracted pair by pair: their quotients overflow",
-        "padding must neither fade the state nor write",
+        "padding must neither decay the state nor write",
         "silu is on queries, keys and values, the norm on queries and keys alone",
         "published models have a short convolution on q, k and v, conv_size=4: without it their weights do not fit",
         "the convolution looks back: the last of its weights is that of the current position",

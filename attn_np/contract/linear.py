@@ -18,10 +18,10 @@ class Config(_base.Config):
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         causal: query i sees the keys up to its own position.
-        form: how a causal layer is computed, with the same result: "parallel" scores all pairs, "recurrent" walks along
-            the sequence with a state, "chunked" does the one within chunks and the other between them. Without
-            causality the keys are summed up once.
-        chunk_size: positions of a chunk.
+        form: how a causal layer is computed, with the same result: "parallel" scores all pairs, "recurrent" passes a
+            state from position to position, "chunked" does the first within chunks and the second between them.
+            Without causality the keys are summed up once.
+        chunk_size: how many positions a chunk has; the last one may have fewer.
         normalize: the output of a query is divided by the sum of its weights.
         eps: added to that sum.
         use_bias: biases on the four projections.

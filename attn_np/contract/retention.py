@@ -21,9 +21,9 @@ class Config(_base.Config):
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         exponent: head h decays by the factor 1 - 2^-(exponent + h) per position.
-        form: how it is computed, with the same result: "parallel" scores all pairs, "recurrent" walks along the
-            sequence with a state, "chunked" does the one within chunks and the other between them.
-        chunk_size: positions of a chunk.
+        form: how it is computed, with the same result: "parallel" scores all pairs, "recurrent" passes a state
+            from position to position, "chunked" does the first within chunks and the second between them.
+        chunk_size: how many positions a chunk has; the last one may have fewer.
         norm: "layer" subtracts the mean of a head's context and divides by the deviation, "rms" divides only.
         eps: added to the mean square in that norm.
         use_bias: biases on the five projections.

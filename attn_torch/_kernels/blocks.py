@@ -17,6 +17,7 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 
 from attn_torch._masks import unmasked_by_bias
+from attn_torch._ops import without_autocast
 
 PACKAGE = __name__.split(".")[0]
 
@@ -45,23 +46,11 @@ class Blocked:
     A sink takes the place of one more key before those of a block: its score is set, and its weight is 0 afterwards.
     """
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        bias: Tensor | None,
-        sinks: Tensor | None,
-        left: int | None,
-        right: int | None,
-        scale: float,
-        softcap: float | None,
-    ) -> None:
+    def __init__(self, *inputs: Any) -> None:
+        q, k, v, mask, bias, sinks, self.left, self.right, self.scale, self.softcap = inputs
         (self.b, self.t, h, _), (self.s, self.g) = q.shape, k.shape[1:3]
         self.r, self.extra = h // self.g, 0 if sinks is None else 1
-        self.left, self.right, self.scale, self.softcap = left, right, scale, softcap
-        self.q = self.grouped(q * scale)
+        self.q = self.grouped(q * self.scale)
         self.k, self.v = (pad(x.transpose(1, 2), (0, 0, self.extra, 0)).contiguous() for x in (k, v))
         self.mask, self.bias = (None if x is None else self.by_group(x) for x in (mask, bias))
         self.sinks = None if sinks is None else self.by_group(sinks)
@@ -128,7 +117,8 @@ class Blocked:
         if self.left is not None and (last := min(keys, at - self.left + rows - 1)) > 0:
             skipped = self.left - at
             edges.append((slice(last), ~self.later[:rows, skipped : skipped + last]))
-        allowed = self.allowed(block)
+        mask, bias = (None if x is None else block.of(x, "bgrts") for x in (self.mask, self.bias))
+        allowed = unmasked_by_bias(mask, bias)
         if allowed is None:
             for stretch, hidden in edges:
                 scores[..., stretch].masked_fill_(hidden, -torch.inf)
@@ -139,11 +129,6 @@ class Blocked:
                 allowed[..., stretch] &= ~hidden
         scores.masked_fill_(~allowed, -torch.inf)
         return ~allowed.amax(-1, keepdim=True)
-
-    def allowed(self, block: Block) -> Tensor | None:
-        """What mask and bias allow."""
-        mask, bias = (None if x is None else block.of(x, "bgrts") for x in (self.mask, self.bias))
-        return unmasked_by_bias(mask, bias)
 
     def weights(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor]:
         """The weights, `(b g) (r t) s`; the queries that see no key, whose weights are NaN; the tanh of the softcap."""
@@ -176,16 +161,13 @@ def add(total: Tensor, x: Tensor) -> None:
 # Operations -----------------------------------------------------------------------------------------------------------
 
 
-ARRAYS, SCHEMA = (
-    6,
-    (
-        "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks, "
-        "SymInt? left, SymInt? right, float scale, float? softcap"
-    ),
-)
+ARRAYS = 6  # of the inputs
+SCHEMA = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks"
+SCHEMA += ", SymInt? left, SymInt? right, float scale, float? softcap"
 
 
 @torch.library.custom_op(f"{PACKAGE}::blocks", mutates_args=(), schema=f"({SCHEMA}) -> Tensor")
+@without_autocast
 def forward(*inputs: Any) -> Tensor:
     """The context, `b t h v`; masks have four axes, sinks are `1 h` or `b h`."""
     call, out = Blocked(*inputs), context_like(*inputs[:3])
@@ -204,6 +186,7 @@ def forward(*inputs: Any) -> Tensor:
     mutates_args=(),
     schema=f"(Tensor dout, Tensor out, {SCHEMA}, bool bias_too) -> Tensor[]",
 )
+@without_autocast
 def backward(dout: Tensor, out: Tensor, *inputs: Any) -> list[Tensor]:
     """The gradients of q, k and v, then of the sinks if there are any, then of the bias if it is asked for.
 
@@ -262,7 +245,7 @@ class Blocks(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q, k, v, mask, bias, sinks, left, right, scale, softcap):  # type: ignore[no-untyped-def]
+    def forward(q, k, v, mask, bias, sinks, left, right, scale, softcap):
         return forward(q, k, v, mask, bias, sinks, left, right, scale, softcap)
 
     @staticmethod
@@ -271,7 +254,8 @@ class Blocks(Function):
         ctx.options = inputs[ARRAYS:]
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (dout,) = grad_outputs
         sinks, bias_too = ctx.saved_tensors[6], ctx.needs_input_grad[4]  # a bias may be as large as all scores
         dq, dk, dv, *more = Gradients.apply(dout, *ctx.saved_tensors, *ctx.options, bias_too)
         dsinks = more.pop(0) if sinks is not None else None
@@ -284,7 +268,7 @@ class Gradients(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(dout, out, q, k, v, mask, bias, sinks, left, right, scale, softcap, bias_too):  # type: ignore[no-untyped-def]
+    def forward(dout, out, q, k, v, mask, bias, sinks, left, right, scale, softcap, bias_too):
         return tuple(backward(dout, out, q, k, v, mask, bias, sinks, left, right, scale, softcap, bias_too))
 
     @staticmethod

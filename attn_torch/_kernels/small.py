@@ -6,6 +6,7 @@ from torch.autograd import forward_ad
 
 from attn_torch._kernels.window import Window
 from attn_torch._masks import attention_mask, unmasked_by_bias
+from attn_torch._ops import without_autocast
 
 
 def has_tangent(x: Tensor | None) -> bool:
@@ -13,6 +14,7 @@ def has_tangent(x: Tensor | None) -> bool:
     return x is not None and not torch.compiler.is_compiling() and forward_ad.unpack_dual(x).tangent is not None
 
 
+@without_autocast
 def attend(
     q: Tensor,
     k: Tensor,
@@ -34,7 +36,7 @@ def attend(
     allowed, empty = unmasked_by_bias(attention_mask(mask, t, s, like=scores, window=window), bias), None
     if bias is not None and allowed is not None:
         scores = scores + torch.where(allowed, bias, 0.0)
-    if mask is not None or bias is not None:
+    if allowed is not None and (mask is not None or bias is not None):
         empty = ~allowed.amax(-1, keepdim=True)
         allowed = allowed | empty  # of finite scores, which a softmax needs
     if allowed is not None:
