@@ -1064,8 +1064,6 @@ BUGS: list[tuple[str, str, str, str, str, Callable[[Tree], None]]] = [
      lambda t: threaded(t.package.__name__, "gru")),
     ("memory read before it is written", "torch", SHARED, "like.new_zeros(shape)", "like.new_empty(shape)",
      lambda t: only_deterministic(t, "gru")),
-    ("scale from the number of batch rows", "torch", SHARED, "q, k) * factor)", "q, k) * factor * q.shape[0] / 2)",
-     lambda t: by_rows(t, "mha")),
     ("aligned at the first key, in a layer", "numpy", SHARED, "+ (s - t))", ")", lambda t: last_queries(t)),
     ("weights of one member for all", "torch", SHARED, "y = einsum(spec, x, weight)",
      "y = einsum(spec, x, torch.zeros_like(weight) + 0.1)", lambda t: by_members(t)),
