@@ -177,14 +177,15 @@ def _attend(
     # Two steps: with explicit sharding an axis that is split is the only one.
     # In `shard_map` an array that devices share becomes each one's own by an operation with one that they do not: by
     # adding a zero of all here, so that JAX sums its gradient over them.
-    zero = jnp.zeros_like(sum(jnp.sum(x) for x in (q, k, v, bias, sinks) if x is not None))
-    q, k, v, bias, sinks = (None if x is None else x + zero for x in (q, k, v, bias, sinks))
+    zero: Any = jnp.zeros_like(sum(jnp.sum(x) for x in (q, k, v, bias, sinks) if x is not None))
+    q, k, v = q + zero, k + zero, v + zero
+    bias, sinks = (None if x is None else x + zero for x in (bias, sinks))
     q = _pad(q * plan.scale, 1, i * n).reshape(b, i, n, h, q.shape[3]).reshape(b, i, n, g, plan.shared, q.shape[3])
     q = q.transpose(1, 0, 3, 4, 2, 5).reshape(i, b, g, plan.shared * n, q.shape[5])
     mask, bias = _grouped(plan, mask, g), _grouped(plan, bias, g)
     sinks = None if sinks is None else sinks.reshape(1, g, plan.shared, 1, 1)
     path = _one_block if (n, plan.keys) == (t, plan.s) and not plan.in_place else _blocks
-    y = path(plan, q, k, v, bias, sinks, mask)
+    y: Any = path(plan, q, k, v, bias, sinks, mask)
     y = y.reshape(i, b, g, plan.shared, n, v.shape[3]).transpose(1, 0, 4, 2, 3, 5)
     return y.reshape(b, i, n, h, v.shape[3]).reshape(b, i * n, h, v.shape[3])[:, :t]
 
@@ -325,7 +326,7 @@ def _forward(
     def read(j: Any) -> tuple[Array, Array]:
         first = plan.first_key(j)
         if plan.in_place:
-            return tuple(_cut(x, 1, first, plan.keys).transpose(order) for x, order in zip((k, v), orders, strict=True))
+            return _cut(k, 1, first, plan.keys).transpose(orders[0]), _cut(v, 1, first, plan.keys).transpose(orders[1])
         return _cut(k, 3, first, plan.keys), _cut(v, 2, first, plan.keys)
 
     def rows(block: tuple[Array, Array]) -> Sums:
@@ -401,7 +402,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, dy: Array) -> Any:
         dqi, *carry = jax.lax.fori_loop(first, end, step, (jnp.zeros_like(qi), *carry))
         return carry, dqi
 
-    start = [None if x is None else jnp.zeros_like(x) for x in (k, v, bias)]
+    start: Any = [None if x is None else jnp.zeros_like(x) for x in (k, v, bias)]
     (dk, dv, dbias), dq = jax.lax.scan(rows, start, (jnp.arange(plan.blocks), q, dy, top, mean))
     dsinks = None
     if sinks is not None:

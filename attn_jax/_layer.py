@@ -59,13 +59,14 @@ def inputs(
         query, key, value = record(tape, query=upcast(query), key=upcast(key), value=upcast(value))
         key = query if key is None else key
         value = key if value is None else value
+    arrays: Any = (query, key, value)
     if step is None:
-        queries, keys = visibility(mask, query.shape[1], key.shape[1], like=query, causal=causal, window=window)
+        queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, causal=causal, window=window)
         queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
     elif step.real is not None:
-        query, key, value = (where(step.real[:, :, None], x, 0.0) for x in (query, key, value))
+        query, key, value = (where(step.real[:, :, None], x, 0.0) for x in arrays)
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 

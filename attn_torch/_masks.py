@@ -55,8 +55,10 @@ def visibility(
         allowed = attention_mask(mask, t, s, like=like, causal=causal, window=window)
         return allowed, allowed
     first_key, first_query = band.first_key(), band.first_query()
-    keys = mask if first_key == 0 else (arange(s, like) >= first_key)[None, :]
-    keys = keys if first_key == 0 or mask is None else keys & mask
+    keys = mask
+    if first_key > 0:
+        after = (arange(s, like) >= first_key)[None, :]
+        keys = after if mask is None else after & mask
     if mask is None or mask.shape[-1] == 1:
         queries = None if first_query == 0 else (arange(t, like) >= first_query)[:, None]
         return (queries if mask is None else mask if queries is None else queries & mask), keys

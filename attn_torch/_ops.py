@@ -105,17 +105,18 @@ def any_over(x: Array, axes: tuple[int, ...]) -> Array:
 
 def reorder(x: Array, order: Sequence[int]) -> Array:
     """The axes in another order."""
-    return x.permute(order)
+    return x.permute(tuple(order))
 
 
 def alongside(x: Array, like: Array) -> Array:
     """An array on the device of another; beside a DTensor, the same in every process."""
     x = x.to(like.device)
-    if type(like) is Tensor or not hasattr(like, "device_mesh"):
+    mesh = getattr(like, "device_mesh", None)
+    if mesh is None:
         return x
     from torch.distributed.tensor import DTensor, Replicate  # takes longer to import than torch
 
-    return DTensor.from_local(x, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
+    return DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 def arange(n: int, like: Array) -> Array:

@@ -105,7 +105,8 @@ class NumPyTree(Tree):
         return [context, weights, *attend_np.attend_vjp(tape, np.cos(context))[:3]]
 
     def gradients(self, layer: Any, inputs: Arrays, dy: np.ndarray) -> Arrays:
-        _, pull = attn_np.value_and_vjp(layer, **inputs)
+        options: dict[str, Any] = dict(inputs)
+        _, pull = attn_np.value_and_vjp(layer, **options)
         grads = pull(dy)
         return {f"d{name}": g for name, g in (grads.inputs | grads.params).items()}
 

@@ -32,7 +32,7 @@ def run(rank: int, folder: str, cases: dict[str, dict[str, Any]]) -> None:
         distributed.destroy_process_group()
 
 
-def build(variant: str, config: dict[str, Any], weights: dict[str, Any]) -> Any:
+def build(variant: Any, config: dict[str, Any], weights: dict[str, Any]) -> Any:
     layer = attn_torch.build(variant, dtype="float64", **config)
     layer.set_params({name: torch.from_numpy(x) for name, x in weights.items()})
     return layer
@@ -41,9 +41,14 @@ def build(variant: str, config: dict[str, Any], weights: dict[str, Any]) -> Any:
 def results(layer: Any, y: Tensor, dy: Any, inputs: dict[str, Tensor]) -> dict[str, Any]:
     """The output, and the gradients of parameters and inputs, as whole NumPy arrays."""
     y.backward(torch.from_numpy(dy))
-    leaves = {name.removeprefix("module."): x for name, x in layer.named_parameters()} | inputs
-    found = {"y": y} | {f"d{name}": x.grad for name, x in leaves.items()}
-    return {name: getattr(x, "full_tensor", lambda x=x: x)().detach().numpy() for name, x in found.items()}
+    leaves = dict(layer.named_parameters()) | inputs
+    found: dict[str, Any] = {"y": y} | {f"d{name}": x.grad for name, x in leaves.items()}
+    return {name: whole(x) for name, x in found.items()}
+
+
+def whole(x: Any) -> Any:
+    """A tensor or DTensor as a NumPy array."""
+    return getattr(x, "full_tensor", lambda: x)().detach().numpy()
 
 
 def heads_sharded(
@@ -70,13 +75,28 @@ def heads_sharded(
 
 
 def by_rows(
-    rank: int, wrap: str, variant: str, config: dict[str, Any], weights: dict[str, Any], inputs: dict[str, Any], dy: Any
+    rank: int,
+    wrap: str,
+    variant: str,
+    config: dict[str, Any],
+    weights: dict[str, Any],
+    inputs: dict[str, Any],
+    axes: dict[str, int],
+    dys: dict[str, Any],
 ) -> dict[str, Any]:
-    """FSDP2 or DDP: every process has its own rows of the batch; gradients of the parameters, the mean over them."""
-    layer = build(variant, config, weights)
+    """FSDP2 or DDP: every process has its own rows of the batch; gradients of the parameters, the mean over them.
+
+    `axes` says which axis of inputs and outputs is the batch, `dys` has the gradients of the outputs by name.
+    """
+    layer = build(variant, config, weights).eval()
     model: Any = fully_shard(layer) if wrap == "fsdp" else DistributedDataParallel(layer)
-    y = model(**{name: torch.from_numpy(x).chunk(WORLD)[rank] for name, x in inputs.items()})
-    found = results(layer, y, dy[rank * len(y) : (rank + 1) * len(y)], {})
-    parts = [torch.empty_like(y) for _ in range(WORLD)]
-    distributed.all_gather(parts, y.detach())
-    return {name: WORLD * x for name, x in found.items()} | {"y": torch.cat(parts).numpy()}
+    found = model(**{name: torch.from_numpy(x).chunk(WORLD, axes[name])[rank] for name, x in inputs.items()})
+    outputs = dict(zip(dys, found if isinstance(found, tuple) else (found,), strict=False))
+    own = [torch.from_numpy(dy).chunk(WORLD, axes[name])[rank] for name, dy in dys.items()]
+    torch.autograd.backward(list(outputs.values()), own)
+    grads = {f"d{name}": WORLD * whole(x.grad) for name, x in layer.named_parameters() if x.grad is not None}
+    for name, y in outputs.items():
+        parts = [torch.empty_like(y).contiguous() for _ in range(WORLD)]
+        distributed.all_gather(parts, y.detach().contiguous())
+        grads[name] = torch.cat(parts, axes[name]).numpy()
+    return grads

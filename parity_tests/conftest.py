@@ -44,6 +44,8 @@ SHARES = {
     "test_compile": 5,
     "test_ast_mutants": 12,
 }
+# Of those that torch.compile or torch.export works on, which take a second each.
+COMPILED = {"test_transforms_torch": 5}
 IN_JAX = {"test_conventions": 20, "test_semantics": 12, "test_bad_input": 20}
 BEYOND_THE_FIRST = {"test_conventions": 10, "test_bad_input": 10, "test_decoding": 6}
 
@@ -61,6 +63,8 @@ def left_out(item: pytest.Item) -> bool:
     share = SHARES.get(module, 1)
     if {"jax", "attn_jax"} & set(re.split(r"[\[\]-]", item.name)):
         share = IN_JAX.get(module, share)
+    if item.get_closest_marker("compile"):
+        share = COMPILED.get(module, share)
     asked = f"{variant}/{params.get('example')}"
     if not isinstance(params.get("example"), str) or params["example"] == first_example(variant):
         asked = variant

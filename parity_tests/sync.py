@@ -1,5 +1,5 @@
 """Generate what is committed and follows from other files: the twins of NumPy's files, the packages' `__init__.pyi`,
-the README's catalogue.
+the README's catalogue, the page of transforms.
 
     python -m parity_tests.sync            write them
     python -m parity_tests.sync --check    write nothing; say which are stale
@@ -18,12 +18,14 @@ from pathlib import Path
 from types import ModuleType
 
 from attn_np import contract
+from parity_tests._transforms import page
 from parity_tests.twins import twins
 
 PACKAGES = ("attn_np", "attn_jax", "attn_torch")
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = "make sync"
 BEGIN, END = f"<!-- catalogue: written by `{COMMAND}` -->\n", "<!-- end of the catalogue -->\n"
+TABLES = f"<!-- tables: written by `{COMMAND}` -->\n"
 
 # (module, name in it or None for the module itself): what a stub has to import.
 Import = tuple[str, str | None]
@@ -174,11 +176,17 @@ def catalogue() -> str:
     return before + begin + "\n" + "\n".join(rows) + "\n\n" + end + after
 
 
-def stubs_and_readme() -> dict[Path, str]:
+def transforms() -> str:
+    """The page of transforms with the tables of the tests below what a person wrote."""
+    text = (ROOT / "docs" / "transforms.md").read_text(encoding="utf-8")
+    return text.partition(TABLES)[0] + TABLES + "\n" + page()
+
+
+def stubs_and_pages() -> dict[Path, str]:
     """What is made by importing the packages: their twins must stand before."""
     stubs = {ROOT / package / "__init__.pyi": stub(package) for package in PACKAGES}
-    readme = ROOT / "README.md"
-    return stubs | ({readme: catalogue()} if readme.exists() else {})
+    pages = {ROOT / "README.md": catalogue, ROOT / "docs" / "transforms.md": transforms}
+    return stubs | {path: make() for path, make in pages.items() if path.exists()}
 
 
 def stale(texts: dict[Path, str]) -> dict[Path, str]:
@@ -191,7 +199,7 @@ def main(argv: list[str]) -> int:
         print(__doc__)
         return 2
     count = 0
-    for make in (twins, stubs_and_readme):
+    for make in (twins, stubs_and_pages):
         for path, text in stale(make()).items():
             count += 1
             print(f"stale: {path.relative_to(ROOT)}; run `{COMMAND}`" if argv else f"wrote {path.relative_to(ROOT)}")

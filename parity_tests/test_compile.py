@@ -1,4 +1,4 @@
-"""Compiled, exported and transformed: the same numbers as eager, for one example of every variant.
+"""Tapes in compiled and transformed calls, for one example of every variant; `test_transforms_*` ask without a tape.
 
 torch.compile can't trace through the hook that checks annotations, so what compiles in torch runs in a call of its own.
 """
@@ -14,13 +14,11 @@ import torch
 from flax import nnx
 
 from attn_np import contract
-from attn_np.contract import Config
-from parity_tests._inputs import TREES, Arrays, config_of, flat, inputs_for, random_inputs, same
+from parity_tests._inputs import TREES, config_of, flat, inputs_for, random_inputs, same
 from parity_tests.candidates import extras
 from parity_tests.cases import Case, Drawn, draw
 from parity_tests.error_arrays import precision_of
 from parity_tests.judge import compare, reference
-from parity_tests.test_kernels_torch import close_to
 
 VARIANTS = contract.variants()
 TORCH, JAX = TREES["torch"], TREES["jax"]
@@ -29,11 +27,6 @@ TORCH, JAX = TREES["torch"], TREES["jax"]
 def last(variant: str) -> str:
     """The example with the most to compile."""
     return list(contract.examples(variant))[-1]
-
-
-def small(variant: str) -> Arrays:
-    """Inputs of few steps: torch unrolls a scan."""
-    return random_inputs(config_of(variant, last(variant)), "full", t=2, s=3)
 
 
 class Graphs:
@@ -71,32 +64,6 @@ def fresh(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_torch_compile(variant: str) -> None:
-    """One graph without breaks, forward and backward; the same bits, but for the order of sums of gradients."""
-    layer, inputs = TORCH.build(config_of(variant, last(variant))), small(variant)
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    want = TORCH(layer, inputs)
-    for got in (TORCH(compiled, inputs), TORCH(compiled, inputs)):
-        assert all(same(a, b) for a, b in zip(got, want, strict=True))
-    dy = np.random.default_rng(19).normal(size=want[0].shape)
-    wanted = TORCH.gradients(layer, inputs, dy)
-    found = gradients(compiled, layer, inputs, dy)
-    assert list(found) == list(wanted)
-    for name, x in found.items():
-        close_to(x, wanted[name])  # compiled, the parts of a sum may be added in another order
-
-
-def gradients(compiled: Any, layer: Any, inputs: Arrays, dy: np.ndarray) -> Arrays:
-    given = TORCH.arrays(inputs)
-    leaves = {name: x.requires_grad_() for name, x in given.items() if x.is_floating_point()}
-    leaves |= dict(layer.named_parameters())
-    found = torch.autograd.grad(flat(compiled(**given))[0], list(leaves.values()), TORCH.array(dy), allow_unused=True)
-    grads = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves.values(), found, strict=True)]
-    return {f"d{name}": TORCH.numpy(g) for name, g in zip(leaves, grads, strict=True)}
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize("variant", VARIANTS)
 def test_a_tape_adds_nothing_to_the_graph(variant: str) -> None:
     example = next(iter(contract.examples(variant)))
     layer = TORCH.build(config_of(variant, example))
@@ -111,14 +78,6 @@ def test_a_tape_adds_nothing_to_the_graph(variant: str) -> None:
     assert off.steps in ([], plain.steps)  # empty: compiled already, for the same call
     # For a tape a causal layer forms who sees whom, of which it otherwise knows two numbers.
     assert on.steps == plain.steps or getattr(layer.config, "causal", False)
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_torch_export(variant: str) -> None:
-    layer, inputs = TORCH.build(config_of(variant, last(variant))), small(variant)
-    exported = torch.export.export(layer, (), kwargs=TORCH.arrays(inputs), strict=True).module()
-    assert all(same(a, b) for a, b in zip(TORCH(exported, inputs), TORCH(layer, inputs), strict=True))
 
 
 def bounded(variant: str, example: str, layer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -167,22 +126,3 @@ def test_traces_inside_transformations(variant: str) -> None:
     _, tapes = jax.jit(jax.vmap(derive, in_axes=(None, 0)))(params, jnp.stack([first, first[::-1], first]))
     assert {key: x.shape for key, x in tapes.items()} == {key: (3, *x.shape) for key, x in tape.items()}
     assert not same(JAX.numpy(tapes["y"][0]), JAX.numpy(tapes["y"][1]))
-
-
-def sizes_of(config: Config) -> int:
-    return sum(int(np.prod(shape)) for shape in config.shapes().values())
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_construction_without_drawing(variant: str) -> None:
-    """`device="meta"` and `nnx.eval_shape` give a layer of shapes."""
-    config = config_of(variant, last(variant))
-    meta = getattr(TORCH.package, config.layer)(config, device="meta")
-    assert {name: tuple(x.shape) for name, x in meta.named_parameters()} == config.shapes()
-    assert all(x.is_meta for x in meta.parameters())
-    abstract = nnx.eval_shape(lambda: getattr(JAX.package, config.layer)(config, rngs=nnx.Rngs(0)))
-    flat_state = nnx.to_flat_state(nnx.state(abstract, nnx.Param))
-    found = {".".join(map(str, path)): x.get_value() for path, x in flat_state}
-    assert {name: x.shape for name, x in found.items()} == config.shapes()
-    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in found.values())
-    assert sum(x.size for x in found.values()) == sizes_of(config)

@@ -1,5 +1,6 @@
 """Layers in two processes: DTensor parameters with the heads sharded, FSDP2 and DDP, within the reference's bounds."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,9 @@ import torch.multiprocessing as mp
 
 from attn_np import contract
 from parity_tests import _processes
-from parity_tests._inputs import random_inputs
+from parity_tests._inputs import axis, random_inputs
 from parity_tests._witness import bounded, cotangent, ratio, weights_of
+from parity_tests.candidates import takes_last
 
 GROUPED = {"d_model": 12, "num_heads": 4, "num_kv_heads": 2}
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -20,17 +22,31 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "window": ("mha", {"d_model": 12, "num_heads": 4, "causal": True, "window": (2, None)}, "plain"),
     "sinks": ("sinks", {"d_model": 12, "num_heads": 4}, "plain"),
 }
-ROWS = ("mha", "decoder")  # whose batch is split by FSDP2 and DDP, too
+# Those with parameters, whose batch is split by FSDP2 and DDP.
+ROWS = tuple(v for v in contract.variants() if next(iter(contract.examples(v).values())).shapes())
 
 
 def asked(name: str) -> tuple[Any, dict[str, Any]]:
     """The config of a case, and what the processes are told."""
     variant, fields, call = CASES[name]
-    config = contract.config(variant, **fields)
+    config: Any = contract.config(variant, **fields)
     inputs = random_inputs(config, call, b=4, t=7, s=7)
     inputs = {n: x for n, x in inputs.items() if config.arguments()[n].kind != "keep"}
     told = {"variant": variant, "config": fields, "weights": weights_of(config), "inputs": inputs}
     return config, told | {"dy": cotangent((4, 7, config.d_model))}
+
+
+@cache
+def split(variant: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The config of a variant's first example, what the processes are told, and the reference's results."""
+    config = next(iter(contract.examples(variant).values()))
+    inputs, weights = random_inputs(config, "full", b=4, t=3, s=4), weights_of(config)
+    want = bounded(config, inputs, weights)
+    names = ("y", "out1") if takes_last(variant, config.layer) else ("y",)
+    axes = {name: axis(config, name, "b") or 0 for name in inputs} | {"y": 0, "out1": 1}
+    told = {"variant": variant, "config": {name: getattr(config, name) for name in config.fields()}}
+    told |= {"weights": weights, "inputs": inputs, "axes": axes, "dys": {n: cotangent(want[n].shape) for n in names}}
+    return config, told, want
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +55,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("processes")
     cases = {name: {"how": "heads_sharded", **asked(name)[1]} for name in CASES}
     for wrap in ("fsdp", "ddp"):
-        cases |= {f"{name}, {wrap}": {"how": "by_rows", "wrap": wrap, **asked(name)[1]} for name in ROWS}
+        cases |= {f"{name}, {wrap}": {"how": "by_rows", "wrap": wrap, **split(name)[1]} for name in ROWS}
     mp.spawn(_processes.run, (str(folder), cases), nprocs=_processes.WORLD)
     with np.load(folder / "results.npz") as arrays:
         return {
@@ -47,9 +63,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         }
 
 
-def judged(got: dict[str, np.ndarray], name: str) -> None:
-    config, told = asked(name)
-    want = bounded(config, told["inputs"], told["weights"])
+def judged(got: dict[str, np.ndarray], want: dict[str, Any]) -> None:
     worst = {key: ratio(x, want[key]) for key, x in got.items()}
     assert max(worst.values()) <= 1, worst
 
@@ -60,11 +74,15 @@ def test_sharded_heads_agree_and_are_summed_once(name: str, found: dict[str, Any
     got = dict(found[name])
     counts = got.pop("counts")
     assert set(got) >= {"y", "dquery", "dw_q", "dw_o"}
-    judged(got, name)
+    config, told = asked(name)
+    judged(got, bounded(config, told["inputs"], told["weights"]))
     assert counts.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("wrap", ["fsdp", "ddp"])
-@pytest.mark.parametrize("name", ROWS)
-def test_split_batches_agree(name: str, wrap: str, found: dict[str, Any]) -> None:
-    judged(found[f"{name}, {wrap}"], name)
+@pytest.mark.parametrize("variant", ROWS)
+def test_split_batches_agree(variant: str, wrap: str, found: dict[str, Any]) -> None:
+    config, _, want = split(variant)
+    got = found[f"{variant}, {wrap}"]
+    assert set(got) >= {"y", *(f"d{name}" for name in config.shapes())}
+    judged(got, want)

@@ -19,6 +19,7 @@ from types import ModuleType
 import pytest
 
 from attn_np import contract
+from parity_tests import _transforms
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")])
@@ -170,3 +171,17 @@ def test_new_contract_gets_a_page(tmp_path: Path) -> None:
     pages.write(tmp_path)
     found = {path.stem for path in tmp_path.glob("*.md")}
     assert found == {"index", *contract.variants()}
+
+
+@pytest.mark.parametrize("tree", _transforms.TREES)
+def test_the_page_of_transforms_names_every_one_and_what_is_exempt(tree: str) -> None:
+    text = (ROOT / "docs/transforms.md").read_text("utf-8")
+    section = text.partition(f"## {_transforms.TREES[tree]}\n")[2].partition("\n## ")[0]
+    transforms, exempt, elsewhere = _transforms.tables(tree)
+    for name, asked in transforms.items():
+        assert f"| {name} | {asked} |" in section
+    for (name, variant), reason in exempt.items():
+        line = next(line for line in section.splitlines() if line.startswith(f"- {name}, not ") and reason in line)
+        assert f"`{variant}`" in line
+    assert {name for name, _ in exempt} | set(elsewhere) <= set(transforms)
+    assert {variant for _, variant in exempt} <= set(contract.variants())

@@ -41,7 +41,7 @@ def test_what_is_cast_is_computed_as_the_reference_does() -> None:
     """Of the inputs rounded once to bfloat16: the judge's bound for that type, with parameters as they are kept."""
     ours, _ = layers("bfloat16", "float32")
     x = np.random.default_rng(0).normal(size=(2, 3, 6)).astype(np.float32)
-    layer = attn_np.build("mha", dtype="float64", **CONFIG)
+    layer: Any = attn_np.build("mha", dtype="float64", **CONFIG)
     layer.set_params({name: ErrArray(np.asarray(p, np.float64), 0.0) for name, p in ours.params().items()})
     rounded = np.asarray(jax.numpy.asarray(x, "bfloat16").astype("float32"), np.float64)
     with precision(precision_of("bfloat16")):

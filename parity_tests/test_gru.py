@@ -158,7 +158,8 @@ def test_the_initial_state_is_zero_where_none_is_given(tree: Tree) -> None:
 def test_gradients_of_the_last_state(tree: Tree) -> None:
     """What the returned states are used for reaches every layer, in all three trees."""
     config = Config(input_dim=3, hidden_dim=5, num_layers=2)
-    weights, inputs = weights_of(config), {"x": normal(2, 3, 3), "state": normal(2, 2, 5)}
+    weights = weights_of(config)
+    inputs: dict[str, Any] = {"x": normal(2, 3, 3), "state": normal(2, 2, 5)}
     dy, dlast = normal(2, 3, 5), normal(2, 2, 5)
     layer, want = layer_of(tree, config, weights), bounded_both(config, inputs, weights, dy, dlast)
     if tree.name == "numpy":

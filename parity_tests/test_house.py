@@ -507,7 +507,7 @@ def test_configs_survive_json(variant: str, example: str) -> None:
 
 
 def test_generated_files_are_fresh() -> None:
-    made = twins.twins() | sync.stubs_and_readme()
+    made = twins.twins() | sync.stubs_and_pages()
     old = [str(path.relative_to(ROOT)) for path in sync.stale(made)]
     assert not old, f"{', '.join(old)}: stale; run `{sync.COMMAND}`"
 
@@ -525,7 +525,7 @@ def test_a_stale_file_is_noticed(
     assert sync.main([]) == 0
     stub = tmp_path / "attn_np" / "__init__.pyi"
     stub.write_text(stub.read_text().replace("int = 0", "int = 1"))
-    assert list(sync.stale(sync.stubs_and_readme())) == [stub]
+    assert list(sync.stale(sync.stubs_and_pages())) == [stub]
     assert sync.main(["--frobnicate"]) == 2
 
 

@@ -6,7 +6,6 @@ arrays that carry bounds and derivatives: it says what a step's loss is, and how
 
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import jax
@@ -35,7 +34,6 @@ CONFIG: Any = contract.config(
 EPS, RATE, STEPS = 1e-6, 0.5, 50
 # What is left to be said of a token where one of two may be next: the trained model knows more.
 COIN = math.log(2)
-KINDS = {"tied": True, "separate": False}
 
 
 def shapes(tied: bool) -> dict[str, tuple[int, ...]]:
@@ -76,10 +74,10 @@ TOKENS = text(9)
 def by_numpy(params: Arrays, tokens: np.ndarray, direction: Arrays) -> tuple[ErrArray, ErrArray]:
     """The loss, and how it changes along a direction, with the bounds of a float64 computation."""
     with precision(precision_of("float64")):
-        p = {name: Dual(ErrArray(x, 0.0), ErrArray(direction[name], 0.0)) for name, x in params.items()}
+        p: dict[str, Any] = {name: Dual(ErrArray(x, 0.0), ErrArray(direction[name], 0.0)) for name, x in params.items()}
         x: Any = p["embed"][tokens[:, :-1]]
         for at in [f"layers.{i}." for i in range(LAYERS)]:
-            attention = layer_of(TREES["numpy"], CONFIG, {name: p[f"{at}attn.{name}"] for name in CONFIG.shapes()})
+            attention: Any = layer_of(TREES["numpy"], CONFIG, {name: p[f"{at}attn.{name}"] for name in CONFIG.shapes()})
             x = x + attention(rms_norm(x, p[f"{at}norm"], EPS))
             normed = rms_norm(x, p[f"{at}mlp_norm"], EPS)
             gate = silu(einsum("btd,df->btf", normed, p[f"{at}gate"]))
@@ -229,14 +227,8 @@ def torch_run(tied: bool, loss_of: Callable[[TorchModel], Callable[..., Any]]) -
     return losses, steps
 
 
-@cache
-def eager(tied: bool) -> tuple[list[float], list[Step]]:
-    return torch_run(tied, lambda model: model.loss)
-
-
 @pytest.mark.compile
-@pytest.mark.parametrize("kind", KINDS)
-def test_trains_compiled(kind: str) -> None:
+def test_trains_compiled() -> None:
     """One graph for 50 steps, whose losses are the bits of the eager run's."""
     torch.compiler.reset()
     graphs: list[Any] = []
@@ -245,16 +237,16 @@ def test_trains_compiled(kind: str) -> None:
         graphs.append(graph)
         return lookup_backend("aot_eager")(graph, inputs)
 
-    losses, steps = torch_run(KINDS[kind], lambda model: torch.compile(model.loss, backend=counted, fullgraph=True))
+    losses, steps = torch_run(True, lambda model: torch.compile(model.loss, backend=counted, fullgraph=True))
     judge_run(losses, steps)
-    assert losses == eager(KINDS[kind])[0]
+    assert losses == torch_run(True, lambda model: model.loss)[0]
     assert len(graphs) == 1
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("kind", KINDS)
-def test_exports_for_every_length(kind: str) -> None:
-    model = TorchModel(weights(KINDS[kind]))
+def test_exports_for_every_length() -> None:
+    torch.compiler.reset()
+    model = TorchModel(weights(tied=False))
     lengths = ({1: Dim.DYNAMIC},)
     program = torch.export.export(model, (torch.from_numpy(text(8)),), dynamic_shapes=lengths, strict=True).module()
     for t in (8, 2, 21):
@@ -262,9 +254,9 @@ def test_exports_for_every_length(kind: str) -> None:
         assert torch.equal(program(tokens), model(tokens))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_trains_in_flax(kind: str) -> None:
-    model = FlaxModel(weights(KINDS[kind]))
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "separate"])
+def test_trains_in_flax(tied: bool) -> None:
+    model = FlaxModel(weights(tied))
     optimizer = nnx.Optimizer(model, optax.sgd(RATE), wrt=nnx.Param)
 
     @nnx.jit
@@ -275,7 +267,7 @@ def test_trains_in_flax(kind: str) -> None:
 
     def flat(state: Any) -> Arrays:
         found = {ours(".".join(map(str, path))): np.array(x[...]) for path, x in nnx.to_flat_state(state)}
-        return {name: found[name] for name in shapes(KINDS[kind])}
+        return {name: found[name] for name in shapes(tied)}
 
     losses, steps, tokens = [], [], jnp.asarray(TOKENS)
     for _ in range(STEPS):

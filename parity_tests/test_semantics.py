@@ -34,7 +34,6 @@ from parity_tests._inputs import (
     TREES,
     Arrays,
     Tree,
-    axis,
     config_of,
     first_difference,
     flat,
@@ -873,35 +872,6 @@ def test_the_number_of_queries_does_not_matter(tree: Tree) -> None:
 # Vectorised -----------------------------------------------------------------------------------------------------------
 
 
-def by_rows(tree: Tree, variant: str) -> None:
-    config = next(iter(contract.examples(variant).values()))
-    inputs, params = random_inputs(config, "full"), weights_of(config)
-    want = bounded(config, inputs, params)["y"]
-    layer, axes = layer_of(tree, config, params), {n: axis(config, n, "b") or 0 for n in inputs}
-    given = {n: np.moveaxis(x, axes[n], 0) for n, x in inputs.items()}
-
-    def one(row: dict[str, Any]) -> Any:
-        grown = {n: x.reshape((*x.shape[: axes[n]], 1, *x.shape[axes[n] :])) for n, x in row.items()}
-        return flat(layer(**grown))[0][0]
-
-    together: Any = torch.func.vmap(one) if tree.name == "torch" else jax.jit(jax.vmap(one))
-    alone: Any = one if tree.name == "torch" else jax.jit(one)
-    whole = tree.numpy(together(tree.arrays(given)))
-    rows = [tree.numpy(alone(tree.arrays({n: np.asarray(x[i]) for n, x in given.items()}))) for i in range(len(whole))]
-    for got in (whole, np.stack(rows)):
-        assert compare(got, want)["ratio"] <= 1
-
-
-@pytest.mark.parametrize(
-    ("name", "variant"),
-    [("torch", v) for v in VARIANTS if v != "seq2seq"]
-    + [("jax", v) for v in ("mha", "dot_product", "additive", "gru")],
-)
-def test_vmap_is_a_loop_over_batch_rows(name: str, variant: str) -> None:
-    """`jax.vmap` and `torch.func.vmap` of a layer on single rows, the rows one by one, and the batch."""
-    by_rows(TREES[name], variant)
-
-
 def by_members(tree: Tree) -> None:
     config = config_of("mha", "split")
     members = [weights_of(config, seed) for seed in range(3)]
@@ -1094,8 +1064,6 @@ BUGS: list[tuple[str, str, str, str, str, Callable[[Tree], None]]] = [
      lambda t: threaded(t.package.__name__, "gru")),
     ("memory read before it is written", "torch", SHARED, "like.new_zeros(shape)", "like.new_empty(shape)",
      lambda t: only_deterministic(t, "gru")),
-    ("scale from the number of batch rows", "torch", SHARED, "q, k) * factor)", "q, k) * factor * q.shape[0] / 2)",
-     lambda t: by_rows(t, "mha")),
     ("aligned at the first key, in a layer", "numpy", SHARED, "+ (s - t))", ")", lambda t: last_queries(t)),
     ("weights of one member for all", "torch", SHARED, "y = einsum(spec, x, weight)",
      "y = einsum(spec, x, torch.zeros_like(weight) + 0.1)", lambda t: by_members(t)),

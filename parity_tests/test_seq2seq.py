@@ -270,7 +270,8 @@ def test_shapes_of_the_usual_example(tree: Tree) -> None:
 
 
 def test_gradients_of_the_last_state(tree: Tree) -> None:
-    weights, inputs = weights_of(SMALL), {"source": normal(2, 5, 3), "target": normal(2, 3, 3)}
+    weights = weights_of(SMALL)
+    inputs: dict[str, Any] = {"source": normal(2, 5, 3), "target": normal(2, 3, 3)}
     dy, dlast = normal(2, 3, 2), normal(2, 2, 5)
     want = bounded_both(SMALL, inputs, weights, dy, dlast)
     layer = layer_of(tree, SMALL, weights)

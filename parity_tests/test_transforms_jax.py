@@ -19,13 +19,14 @@ from jax.sharding import AxisType, PartitionSpec
 from attn_np import contract
 from attn_np.contract import Config
 from parity_tests._inputs import TREES, Arrays, axis, flat, random_inputs
-from parity_tests._transforms import Exemptions, cells
+from parity_tests._transforms import Elsewhere, Exemptions, cells
 from parity_tests._witness import bounded, cotangent, layer_of, weights_of
 from parity_tests.candidates import takes_last
 from parity_tests.judge import compare
+from parity_tests.test_sharding_jax import MESHES, layers
 
 TRANSFORMS: dict[str, str] = {
-    "jit": "`nnx.jit`, inference and training",
+    "jit": "`nnx.jit`",
     "grad": "`jax.grad` for inputs and parameters",
     "vmap": "`jax.vmap` over batch rows",
     "remat": "`nnx.remat`: outputs and gradients",
@@ -35,10 +36,13 @@ TRANSFORMS: dict[str, str] = {
     "eval_shape": "`nnx.eval_shape` of the constructor, `jax.eval_shape` of a call",
     "jax.export": "`jax.export`, and the call of what it makes",
     "shard_map": "`jax.shard_map`, batch rows on a mesh's axis: outputs and gradients",
+    "mesh, Auto": "eight devices, batch and heads sharded: nothing moves but one sum, after the output projection",
+    "mesh, Explicit": "the same with explicit axes, and the result's sharding",
     "nnx.tabulate": "`nnx.tabulate`, and the layer works afterwards",
     "nnx.view": "`nnx.view` with another mode, sharing parameters",
 }
 EXEMPT: Exemptions = {}
+ELSEWHERE: Elsewhere = {f"mesh, {mesh}": ("parity_tests/test_sharding_jax.py", layers()) for mesh in MESHES}
 
 JAX = TREES["jax"]
 EVERY_LAYER = nnx.StateAxes({nnx.Param: 0, ...: None})
@@ -84,9 +88,9 @@ class Work:
         """The inputs, with what the layer before returns."""
         return self.arrays() | ({self.joined: x} if self.joined else {})
 
-    def bounded(self, layer: int = 0, **others: np.ndarray) -> dict[str, Any]:
+    def bounded(self, layer: int = 0, others: Arrays | None = None) -> dict[str, Any]:
         """The reference's outputs and gradients, with bounds."""
-        return bounded(self.config, self.inputs | others, self.params[layer])
+        return bounded(self.config, self.inputs | (others or {}), self.params[layer])
 
     def differentiated(self, outputs: list[Any]) -> list[Any]:
         """The outputs whose gradients the reference gives: the first, and a state that is returned."""
@@ -181,7 +185,8 @@ def exported(todo: Work) -> Any:
         return todo.call(jax.tree.unflatten(tree, leaves), given)
 
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (leaves, arrays))
-    return named(jax.export.export(jax.jit(call))(*shapes).call(leaves, arrays))
+    outputs: Any = jax.export.export(jax.jit(call))(*shapes).call(leaves, arrays)
+    return named(outputs)
 
 
 def on_a_mesh(todo: Work) -> Any:
@@ -240,7 +245,7 @@ def test_rows(transform: str, variant: str) -> None:
     todo, outputs = work(variant), named(result(transform, variant))
     for i in range(len(outputs["y"])):
         row = {name: np.take(x, [i], axis(todo.config, name, "b") or 0) for name, x in todo.inputs.items()}
-        assert not beyond({name: x[i] for name, x in outputs.items()}, todo.bounded(**row))
+        assert not beyond({name: x[i] for name, x in outputs.items()}, todo.bounded(0, row))
 
 
 @cells(EXEMPT, "lax.scan", "nnx.scan", "nnx.vmap")
@@ -249,7 +254,7 @@ def test_two_layers(transform: str, variant: str) -> None:
     joined = todo.joined if transform != "nnx.vmap" else None
     assert not beyond({name: x[0] for name, x in outputs.items()}, todo.bounded())
     more = {joined: np.asarray(outputs["y"][0])} if joined else {}
-    assert not beyond({name: x[1] for name, x in outputs.items()}, todo.bounded(1, **more))
+    assert not beyond({name: x[1] for name, x in outputs.items()}, todo.bounded(1, more))
 
 
 # Without numbers, and without a program -------------------------------------------------------------------------------
@@ -275,17 +280,18 @@ def test_tabulate(transform: str, variant: str) -> None:
     todo = work(variant)
     layer = layer_of(JAX, todo.config, todo.params[0])
     table = nnx.tabulate(layer, **todo.arrays())
+    count = sum(x.size for x in jax.tree.leaves(nnx.state(layer)))  # random numbers for dropout have a key and a count
     assert todo.config.layer in table
-    assert all(name.rpartition(".")[2] in table for name in todo.config.shapes())
+    assert f"Total Parameters: {count:,}" in table
     assert jax.eval_shape(lambda given: layer(**given), todo.arrays()) is not None
 
 
 @cells(EXEMPT, "nnx.view")
 def test_view(transform: str, variant: str) -> None:
-    layer = layer_of(JAX, work(variant).config, work(variant).params[0])
-    training = nnx.view(layer, deterministic=False)
+    layer: Any = layer_of(JAX, work(variant).config, work(variant).params[0])
+    training: Any = nnx.view(layer, deterministic=False)
     assert layer.deterministic and not training.deterministic
-    modes = [x.deterministic for _, x in nnx.iter_modules(training) if hasattr(x, "deterministic")]
+    modes = [getattr(x, "deterministic", False) for _, x in nnx.iter_modules(training)]
     assert modes and not any(modes)
     shared = zip(
         jax.tree.leaves(nnx.state(layer, nnx.Param)), jax.tree.leaves(nnx.state(training, nnx.Param)), strict=True

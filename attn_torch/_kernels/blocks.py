@@ -245,7 +245,7 @@ class Blocks(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q, k, v, mask, bias, sinks, left, right, scale, softcap):  # type: ignore[no-untyped-def]
+    def forward(q, k, v, mask, bias, sinks, left, right, scale, softcap):
         return forward(q, k, v, mask, bias, sinks, left, right, scale, softcap)
 
     @staticmethod
@@ -254,7 +254,8 @@ class Blocks(Function):
         ctx.options = inputs[ARRAYS:]
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (dout,) = grad_outputs
         sinks, bias_too = ctx.saved_tensors[6], ctx.needs_input_grad[4]  # a bias may be as large as all scores
         dq, dk, dv, *more = Gradients.apply(dout, *ctx.saved_tensors, *ctx.options, bias_too)
         dsinks = more.pop(0) if sinks is not None else None
@@ -267,7 +268,7 @@ class Gradients(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(dout, out, q, k, v, mask, bias, sinks, left, right, scale, softcap, bias_too):  # type: ignore[no-untyped-def]
+    def forward(dout, out, q, k, v, mask, bias, sinks, left, right, scale, softcap, bias_too):
         return tuple(backward(dout, out, q, k, v, mask, bias, sinks, left, right, scale, softcap, bias_too))
 
     @staticmethod

@@ -42,7 +42,7 @@ def attend(
     """The context, `b t h v`."""
     if mask is not None:
         bias = torch.where(mask, 0.0 if bias is None else bias, -torch.inf).to(q.dtype)
-    heads = (x.transpose(1, 2) for x in (q, k, v))
-    shared = bool(q.shape[2] != k.shape[2])  # of compiled calls, sizes may be symbols
-    context = scaled_dot_product_attention(*heads, bias, is_causal=window[1] == 0, scale=scale, enable_gqa=shared)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    shared = bool(q.shape[1] != k.shape[1])  # of compiled calls, sizes may be symbols
+    context = scaled_dot_product_attention(q, k, v, bias, is_causal=window[1] == 0, scale=scale, enable_gqa=shared)
     return context.transpose(1, 2)

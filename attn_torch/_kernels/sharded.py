@@ -55,7 +55,7 @@ def attend_locally(
             **dict.fromkeys(names[3:]) | dict(zip((name for _, _, name in given), parts, strict=True)), **options
         )
 
-    mapped = local_map(
+    mapped: Any = local_map(
         local,
         out_placements=split(q, "bthv", Replicate()),
         in_placements=tuple(split(x, a, Replicate()) for x, a, _ in given),

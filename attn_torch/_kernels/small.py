@@ -36,7 +36,7 @@ def attend(
     allowed, empty = unmasked_by_bias(attention_mask(mask, t, s, like=scores, window=window), bias), None
     if bias is not None and allowed is not None:
         scores = scores + torch.where(allowed, bias, 0.0)
-    if mask is not None or bias is not None:
+    if allowed is not None and (mask is not None or bias is not None):
         empty = ~allowed.amax(-1, keepdim=True)
         allowed = allowed | empty  # of finite scores, which a softmax needs
     if allowed is not None:
