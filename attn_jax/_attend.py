@@ -124,7 +124,8 @@ def attend(
         return fused(tape, q, k, v, **masks, scale=factor, softcap=softcap, sinks=sinks), None
     allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window, step=step)
     dtype = dtype_name(q)
-    q, k, v, bias = upcast(q), upcast(k), upcast(v), upcast(bias)
+    q, k, v = upcast(q), upcast(k), upcast(v)
+    bias, sinks = to_dtype(bias, dtype_name(q)), to_dtype(sinks, dtype_name(q))
     k, v = repeat_heads(k, q), repeat_heads(v, q)
     q = zero_unseen(per_head("bhts->bthk", q), allowed, q)
     k = zero_unseen(per_head("bhts->bshk", q), allowed, k)
@@ -142,7 +143,7 @@ def attend(
     elif sinks is None:
         probs = record(tape, probs=softmax(scores, allowed, contract.AXES[normalize_over]))
     else:
-        spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=upcast(sinks))))
+        spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=sinks)))
         probs = record(tape, probs=spread[..., :-1])
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))

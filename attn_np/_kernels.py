@@ -376,7 +376,7 @@ def score_bound(args: Arguments, block: Block, q: Array, longest_key: Array) -> 
     if bound is None:
         longest_query = np.sqrt(np.max(np.einsum("bhtk,bhtk->bht", q, q), axis=2))
         bound = float(np.max(longest_query * longest_key[block.rows, block.heads], initial=0)) / args.log_base
-    return bound if args.sinks is None else max(bound, float(np.max(np.abs(args.sinks[block.heads]))))
+    return bound if args.sinks is None else float(np.maximum(bound, np.max(np.abs(args.sinks[block.heads]))))
 
 
 def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tuple[Array, Array, Array]:
@@ -389,7 +389,7 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
     if args.sinks is not None:
         sink = args.sinks[block.heads, None] * dtype.type(args.log_base)
         top = top if bounded else np.maximum(top, sink)
-        sums += np.where(sink > -np.inf, args.exp_(sink - top), 0.0)
+        sums += np.where(sink != -np.inf, args.exp_(sink - top), 0.0)
     scratch = Scratch()
     for part, keys, hidden in visible_blocks(args, block):
         rows, v = block.at(part), part.of_keys(args.v, keys)

@@ -512,7 +512,7 @@ def test_gradients_shared_in_turn_are_seen(groups: int) -> None:
 SUNK = {
     "the sink's weight kept in place of the first key's": ("spread[..., :-1]", "spread[..., 1:]"),
     "a sink for each key in place of each head": ("sinks[:, None, None]", "sinks[None, None, :1]"),
-    "the sink scaled as the scores are": ("sinks=upcast(sinks)", "sinks=factor * upcast(sinks)"),
+    "the sink scaled as the scores are": ("record(tape, sinks=sinks)", "record(tape, sinks=factor * sinks)"),
     "weights of the keys normalised without the sink": ("probs=spread[..., :-1]", "probs=softmax(scores, allowed)"),
 }
 SUNK_BACKWARD = {
@@ -548,3 +548,31 @@ def test_mistakes_in_the_gradient_of_sinks_are_seen(bug: str) -> None:
         module.attend(**inputs, tape=tape)
         dq, _, _, _ = module.attend_vjp(tape, cotangent(context_shape(inputs)))
     assert max(ratio(dq, want["dq"]), ratio(tape["dsinks"], want["dsinks"])) > 1
+
+
+@pytest.mark.parametrize("implementation", ["auto", "textbook"])
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_no_keys_give_zeros_beside_a_mask_or_a_bias(tree: Tree, implementation: str) -> None:
+    arrays = {"q": np.ones((1, 3, 2, 4)), "k": np.ones((1, 0, 2, 4)), "v": np.ones((1, 0, 2, 4))}
+    for more in ({"mask": np.ones((3, 0), bool)}, {"bias": np.zeros((3, 0))}):
+        context, _ = tree.package.attend(**tree.arrays(arrays | more), implementation=implementation)
+        assert not tree.numpy(context).any()
+
+
+@pytest.mark.parametrize("t", [8, 40])
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_a_sink_that_is_nan_shows(tree: Tree, t: int) -> None:
+    """In its own head, at every length: a training that diverges must not look healthy."""
+    x = np.random.default_rng(0).normal(size=(1, t, 2, 4))
+    arrays = tree.arrays({"q": x, "k": x, "v": x, "sinks": np.array([np.nan, 0.0])})
+    nan = np.isnan(tree.numpy(tree.package.attend(**arrays)[0]))
+    assert nan[:, :, 0].all() and not nan[:, :, 1].any()
+
+
+@pytest.mark.parametrize("implementation", ["auto", "textbook"])
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_a_wider_bias_or_sink_leaves_the_dtype_of_the_queries(tree: Tree, implementation: str) -> None:
+    x = np.ones((1, 3, 2, 4), np.float32)
+    for more in ({"bias": np.zeros((3, 3))}, {"sinks": np.zeros(2)}):
+        arrays = tree.arrays({"q": x, "k": x, "v": x} | more)
+        assert tree.numpy(tree.package.attend(**arrays, implementation=implementation)[0]).dtype == np.float32

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TREES = ("attn_jax", "attn_torch")
 SHARED = ("_attend", "_decode", "_masks", "_relative", "_rotary")
 OWN_LINE = re.compile(r"#\s*numpy: \S")
-NUMPY_ONLY = ("primitive",)  # decorators and helpers that no other dialect has
+NUMPY_ONLY = ("primitive",)  # decorators that no other dialect has
 
 
 def modules() -> tuple[str, ...]:
@@ -50,11 +50,12 @@ def names_in(node: ast.AST) -> set[str]:
 def dropped(tree: ast.Module) -> list[range]:
     """The lines of the backward pass, and of top-level helpers that nothing else uses."""
     gone = [node for node in definitions(tree.body) if is_backward(node.name)]
-    rest = [node for node in tree.body if node not in gone]
-    for node in rest:
-        if isinstance(node, ast.FunctionDef):
+    functions, before = [node for node in tree.body if isinstance(node, ast.FunctionDef)], -1
+    while len(gone) != before:  # a helper of such a helper goes with it
+        before = len(gone)
+        for node in functions:
             users = [other for other in tree.body if other is not node and node.name in names_in(other)]
-            if users and all(other in gone for other in users):
+            if node not in gone and users and all(other in gone for other in users):
                 gone.append(node)
     decorators = [
         d for n in definitions(tree.body) for d in n.decorator_list if isinstance(d, ast.Name) and d.id in NUMPY_ONLY

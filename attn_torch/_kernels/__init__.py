@@ -71,6 +71,6 @@ def rank4(x: Tensor | None) -> Tensor | None:
 
 
 def few(q: Tensor, k: Tensor) -> bool:
-    """Whether all scores at once are faster than blocks, or there are none."""
+    """Whether there are so few scores, or none, that all of them at once are faster than blocks."""
     scores = q.shape[0] * q.shape[2] * q.shape[1] * k.shape[1]
     return known(scores <= (SMALL if q.is_cpu else 0))

@@ -128,7 +128,7 @@ class Blocked:
             for stretch, hidden in edges:
                 allowed[..., stretch] &= ~hidden
         scores.masked_fill_(~allowed, -torch.inf)
-        return ~allowed.amax(-1, keepdim=True)
+        return ~allowed.any(-1, keepdim=True)
 
     def weights(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor]:
         """The weights, `(b g) (r t) s`; the queries that see no key, whose weights are NaN; the tanh of the softcap."""

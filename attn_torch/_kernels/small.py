@@ -37,7 +37,7 @@ def attend(
     if bias is not None and allowed is not None:
         scores = scores + torch.where(allowed, bias, 0.0)
     if allowed is not None and (mask is not None or bias is not None):
-        empty = ~allowed.amax(-1, keepdim=True)
+        empty = ~allowed.any(-1, keepdim=True)
         allowed = allowed | empty  # of finite scores, which a softmax needs
     if allowed is not None:
         scores = torch.where(allowed, scores, -torch.inf)

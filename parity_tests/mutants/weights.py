@@ -12,7 +12,7 @@ TOTAL = "e / {where}(total == 0, 1.0, total)"
 SELECTED = "where(keep, weights / (1.0 - rate), 0.0)"
 WITH_SINKS = """\
     else:
-        spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=upcast(sinks))))
+        spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=sinks)))
         probs = record(tape, probs=spread[..., :-1])
 """
 BEFORE = f"""\
