@@ -13,6 +13,8 @@ from parity_tests._inputs import axis, random_inputs
 from parity_tests._witness import bounded, cotangent, ratio, weights_of
 from parity_tests.candidates import takes_last
 
+pytestmark = pytest.mark.xdist_group("distributed_torch")  # what its processes compute is computed once
+
 GROUPED = {"d_model": 12, "num_heads": 4, "num_kv_heads": 2}
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "mha": ("mha", {"d_model": 12, "num_heads": 4, "use_bias": True}, "full"),
