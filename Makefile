@@ -8,7 +8,7 @@ JOBS        = 2
 PARITY_ARGS =
 PYTEST_ARGS =
 BENCH_ARGS  =
-# parity_tests/test_annotations.py checks annotations with jaxtyping's import hook, in processes of its own. This puts
+# parity_tests/tests/contract/test_annotations.py checks annotations with jaxtyping's import hook, in processes of its own. This puts
 # every test under the hook, which doubles their time: HOOK=--jaxtyping-packages=attn_np,attn_jax,attn_torch,beartype.beartype
 HOOK        =
 
@@ -78,7 +78,7 @@ docs: env  ## build the documentation into docs/_build/html
 ##@ Maintain
 .PHONY: sync
 sync: env  ## regenerate the committed files that are generated
-	$(RUN) -m parity_tests.sync
+	$(RUN) -m parity_tests.sync.generate
 
 .PHONY: format
 format: env  ## apply ruff's fixes and layout

@@ -6,8 +6,8 @@ As a library: `assert_parity` judges an implementation of your own, `compare` wa
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from parity_tests.parity import ParityError, Verdict, assert_parity, compare, replay
-    from parity_tests.trace import Trace, load, record
+    from parity_tests.ports.parity import ParityError, Verdict, assert_parity, compare, replay
+    from parity_tests.ports.trace import Trace, load, record
 
 __all__ = ["ParityError", "Trace", "Verdict", "assert_parity", "compare", "load", "record", "replay"]
 
@@ -18,4 +18,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{'trace' if name in ('Trace', 'load', 'record') else 'parity'}"), name)
+    return getattr(
+        import_module(f"{__name__}.ports.{'trace' if name in ('Trace', 'load', 'record') else 'parity'}"), name
+    )

@@ -1,5 +1,5 @@
 """`python -m parity_tests`: the command attn-parity."""
 
-from parity_tests.cli import main
+from parity_tests.commands.app import main
 
 main()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from parity_tests.parity import Verdict
+    from parity_tests.ports.parity import Verdict
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,8 +32,8 @@ class Judge:
         self.device = device
 
     def __call__(self, candidate: Any, variant: str, config: Any = None, **options: Any) -> "Verdict":
-        from parity_tests.adapters import MissingDeviceError
-        from parity_tests.parity import assert_parity
+        from parity_tests.ports.adapters import MissingDeviceError
+        from parity_tests.ports.parity import assert_parity
 
         __tracebackhide__ = True  # pytest shows the test and the finding, not the way between them
         given: dict[str, Any] = {"device": self.device} | options

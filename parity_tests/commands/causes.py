@@ -26,13 +26,12 @@ def main(
     import json as js
 
     from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 
     from attn_np import contract
-    from parity_tests.cli import console, listed, writable
-    from parity_tests.explain import catalogue
-    from parity_tests.matrix import DTYPES, FRAMEWORKS, prepare
+    from parity_tests.commands._shared import console, listed, progress, writable
+    from parity_tests.explain.causes import catalogue
+    from parity_tests.judge.runner import DTYPES, FRAMEWORKS, prepare
 
     writable(json)
     variants = listed(variant, contract.variants(), "the name of a variant")
@@ -47,15 +46,14 @@ def main(
         console.print(table)
         console.print(f"{len(seen)} mistakes")
         return
-    from parity_tests.naming import measured, planted_cases
+    from parity_tests.explain.measure import measured, planted_cases
 
     places = listed(frameworks, FRAMEWORKS, "a framework")
     listed(dtype, DTYPES, "a float dtype")
     prepare(places)
     pieces = [piece for piece in planted_cases(places) if piece[0].variant in variants]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     found = []
-    with Progress(*columns, console=console, transient=True) as bar:
+    with progress() as bar:
         task = bar.add_task("planting", total=len(pieces))
         for mutant, tree in pieces:
             bar.update(task, description=f"planting {mutant.name}")

@@ -25,9 +25,10 @@ def main(
     """
     import json as js
 
-    from parity_tests import compare, trace
-    from parity_tests.cli import console, writable
-    from parity_tests.show import show_comparison, write_comparison
+    from parity_tests import compare
+    from parity_tests.commands._shared import console, writable
+    from parity_tests.ports import trace
+    from parity_tests.report.differences import show_comparison, write_comparison
 
     def mapped(path: Path) -> dict[str, str | None]:
         try:

@@ -28,8 +28,8 @@ def main(
     import json
 
     from attn_np import weights
-    from parity_tests import real
-    from parity_tests.cli import console, writable
+    from parity_tests.commands._shared import console, writable
+    from parity_tests.judge import checkpoint
 
     writable(target)
     if target.exists():
@@ -43,7 +43,7 @@ def main(
     given |= {} if num_heads is None else {"num_heads": num_heads}
     try:
         where = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
-        found = real.read(source, **where, **given)
+        found = checkpoint.read(source, **where, **given)
         there = {"layout": to, "layer": to_layer, "part": to_part, "prefix": to_prefix}
         weights.write(target, found.config, found.values, **there)
         again = weights.read(target, config=found.config, **there)

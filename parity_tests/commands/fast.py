@@ -25,21 +25,19 @@ def main(
     from dataclasses import asdict
     from multiprocessing import get_context
 
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 
-    from parity_tests.cli import console, listed, writable
-    from parity_tests.fast import Judged, combinations, work
-    from parity_tests.matrix import DTYPES, FRAMEWORKS
+    from parity_tests.commands._shared import console, listed, progress, writable
+    from parity_tests.judge.kernels import Judged, combinations, work
+    from parity_tests.judge.runner import DTYPES, FRAMEWORKS
 
     writable(json)
     places, types = listed(frameworks, FRAMEWORKS, "a framework"), listed(dtypes, DTYPES, "a float dtype")
     numbers = range(0, len(combinations()), share)
     pieces = [tuple(numbers[i : i + 12]) for i in range(0, len(numbers), 12)]
     total = Judged()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
-        Progress(*columns, console=console, transient=True) as bar,
+        progress() as bar,
         ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool,
     ):
         task = bar.add_task("judging", total=rounds * len(numbers))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from parity_tests.fuzz import Tally
+    from parity_tests.judge.fuzz import Tally
 
 
 def main(
@@ -21,10 +21,9 @@ def main(
     replay: Annotated[Path | None, typer.Option(help="Read this one file instead, and say what comes out.")] = None,
 ) -> None:
     """Spoil weight files at random and read them: each must be refused by name, or give what it says."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from parity_tests import fuzz
-    from parity_tests.cli import console
+    from parity_tests.commands._shared import console, progress
+    from parity_tests.judge import fuzz
 
     if sys.platform == "win32":
         raise typer.BadParameter(
@@ -36,10 +35,9 @@ def main(
         tally, found = fuzz.replay(replay)
         show(tally, found)
         raise typer.Exit(1 if found else 0)
-    columns = (TextColumn("reading spoilt files"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     told, tally, seconds = [], fuzz.Tally(), 1.0
-    with Progress(*columns, TextColumn("{task.fields[state]}"), console=console, transient=True) as bar:
-        task = bar.add_task("", total=files, state="")
+    with progress("{task.fields[state]}") as bar:
+        task = bar.add_task("reading spoilt files", total=files, state="")
         for tally in fuzz.run(seed, first, files, jobs):
             # Kept as they come: a run that is stopped has them.
             for found in tally.findings[len(told) :]:
@@ -58,8 +56,8 @@ def show(tally: "Tally", findings: list[str]) -> None:
     """Print the table of outcomes, and every finding."""
     from rich.table import Table
 
-    from parity_tests import fuzz
-    from parity_tests.cli import console
+    from parity_tests.commands._shared import console
+    from parity_tests.judge import fuzz
 
     table = Table(box=None, pad_edge=False)
     table.add_column("outcome")

@@ -30,11 +30,9 @@ def main(
     """
     from importlib.util import find_spec
 
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from parity_tests.cli import console, listed, writable
-    from parity_tests.mutants import _run as planting
-    from parity_tests.mutants import report
+    from parity_tests.commands._shared import console, listed, progress, writable
+    from parity_tests.mistakes import run as planting
+    from parity_tests.mistakes import table
 
     writable(json)
     generic, planted = generic or bool(files), planted and not files
@@ -42,21 +40,20 @@ def main(
         raise typer.BadParameter("expected known mistakes or careless edits, got neither; leave out one of --no-...")
     if ratchet_update and (short or not generic):
         raise typer.BadParameter("--ratchet-update: expected all careless edits, got some or none; leave out --short")
-    if find_spec("parity_tests.test_mha") is None:
+    if find_spec("parity_tests.tests.variants.test_mha") is None:
         console.print(
             "[bold red]refused[/] mutants: expected a checkout with its tests, got an installed package; clone the "
             "repository and run it there",
             soft_wrap=True,
         )
         raise typer.Exit(2)
-    from parity_tests import ast_mutants
+    from parity_tests.tests import mutation
 
-    only = listed(files, ast_mutants.every(), "a file of attn_np") if files else ()
+    only = listed(files, mutation.every(), "a file of attn_np") if files else ()
     chosen = listed(trees, ("numpy", "torch", "jax"), "a framework")
     modes = [mode for mode, name in planting.MODES.items() if name in chosen or (common and mode == planting.COMMON)]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     careless: list[Any] = []
-    with Progress(*columns, console=console, transient=True) as bar:
+    with progress() as bar:
         task = bar.add_task("planting known mistakes", total=None, visible=planted)
         verdicts = (
             planting.run(modes, short, jobs, lambda done, of: bar.update(task, completed=done, total=of))
@@ -65,12 +62,12 @@ def main(
         )
         if generic:
             more = bar.add_task("planting careless edits", total=None)
-            careless = ast_mutants.run(short, jobs, lambda done, of: bar.update(more, completed=done, total=of), only)
+            careless = mutation.run(short, jobs, lambda done, of: bar.update(more, completed=done, total=of), only)
     if planted:
-        report.show(console, verdicts)
+        table.show(console, verdicts)
     wrong = bool(planting.missed(verdicts))
     if generic:
-        from parity_tests.ast_mutants import ratchet, show
+        from parity_tests.tests.mutation import ratchet, show
 
         kept = ratchet.read()
         show.show(console, careless, kept, short)
@@ -78,6 +75,6 @@ def main(
         if ratchet_update:
             console.print(f"recorded: {', '.join(ratchet.update(careless)) or 'nothing is better'}")
     if json is not None:
-        report.write_json(json, verdicts, careless)
+        table.write_json(json, verdicts, careless)
         console.print(f"written: {json}")
     raise typer.Exit(1 if wrong else 0)

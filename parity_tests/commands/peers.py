@@ -21,8 +21,8 @@ def main(
 
     from rich.table import Table
 
-    from parity_tests.cli import console, listed
-    from parity_tests.matrix import FRAMEWORKS, prepare
+    from parity_tests.commands._shared import console, listed
+    from parity_tests.judge.runner import FRAMEWORKS, prepare
 
     try:
         peers = importlib.import_module("parity_tests.peers")

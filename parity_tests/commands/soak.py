@@ -17,20 +17,20 @@ def main(
 ) -> None:
     """Judge correct implementations on hard inputs, many times: every alarm is a false one, and there must be none.
 
-    The styles are those of `parity_tests.adversarial`: saturated softmaxes, sums that cancel, numbers near underflow.
+    The styles are those of `parity_tests.judge.hard_inputs`: saturated softmaxes, sums that cancel, numbers near
+    underflow.
     """
     import json as js
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
 
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 
     from attn_np import contract
-    from parity_tests.adversarial import STYLES, hard_cases, soaked
-    from parity_tests.candidates import attends
-    from parity_tests.cli import console, listed, writable
-    from parity_tests.matrix import DTYPES, FRAMEWORKS
+    from parity_tests.commands._shared import console, listed, progress, writable
+    from parity_tests.judge.candidates import attends
+    from parity_tests.judge.hard_inputs import STYLES, hard_cases, soaked
+    from parity_tests.judge.runner import DTYPES, FRAMEWORKS
 
     writable(json)
     names = listed(variants, contract.variants(), "the name of a variant")
@@ -44,9 +44,8 @@ def main(
     tasks = [(piece, types, places, seed + n) for n in range(rounds) for piece in pieces]
     total: dict[tuple[str, str], list[float]] = {}
     alarms: list[str] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
-        Progress(*columns, console=console, transient=True) as bar,
+        progress() as bar,
         ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool,
     ):
         task = bar.add_task("judging", total=rounds * per_round)

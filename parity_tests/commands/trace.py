@@ -33,11 +33,11 @@ def main(
     import json
 
     from attn_np import contract
-    from parity_tests import trace
-    from parity_tests.cases import CALLS, Case, draw
-    from parity_tests.cli import console, writable
-    from parity_tests.matrix import DTYPES, FRAMEWORKS, prepare
-    from parity_tests.real import load as load_layer
+    from parity_tests.commands._shared import console, writable
+    from parity_tests.judge.cases import CALLS, Case, draw
+    from parity_tests.judge.checkpoint import load as load_layer
+    from parity_tests.judge.runner import DTYPES, FRAMEWORKS, prepare
+    from parity_tests.ports import trace
 
     def refuse(expected: str, got: object, option: str) -> typer.BadParameter:
         return typer.BadParameter(f"expected {expected}, got {got!r}; set {option}")

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from attn_np.contract import Config
-from parity_tests._inputs import TREES
-from parity_tests.candidates import leaves, numpy_layer
-from parity_tests.cases import Case
-from parity_tests.error_arrays import ErrArray, delivered, precision, precision_of
-from parity_tests.judge import compare
+from parity_tests.bounds.error_arrays import ErrArray, delivered, precision, precision_of
+from parity_tests.judge.candidates import leaves, numpy_layer
+from parity_tests.judge.cases import Case
+from parity_tests.judge.judging import compare
 from parity_tests.peers import Arrays, Found, Peer
+from parity_tests.tests.inputs import TREES
 
 THEIRS = "the library"
 RESULTS = Path(__file__).with_name("results.json")

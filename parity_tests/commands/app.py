@@ -1,0 +1,24 @@
+"""The command attn-parity: do the three trees agree, on this machine and on these weights?"""
+
+import pkgutil
+from importlib import import_module
+
+try:
+    import typer
+    from rich.console import Console  # noqa: F401
+except ModuleNotFoundError as missing:
+    raise SystemExit(
+        f"attn-parity: expected the package {missing.name}, got none; run pip install 'attn-parity[parity]'"
+    ) from None
+
+from parity_tests import commands
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+
+for name in sorted(module.name for module in pkgutil.iter_modules(commands.__path__)):
+    if name != "app" and not name.startswith("_"):
+        app.command(name.rstrip("_"))(import_module(f"{commands.__name__}.{name}").main)
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,80 @@
+"""attn-parity run: do the three trees agree?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attn_np import contract
+from parity_tests.commands._shared import console, listed, progress, writable
+
+
+def main(
+    variants: Annotated[str | None, typer.Option(help="Comma-separated names; all by default.")] = None,
+    dtypes: Annotated[str | None, typer.Option(help="float64,float32,bfloat16,float16 or some of them.")] = None,
+    frameworks: Annotated[str | None, typer.Option(help="numpy,torch,jax or some of them.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, or accelerator: every one that is found.")] = "cpu",
+    seed: Annotated[int, typer.Option(min=0, help="Of all inputs, weights and cotangents.")] = 0,
+    repeat: Annotated[int, typer.Option(min=1, help="How many seeds, from --seed on.")] = 1,
+    calls: Annotated[str | None, typer.Option(help="plain,full,shared or some of them.")] = None,
+    products: Annotated[
+        str, typer.Option(help="full, or tf32: matrix products of float32 may round their factors to TF32.")
+    ] = "full",
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    everything: Annotated[bool, typer.Option("--all", help="Every example, call and type: some minutes.")] = False,
+    real: Annotated[bool, typer.Option(help="Also the real layer in examples/, where it is at hand.")] = True,
+    json: Annotated[Path | None, typer.Option(help="Write every verdict to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report to read: one page, complete in itself.")] = None,
+    ratchet_update: Annotated[
+        bool, typer.Option("--ratchet-update", help="Record this run's precision in ratchet.json.")
+    ] = False,
+) -> None:
+    """Judge NumPy, PyTorch and Flax against the float64 reference: outputs, gradients, every taped intermediate.
+
+    By default the first example of each variant, with all of its arguments, in float64 and float32.
+    """
+    from parity_tests.judge import ratchet, runner
+    from parity_tests.judge.cases import CALLS
+    from parity_tests.report import summary
+    from parity_tests.report.html import write_html
+
+    if device not in ("cpu", "accelerator"):
+        raise typer.BadParameter(f"expected cpu or accelerator, got {device!r}; set --device")
+    if products not in ("full", "tf32"):
+        raise typer.BadParameter(f"expected full or tf32, got {products!r}; set --products")
+    writable(json, html)
+    plan = runner.Plan(
+        variants=listed(variants, contract.variants(), "the name of a variant"),
+        dtypes=listed(dtypes, runner.DTYPES, "a float dtype") if dtypes or everything else runner.USUAL,
+        frameworks=listed(frameworks, runner.FRAMEWORKS, "a framework"),
+        device=device,
+        seed=seed,
+        repeat=repeat,
+        calls=listed(calls, CALLS, "a kind of call") if calls or everything else ("full",),
+        everything=everything,
+        real=real and device == "cpu",
+        products=products,
+    )
+    if ratchet_update and ratchet.reason(plan):
+        raise typer.BadParameter(f"--ratchet-update: expected a run with --all, got another: {ratchet.reason(plan)}")
+    result = runner.Result()
+    with progress() as bar:
+        task = bar.add_task("judging")
+        for done, of, what, so_far in runner.run(plan, jobs):
+            result = so_far
+            bar.update(task, total=of, completed=done, description=f"judged {what}")
+    held = ratchet.compare(result, plan, ratchet.FILE)
+    summary.show(console, result, plan.dtypes, held.lines(summary.SHOWN))
+    differ = bool(result.failed or result.errors or not result.rows)
+    if json is not None:
+        summary.write_json(json, result, ratchet=held.as_dict())
+        console.print(f"written: {json}")
+    if html is not None:
+        write_html(html, result, plan.dtypes, result.findings, title="attn-parity run", comparison=held)
+        console.print(f"written: {html}")
+    if ratchet_update and differ:
+        console.print("[yellow]not recorded[/] only a run that agrees is")
+    elif ratchet_update:
+        ratchet.update(result, ratchet.FILE)
+        console.print(f"recorded: {ratchet.FILE}")
+    raise typer.Exit(1 if differ else 0)

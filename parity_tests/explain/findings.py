@@ -1,0 +1,81 @@
+"""What is wrong with one candidate in one case: the first difference, its picture, and what would explain it."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from parity_tests.judge.judging import Row
+
+# Ratios beyond this say no more than that the two have nothing to do with each other.
+FAR = 2.0**40
+MOST = 4  # causes that are told
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A known mistake that, made in the reference, gives the candidate's numbers.
+
+    Attributes:
+        name: the mistake, in words.
+        fix: what to change, in one line.
+        ratio: largest error/bound of the candidate against the reference with the mistake; at most 1.
+        evidence: how it is known.
+    """
+
+    name: str
+    fix: str
+    ratio: float
+    evidence: str = "the reference with this mistake gives these numbers, within its bounds"
+
+
+@dataclass
+class Finding:
+    """A candidate that differs.
+
+    Attributes:
+        candidate, case: who, and in which call.
+        first: the first verdict that fails, in dataflow order; every stage before it passes.
+        axes: letters of that array's axes, such as "b h t s"; "" where they are not known.
+        got, want, bound: the whole array: the candidate's, the reference's on the candidate's own inputs, and how far
+            they may be apart.
+        causes: the known mistakes that explain it, best first; empty where none does.
+        patterns: what the difference looks like, in words, strongest first.
+        rows: every verdict of this candidate in this case, in dataflow order.
+    """
+
+    candidate: str
+    case: str
+    first: Row
+    axes: str = ""
+    got: np.ndarray | None = None
+    want: np.ndarray | None = None
+    bound: np.ndarray | None = None
+    causes: list[Cause] = field(default_factory=list)
+    patterns: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+
+def told(finding: Finding) -> str:
+    """A finding in words: where, how much, what it looks like, why."""
+    row, lines = finding.first, [f"{finding.candidate} differs first at {finding.first.stage} {finding.first.name}"]
+    if row.note:
+        lines.append(f"  {row.note}")
+    else:
+        at = f"{row.index}" + (f" of the axes {finding.axes}" if finding.axes else "")
+        lines.append(f"  got {row.got:.4g}, expected {row.expected:.4g} at {at}")
+        far = "far beyond 1" if row.ratio > FAR else f"{row.ratio:.3g}"
+        lines.append(f"  error/bound {far}, with a bound of {row.bound:.1g} there")
+    before = [r.name for r in finding.rows[: finding.rows.index(row)] if r.stage == "tape"] if finding.rows else []
+    if before:
+        lines.append(f"  agree before it: {', '.join(before)}")
+    for pattern in finding.patterns:
+        lines.append(f"  seen: {pattern}")
+    for i, cause in enumerate(finding.causes[:MOST]):
+        word = "cause" if i == 0 else "fits too"
+        lines.append(f"  {word}: {cause.name}")
+        if i == 0:
+            lines.append(f"  evidence: {cause.evidence}")
+            lines.append(f"  fix: {cause.fix}")
+    if not finding.causes:
+        lines.append("  cause: none of the known mistakes gives these numbers")
+    return "\n".join(lines)

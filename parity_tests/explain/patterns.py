@@ -1,0 +1,214 @@
+"""What a difference looks like, where no known mistake explains it: permuted, scaled, or only in some places."""
+
+from collections.abc import Iterator
+from itertools import permutations
+from math import sqrt
+
+import numpy as np
+
+from parity_tests.bounds.error_arrays import UNIT, ErrArray
+from parity_tests.judge.cases import Case
+
+# Axes of the names that tapes share; without heads there is no h.
+AXES = {
+    **dict.fromkeys(("scores", "capped", "biased", "masked", "probs", "kept", "allowed", "bias", "keep"), "bhts"),
+    **dict.fromkeys(("q", "q_norm", "q_rot"), "bthk"),
+    **dict.fromkeys(("k", "k_norm", "k_rot"), "bshk"),
+    **dict.fromkeys(("v", "seen_v"), "bshv"),
+    **dict.fromkeys(("x", "y", "query", "seen_query"), "btd"),
+    **dict.fromkeys(("key", "seen_key"), "bsi"),
+    **dict.fromkeys(("value", "seen_value"), "bsj"),
+    **dict.fromkeys(("h", "r", "z", "n"), "bte"),
+    "context": "bthv",
+    "features": "btse",
+    "out1": "bhts",
+}
+WORDS = {
+    "b": "batch row",
+    "h": "head",
+    "t": "query position",
+    "s": "key position",
+    "d": "channel",
+    "k": "channel",
+    "v": "channel",
+    "e": "unit",
+}
+MOST = 6  # axes up to which permutations are tried, and places that are listed
+
+
+def axes_of(case: Case, name: str, ndim: int) -> str:
+    """Letters of an array's axes, "b h t s"; "" where they are not known."""
+    last = name.rpartition(".")[2]
+    arguments, params = case.config.arguments(), case.config.params()
+    if name in arguments and arguments[name].kind in ("array", "tokens"):
+        found = arguments[name].axes.replace(" ", "")
+    elif name in params or (last[1:] if last.startswith("d") else "") in params:
+        found = (params.get(name) or params[last[1:]]).axes.replace(" ", "")
+    else:
+        found = AXES.get(last, "") or (AXES.get(last[1:], "") if last.startswith("d") else "")
+    for letters in (found, found.replace("h", "")):
+        if len(letters) == ndim:
+            return " ".join(letters)
+    return ""
+
+
+def patterns(got: np.ndarray, want: ErrArray, axes: str = "", allowed: np.ndarray | None = None) -> list[str]:
+    """What the difference looks like, strongest first.
+
+    Args:
+        got: the candidate's array.
+        want: the reference's, with bounds.
+        axes: letters of the axes, as `axes_of` gives them.
+        allowed: who may see whom, broadcastable to an array with the axes `b h t s` or `b t s`.
+    """
+    letters = axes.split() or [str(i) for i in range(got.ndim)]
+    if got.shape != want.shape:
+        return list(other_shape(got, want))
+    if got.size == 0 or not np.issubdtype(got.dtype, np.floating):
+        return []
+    bad = beyond(got, want)
+    if not bad.any():
+        return []
+    found = list(strange(got, want))
+    if np.isfinite(got).all() and np.isfinite(want.v).all():
+        ways = (list(way(got, want, letters)) for way in (moved, scaled, lower_precision))
+        found += next((lines for lines in ways if lines), [])
+    return found + list(places(bad, letters, allowed))
+
+
+def beyond(got: np.ndarray, want: ErrArray) -> np.ndarray:
+    """Where a number is further away than its bound, or one of the two is no number."""
+    with np.errstate(invalid="ignore"):
+        return ~((np.abs(got - want.v) <= want.b) | (got == want.v) | (np.isnan(got) & np.isnan(want.v)))
+
+
+def same(got: np.ndarray, v: np.ndarray, b: np.ndarray) -> bool:
+    return got.shape == v.shape and not beyond(got, ErrArray(v, b)).any()
+
+
+def other_shape(got: np.ndarray, want: ErrArray) -> Iterator[str]:
+    for order in permutations(range(want.ndim)) if want.ndim <= MOST and got.ndim == want.ndim else ():
+        if same(got, want.v.transpose(order), want.b.transpose(order)):
+            yield f"the same numbers with the axes in the order {order}"
+            return
+    if got.size == want.size:
+        flat = same(got.reshape(-1), want.v.reshape(-1), want.b.reshape(-1))
+        yield "the same numbers in another shape" if flat else "another shape, and not only another shape"
+    else:
+        yield f"shape {got.shape} where {want.shape} is expected"
+
+
+def strange(got: np.ndarray, want: ErrArray) -> Iterator[str]:
+    for name, place in (("NaN", np.isnan(got)), ("infinity", np.isinf(got))):
+        new = place & np.isfinite(want.v)
+        if new.any():
+            zero = ", all where 0 is expected" if not want.v[new].any() else ""
+            yield f"{name} in {int(new.sum())} of {got.size} numbers{zero}"
+
+
+def moved(got: np.ndarray, want: ErrArray, letters: list[str]) -> Iterator[str]:
+    """Axes exchanged, an axis reversed, shifted by one place, or its slices in another order."""
+    for order in permutations(range(got.ndim)) if got.ndim <= MOST else ():
+        if order != tuple(range(got.ndim)) and same(got, want.v.transpose(order), want.b.transpose(order)):
+            yield f"the same numbers with the axes in the order {' '.join(letters[i] for i in order)}"
+            return
+    for axis, letter in enumerate(letters):
+        if got.shape[axis] < 2:
+            continue
+        if same(got, np.flip(want.v, axis), np.flip(want.b, axis)):
+            yield f"reversed along {letter}"
+            return
+        for by in (1, -1):
+            if same(got, np.roll(want.v, by, axis), np.roll(want.b, by, axis)):
+                yield f"shifted by {by} along {letter}"
+                return
+        order = [match(x, want, axis) for x in np.moveaxis(got, axis, 0)]
+        if None not in order and order != list(range(len(order))):
+            listed = ", ".join(map(str, order[: 2 * MOST]))
+            yield f"the slices along {letter} are those of {listed}{', ...' if len(order) > 2 * MOST else ''}"
+            return
+
+
+def match(x: np.ndarray, want: ErrArray, axis: int) -> int | None:
+    """Which slice of the expected array this is."""
+    pairs = zip(np.moveaxis(want.v, axis, 0), np.moveaxis(want.b, axis, 0), strict=True)
+    return next((i for i, (v, b) in enumerate(pairs) if same(x, v, b)), None)
+
+
+def scaled(got: np.ndarray, want: ErrArray, letters: list[str]) -> Iterator[str]:
+    """A constant factor, an offset, or a factor or an offset for each row."""
+    big = np.abs(want.v) == np.max(np.abs(want.v))
+    factor = float(got[big][0] / want.v[big][0]) if want.v.any() else 0.0
+    if not got.any():
+        yield "all 0"
+    elif same(got, factor * want.v, (abs(factor) + 1) * want.b * 2):
+        yield f"multiplied by {factor:.6g}{known_as(factor, dict(zip(letters, got.shape, strict=True)))}"
+    elif got.shape[-1] > 1:
+        gap = got - want.v
+        if same(gap, np.broadcast_to(gap[..., :1], gap.shape), 2 * (want.b + want.b[..., :1])):
+            alike = same(gap, np.broadcast_to(gap.flat[0], gap.shape), 2 * (want.b + want.b.flat[0]))
+            yield f"too large by {gap.flat[0]:.6g} everywhere" if alike else f"an offset for each row of {letters[-1]}"
+
+
+def known_as(factor: float, sizes: dict[str, int]) -> str:
+    """A factor in terms of the array's sizes."""
+    for letter, n in sizes.items():
+        for value, name in ((n, "{}"), (1 / n, "1/{}"), (sqrt(n), "sqrt({})"), (1 / sqrt(n), "1/sqrt({})")):
+            if n > 1 and abs(factor - value) <= 1024 * UNIT["float32"] * value:
+                return f", which is {name.format(f'the size of {letter}, {n}')}"
+    return ", the opposite sign" if factor == -1 else ""
+
+
+def lower_precision(got: np.ndarray, want: ErrArray, letters: list[str]) -> Iterator[str]:
+    """Errors that are all of the size of another type's rounding."""
+    size = np.abs(want.v)
+    typical, error = float(np.sqrt(np.mean(size**2))), got - want.v
+    for way in (error, error * np.sign(want.v)):  # roundings go up as often as down, and away from 0 as often as to it
+        up, down = int(np.sum(way > 0)), int(np.sum(way < 0))
+        if not typical or min(up, down) < (up + down) / 6:
+            return
+    right = ~beyond(got, want)
+    for axis in range(got.ndim):  # a rounding leaves no position or head alone, unless there is nothing to round
+        others = tuple(i for i in range(got.ndim) if i != axis)
+        if np.any(right.all(axis=others) & want.v.any(axis=others)):
+            return
+    worst = float(np.max(np.abs(got - want.v) / np.maximum(size, typical)))
+    for name in ("float32", "float16", "bfloat16"):
+        if UNIT[name] / 4 <= worst <= 4 * UNIT[name] and np.max(want.b / np.maximum(size, typical)) < UNIT[name] / 8:
+            yield f"as if rounded to {name}: the largest relative error is {worst:.1e}"
+
+
+def places(bad: np.ndarray, letters: list[str], allowed: np.ndarray | None) -> Iterator[str]:
+    """Where it differs, if not everywhere."""
+    if allowed is not None:
+        yield from masked_places(bad, letters, allowed)
+    for axis, letter in enumerate(letters):
+        n = bad.shape[axis]
+        hit = np.flatnonzero(bad.any(axis=tuple(i for i in range(bad.ndim) if i != axis)))
+        word = WORDS.get(letter, f"index of axis {letter}")
+        if n > 1 and len(hit) == 1:
+            yield f"only {word} {hit[0]}"
+        elif n > 2 and 0 < len(hit) < n:
+            consecutive = hit[-1] - hit[0] + 1 == len(hit)
+            listed = f"{hit[0]} to {hit[-1]}" if consecutive else ", ".join(map(str, hit[:MOST]))
+            more = "" if consecutive or len(hit) <= MOST else ", ..."
+            yield f"only {word}s {listed}{more} of {n}"
+    yield f"{int(bad.sum())} of {bad.size} numbers differ"
+
+
+def masked_places(bad: np.ndarray, letters: list[str], allowed: np.ndarray) -> Iterator[str]:
+    """Whether it differs only at hidden keys, or only for queries that see none."""
+    if letters[-2:] == ["t", "s"] and allowed.ndim <= bad.ndim:
+        hidden = ~np.broadcast_to(allowed, bad.shape)
+        if hidden.any() and not hidden.all():
+            if not (bad & ~hidden).any():
+                yield "only hidden keys differ"
+            elif not (bad & hidden).any():
+                yield "hidden keys agree, visible ones differ"
+    if "t" in letters and allowed.ndim >= 2:
+        empty = ~allowed.any(axis=-1)  # ... t
+        rows = np.moveaxis(bad, letters.index("t"), 1)
+        rows = rows.reshape(*rows.shape[:2], -1).any(axis=-1)  # b t
+        empty = empty.reshape(-1, *empty.shape[-2:]).all(axis=tuple(range(empty.ndim - 2))) if empty.ndim > 2 else empty
+        if empty.shape == rows.shape and empty.any() and not (rows & ~empty).any():
+            yield "only queries that see no key differ"

@@ -1,0 +1,303 @@
+"""The fast paths of `attend` before the judge: whatever a call may ask for beside what else, forward and backward.
+
+A fast path has no intermediates to show, so it is judged end to end: the context and every gradient, against the bound
+that the textbook derives for the type. What a call may ask for are a few switches, and every combination of them is
+tried. Sizes, the type of every second number, the scale and how hard the numbers are on the arithmetic are drawn. In
+rounds of an even seed the blocks are so small that these sizes fill several, the last in part; in the others they are
+the path's own.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from attn_np._ops import DTYPES
+from attn_np.contract._tape import Residuals
+from parity_tests.bounds.error_arrays import ErrArray, fast_precision_of, precision, precision_of, recompute, widened
+from parity_tests.judge.candidates import from_torch, to_torch
+from parity_tests.judge.cases import Case, Drawn
+from parity_tests.judge.hard_inputs import STYLES
+from parity_tests.judge.judging import compare
+from parity_tests.judge.runner import prepare
+
+HARD = tuple(style for style in STYLES if style != "steep")  # which is about weights, and there are none
+LENGTHS = (5, 7, 11, 13, 17)
+# Constants of each tree's kernels, by room and name: blocks that these sizes fill several times, one setting after the
+# other. NumPy's hold one head or several, and the weights are powers of 2 or of e, by the processor: all are judged.
+POWERS = [{"exp2_is_fast": lambda dtype, fast=fast: fast} for fast in (True, False)]
+SMALL: dict[str, list[dict[str, Any]]] = {
+    "numpy": [
+        *({"BLOCK_QUERIES": 4, "BLOCK_KEYS": 3, "EDGE_QUERIES": 2, "FEW_QUERIES": 0} | powers for powers in POWERS),
+        {"BLOCK_QUERIES": 4, "BLOCK_KEYS": 50, "EDGE_QUERIES": 2, "MIN_BLOCKS": 1},
+    ],
+    "torch": [{"SMALL": 0, "blocks.CPU_ROWS": 3, "blocks.CPU_BLOCK": 70}],
+    "jax": [
+        {"ONE_BLOCK": 0, "SMALL": 0, "SHORT_QUERY": 0, "ROWS": 2, "QUERIES": 2, "KEYS": 3, "PRODUCT": 0, "EVEN": 1},
+        {"SHORT_KEY_BLOCK": 3, "SHORT_MAX_BLOCKS": 0},
+    ],
+}
+OWN: dict[str, list[dict[str, Any]]] = {"numpy": POWERS, "torch": [{}], "jax": [{}]}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call asks for.
+
+    Attributes:
+        mask, bias: "" for none, "scores" for one of each head, "pairs" for `t s`; a mask also "keys" for padding.
+        causal, softcap, sinks: whether they are given.
+        window: "" for none, "before" and "around".
+        heads: "own" key/value heads, some "shared", "one" for all, or "none": no axis for them.
+    """
+
+    mask: str
+    bias: str
+    causal: bool
+    window: str
+    softcap: bool
+    sinks: bool
+    heads: str
+
+    def __str__(self) -> str:
+        given = {name: x for name, x in vars(self).items() if x}
+        return ", ".join(name if x is True else f"{name} {x}" for name, x in given.items())
+
+
+@cache
+def combinations() -> tuple[Asked, ...]:
+    """All of them: sinks belong to heads."""
+    kinds = (("", "scores", "keys", "pairs"), ("", "scores", "pairs"), (False, True), ("", "before", "around"))
+    heads = ("own", "shared", "one", "none")
+    every = (Asked(*given) for given in product(*kinds, (False, True), (False, True), heads))
+    return tuple(asked for asked in every if not (asked.sinks and asked.heads == "none"))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of `attend`: its arrays in their type, the gradient of its context, and the arguments besides."""
+
+    inputs: dict[str, np.ndarray]
+    dy: np.ndarray
+    options: dict[str, Any]
+    style: str
+
+    @property
+    def floats(self) -> list[str]:
+        return [name for name, x in self.inputs.items() if x.dtype != bool]
+
+    @property
+    def dtype(self) -> str:
+        return self.dy.dtype.name
+
+
+def drawn(number: int, seed: int, dtype: str) -> Call:
+    """The call of a combination."""
+    asked, rng = combinations()[number], np.random.default_rng([number, seed])
+    short, long = sorted(int(n) for n in rng.choice(LENGTHS, 2, replace=False))
+    t, s = ((short, long), (long, short), (long, long), (1, long))[rng.integers(4)]
+    h, g = {"own": (3, 3), "shared": (6, int(rng.choice([2, 3]))), "one": (3, 1), "none": (1, 1)}[asked.heads]
+    width = int(rng.choice([3, 5, 8]))
+    v, b = width if rng.random() < 0.5 else 7, int(rng.integers(1, 3))
+    style = HARD[rng.integers(len(HARD))]
+    shapes = {"q": (b, t, h, width), "k": (b, s, g, width), "v": (b, s, g, v), "dy": (b, t, h, v)}
+    wide = {"scores": (b, h, t, s), "pairs": (t, s), "keys": (b, 1, 1, s)}
+    found = {name: rng.normal(size=(*shape[:2], shape[2] * shape[3])) for name, shape in shapes.items()}
+    if asked.bias:
+        found["bias"] = rng.normal(size=wide[asked.bias])
+    if asked.sinks:
+        found["sinks"] = rng.normal(size=h)
+    if asked.mask:
+        found["mask"] = rng.random(wide[asked.mask]) < 0.7
+    found = STYLES[style](rng, Case("dot_product", "", "", dtype), Drawn(found, {}, seed)).inputs
+    found = {name: x.reshape(shapes.get(name, x.shape)) for name, x in found.items()}
+    if asked.bias and rng.random() < 0.5:  # hides as a mask does
+        found["bias"][..., t // 2, : s // 2] = -np.inf
+    if asked.mask:
+        found["mask"][..., s // 2] = False
+        if asked.mask != "keys" and t > 1:
+            found["mask"][..., t // 2, :] = False
+    if asked.heads == "none":
+        at = {name: 2 if name in shapes else 1 for name, x in found.items() if x.ndim == 4}
+        found = {name: np.squeeze(x, at[name]) if name in at else x for name, x in found.items()}
+    reach = {"": None, "before": (int(rng.integers(s)), None), "around": tuple(int(n) for n in rng.integers(s, size=2))}
+    options = {
+        "causal": asked.causal,
+        "window": reach[asked.window],
+        "softcap": float(rng.choice([0.5, 2.0, 20.0])) if asked.softcap else None,
+        "scale": (None, None, None, 0.375, -0.5, 0.0)[rng.integers(6)],
+    }
+    kept = {name: x if x.dtype == bool else x.astype(DTYPES[dtype]) for name, x in found.items()}
+    return Call(kept, kept.pop("dy"), options, style)
+
+
+def expected(call: Call, framework: str) -> dict[str, Any]:
+    """What the textbook gives in float64, each number with the bound for a fast path in the call's type."""
+    given = {n: ErrArray(widened(x), 0.0) if n in call.floats else x for n, x in call.inputs.items()}
+    with precision(fast_precision_of(framework, call.dtype)), np.errstate(all="ignore"):
+        return by_numpy(given, ErrArray(widened(call.dy), 0.0), call.options, "textbook")
+
+
+# The trees ------------------------------------------------------------------------------------------------------------
+
+
+def by_numpy(
+    inputs: Mapping[str, Any], dy: Any, options: Mapping[str, Any], implementation: str, tree: str = "attn_np"
+) -> dict[str, Any]:
+    module, tape = import_module(f"{tree}._attend"), Residuals()
+    context, _ = module.attend(**inputs, **options, implementation=implementation, tape=tape)
+    recompute(tape)
+    backward = {name: options[name] for name in ("scale", "softcap")}
+    heads = inputs["k"].shape[2] if len(inputs["k"].shape) == 4 else None
+    dq, dk, dv, dbias = module.attend_vjp(tape, dy, **backward, kv_heads=heads)
+    found = {"context": context, "dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsinks": tape.get("dsinks")}
+    return {name: x for name, x in found.items() if x is not None}
+
+
+def run_numpy(call: Call, tree: str = "attn_np") -> dict[str, np.ndarray]:
+    """By hand: `attend_vjp` takes and gives the type that is computed in."""
+    return by_numpy(call.inputs, call.dy.astype(precision_of(call.dtype).work), call.options, "fused", tree)
+
+
+def run_torch(call: Call) -> dict[str, np.ndarray]:
+    """Without gradients and with them, which go other ways."""
+    import torch
+
+    from attn_torch import attend
+
+    arrays = {name: to_torch(x, "cpu") for name, x in call.inputs.items()}
+    with torch.no_grad():
+        alone = attend(**arrays, **call.options, implementation="fused")[0]
+    leaves = [arrays[name].requires_grad_() for name in call.floats]
+    context = attend(**arrays, **call.options, implementation="fused")[0]
+    grads = torch.autograd.grad(context, leaves, to_torch(call.dy, "cpu"))
+    found = {"context": context, "context alone": alone}
+    found |= {f"d{name}": x for name, x in zip(call.floats, grads, strict=True)}
+    return {name: from_torch(x) for name, x in found.items()}
+
+
+def run_jax(call: Call) -> dict[str, np.ndarray]:
+    """Without gradients and with them, compiled together."""
+    import jax
+
+    from attn_jax import attend
+
+    floats = {name: call.inputs[name] for name in call.floats}
+    rest = {name: x for name, x in call.inputs.items() if name not in floats}
+
+    def context(floats: Any, rest: Any) -> Any:
+        return attend(**floats, **rest, **call.options, implementation="fused")[0]
+
+    @jax.jit
+    def everything(floats: Any, rest: Any, dy: Any) -> Any:
+        y, pull = jax.vjp(lambda x: context(x, rest), floats)
+        return {"context": y, "context alone": context(floats, rest)}, pull(dy)[0]
+
+    found, grads = everything(*jax.tree.map(jax.numpy.asarray, (floats, rest, call.dy)))
+    return {name: np.asarray(x) for name, x in (found | {f"d{n}": x for n, x in grads.items()}).items()}
+
+
+RUN = {"numpy": run_numpy, "torch": run_torch, "jax": run_jax}
+TREES = {"numpy": "attn_np", "torch": "attn_torch", "jax": "attn_jax"}
+
+
+@contextmanager
+def blocks(tree: str, setting: Mapping[str, Any]) -> Iterator[None]:
+    """A tree's kernels with other constants."""
+    places = [name.rpartition(".") for name in setting]
+    rooms = [vars(import_module(f"{tree}._kernels.{room}".removesuffix("."))) for room, _, _ in places]
+    before = [room[name] for room, (_, _, name) in zip(rooms, places, strict=True)]
+
+    def put(values: Iterable[Any]) -> None:
+        for room, (_, _, name), value in zip(rooms, places, values, strict=True):
+            room[name] = value
+
+    put(setting.values())
+    try:
+        yield
+    finally:
+        put(before)
+
+
+# Verdicts -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Figures:
+    """What was judged of one framework in one type; `loose` numbers have a bound that says little."""
+
+    calls: int = 0
+    arrays: int = 0
+    numbers: int = 0
+    loose: int = 0
+    worst: float = 0.0
+
+    def add(self, other: "Figures") -> None:
+        for name in ("calls", "arrays", "numbers", "loose"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.worst = max(self.worst, other.worst)
+
+
+@dataclass
+class Judged:
+    figures: dict[tuple[str, str], Figures] = field(default_factory=dict)
+    alarms: list[str] = field(default_factory=list)
+
+    def add(self, other: "Judged") -> None:
+        for key, found in other.figures.items():
+            self.figures.setdefault(key, Figures()).add(found)
+        self.alarms += other.alarms
+
+
+def judge(found: Mapping[str, np.ndarray], want: Mapping[str, Any], call: Call, hand: bool = False) -> dict[str, Any]:
+    """The verdict on every array, as `compare` gives it; gradients by `hand` come in the type that is computed in."""
+    verdicts = {}
+    for name, x in found.items():
+        out = precision_of(call.dtype).work if hand and name.startswith("d") else call.dtype
+        verdicts[name] = compare(widened(x), want[name.removesuffix(" alone")], out)
+        if x.dtype.name != out:
+            verdicts[name] |= {"ratio": np.inf, "note": f"dtype {x.dtype.name}, expected {out}"}
+    for name in set(want) - set(found):
+        verdicts[name] = {"ratio": np.inf, "note": "missing"}
+    return verdicts
+
+
+def types(framework: str, dtypes: tuple[str, ...], number: int, seed: int) -> tuple[str, ...]:
+    """In which types a combination is called: all of them; in JAX, which compiles every call, in one that is drawn."""
+    rng = np.random.default_rng([number, seed, len(dtypes)])
+    return dtypes if framework != "jax" else (dtypes[rng.integers(len(dtypes))],)
+
+
+def work(task: tuple[tuple[str, ...], tuple[str, ...], int, tuple[int, ...]]) -> Judged:
+    """Judge some combinations, in a process of its own."""
+    frameworks, dtypes, seed, numbers = task
+    prepare(frameworks)
+    result = Judged()
+    for number in numbers:
+        for dtype in dtypes:
+            asking = [name for name in frameworks if dtype in types(name, dtypes, number, seed)]
+            if not asking:
+                continue
+            call = drawn(number, seed, dtype)
+            settings = SMALL if seed % 2 == 0 else OWN
+            bounds = {name: expected(call, name) for name in asking}
+            for framework, setting in [(name, setting) for name in asking for setting in settings[name]]:
+                want = bounds[framework]
+                with blocks(TREES[framework], setting):
+                    verdicts = judge(RUN[framework](call), want, call, framework == "numpy")
+                figures = Figures(1, len(verdicts), worst=max(x["ratio"] for x in verdicts.values()))
+                figures.numbers = sum(x.get("elements", 0) for x in verdicts.values())
+                figures.loose = sum(x.get("vacuous", 0) for x in verdicts.values())
+                result.add(Judged({(framework, dtype): figures}))
+                result.alarms += [
+                    f"{framework}, {dtype}, seed {seed}, combination {number} ({combinations()[number]}), "
+                    f"inputs {call.style}, {call.options}, blocks {list(setting.items())}: {name}: {verdict}"
+                    for name, verdict in verdicts.items()
+                    if not verdict["ratio"] <= 1
+                ]
+    return result

@@ -1,0 +1,39 @@
+"""Planted bugs: each is one edit of the source, in one tree, and the judge must see it.
+
+A mutant runs in a copy of the tree that lives under a name of its own in memory; nothing on disk changes. The reference
+stays whole. Every mistake here is one that people really make: see the traps in the documentation. The names and the
+advice are also what a judged port that has such a mistake is told.
+"""
+
+from parity_tests.mistakes import backward, masks, projections, recurrent, rotary, scores, weights
+from parity_tests.mistakes.common_mode import call_of, oracle_free, reference_with
+from parity_tests.mistakes.evidence import evidence, outcome_of
+from parity_tests.mistakes.plant import SHARED, TREES, Mutant, copied, edited, file_of, planted
+
+__all__ = [
+    "MUTANTS",
+    "SHARED",
+    "THEMES",
+    "TREES",
+    "Mutant",
+    "call_of",
+    "copied",
+    "edited",
+    "evidence",
+    "file_of",
+    "oracle_free",
+    "outcome_of",
+    "planted",
+    "reference_with",
+]
+
+THEMES = {
+    "scores": scores.MUTANTS,
+    "masks": masks.MUTANTS,
+    "weights": weights.MUTANTS,
+    "projections": projections.MUTANTS,
+    "recurrent": recurrent.MUTANTS,
+    "rotary": rotary.MUTANTS,
+    "backward": backward.MUTANTS,
+}
+MUTANTS = tuple(mutant for theme in THEMES.values() for mutant in theme)

@@ -1,0 +1,230 @@
+"""A mutant, and how it is planted: in a copy of a tree that lives in memory under a name of its own."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_loader
+from itertools import count
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from parity_tests.judge.cases import Case
+
+TREES = ("attn_np", "attn_jax", "attn_torch")
+NUMPY = ("attn_np",)
+SHARED = "shared"
+_numbers = count()
+
+# What the trees spell differently, so that one edit serves all three.
+WORDS = {
+    "attn_np": {"np": "np", "where": "np.where", "exp": "np.exp", "axis": "axis", "keepdims": "keepdims"},
+    "attn_jax": {"np": "jnp", "where": "where", "exp": "exp", "axis": "axis", "keepdims": "keepdims"},
+    "attn_torch": {"np": "torch", "where": "where", "exp": "exp", "axis": "dim", "keepdims": "keepdim"},
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug.
+
+    Attributes:
+        name: the cause in words, as one would say it of somebody's code.
+        file: of the tree, such as "mha.py"; `SHARED` is the one shared file that holds the text, whatever its name.
+        old, new: the edit; `old` stands exactly once. `{np}`, `{where}`, `{exp}`, `{axis}` and `{keepdims}` are the
+            tree's own words.
+        variant, example, call, dtype: the case that must reveal it. The variant "attend" is that function by itself,
+            and the calls "greedy" and "generate" are those of seq2seq.
+        fix: one line of advice to somebody whose code has this mistake.
+        trees: where it is planted; the hand-written backward exists in NumPy only.
+        needs: names of shared files that the edit uses and the file does not import.
+        beside: another text of that file, where several shared files hold `old`.
+        many: the text stands more than once and every place is edited.
+        raises: trees in which the bug shows itself by an exception; elsewhere an exception is no evidence.
+        gain: factor on the arrays of the case, for bugs that only large numbers show.
+        survives: why the bug may live where no reference is whole, when it is planted in all three trees at once.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    variant: str
+    example: str
+    call: str = "full"
+    dtype: str = "float64"
+    fix: str = ""
+    trees: tuple[str, ...] = TREES
+    needs: tuple[str, ...] = ()
+    beside: str = ""
+    many: bool = False
+    raises: tuple[str, ...] = ()
+    gain: float = 1.0
+    survives: str = ""
+
+    def __str__(self) -> str:
+        return self.name.replace(" ", "-")
+
+    @property
+    def case(self) -> Case:
+        return Case(self.variant, self.example, self.call, self.dtype)
+
+
+def at(file: str, variant: str, example: str, **common: Any) -> Callable[..., Mutant]:
+    """For tables: mutants of one file, or of the shared ones, that one case reveals; each has a name, fix and edit."""
+
+    def mutant(name: str, fix: str, old: str, new: str, **own: Any) -> Mutant:
+        given: dict[str, Any] = {"file": file, "variant": variant, "example": example} | common | own
+        return Mutant(name=name, fix=fix, old=old, new=new, **given)
+
+    return mutant
+
+
+@cache
+def root(tree: str) -> Path:
+    """The folder of a tree."""
+    spec = find_spec(tree)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"mutants: expected the package {tree}, got none; install it")
+    return Path(spec.submodule_search_locations[0])
+
+
+@cache
+def sources(tree: str) -> dict[Path, str]:
+    """The files of a tree as they stand, all read at once: a copy never mixes two states of them."""
+    every = [
+        path
+        for path in root(tree).rglob("*.py")
+        if path.relative_to(root(tree)).parts[0] not in ("contract", "weights")
+    ]
+    return {path: path.read_text(encoding="utf-8") for path in every}
+
+
+@lru_cache(maxsize=1024)  # searches for a cause plant the same bugs again; some thousand generic ones need no place
+def compiled(file: str, source: str) -> CodeType:
+    """The code of a file."""
+    return compile(source, f"<copy of {file}>", "exec")
+
+
+def renamed(code: CodeType, tree: str, alias: str) -> CodeType:
+    """The same code with the imports of a copy.
+
+    The copy takes its own files, but the contract and the weights are shared, as they are in a real tree.
+    """
+    mine = re.compile(rf"\b{tree}\.(?!contract|weights)")
+
+    def change(x: Any) -> Any:
+        if isinstance(x, str):
+            return mine.sub(f"{alias}.", x) if tree in x else x
+        return renamed(x, tree, alias) if isinstance(x, CodeType) else x
+
+    return code.replace(co_consts=tuple(map(change, code.co_consts)), co_names=tuple(map(change, code.co_names)))
+
+
+@cache
+def shared(tree: str) -> dict[str, str]:
+    """The files that all variants share, by name; not the kernels, which say the same again to be fast."""
+    names = {p.name: source for p, source in sources(tree).items() if p.name.startswith("_") and p.parent == root(tree)}
+    return {name: source for name, source in names.items() if not name.startswith(("__", "_kernel"))}
+
+
+@cache
+def defining(name: str, tree: str) -> str:
+    """The shared module that offers a name."""
+    for file in sorted(shared(tree)):
+        module = f"{tree}.{file.removesuffix('.py')}"
+        if name in getattr(import_module(module), "__all__", ()):
+            return module
+    raise ValueError(f"mutants: expected {name!r} in a shared file of {tree}, got none; mend the mutant")
+
+
+def spelled(text: str, tree: str) -> str:
+    """A text in the tree's own words."""
+    for word, own in WORDS[tree].items():
+        text = text.replace(f"{{{word}}}", own)
+    return text
+
+
+@cache
+def file_of(mutant: Mutant, tree: str) -> str:
+    """The name of the file that the mutant edits.
+
+    Raises:
+        ValueError: none of the shared files holds its text, or several do.
+    """
+    if mutant.file != SHARED:
+        return mutant.file
+    old, beside = spelled(mutant.old, tree), spelled(mutant.beside, tree)
+    files = sorted(name for name, source in shared(tree).items() if old in source and beside in source)
+    if len(files) != 1:
+        got = " and ".join(files) or "none"
+        raise ValueError(f"mutants: expected {old!r} in one shared file of {tree}, got {got}; mend the mutant")
+    return files[0]
+
+
+def edited(mutant: Mutant, tree: str) -> str:
+    """The source of the file with the bug in it.
+
+    Raises:
+        ValueError: the text does not stand there once, or in none or several of the shared files.
+    """
+    old, new, file = spelled(mutant.old, tree), spelled(mutant.new, tree), file_of(mutant, tree)
+    source = sources(tree)[root(tree) / file]
+    count = source.count(old)
+    if count == 0 or (count > 1 and not mutant.many):
+        raise ValueError(f"mutants: expected {old!r} once in {file} of {tree}, got {count} times; mend the mutant")
+    imports = "".join(f"from {defining(name, tree)} import {name}\n" for name in mutant.needs)
+    return imports + source.replace(old, new)
+
+
+class _Copy(MetaPathFinder, Loader):
+    """Finds and runs the modules of a tree's copy, one of its files edited."""
+
+    def __init__(self, tree: str, alias: str, file: str, source: str) -> None:
+        self.tree, self.alias, self.root = tree, alias, root(tree)
+        self.file, self.code = file, compiled(file, source)
+
+    def path(self, name: str) -> Path:
+        place = self.root.joinpath(*name.split(".")[1:])
+        package = place / "__init__.py"
+        return package if package in sources(self.tree) else place.with_suffix(".py")
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname.split(".")[0] != self.alias or self.path(fullname) not in sources(self.tree):
+            return None
+        return spec_from_loader(fullname, self, is_package=self.path(fullname).name == "__init__.py")
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        path = self.path(module.__name__)
+        code = self.code if path == self.root / self.file else compiled(path.name, sources(self.tree)[path])
+        exec(renamed(code, self.tree, self.alias), module.__dict__)
+
+
+@contextmanager
+def planted(mutant: Mutant, tree: str) -> Iterator[str]:
+    """A copy of a tree with one bug in it, importable under the name this gives."""
+    with copied(tree, file_of(mutant, tree), edited(mutant, tree)) as alias:
+        yield alias
+
+
+@contextmanager
+def copied(tree: str, file: str, source: str) -> Iterator[str]:
+    """A copy of a tree in which one file has another source, importable under the name this gives."""
+    alias = f"{tree}_copy{next(_numbers)}"
+    finder = _Copy(tree, alias, file, source)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield alias
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [n for n in sys.modules if n == alias or n.startswith(f"{alias}.")]:
+            del sys.modules[name]

@@ -1,0 +1,210 @@
+"""Generate what is committed and follows from other files: the twins of NumPy's files, the packages' `__init__.pyi`,
+the README's catalogue, the page of transforms.
+
+    python -m parity_tests.sync.generate            write them
+    python -m parity_tests.sync.generate --check    write nothing; say which are stale
+
+The packages load their names on first use, which hides them from type checkers and editors. The stubs name
+them all, and give `build` one signature per variant, made from the fields of its Config.
+"""
+
+import ast
+import builtins
+import inspect
+import sys
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from attn_np import contract
+from parity_tests.sync.transforms import page
+from parity_tests.sync.twins import twins
+
+PACKAGES = ("attn_np", "attn_jax", "attn_torch")
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = "make sync"
+BEGIN, END = f"<!-- catalogue: written by `{COMMAND}` -->\n", "<!-- end of the catalogue -->\n"
+TABLES = f"<!-- tables: written by `{COMMAND}` -->\n"
+
+# (module, name in it or None for the module itself): what a stub has to import.
+Import = tuple[str, str | None]
+
+
+@cache
+def parse(module: ModuleType) -> ast.Module:
+    return ast.parse(inspect.getsource(module))
+
+
+def function(tree: ast.Module, name: str) -> ast.FunctionDef:
+    """The definition of a module-level function.
+
+    Raises:
+        LookupError: the module does not define it.
+    """
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return node
+    raise LookupError(f"no function {name}")
+
+
+def imported(tree: ast.Module) -> dict[str, Import]:
+    """What a module's imports bind: name to (module, name in it), None for a module itself."""
+    found: dict[str, Import] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {a.asname or a.name: (node.module, a.name) for a in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {a.asname or a.name.partition(".")[0]: (a.name, None) for a in node.names}
+    return found
+
+
+def annotation(node: ast.expr | None, known: dict[str, Import], imports: set[Import]) -> str:
+    """An annotation as text; what its names need is added to the imports."""
+    if node is None:
+        return "Any"
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name) and not hasattr(builtins, inner.id):
+            imports.add(known[inner.id])
+    return text(node)
+
+
+def text(node: ast.expr) -> str:
+    return ast.unparse(node).replace("'", '"')
+
+
+def fields(variant: str, imports: set[Import]) -> list[str]:
+    """The fields of a variant's Config as keyword arguments: `d_model: int`, `causal: bool = False`."""
+    cls = contract.get(variant).Config
+    set_here = contract.presets()[variant][1].fields if variant in contract.presets() else {}
+    known: dict[str, Import] = {}
+    found: dict[str, ast.AnnAssign] = {}
+    for base in reversed(cls.__mro__):  # a contract may take over the fields of another
+        if base.__module__.startswith(f"{contract.__name__}."):
+            tree = parse(import_module(base.__module__))
+            known |= imported(tree)
+            body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == base.__name__).body
+            found |= {n.target.id: n for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+    out = []
+    for name in cls.fields():
+        node = found[name]
+        default = "" if node.value is None else f" = {text(node.value)}"
+        default = f" = {set_here[name]!r}" if name in set_here else default
+        out.append(f"{name}: {annotation(node.annotation, known, imports)}{default}")
+    return out
+
+
+def overloads(package: str, imports: set[Import]) -> list[str]:
+    """`build` once per variant: the package's own arguments, then the fields; returns the variant's class."""
+    tree = parse(import_module(f"{package}._api"))
+    arguments, known = function(tree, "build").args, imported(tree)
+    common = []
+    for arg, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        value = "" if default is None else f" = {text(default)}"
+        common.append(f"{arg.arg}: {annotation(arg.annotation, known, imports)}{value}")
+    variants = (*contract.variants(), *contract.presets())
+    imports.add(("typing", "Literal"))
+    lines: list[str] = []
+    for variant in variants:
+        given = [f'variant: Literal["{variant}"]', "/", "*", *common, *fields(variant, imports)]
+        if len(variants) > 1:
+            imports.add(("typing", "overload"))
+            lines.append("@overload")
+        lines += ["def build(", *(f"    {arg}," for arg in given)]
+        lines.append(f") -> {contract.get(variant).Config.layer}: ...")
+    return lines
+
+
+def order(name: str | None) -> tuple[int, str]:
+    """isort's order of names: constants, classes, the rest."""
+    name = name or ""
+    return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2, name)
+
+
+def import_lines(imports: set[Import], offered: set[Import]) -> list[str]:
+    """Import statements in isort's order; the names that a stub offers are imported `as` themselves."""
+    groups: list[list[str]] = [[], [], []]
+    for module, name in sorted(imports | offered, key=lambda x: (x[1] is not None, x[0], order(x[1]))):
+        root = module.partition(".")[0]
+        group = groups[2 if root in PACKAGES else 0 if root in sys.stdlib_module_names else 1]
+        if name is None:
+            group.append(f"import {module}")
+        elif (module, name) in offered:
+            group.append(f"from {module} import {name} as {name}")
+        elif group and group[-1].startswith(f"from {module} import "):
+            group[-1] += f", {name}"
+        else:
+            group.append(f"from {module} import {name}")
+    return [line for group in groups if group for line in (*group, "")]
+
+
+def stub(package: str) -> str:
+    """The text of a package's `__init__.pyi`."""
+    names: list[str] = import_module(package).__all__
+    homes = {name: f"{package}.{variant}" for name, variant in contract.layers().items()}
+    homes["attend"] = f"{package}._attend"
+    offered: set[Import] = {(homes.get(name, f"{package}._api"), name) for name in names if name != "build"}
+    imports: set[Import] = set()
+    build = overloads(package, imports)
+    listed = [f'    "{name}",' for name in sorted(names, key=order)]
+    lines = [
+        f"# Generated by `{COMMAND}`: the names that the package loads on first use.",
+        "",
+        *import_lines(imports, offered),
+        "__all__ = [",
+        *listed,
+        "]",
+        "",
+        *build,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def catalogue() -> str:
+    """The README with its table of variants: name, class, and the idea in one sentence."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise LookupError(f"README.md: expected {BEGIN.strip()} and {END.strip()}, got no such lines; put them back")
+    rows = ["| Variant | Class | Idea |", "| --- | --- | --- |"]
+    for variant in contract.variants():
+        config = contract.get(variant).Config
+        rows.append(f"| `{variant}` | `{config.layer}` | {config.idea} |")
+    for name, (variant, preset) in contract.presets().items():
+        rows.append(f"| `{name}` | `{contract.get(variant).Config.layer}` | {preset.idea} |")
+    return before + begin + "\n" + "\n".join(rows) + "\n\n" + end + after
+
+
+def transforms() -> str:
+    """The page of transforms with the tables of the tests below what a person wrote."""
+    text = (ROOT / "docs" / "transforms.md").read_text(encoding="utf-8")
+    return text.partition(TABLES)[0] + TABLES + "\n" + page()
+
+
+def stubs_and_pages() -> dict[Path, str]:
+    """What is made by importing the packages: their twins must stand before."""
+    stubs = {ROOT / package / "__init__.pyi": stub(package) for package in PACKAGES}
+    pages = {ROOT / "README.md": catalogue, ROOT / "docs" / "transforms.md": transforms}
+    return stubs | {path: make() for path, make in pages.items() if path.exists()}
+
+
+def stale(texts: dict[Path, str]) -> dict[Path, str]:
+    """The generated files that are not on disk as they should be."""
+    return {path: text for path, text in texts.items() if not path.exists() or path.read_text() != text}
+
+
+def main(argv: list[str]) -> int:
+    if argv not in ([], ["--check"]):
+        print(__doc__)
+        return 2
+    count = 0
+    for make in (twins, stubs_and_pages):
+        for path, text in stale(make()).items():
+            count += 1
+            print(f"stale: {path.relative_to(ROOT)}; run `{COMMAND}`" if argv else f"wrote {path.relative_to(ROOT)}")
+            if not argv:
+                path.write_text(text)
+    if not count:
+        print("Generated files are up to date.")
+    return 1 if argv and count else 0

@@ -1,0 +1,62 @@
+"""Tables of transforms: which of a tree's transforms every variant goes through, and which it does not, and why.
+
+`test_transforms_<tree>.py` has them: TRANSFORMS, the name of each with what is asked of it; EXEMPT, which gives a
+(transform, variant) that is left out its reason; and, where another file asks and not of every variant, ELSEWHERE, that
+file and the variants. `make sync` writes them into docs/transforms.md.
+"""
+
+from collections.abc import Collection
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from attn_np import contract
+
+Exemptions = dict[tuple[str, str], str]
+Elsewhere = dict[str, tuple[str, tuple[str, ...]]]
+TREES = {"torch": "PyTorch", "jax": "Flax", "numpy": "NumPy"}
+
+
+def cells(exempt: Exemptions, *transforms: str) -> Any:
+    """A decorator that asks a test of each transform in every variant that is not exempt: `[transform-variant]`."""
+    pairs = [(t, v) for t in transforms for v in contract.variants() if (t, v) not in exempt]
+    return pytest.mark.parametrize(("transform", "variant"), pairs, ids=[f"{t}-{v}" for t, v in pairs])
+
+
+def tables(tree: str) -> tuple[dict[str, str], Exemptions, Elsewhere]:
+    """TRANSFORMS, EXEMPT and ELSEWHERE of a tree."""
+    tests = import_module(f"parity_tests.tests.transforms.test_transforms_{tree}")
+    return dict(tests.TRANSFORMS), tests.EXEMPT, getattr(tests, "ELSEWHERE", {})
+
+
+def page() -> str:
+    """The tables of all trees and the reasons of what is exempt, as Markdown."""
+    lines: list[str] = []
+    for tree, title in TREES.items():
+        transforms, exempt, elsewhere = tables(tree)
+        lines += [f"## {title}", "", "| Transform | What is asked | Variants |", "| --- | --- | --- |"]
+        lines += [f"| {name} | {asked} | {cell(name, exempt, elsewhere)} |" for name, asked in transforms.items()]
+        lines += ["", *reasons(exempt)]
+    return "\n".join(lines)
+
+
+def cell(transform: str, exempt: Exemptions, elsewhere: Elsewhere) -> str:
+    file, variants = elsewhere.get(transform, ("", contract.variants()))
+    count = sum(name == transform for name, _ in exempt)
+    whole = len(set(variants)) + count * bool(file) >= len(contract.variants())
+    which = (f"all but {count}, see below" if count else "all") if whole else listed(variants)
+    return f"{which} (`{file}`)" if file else which
+
+
+def reasons(exempt: Exemptions) -> list[str]:
+    """One line for each transform and reason."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for (transform, variant), reason in exempt.items():
+        by_reason.setdefault((transform, reason), []).append(variant)
+    lines = [f"- {transform}, not {listed(variants)}: {why}." for (transform, why), variants in by_reason.items()]
+    return [*lines, ""] if lines else []
+
+
+def listed(variants: Collection[str]) -> str:
+    return ", ".join(f"`{variant}`" for variant in dict.fromkeys(variants))

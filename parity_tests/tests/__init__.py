@@ -1,0 +1,1 @@
+"""The tests, in rooms by what they test; what they share stands here."""

@@ -1,0 +1,1 @@
+"""Rules that hold for every variant: checks of a call, conventions, semantics, decoding."""

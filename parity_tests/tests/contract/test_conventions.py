@@ -1,0 +1,447 @@
+"""The conventions that are no question of precision, by name, over every variant in the three trees.
+
+What should change nothing changes no bit. Only where an array's layout in memory differs, sums may run in another
+order; there the derived bound judges.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from attn_np import contract
+from attn_np.contract import Config
+from parity_tests.bounds.error_arrays import precision_of
+from parity_tests.judge.candidates import extras
+from parity_tests.judge.cases import Case, Drawn, draw, given, tokens_below
+from parity_tests.judge.judging import compare, reference
+from parity_tests.tests.inputs import (
+    EXAMPLES,
+    TREES,
+    Arrays,
+    Tree,
+    at,
+    axis,
+    config_of,
+    first_difference,
+    flat,
+    inputs_for,
+    random_inputs,
+    same,
+    without,
+)
+
+VARIANTS = contract.variants()
+
+
+@pytest.fixture(params=list(TREES))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+def over(*conditions: Callable[[Config], Any], jax_examples: int = 2, skip: str = "") -> list[Any]:
+    """The examples whose configs meet all conditions, in every tree: (tree, variant, example).
+
+    What has to be compiled takes its time: of JAX, tests look at the last examples of every variant only.
+    """
+    found = []
+    for variant in VARIANTS:
+        names = [e for e in contract.examples(variant) if all(meets(config_of(variant, e)) for meets in conditions)]
+        for tree in TREES.values():
+            some = names[-jax_examples:] if tree.name == "jax" else names
+            found += [
+                pytest.param(tree, variant, e, id=f"{tree.name}-{variant}-{e}") for e in some if tree.name != skip
+            ]
+    return found
+
+
+def masked(config: Config) -> bool:
+    """Queries meet keys under a mask."""
+    arg = config.arguments().get("mask")
+    return arg is not None and (arg.axes.endswith("t s") or arg.axes.endswith("t t"))
+
+
+def keyed(config: Config) -> bool:
+    """Keys are an input of their own."""
+    return masked(config) and config.arguments()["mask"].axes.endswith("t s")
+
+
+def dropping(config: Config) -> bool:
+    return getattr(config, "dropout", 0) > 0 and "keep" in config.arguments()
+
+
+def causal(config: Config) -> bool:
+    return getattr(config, "causal", False) or config.family == "recurrent"
+
+
+def cotangent(tree: Tree, layer: Any, inputs: Arrays) -> np.ndarray:
+    return np.random.default_rng(11).normal(size=tree(layer, inputs)[0].shape)
+
+
+@cache
+def bounded(variant: str, example: str) -> list[Any]:
+    """Every output of the "full" call with the bound that a float64 candidate must keep."""
+    tree, case = TREES["numpy"], Case(variant, example, "full", "float64")
+    drawn = Drawn(draw(case).inputs, tree.layer(variant, example).params(), case.seed)
+    return list(reference(case, drawn, {}, precision_of("float64"))[0].values())
+
+
+# Sizes and layout -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["plain", "full"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_empty_batches_and_sequences(tree: Tree, variant: str, call: str) -> None:
+    """An axis of length 0 is an axis like any other: its length shows where a length of 31 would."""
+    example, numpy = next(iter(contract.examples(variant))), TREES["numpy"]
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    letters = {x for name in inputs_for(variant, example, call) for x in config.arguments()[name].axes.split()}
+    for letter in sorted(letters & set("bts") - set(config.sizes())):
+        empty, full = random_inputs(config, call, **{letter: 0}), random_inputs(config, call, **{letter: 31})
+        shapes = [x.shape for x in numpy(numpy.layer(variant, example), full)]
+        want = [tuple(0 if n == 31 else n for n in shape) for shape in shapes]
+        got = tree(layer, empty)
+        assert [x.shape for x in got] == want, f"{letter}=0"
+        assert all(np.isfinite(x).all() for x in got), f"{letter}=0"
+        for name, x in tree.gradients(layer, empty, np.ones(got[0].shape)).items():
+            source = empty[name[1:]] if name[1:] in empty else layer.params()[name[1:]]
+            assert x.shape == source.shape, f"{letter}=0, {name}"
+            assert np.isfinite(x).all(), f"{letter}=0, {name}"
+
+
+@pytest.mark.parametrize(("tree", "variant", "example"), over(jax_examples=1))
+def test_strides_do_not_matter(tree: Tree, variant: str, example: str) -> None:
+    """Transposed, backward and spread-out arrays are the arrays that their indices say."""
+    inputs, layer = inputs_for(variant, example, "full"), tree.layer(variant, example)
+
+    def transposed(x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x.T).T
+
+    def backward(x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x[..., ::-1])[..., ::-1]
+
+    def spread(x: np.ndarray) -> np.ndarray:
+        return np.repeat(x, 2, axis=-1)[..., ::2]
+
+    layouts = [transposed, spread] if tree.name == "torch" else [transposed, spread, backward]
+    for layout in layouts:
+        strided = {key: tree.strided(layout(x)) for key, x in inputs.items()}
+        got = [tree.numpy(x) for x in flat(layer(**strided, **extras(variant, config_of(variant, example).layer)))]
+        for x, want in zip(got, bounded(variant, example), strict=True):
+            assert compare(x, want, "float64")["ratio"] <= 1, layout.__name__
+
+
+# What a call leaves alone ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tree", "variant", "example"), over(skip="jax"))
+def test_inputs_and_parameters_are_never_written(tree: Tree, variant: str, example: str) -> None:
+    """JAX's arrays can't be."""
+    inputs, layer = inputs_for(variant, example, "full"), tree.layer(variant, example)
+    given, params = tree.arrays(inputs), layer.params()
+    before = {name: tree.numpy(x).tobytes() for name, x in (given | params).items()}
+    tree.package.trace(layer, **given)
+    tree.gradients(layer, inputs, cotangent(tree, layer, inputs))
+    after = {name: tree.numpy(x).tobytes() for name, x in (given | layer.params()).items()}
+    assert before == after
+    results = tree(layer, inputs)
+    assert not any(np.shares_memory(y, x) for y in results for x in inputs.values())
+
+
+@pytest.mark.parametrize(("tree", "variant", "example"), over(jax_examples=1))
+def test_the_same_call_twice_gives_the_same_bits(tree: Tree, variant: str, example: str) -> None:
+    inputs, layer = inputs_for(variant, example, "full"), tree.layer(variant, example)
+    first, second = tree(layer, inputs), tree(layer, inputs)
+    assert all(same(a, b) for a, b in zip(first, second, strict=True))
+    dy = cotangent(tree, layer, inputs)
+    assert first_difference(tree.gradients(layer, inputs, dy), tree.gradients(layer, inputs, dy)) is None
+
+
+@pytest.mark.parametrize("call", ["plain", "full"])
+@pytest.mark.parametrize(("tree", "variant", "example"), over(jax_examples=1))
+def test_a_tape_changes_no_bit(tree: Tree, variant: str, example: str, call: str) -> None:
+    """Of the textbook path, which is the one that is taped."""
+    inputs, layer = inputs_for(variant, example, call), tree.layer(variant, example)
+    paths = "implementation" in inspect.signature(getattr(layer, "forward", layer)).parameters
+    want = Tree.__call__(tree, layer, inputs, **({"implementation": "textbook"} if paths else {}))
+    got, tape = Tree.trace(tree, layer, inputs)
+    assert all(same(a, b) for a, b in zip(got, want, strict=True))
+    assert any(same(x, want[0]) for x in tape.values()), "the tape holds the output"
+
+
+@pytest.mark.parametrize(("variant", "example"), EXAMPLES)
+def test_a_tape_adds_nothing_to_the_jaxpr(variant: str, example: str) -> None:
+    tree = TREES["jax"]
+    layer, inputs = tree.layer(variant, example), tree.arrays(inputs_for(variant, example, "full"))
+    plain = str(jax.make_jaxpr(lambda given: layer(**given))(inputs))
+    assert str(jax.make_jaxpr(lambda given: layer(**given, tape=None))(inputs)) == plain
+    assert str(jax.make_jaxpr(lambda given: tree.package.trace(layer, **given)[0])(inputs)) == plain
+
+
+# Who sees whom --------------------------------------------------------------------------------------------------------
+
+
+def poisoned(config: Config, inputs: Arrays, row: int, place: int, value: float, names: tuple[str, ...]) -> Arrays:
+    """The inputs with one key of one batch row overwritten, in the arrays named."""
+    out = dict(inputs)
+    for name in names:
+        x = out[name] = inputs[name].copy()
+        where = axis(config, name, "s")
+        where = axis(config, name, "t") if where is None else where
+        index = at(x, {axis(config, name, "b"): row, where: place})
+        x[index] = value if x.dtype.kind == "f" else (x[index] + 1) % tokens_below(config, name)
+    return out
+
+
+def seen_by_nobody(config: Config, inputs: Arrays, row: int, place: int) -> Arrays:
+    """The inputs with a mask that hides one key of one batch row from every query."""
+    mask = inputs["mask"].copy()
+    mask[row, ..., place] = False
+    return inputs | {"mask": mask}
+
+
+def compare_under_poison(tree: Tree, layer: Any, clean: Arrays, dirty: Arrays) -> None:
+    assert all(same(a, b) for a, b in zip(tree(layer, dirty), tree(layer, clean), strict=True))
+    dy = cotangent(tree, layer, clean)
+    want, got = tree.gradients(layer, clean, dy), tree.gradients(layer, dirty, dy)
+    assert all(np.isfinite(x).all() for x in got.values())
+    difference = first_difference(got, want)
+    assert difference is None, difference
+
+
+@pytest.mark.parametrize("value", [1e3, np.inf, np.nan])
+@pytest.mark.parametrize(("tree", "variant", "example"), over(keyed, jax_examples=2))
+def test_hidden_keys_influence_nothing(tree: Tree, variant: str, example: str, value: float) -> None:
+    """Outputs and every gradient are the same to the bit, whatever stands at a key, value or bias nobody may see."""
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    clean = seen_by_nobody(config, inputs_for(variant, example, "full"), 1, 2)
+    names = tuple(name for name in clean if axis(config, name, "s") is not None and clean[name].dtype != bool)
+    assert names
+    compare_under_poison(tree, layer, clean, poisoned(config, clean, 1, 2, value, names))
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize(("tree", "variant", "example"), over(keyed, lambda c: getattr(c, "window", None)))
+def test_keys_outside_every_window_influence_nothing(tree: Tree, variant: str, example: str, value: float) -> None:
+    """Three queries stand at the last three keys; what lies further back than the window reaches is hidden."""
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    left = config.window[0]  # type: ignore[attr-defined]
+    clean = random_inputs(config, "plain", t=3, s=11)
+    if "key" not in clean:
+        clean |= {n: x for n, x in random_inputs(config, "full", t=3, s=11).items() if n in ("key", "value")}
+    names = tuple(name for name in clean if axis(config, name, "s") is not None)
+    first = 11 - 3 - left
+    compare_under_poison(tree, layer, clean, poisoned(config, clean, 0, first - 1, value, names))
+    shown = tree(layer, poisoned(config, clean, 0, first, 1e3, names))
+    assert not same(shown[0], tree(layer, clean)[0]), "the key beside it is seen"
+
+
+@pytest.mark.parametrize(("tree", "variant", "example"), over(masked, lambda c: not keyed(c), jax_examples=2))
+def test_a_hidden_position_of_self_attention(tree: Tree, variant: str, example: str) -> None:
+    """A token that nobody attends to changes its own row only, and no gradient of the others."""
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    clean = seen_by_nobody(config, inputs_for(variant, example, "full"), 1, 2)
+    dirty = poisoned(config, clean, 1, 2, 1e3, ("query",))
+    want, got = tree(layer, clean)[0], tree(layer, dirty)[0]
+    dy = cotangent(tree, layer, clean)
+    others = np.arange(want.shape[1]) != 2
+    assert same(got[0], want[0])
+    assert same(got[1, others], want[1, others])
+    dy[1, 2] = 0
+    difference = first_difference(tree.gradients(layer, dirty, dy), tree.gradients(layer, clean, dy))
+    assert difference is None, difference
+
+
+def alone(config: Config) -> bool:
+    """Takes a mask and attends from one sequence to itself when nothing else is given."""
+    return masked(config) and config.family != "recurrent" and "key" not in given(config, "plain")
+
+
+@pytest.mark.parametrize("value", [1e3, np.inf, np.nan])
+@pytest.mark.parametrize(("tree", "variant", "example"), over(alone, jax_examples=1))
+def test_padding_that_sees_nothing_and_nobody_sees(tree: Tree, variant: str, example: str, value: float) -> None:
+    """A padded position masked as a key and as a query: its content changes no output and no gradient at all."""
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    clean = random_inputs(config, "plain")
+    t = clean["query"].shape[1]
+    mask = np.ones((2, 1, t, t) if "h" in config.arguments()["mask"].axes else (2, t, t), bool)
+    mask[1, ..., 2, :] = mask[1, ..., :, 2] = False
+    clean["mask"] = mask
+    dirty = dict(clean, query=clean["query"].copy())
+    dirty["query"][1, 2] = value
+    assert same(tree(layer, dirty)[0], tree(layer, clean)[0])
+    dy = cotangent(tree, layer, clean)
+    difference = first_difference(tree.gradients(layer, dirty, dy), tree.gradients(layer, clean, dy))
+    assert difference is None, difference
+
+
+@pytest.mark.parametrize("value", [1e3, np.inf, np.nan])
+def test_keys_hidden_from_one_head_influence_nothing(tree: Tree, value: float) -> None:
+    """`attend` hides by head: what one head may not see stays out, though other heads see their own key there."""
+    rng = np.random.default_rng(7)
+    shapes = {"q": (2, 5, 3, 7), "k": (2, 11, 3, 7), "v": (2, 11, 3, 2)}
+    clean: Arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    clean["mask"] = rng.random((2, 3, 5, 11)) < 0.75
+    clean["mask"][1, 2, :, 4] = False
+    clean["mask"][1, 1, :, 4] = True
+    dirty = dict(clean)
+    for name in "kv":
+        dirty[name] = clean[name].copy()
+        dirty[name][1, 4, 2] = value
+    for got, want in zip(tree.attend(dirty), tree.attend(clean), strict=True):
+        assert np.isfinite(got).all()
+        assert same(got, want)
+
+
+@pytest.mark.parametrize(("tree", "variant", "example"), over(masked, jax_examples=2))
+def test_a_query_without_keys(tree: Tree, variant: str, example: str) -> None:
+    """Its weights and its average are 0, its output is what the last projection adds; gradients stay finite."""
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    inputs = inputs_for(variant, example, "full")
+    mask = inputs["mask"].copy()
+    mask[0, ..., 2, :] = False
+    inputs |= {"mask": mask}
+    more = extras(variant, config.layer)
+    (y, *others), tape = tree.trace(layer, inputs, **more)
+    if more:
+        assert not others[-1][0, ..., 2, :].any()
+    grads = tree.gradients(layer, inputs, cotangent(tree, layer, inputs))
+    assert all(np.isfinite(x).all() for x in grads.values())
+    if config.family == "recurrent":  # the step still has its input and its state
+        return
+    assert not tape["context" if "context" in tape else "y"][0, 2].any()
+    left = tree.numpy(layer.params()["b_o"]) if "b_o" in layer.params() else np.zeros(y.shape[2:])
+    assert same(y[0, 2], left)
+    if keyed(config):
+        assert not grads["dquery"][0, 2].any()
+        chosen = getattr(config, "estimator", None) == "argmax"  # a choice has no gradient, and no query gets any
+        assert grads["dquery"][0, 1].any() != chosen
+
+
+@pytest.mark.parametrize(
+    ("tree", "variant", "example"), over(masked, lambda c: c.family != "recurrent", jax_examples=2)
+)
+def test_no_query_has_keys(tree: Tree, variant: str, example: str) -> None:
+    """Nothing is learned from a call in which everything is hidden, but for the last bias."""
+    inputs, layer = inputs_for(variant, example, "full"), tree.layer(variant, example)
+    inputs |= {"mask": np.zeros_like(inputs["mask"])}
+    y, *weights = tree(layer, inputs, **extras(variant, config_of(variant, example).layer))
+    assert not any(x.any() for x in weights)
+    dy = cotangent(tree, layer, inputs)
+    for name, x in tree.gradients(layer, inputs, dy).items():
+        assert np.isfinite(x).all(), name
+        assert x.any() == (name == "db_o"), name
+    assert all(same(row, y[0, 0]) for row in y.reshape(-1, y.shape[-1]))
+
+
+@pytest.mark.parametrize(("tree", "variant", "example"), over(jax_examples=2))
+def test_batch_rows_do_not_meet(tree: Tree, variant: str, example: str) -> None:
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    inputs, rng = inputs_for(variant, example, "full"), np.random.default_rng(13)
+    other = {name: x.copy() for name, x in inputs.items()}
+    for name, x in other.items():
+        where = at(x, {axis(config, name, "b"): 1})
+        row = np.asarray(x[where])
+        if x.dtype.kind == "i":  # other tokens: in reverse, or where there is one, the next
+            x[where] = row[::-1] if row.ndim else (row + 1) % tokens_below(config, name)
+        else:
+            x[where] = ~row if x.dtype == bool else rng.normal(size=row.shape)
+    assert same(tree(layer, other)[0][0], tree(layer, inputs)[0][0])
+    assert not same(tree(layer, other)[0][1], tree(layer, inputs)[0][1])
+    dy = cotangent(tree, layer, inputs)
+    want, got = tree.gradients(layer, inputs, dy), tree.gradients(layer, other, dy)
+    for name, x in inputs.items():
+        if config.arguments()[name].kind == "array":
+            first = at(x, {axis(config, name, "b"): 0})
+            assert same(got[f"d{name}"][first], want[f"d{name}"][first]), name
+
+
+@pytest.mark.parametrize(("tree", "variant", "example"), over(causal, jax_examples=1))
+def test_the_future_does_not_reach_back(tree: Tree, variant: str, example: str) -> None:
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    plain = inputs_for(variant, example, "plain")
+    inputs = {n: x for n, x in random_inputs(config, "full", t=7, s=7).items() if n in plain or n in ("key", "value")}
+    moving = [name for name in inputs if axis(config, name, "t") is not None]
+    if config.family != "recurrent":
+        moving += [name for name in inputs if axis(config, name, "s") is not None]
+    assert moving
+    want = tree(layer, inputs)[0]
+    for place in (1, 4, 6):
+        later = dict(inputs)
+        for name in moving:
+            x = later[name] = inputs[name].copy()
+            where = axis(config, name, "s")
+            index = at(x, {axis(config, name, "t") if where is None else where: slice(place, None)})
+            x[index] = -3 * x[index] if x.dtype.kind == "f" else (x[index] + 1) % tokens_below(config, name)
+        got = tree(layer, later)[0]
+        assert same(got[:, :place], want[:, :place]), place
+        assert not same(got[:, place], want[:, place]), place
+
+
+# Training and evaluation ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tree", "variant", "example"), over())
+def test_layers_are_built_for_evaluation(tree: Tree, variant: str, example: str) -> None:
+    layer = tree.build(config_of(variant, example))
+    assert not tree.is_training(layer)
+    assert tree.is_training(tree.training(layer))
+    layer.eval()
+    assert not tree.is_training(layer)
+
+
+@pytest.mark.parametrize(("tree", "variant", "example"), over(dropping, jax_examples=1))
+def test_evaluation_drops_nothing(tree: Tree, variant: str, example: str) -> None:
+    config, inputs = config_of(variant, example), inputs_for(variant, example)
+    want = tree(tree.build(without(config, dropout=0.0)), inputs)
+    assert all(same(a, b) for a, b in zip(tree(tree.layer(variant, example), inputs), want, strict=True))
+
+
+@pytest.mark.parametrize(("tree", "variant", "example"), over(dropping, jax_examples=1))
+def test_training_drops_at_random(tree: Tree, variant: str, example: str) -> None:
+    inputs = inputs_for(variant, example)
+    layer = tree.training(tree.build(config_of(variant, example)))
+    calm = tree(tree.layer(variant, example), inputs)[0]
+    first, second = tree(layer, inputs)[0], tree(layer, inputs)[0]
+    assert not same(first, second)
+    assert not same(first, calm)
+
+
+@pytest.mark.parametrize(("tree", "variant", "example"), over(dropping, jax_examples=1))
+def test_a_keep_mask_overrides_the_mode(tree: Tree, variant: str, example: str) -> None:
+    inputs = inputs_for(variant, example, "full")
+    calm, layer = tree.layer(variant, example), tree.training(tree.build(config_of(variant, example)))
+    want = tree(calm, inputs)
+    assert all(same(a, b) for a, b in zip(tree(layer, inputs), want, strict=True))
+    assert not same(tree(calm, inputs | {"keep": ~inputs["keep"]})[0], want[0])
+
+
+@pytest.mark.parametrize(
+    ("variant", "example"),
+    [(v, e) for v, e in EXAMPLES if dropping(config_of(v, e)) and not config_of(v, e).children()],
+)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_backward_pass_drops_what_the_forward_dropped(recompute: bool, variant: str, example: str) -> None:
+    """NumPy's `pull` has the same dropout, also where it computes the forward again, and moves no generator."""
+    tree = TREES["numpy"]
+    inputs, layer = inputs_for(variant, example), tree.build(config_of(variant, example))
+    before = layer.train().rng.bit_generator.state
+    y, pull = tree.package.value_and_vjp(layer, **inputs, recompute=recompute)
+    after = layer.rng.bit_generator.state
+    y = y[0] if isinstance(y, tuple) else y
+    dy = np.random.default_rng(17).normal(size=y.shape)
+    first, second = pull(dy), pull(dy)
+    assert layer.rng.bit_generator.state == after != before
+    layer.rng.bit_generator.state = before
+    _, tape = tree.package.trace(layer, **inputs)
+    assert [name for name, arg in config_of(variant, example).arguments().items() if arg.kind == "keep"] == ["keep"]
+    kept = inputs | {"keep": tape["keep"]}
+    want = tree.gradients(tree.layer(variant, example), kept, dy)
+    for grads in (first, second):
+        got = {f"d{name}": x for name, x in (grads.inputs | grads.params).items()}
+        difference = first_difference(got, want)
+        assert difference is None, difference

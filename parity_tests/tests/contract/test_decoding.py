@@ -1,0 +1,584 @@
+"""Decoding is the full pass in pieces: any chunking, padding on either side, sequences at different positions.
+
+The reference is the full pass of the NumPy layer on error-carrying arrays: what comes out of the steps must lie within
+the bound of the same numbers computed at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attn_np import contract
+from attn_np._ops import DTYPES
+from attn_np.contract import Arg, Config
+from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+from parity_tests.judge.candidates import numpy_layer
+from parity_tests.judge.cases import Case, Drawn, call_sizes, draw
+from parity_tests.judge.judging import compare
+from parity_tests.mistakes import SHARED, Mutant, planted
+
+T, BATCH = 7, 2
+CHUNKS = ((7,), (1,) * 7, (4, 1, 2), (2, 3, 1, 1))
+TREES = ("attn_np", "attn_torch", "attn_jax")
+
+
+def decodes() -> list[tuple[str, str]]:
+    """Every example that keeps something between steps."""
+    return [
+        (variant, example)
+        for variant in contract.variants()
+        for example, config in contract.examples(variant).items()
+        if config.cached()
+    ]
+
+
+@dataclass(frozen=True)
+class Work:
+    """An example with random weights and T positions of two sequences; `more` holds its other arguments."""
+
+    case: Case
+    drawn: Drawn
+    x: np.ndarray
+    more: dict[str, np.ndarray]
+
+    @property
+    def config(self) -> Config:
+        return self.case.config
+
+    def full(self, rows: slice = slice(None), real: Any = slice(None)) -> ErrArray:
+        """The outputs of some positions, all at once, with their bounds."""
+        layer = numpy_layer(self.case, self.drawn.params)
+        layer.set_params({name: ErrArray(x, 0.0) for name, x in layer.params().items()})
+        more = {
+            n: ErrArray(a[rows][:, real], 0.0) if a.dtype.kind == "f" else a[rows][:, real]
+            for n, a in self.more.items()
+        }
+        with precision(precision_of("float64")):
+            return layer(ErrArray(self.x[rows][:, real], 0.0), **more)
+
+    def sizes(self) -> dict[str, int]:
+        """Those that the config leaves open, as `init_cache` takes them."""
+        letters = {letter for axes in self.config.cached().values() for letter in axes.split()}
+        known = call_sizes(self.config) | {"v": self.x.shape[-1]} if not self.config.params() else {}
+        return {x: known[x] for x in letters - {"b", "s"} if x not in self.config.sizes()}
+
+
+@cache
+def work(variant: str, example: str, dtype: str = "float64") -> Work:
+    case = Case(variant, example, "plain", dtype)
+    drawn, rng = draw(case), np.random.default_rng(5)
+    width = int(drawn.inputs["query"].shape[-1])
+    more: dict[str, np.ndarray] = {}
+    for name, arg in case.config.arguments().items():
+        letters = arg.axes.split()
+        if name in ("query", "mask", "bias", "keep") or not {"t", "s"} & set(letters):
+            continue
+        sizes = {"b": BATCH, "t": T, "s": T} | case.config.sizes()
+        shape = tuple(sizes.get(x, width) for x in letters)
+        if arg.kind == "tokens":
+            more[name] = np.cumsum(rng.integers(0, 2, shape), axis=1)
+        elif arg.kind == "array" and (arg.default is None or shape[-1] != width):
+            more[name] = rng.normal(size=shape).astype(DTYPES[dtype])
+    return Work(case, drawn, rng.normal(size=(BATCH, T, width)).astype(DTYPES[dtype]), more)
+
+
+@dataclass
+class Decoder:
+    """A layer in one of the trees, stepped with NumPy arrays."""
+
+    step: Callable[..., Any]
+    init: Callable[..., Any]
+    compiled: Callable[[], int] = lambda: 0
+
+    def run(self, todo: Work, chunks: tuple[int, ...]) -> np.ndarray:
+        cache, at, found = self.init(BATCH, T, dtype=todo.case.dtype, **todo.sizes()), 0, []
+        for size in chunks:
+            part = slice(at, at + size)
+            y, cache = self.step(todo.x[:, part], cache, **{name: x[:, part] for name, x in todo.more.items()})
+            found.append(y)
+            at += size
+        return np.concatenate(found, axis=1)
+
+
+def decoder(todo: Work, tree: str, copy: str | None = None) -> Decoder:
+    if tree == "attn_np":
+        layer = numpy_layer(todo.case, todo.drawn.params, copy or tree)
+        return Decoder(layer.step, layer.init_cache)
+    package = import_module(tree)
+    layer = package.build(todo.case.variant, dtype=todo.case.dtype, **todo.config.as_dict())
+    if tree == "attn_torch":
+        import torch
+
+        from attn_torch._api import array, tensor
+
+        layer.set_params({name: tensor(x) for name, x in todo.drawn.params.items()})
+
+        @torch.no_grad()
+        def step(x: np.ndarray, cache: Any, **more: np.ndarray) -> Any:
+            y, cache = layer.step(tensor(x), cache, **{name: tensor(a) for name, a in more.items()})
+            return array(y), cache
+
+        return Decoder(step, layer.init_cache)
+    import jax
+    from flax import nnx
+
+    layer.set_params(todo.drawn.params)
+    graph, state = nnx.split(layer)
+    stepped = jax.jit(lambda state, x, cache, more: nnx.merge(graph, state).step(x, cache, **more))
+
+    def traced(x: np.ndarray, cache: Any, **more: np.ndarray) -> Any:
+        y, cache = stepped(state, x, cache, more)
+        return np.asarray(y), cache
+
+    return Decoder(traced, layer.init_cache, lambda: programs(stepped))
+
+
+def programs(jitted: Any) -> int:
+    """How many programs a function under jit was compiled to."""
+    return jitted._cache_size()
+
+
+def wrong(got: np.ndarray, want: ErrArray) -> str:
+    found = compare(np.asarray(got, np.float64), want)
+    return "" if found["ratio"] <= 1 else str(found)
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize(("variant", "example"), decodes())
+def test_steps_are_the_full_pass(variant: str, example: str, tree: str) -> None:
+    todo = work(variant, example)
+    made, want = decoder(todo, tree), todo.full()
+    for chunks in CHUNKS[-1:] if tree == "attn_jax" else CHUNKS:
+        assert not wrong(made.run(todo, chunks), want), chunks
+    if tree == "attn_jax":  # one program for each size of a chunk: steps compile nothing new
+        assert made.compiled() == len(set(CHUNKS[-1]))
+
+
+@pytest.mark.parametrize("tree", ["attn_np", "attn_torch"])
+@pytest.mark.parametrize(("variant", "example"), decodes())
+def test_padding_takes_no_place(variant: str, example: str, tree: str) -> None:
+    """Left padding, right padding and holes, whatever stands in them; sequences then go on from their own lengths."""
+    todo = work(variant, example)
+    made = decoder(todo, tree)
+    real = np.array([[False, False, True, True, True], [True, False, True, True, False]])
+    taken = [np.flatnonzero(row) for row in real]
+    cache = made.init(BATCH, 5, dtype=todo.case.dtype, **todo.sizes())
+
+    def padded(x: np.ndarray) -> np.ndarray:
+        out = np.full((BATCH, 5, *x.shape[2:]), np.nan) if x.dtype.kind == "f" else np.zeros((BATCH, 5), x.dtype)
+        for row, at in enumerate(taken):
+            out[row, at] = x[row, : len(at)]
+        return out
+
+    def later(x: np.ndarray) -> np.ndarray:
+        return np.stack([x[row, len(at) : len(at) + 1] for row, at in enumerate(taken)])
+
+    y, cache = made.step(padded(todo.x), cache, valid=real, **{name: padded(x) for name, x in todo.more.items()})
+    last, cache = made.step(later(todo.x), cache, **{name: later(x) for name, x in todo.more.items()})
+    for row, at in enumerate(taken):
+        want = todo.full(slice(row, row + 1), slice(0, len(at) + 1))
+        assert not wrong(np.concatenate([y[row, at], last[row]])[None], want), row
+    assert np.isfinite(y).all()
+    assert np.asarray(cache.length).tolist() == [len(at) + 1 for at in taken]
+
+
+@pytest.mark.parametrize("variant", ["mha", "fused_qkv"])
+def test_padding_reaches_no_gradient(variant: str) -> None:
+    """What stands in padding does not enter the gradients of the parameters, not as NaN times 0 either."""
+    import torch
+
+    layer = import_module("attn_torch").build(variant, d_model=6, num_heads=2, causal=True)
+    x, real = torch.ones(1, 3, 6), torch.tensor([[False, True, True]])
+    x[0, 0] = torch.nan
+    y, _ = layer.step(x, layer.init_cache(1, 3), valid=real)
+    y[0, 1:].sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_no_room_is_an_error_and_writes_nothing(tree: str) -> None:
+    todo = work("mha", "wide")
+    layer = import_module(tree).build("mha", dtype="float64", **todo.config.as_dict())
+    to = array_of(tree)
+    cache = layer.init_cache(BATCH, 3)
+    _, cache = layer.step(to(todo.x[:, :2]), cache)
+    before = {name: np.array(bare(x)) for name, x in cache.arrays.items()}
+    with pytest.raises(ValueError, match="mha: expected at most 3 positions in the cache, got 4; call init_cache"):
+        layer.step(to(todo.x[:, 2:4]), cache)
+    assert all(np.array_equal(before[name], bare(x)) for name, x in cache.arrays.items())
+    y, cache = layer.step(to(todo.x[:, 2:3]), cache)
+    assert np.isfinite(bare(y)).all()
+    assert not np.asarray(cache.overrun).any()
+
+
+def array_of(tree: str) -> Callable[[np.ndarray], Any]:
+    """NumPy's array as one of a tree's own."""
+    if tree == "attn_np":
+        return np.asarray
+    if tree == "attn_jax":
+        import jax.numpy as jnp
+
+        return jnp.asarray
+    return import_module("attn_torch._api").tensor
+
+
+def bare(x: Any) -> np.ndarray:
+    return x.detach().numpy() if hasattr(x, "detach") else np.asarray(x)
+
+
+def overrun_under(step: Callable[..., Any], layer: Any, todo: Work, to: Callable[[np.ndarray], Any]) -> None:
+    """Without room nothing that is kept changes, the rows come out NaN, the flag says so; the other row goes on."""
+    cache = layer.init_cache(BATCH, 4)
+    real = to(np.array([[True] * 3, [True, False, False]]))
+    y, cache = step(to(todo.x[:, :3]), cache, real)
+    kept = {name: np.array(bare(x))[:, :3] for name, x in cache.arrays.items()}
+    y, cache = step(to(todo.x[:, 3:6]), cache, to(np.ones((BATCH, 3), bool)))
+    assert np.isnan(bare(y)[0]).all(-1).tolist() == [False, True, True]
+    assert np.isfinite(bare(y)[1]).all()
+    assert bare(cache.overrun).tolist() == [True, False]
+    assert bare(cache.length).tolist() == [4, 4]
+    assert all(np.array_equal(before[0], bare(cache.arrays[name])[0, :3]) for name, before in kept.items())
+    y, cache = step(to(todo.x[:, :3]), cache, to(np.array([[False] * 3] * 2)))
+    assert bare(cache.overrun).tolist() == [True, False]
+
+
+def test_no_room_under_jit_gives_nan_and_says_so() -> None:
+    import jax
+
+    todo = work("mha", "wide")
+    layer = import_module("attn_jax").build("mha", dtype="float64", **todo.config.as_dict())
+    step = jax.jit(lambda x, cache, valid: layer.step(x, cache, valid=valid))
+    overrun_under(step, layer, todo, array_of("attn_jax"))
+    assert programs(step) == 1
+
+
+@pytest.mark.compile
+def test_no_room_under_compile_gives_nan_and_says_so() -> None:
+    import torch
+
+    todo = work("mha", "wide")
+    layer = import_module("attn_torch").build("mha", dtype="float64", **todo.config.as_dict())
+    with torch.no_grad():
+        step = torch.compile(lambda x, cache, valid: layer.step(x, cache, valid=valid), backend="aot_eager")
+        overrun_under(step, layer, todo, array_of("attn_torch"))
+
+
+def first_examples() -> list[tuple[str, str]]:
+    return list({variant: (variant, example) for variant, example in reversed(decodes())}.values())
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("variant", "example"), first_examples())
+def test_compiled_steps_compile_once(variant: str, example: str) -> None:
+    """Under torch.compile one program serves every step, whole: no break, no recompilation, the same numbers."""
+    import torch
+    from torch._dynamo.testing import CompileCounter
+
+    from attn_torch._api import array, tensor
+
+    torch._dynamo.reset()
+    todo, counter = work(variant, example), CompileCounter()
+    layer = import_module("attn_torch").build(variant, dtype="float64", **todo.config.as_dict())
+    layer.set_params({name: tensor(x) for name, x in todo.drawn.params.items()})
+    step = torch.compile(layer.step, backend=counter, fullgraph=True, dynamic=False)
+    cache, found = layer.init_cache(BATCH, T, dtype="float64", **todo.sizes()), []
+    with torch.no_grad():
+        for i in range(T):
+            more = {name: tensor(x[:, i : i + 1]) for name, x in todo.more.items()}
+            y, cache = step(tensor(todo.x[:, i : i + 1]), cache, **more)
+            found.append(array(y))
+    assert not wrong(np.concatenate(found, axis=1), todo.full())
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_narrow_cache_costs_one_rounding(dtype: str, tree: str) -> None:
+    """Keys and values are kept in the layer's type; kept in float32 the steps are the full pass."""
+    todo = work("mha", "wide", dtype)
+    to, build = array_of(tree), import_module(tree).build
+    layer = build("mha", dtype=dtype, **todo.config.as_dict())
+    y, cache = layer.step(to(todo.x), layer.init_cache(BATCH, T))
+    assert {str(x.dtype).rpartition(".")[2] for x in cache.arrays.values()} == {dtype}
+    wide, _ = layer.step(to(todo.x), layer.init_cache(BATCH, T, dtype="float32"))
+    full = layer(to(todo.x))
+    assert bool((wide == full).all())
+    assert y.dtype == wide.dtype
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_states_are_kept_wider_than_16_bits(tree: str) -> None:
+    """A sum of ones goes on beyond 256, where bfloat16 would stop; a type that is asked for is kept."""
+    to, build = array_of(tree), import_module(tree).build
+    layer = build("linear", dtype="bfloat16", d_model=2, num_heads=1, causal=True, use_bias=False)
+    layer.set_params({name: 0 * x for name, x in layer.params().items()})
+    x = to(np.zeros((BATCH, 300, 2)).astype(DTYPES["bfloat16"]))
+    cache = layer.init_cache(BATCH, 320)
+    for step in (x, *[x[:, :1]] * 9):
+        _, cache = layer.step(step, cache)
+    assert bare(cache.arrays["total"]).ravel().tolist() == [309.0] * 2 * BATCH
+    narrow = layer.init_cache(BATCH, 1, dtype="bfloat16").arrays
+    for arrays, kind in ((cache.arrays, "float32"), (narrow, "bfloat16")):
+        assert {str(x.dtype).rpartition(".")[2] for x in arrays.values()} == {kind}
+
+
+class Numbered:
+    """A contract that keeps tokens of each position beside its keys."""
+
+    variant = "numbered"
+
+    def cached(self) -> dict[str, str]:
+        return {"k": "b s", "numbers": "b s"}
+
+    def arguments(self) -> dict[str, Arg]:
+        return {"query": Arg("b t"), "numbers": Arg("b t", "tokens")}
+
+    def sizes(self) -> dict[str, int]:
+        return {}
+
+    def reach(self) -> None:
+        return None
+
+    def no_cache(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_tokens_are_kept_as_integers(tree: str) -> None:
+    """Every one of them, in a cache of 16 bits, too, and in the type they come in."""
+    module, to, config = import_module(f"{tree}._decode"), array_of(tree), Numbered()
+    kind = to(np.zeros(1, DTYPES["bfloat16"])) if tree != "attn_torch" else to(np.zeros(1, np.float16))
+    cache, found = module.empty_cache(config, BATCH, 5, {}, kind, kind), None
+    numbers = np.array([[2049, 70001, 2**30 + 1, 3], [5, 257, 0, 2**31 - 1]], np.int32)
+    for part in np.split(numbers, 2, axis=1):
+        k = to(np.ones((BATCH, 2)).astype(np.float16))
+        step = module.begin_step(config, cache, k, None)
+        _, found = module.append(step, k=k, numbers=to(np.ascontiguousarray(part)))
+        cache = module.end_step(step, k[:, :, None])[1]
+    assert found is not None
+    assert str(found.dtype).rpartition(".")[2] == "int32"
+    assert bare(found)[:, :4].tolist() == numbers.tolist()
+
+
+def ring_of(layer: Any) -> Any:
+    """The same layer with a window of two keys."""
+    tree, words = import_module(type(layer).__module__.partition(".")[0]), layer.config.as_dict()
+    return tree.build("mha", dtype="float64", **words | {"window": (1, None)})
+
+
+BAD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "batch_size": (lambda layer, x: layer.init_cache(0, 3), "batch_size to be an integer of at least 1, got 0"),
+    "max_length": (lambda layer, x: layer.init_cache(2, 3.5), "max_length to be an integer of at least 1, got 3.5"),
+    "batch": (lambda layer, x: layer.step(x, layer.init_cache(3, 3)), "the cache's k of shape (2, 4, 3, 7), got (3, 4"),
+    "empty": (lambda layer, x: layer.step(x[:, :0], layer.init_cache(2, 3)), "a query of at least one new position"),
+    "dtype": (lambda layer, x: layer.step(x, layer.init_cache(2, 3), valid=x[..., 0]), "a boolean valid"),
+    "shape": (
+        lambda layer, x: layer.step(x, layer.init_cache(2, 3), valid=x[:1, :, 0] > 0),
+        "valid of shape (2, 2), got (1, 2)",
+    ),
+    "no axis t": (lambda layer, x: layer.step(x[:, 0], layer.init_cache(2, 3)), "query of shape (b, t, d=WIDTH), got"),
+    "width": (lambda layer, x: layer.step(x[..., 1:], layer.init_cache(2, 1)), "query of shape (b, t, d=WIDTH), got"),
+    "old keys": (
+        lambda layer, x: layer.step(x[:, :1], layer.init_cache(2, 3), key=x, value=x),
+        "keys of the new positions, s=t=1, got s=2; the cache holds the earlier ones",
+    ),
+    "no cache": (lambda layer, x: layer.step(x, None), "a cache of TREE, got NoneType; call the layer's init_cache"),
+    "arrays": (lambda layer, x: layer.step(x, {"k": x}), "a cache of TREE, got dict; call the layer's init_cache"),
+    "foreign arrays": (
+        lambda layer, x: layer.step(x, replace(layer.init_cache(2, 3), arrays={"k": [1], "v": [1]})),
+        "the cache's k as a ",
+    ),
+    "another ring, of as many slots as a cache that was right": (
+        lambda layer, x: (layer.step(x, layer.init_cache(2, 2)), layer.step(x, ring_of(layer).init_cache(2, 3))),
+        "the cache's k of shape (2, 4, 3, 7), got (2, 3, 3, 7); call init_cache for this layer and batch",
+    ),
+    "mask": (
+        lambda layer, x: layer.step(x, layer.init_cache(2, 3), mask=x[:, None, :1, :1] > 0),
+        "step without mask, got one; mark padding by valid=",
+    ),
+    "bias": (
+        lambda layer, x: layer.step(x, layer.init_cache(2, 3), bias=x[:, None, :1, :1]),
+        "step without bias, got one; call the layer on whole sequences",
+    ),
+    "keep": (
+        lambda layer, x: layer.step(x, layer.init_cache(2, 3), keep=x[:, None, :1, :1] > 0),
+        "step without keep, got one; call the layer on whole sequences",
+    ),
+    "weights": (
+        lambda layer, x: layer.step(x, layer.init_cache(2, 3), return_weights=True),
+        "step without return_weights, got it; pass tape={} and read the weights from it",
+    ),
+}
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("mistake", BAD)
+def test_a_step_that_cannot_be_right_is_refused(mistake: str, tree: str) -> None:
+    todo = work("mha", "wide")
+    layer = import_module(tree).build("mha", dtype="float64", **todo.config.as_dict())
+    call, words = BAD[mistake]
+    with pytest.raises((ValueError, TypeError)) as error:
+        call(layer, array_of(tree)(todo.x[:, :2]))
+    words = words.replace("WIDTH", str(todo.x.shape[-1])).replace("TREE", tree)
+    assert str(error.value).startswith(f"mha: expected {words}")
+
+
+def whole_arguments() -> list[tuple[str, str]]:
+    """Every argument of a layer that decodes, by the first of its examples, that a step cannot take."""
+    return [
+        (variant, name)
+        for variant, example in first_examples()
+        for name, arg in contract.examples(variant)[example].arguments().items()
+        if arg.kind in ("mask", "bias", "keep", "marks")
+    ]
+
+
+@pytest.mark.parametrize(("variant", "name"), whole_arguments())
+def test_a_step_takes_nothing_with_an_axis_of_keys(variant: str, name: str) -> None:
+    """Refused in all trees by the same words, with nothing written."""
+    todo = work(variant, dict(first_examples())[variant])
+    for tree in TREES:
+        layer, to = import_module(tree).build(variant, dtype="float64", **todo.config.as_dict()), array_of(tree)
+        kept, x = layer.init_cache(BATCH, T, dtype="float64", **todo.sizes()), to(todo.x[:, :1])
+        more = {n: to(a[:, :1]) for n, a in todo.more.items()}
+        with pytest.raises(ValueError, match=f"^{variant}: expected step without {name}, got one; "):
+            layer.step(x, kept, **more, **{name: to(np.ones((1, 1), bool))})
+        assert not any(bare(a).any() for a in kept.arrays.values())
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_none_is_left_out(tree: str) -> None:
+    layer = import_module(tree).build("mha", d_model=6, num_heads=2, causal=True)
+    x = array_of(tree)(np.ones((1, 1, 6), np.float32))
+    y, _ = layer.step(x, layer.init_cache(1, 2), mask=None, bias=None, keep=None, return_weights=False)
+    assert y.shape == x.shape
+
+
+def test_a_cache_of_another_package_is_refused() -> None:
+    layers = {tree: import_module(tree).build("mha", d_model=6, num_heads=2, causal=True) for tree in TREES}
+    x = np.ones((1, 1, 6), np.float32)
+    for tree in TREES:
+        for other in set(TREES) - {tree}:
+            with pytest.raises(
+                TypeError, match=f"mha: expected a cache of {tree}, got {other}._decode.Cache; call the"
+            ):
+                layers[tree].step(array_of(tree)(x), layers[other].init_cache(1, 2))
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_what_does_not_decode_says_why(tree: str) -> None:
+    build = import_module(tree).build
+    with pytest.raises(
+        ValueError, match="mha: expected a layer that decodes, got causal=False; build it with causal=True"
+    ):
+        build("mha", d_model=6, num_heads=2).init_cache(2, 3)
+    with pytest.raises(ValueError, match="additive: expected a layer that decodes"):
+        build("additive", query_dim=6, hidden_dim=5).init_cache(2, 3)
+    with pytest.raises(ValueError, match="dot_product: expected sizes of k, v, got none; pass k=, v="):
+        build("dot_product", causal=True).init_cache(2, 3)
+
+
+def test_gradients_reach_every_step_before() -> None:
+    """In torch the entries of earlier positions carry theirs, wherever they stand in the cache."""
+    import torch
+
+    layer = import_module("attn_torch").build("mha", d_model=6, num_heads=2, causal=True, dtype="float64")
+    x = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
+    y, cache = layer.step(x[:, :2], layer.init_cache(2, 7))
+    for i in range(2, 5):
+        last, cache = layer.step(x[:, i : i + 1], cache)
+        y = torch.cat([y, last], 1)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    assert (dx != 0).all()
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize(("variant", "example"), [("mha", "wide"), ("linear", "chunked")])
+def test_a_copy_goes_on_by_itself(variant: str, example: str, tree: str) -> None:
+    """Two ways from one place, each as without the other; where steps write into a cache, one used up is refused."""
+    todo, to = work(variant, example), array_of(tree)
+    layer = import_module(tree).build(variant, dtype="float64", **todo.config.as_dict())
+    x = to(todo.x)
+    _, start = layer.step(x[:, :3], layer.init_cache(BATCH, T))
+    copied = start.copy()
+    layer.step(x[:, 5:7], start)
+    y, _ = layer.step(x[:, 3:5], copied)
+    whole, _ = layer.step(x[:, 3:5], layer.step(x[:, :3], layer.init_cache(BATCH, T))[1])
+    assert bool((y == whole).all())
+    if tree == "attn_jax":
+        again, _ = layer.step(x[:, 3:5], start)
+        assert bool((again == whole).all())
+        return
+    with pytest.raises(
+        ValueError, match=f"{variant}: expected a cache that no step has used, got one used up; use the cache"
+    ):
+        layer.step(x[:, 3:5], start)
+    with pytest.raises(
+        ValueError, match="cache: expected a cache that no step has used, got one used up; use the cache"
+    ):
+        start.copy()
+
+
+def test_dropout_is_for_training_only() -> None:
+    layer = import_module("attn_np").build("mha", d_model=6, num_heads=2, causal=True, dropout=0.5).train()
+    with pytest.raises(ValueError, match=r"mha: expected a layer in evaluation mode to decode with.*call eval\(\)"):
+        layer.step(np.zeros((1, 1, 6), np.float32), layer.init_cache(1, 3))
+
+
+PLANTED = (
+    ("cumsum(new, 1) - 1", "cumsum(new, 1)"),
+    ("- num_slots)\n", "- num_slots + 1)\n"),
+    ("(self.key_at[:, None, :] >= 0) & ", ""),
+    ("where(stays, query_at % num_slots, num_slots)", "where(stays, query_at % num_slots, 0)"),
+    ("allowed & (offset >= -left)\n        return allowed[", "allowed & (offset > -left)\n        return allowed["),
+    (
+        "self.real[:, :, None]\n        allowed = allowed if right is None else allowed & (offset <= right)",
+        "self.real[:, :, None]\n        allowed = allowed if right is None else allowed & (offset <= right + 1)",
+    ),
+    ("step.joined else None", "False else None"),
+    ("valid is None and start", "start"),
+    ("start == longest and ", ""),
+    ("start + t <= num_slots", "start + t <= most"),
+    ("DecodeStep(cache, start, start + t,", "DecodeStep(cache, start, start + t + 1,"),
+    ("else write_slice(old, step.start, entry)", "else write_slice(old, 0, entry)"),
+    ("before.positions, step.start,", "before.positions, step.start + 1,"),
+    ("filled = min(longest + t, num_slots)", "filled = longest"),
+)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("old", "new"), PLANTED)
+def test_a_planted_bug_is_seen(old: str, new: str) -> None:
+    """One mistake in the bookkeeping, and a chunking or a padded batch of one of two layers comes out wrong."""
+    mutant = Mutant("decoding", SHARED, old, new, "mha", "wide", beside="class DecodeStep")
+    with planted(mutant, "attn_np") as copy:
+        seen = []
+        for window in (None, (2, None)):
+            todo = work("mha", "wide")
+            config = replace(todo.config, window=window)
+            todo = replace(todo, case=replace(todo.case, given=config))
+            made, want = decoder(todo, "attn_np", copy), todo.full()
+            real = np.array([[False, True, True, True, False, False, False], [True] * 7])
+            try:
+                seen += [wrong(made.run(todo, chunks), want) for chunks in CHUNKS]
+                cache = made.init(BATCH, T)
+                x = np.where(real[..., None], todo.x, np.nan)
+                y, cache = made.step(x, cache, valid=real)
+                seen += ["not finite"] * (not np.isfinite(y).all())
+                seen += [wrong(y[:1, 1:4], todo.full(slice(0, 1), slice(1, 4)))]
+                seen += [wrong(y[1:], todo.full(slice(1, 2)))]
+                cache = made.init(BATCH, T)
+                _, cache = made.step(x[:, :2], cache, valid=real[:, :2])
+                for i in (2, 3):
+                    y, cache = made.step(todo.x[:, i : i + 1], cache)
+                    for row in (0, 1):
+                        whole = todo.full(slice(row, row + 1), slice(1 - row, i + 1))
+                        seen += [wrong(y[row : row + 1], whole[:, -1:])]
+            except (ValueError, IndexError) as e:
+                seen.append(str(e))
+    assert any(seen)

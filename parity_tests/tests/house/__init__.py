@@ -1,0 +1,1 @@
+"""The project itself: layout, generated files, documentation, benchmarks."""

@@ -1,0 +1,98 @@
+"""The fast paths of `attend`: a share of all combinations before the judge, and planted bugs that it must see."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from attn_jax import _kernels as in_jax
+from attn_np import _kernels as in_numpy
+from attn_torch import _kernels as in_torch
+from parity_tests.judge import kernels
+from parity_tests.judge.runner import DTYPES
+
+SHARE = {"numpy": 31, "torch": 31, "jax": 251}  # one combination in so many: none divides how many a switch stands for
+
+
+@pytest.mark.parametrize("framework", kernels.RUN)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_fast_paths_keep_the_bounds_of_the_textbook(framework: str, seed: int) -> None:
+    """In small blocks, and in the path's own."""
+    numbers = range(seed, len(kernels.combinations()), SHARE[framework])
+    found = kernels.work(((framework,), DTYPES, seed, tuple(numbers)))
+    assert not found.alarms, "\n".join(found.alarms)
+    if framework != "jax":
+        assert {dtype for _, dtype in found.figures} == set(DTYPES)
+        assert sum(figures.calls for figures in found.figures.values()) == len(numbers) * len(DTYPES) * len(
+            (kernels.OWN if seed else kernels.SMALL)[framework]
+        )
+
+
+def test_every_switch_is_in_the_share() -> None:
+    """With each of its values, in the share of each framework and round."""
+    every = kernels.combinations()
+    assert len(set(every)) == len(every) == 4 * 3 * 2 * 3 * 2 * (2 * 3 + 1)
+    for share in SHARE.values():
+        for seed in (0, 1):
+            some = every[seed::share]
+            for name in vars(every[0]):
+                values = {getattr(asked, name) for asked in every}
+                if share < 100:
+                    assert {getattr(asked, name) for asked in some} == values, name
+
+
+def test_what_is_drawn_is_what_is_asked() -> None:
+    for number, asked in enumerate(kernels.combinations()):
+        call = kernels.drawn(number, 3, "float64")
+        given = {"mask": asked.mask, "bias": asked.bias, "sinks": asked.sinks}
+        assert {name for name, x in given.items() if x} == set(call.inputs) - set("qkv")
+        assert call.options["causal"] == asked.causal
+        assert (call.options["softcap"] is not None) == asked.softcap
+        assert (call.options["window"] is not None) == bool(asked.window)
+        assert (call.inputs["q"].ndim == 3) == (asked.heads == "none")
+        again = kernels.drawn(number, 3, "float64")
+        assert all(np.array_equal(x, again.inputs[name]) for name, x in call.inputs.items())
+
+
+def one_key_ahead(patch: pytest.MonkeyPatch) -> None:
+    outside = in_numpy.outside_window
+    patch.setattr(in_numpy, "outside_window", lambda t, s, ahead, left, right: outside(t, s, ahead - 1, left, right))
+
+
+def the_top_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """In the backward pass the weights are relative to 0."""
+    backward: Any = in_numpy.backward
+    forgotten = lambda result, *rest: backward(replace(result, top=0 * result.top), *rest)  # noqa: E731
+    patch.setattr(in_numpy, "backward", forgotten)
+
+
+def a_key_too_far(patch: pytest.MonkeyPatch) -> None:
+    limits = in_torch.limits
+    wider: Callable[..., Any] = lambda *given: tuple(n if n is None else n + 1 for n in limits(*given))  # noqa: E731
+    patch.setattr(in_torch, "limits", wider)
+
+
+def an_overlap_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(in_jax.Plan, "ragged", (False, False))
+
+
+PLANTED = {
+    one_key_ahead: ("numpy", "causal", True),
+    the_top_is_forgotten: ("numpy", "bias", "scores"),
+    a_key_too_far: ("torch", "window", "before"),
+    an_overlap_is_counted_twice: ("jax", "causal", True),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_raises_an_alarm(plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    framework, name, value = PLANTED[plant]
+    asking = [n for n, asked in enumerate(kernels.combinations()) if getattr(asked, name) == value][5::97]
+    plant(monkeypatch)
+    jax.clear_caches()  # what was compiled before has no bug, and what is now must not stay
+    found = kernels.work(((framework,), ("float64",), 0, tuple(asking[: 1 if framework == "jax" else None])))
+    jax.clear_caches()
+    assert any(f"({name}" in line or f", {name}" in line for line in found.alarms), found

@@ -1,0 +1,253 @@
+"""The fast path of `attend` in JAX, with blocks so small that its loops and the edges of its blocks are run."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_jax import _kernels, attend
+from attn_jax._ops import linear
+from attn_np._attend import attend as reference
+from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+from parity_tests.tests.inputs import Arrays
+from parity_tests.tests.kernels.test_attend import context_shape, given, held, judged
+from parity_tests.tests.witness import cotangent
+
+# Number of key/value heads, the options, the arrays beside q, k and v, and which axes of these have one entry.
+CASES: dict[str, tuple[int, dict[str, Any], str, dict[str, tuple[int, ...]]]] = {
+    "plain": (6, {}, "", {}),
+    "mask": (2, {}, "mask", {}),
+    "causal": (2, {"causal": True, "scale": 0.375}, "mask", {"mask": (1, 2)}),
+    "window": (2, {"window": (3, None)}, "", {}),
+    "all": (3, {"window": (2, 1), "softcap": 1.5}, "mask bias sinks", {}),
+    "broadcast": (1, {"window": (None, 1)}, "mask bias", {"mask": (1,), "bias": (0, 2)}),
+}
+
+
+@pytest.fixture(params=["small blocks", "few queries", "one block"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "small blocks":
+        small_blocks(monkeypatch)
+    elif request.param == "few queries":
+        few_queries(monkeypatch)
+
+
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two queries and three keys of two heads: 5 queries and 7 keys fill neither the last block nor the second."""
+    sizes = {"ONE_BLOCK": 0, "SMALL": 0, "SHORT_QUERY": 0, "ROWS": 2, "QUERIES": 2, "KEYS": 3, "PRODUCT": 0, "EVEN": 1}
+    for name, n in sizes.items():
+        monkeypatch.setattr(_kernels, name, n)
+
+
+def few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three keys at a time, of which the last blocks have two again."""
+    monkeypatch.setattr(_kernels, "SHORT_KEY_BLOCK", 3)
+    monkeypatch.setattr(_kernels, "SHORT_MAX_BLOCKS", 0)
+
+
+def drawn(case: str) -> tuple[Arrays, dict[str, Any]]:
+    groups, options, names, ones = CASES[case]
+    inputs = given(groups, names)
+    for name, axes in ones.items():
+        inputs[name] = inputs[name][tuple(slice(1) if axis in axes else slice(None) for axis in range(4))]
+    if "bias" in inputs:
+        inputs["bias"][..., 5] = -np.inf
+    return inputs, options
+
+
+def fused(inputs: Arrays, **options: Any) -> dict[str, Any]:
+    """Context and gradients of the fast path."""
+    leaves = {name: jnp.asarray(x) for name, x in inputs.items() if x.dtype.kind == "f"}
+    rest = {name: jnp.asarray(x) for name, x in inputs.items() if name not in leaves}
+
+    def call(leaves: Any) -> Any:
+        return attend(**leaves, **rest, **options, implementation="fused")[0]
+
+    context, pull = jax.vjp(call, leaves)
+    (found,) = pull(jnp.asarray(cotangent(context_shape(inputs)), context.dtype))
+    return {"context": np.asarray(context)} | {f"d{name}": np.asarray(g) for name, g in found.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_context_and_gradients(case: str, blocks: None) -> None:
+    inputs, options = drawn(case)
+    want = held(inputs, options)
+    want.pop("weights")
+    judged(fused(inputs, **options), want)
+
+
+def test_what_nobody_sees_leaks_nowhere(blocks: None) -> None:
+    inputs, options = drawn("all")
+    clean = fused(inputs, **options)
+    unseen = np.zeros((2, 7), bool)
+    unseen[:, 5], unseen[1, 4] = True, True
+    inputs["k"][unseen], inputs["v"][unseen] = np.nan, np.inf
+    inputs["q"][0, 2, -1] = np.nan
+    for name, x in fused(inputs, **options).items():
+        assert np.array_equal(x, clean[name]), name
+
+
+def test_hidden_blocks_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is multiplied by a weight of 0 leaves its NaN; what is not in the loop cannot."""
+    small_blocks(monkeypatch)
+    inputs = given(2)
+    inputs["v"][:, -1] = np.nan
+    y = fused(inputs, causal=True)["context"]
+    assert np.isfinite(y[:, :2]).all()
+    assert np.isnan(y[:, -1]).all()
+    plan = _kernels.Plan(8192, 8192, 1, 512, 256, False, 255, 0, 1.0, None)
+    assert sum(int(end - first) for first, end in map(plan.span, range(plan.blocks))) == 2 + 15 * 3
+
+
+def test_few_queries_read_no_further_than_the_last_key_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_queries(monkeypatch)
+    inputs = given(2, "mask")
+    for seen, steps in ((1, 1), (3, 1), (4, 2), (7, 3)):
+        inputs["mask"][...] = np.arange(7) == seen - 1
+        arrays: dict[str, Any] = {name: jnp.asarray(x) for name, x in inputs.items()}
+        taken: list[int] = []
+
+        def loop(start: Any, end: Any, step: Any, carry: Any, taken: list[int] = taken) -> Any:
+            for j in range(int(start), int(end)):
+                taken.append(j)
+                carry = step(j, carry)
+            return carry
+
+        with monkeypatch.context() as patch, jax.disable_jit():
+            patch.setattr(jax.lax, "fori_loop", loop)
+            y, _ = attend(**arrays, implementation="fused")
+        assert taken == list(range(steps))
+        values = np.repeat(inputs["v"][:, seen - 1 : seen], 5, 1)
+        assert np.array_equal(y, np.repeat(values, y.shape[2] // values.shape[2], 2))
+
+
+def last_query(case: str) -> tuple[Arrays, dict[str, Any]]:
+    inputs, options = drawn(case)
+    cut = {"q": np.s_[:, -1:], "mask": np.s_[..., -1:, :], "bias": np.s_[..., -1:, :]}
+    return {name: x[cut.get(name, ...)] for name, x in inputs.items()}, options
+
+
+@pytest.mark.parametrize("seen", range(8))
+@pytest.mark.parametrize("case", CASES)
+def test_one_query(case: str, seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_queries(monkeypatch)
+    inputs, options = last_query(case)
+    if "mask" in inputs:
+        inputs["mask"] = inputs["mask"] & (np.arange(7) < seen)
+    want = held(inputs, options)
+    want.pop("weights")
+    judged(fused(inputs, **options), want)
+    if "mask" in inputs:  # what nobody sees leaks nowhere, and what lies beyond it is not read
+        clean = fused(inputs, **options)["context"]
+        inputs["k"][:, seen:], inputs["v"][:, seen:] = np.nan, np.inf
+        assert np.array_equal(fused(inputs, **options)["context"], clean)
+
+
+@pytest.mark.parametrize("make", [small_blocks, few_queries])
+@pytest.mark.parametrize("name", ["bias", "sinks"])
+def test_a_wider_bias_or_sinks_is_taken_in_the_type_of_the_queries(
+    name: str, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(monkeypatch)
+    inputs, options = drawn("all")
+    arrays: dict[str, Any] = {
+        n: jnp.asarray(x, jnp.float32 if x.dtype.kind == "f" else None) for n, x in inputs.items()
+    }
+    wider = arrays | {name: arrays[name].astype(jnp.float64)}
+
+    def total(x: Any, given: dict[str, Any]) -> Any:
+        return attend(**given | {name: x}, **options, implementation="fused")[0].sum()
+
+    (want, dwant), (got, dgot) = (jax.value_and_grad(total)(some[name], some) for some in (arrays, wider))
+    assert (got.dtype, dgot.dtype) == (jnp.float32, jnp.float64)
+    assert np.array_equal(got, want)
+    assert np.array_equal(dgot, dwant)
+
+
+@pytest.mark.parametrize("make", [small_blocks, few_queries])
+def test_vmap(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(monkeypatch)
+    inputs, options = drawn("causal")
+    both = {name: jnp.stack([jnp.asarray(x), jnp.flip(jnp.asarray(x), 0)]) for name, x in inputs.items()}
+
+    def context(given: Any) -> Any:
+        return attend(**given, **options, implementation="fused")[0]
+
+    got = jax.vmap(context)(both)
+    one = fused(inputs, **options)["context"]
+    assert np.array_equal(got, np.stack([one, one[::-1]]))
+
+
+@pytest.mark.parametrize("window", [None, (2, None)])
+def test_arguments_for_cudnn(window: tuple[int, None] | None) -> None:
+    """JAX's own function by XLA takes the arguments that it would pass to cuDNN."""
+    inputs = {name: x.astype(np.float32) for name, x in given(2).items()}
+    inputs["k"], inputs["v"] = inputs["k"][:, :5], inputs["v"][:, :5, :, :3]
+    left = None if window is None else window[0]
+    q, k, v = (jnp.asarray(inputs[name]) for name in "qkv")
+    y = _kernels.by_cudnn(q, k, v, left, 0, 0.375, "xla")
+    with precision(precision_of("float32")):
+        arrays: dict[str, Any] = {name: ErrArray(inputs[name].astype(np.float64), 0.0) for name in "qkv"}
+        want: Any = reference(**arrays, causal=True, window=window, scale=0.375)[0]
+    judged({"context": np.asarray(y)}, {"context": want})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_cudnn_on_a_cpu(dtype: str) -> None:
+    q = jnp.zeros((1, 2, 4, 8), dtype, device=jax.devices("cpu")[0])
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert not _kernels.cudnn_serves(q, q, q, None, None)
+
+
+def close_to(got: Any, want: Any) -> None:
+    """Within what some thousand roundings of numbers of their size make, in float64."""
+    np.testing.assert_array_less(np.abs(got - want), 2.0**-42 * (1 + np.abs(want)))
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"softcap": 1.5}, {"sinks": [0.5, -1.0, 0.0, 2.0]}], ids=str)
+def test_hessians_of_one_block(options: dict[str, Any]) -> None:
+    """Over queries, keys and values, whose heads are shared, and sinks; compiled, too: XLA was once wrong there."""
+    rng = np.random.default_rng(0)
+    q, k, v, along = (jnp.asarray(rng.normal(size=(2, t, h, 3))) for t, h in ((5, 4), (7, 2), (7, 2), (5, 4)))
+
+    floats = [q, k, v] + ([jnp.asarray(options["sinks"])] if "sinks" in options else [])
+
+    def total(floats: Any, implementation: str) -> Any:
+        given = options | dict(zip(("q", "k", "v", "sinks"), floats, strict=False))
+        return jnp.sum(attend(**given, implementation=implementation)[0] ** 2 * along)
+
+    hessian = jax.jit(jax.hessian(total), static_argnums=1)
+    got, want = (hessian(floats, which) for which in ("fused", "textbook"))
+    jax.tree.map(close_to, got, want)
+
+
+@pytest.mark.parametrize("spec", ["btd,dhk->bthk", "bthv,hvd->btd", "btd,fde->btfe"])
+def test_projection_and_its_derivatives(spec: str) -> None:
+    sizes = {"b": 2, "t": 3, "d": 5, "h": 2, "k": 3, "v": 4, "f": 2, "e": 7}
+    factors, out = spec.split("->")
+    left, right = factors.split(",")
+    bias = [letter for letter in out if letter not in left]
+    shapes = [tuple(sizes[letter] for letter in letters) for letters in (left, right, bias)]
+    given = [jnp.asarray(np.random.default_rng(n).standard_normal(shape)) for n, shape in enumerate(shapes)]
+    total = lambda *given: jnp.sum(jnp.sin(linear(spec, *given)))  # noqa: E731
+    want = lambda x, w, b: jnp.sum(jnp.sin(jnp.einsum(spec, x, w) + b))  # noqa: E731
+    for derivative in (jax.grad, jax.hessian):
+        got, expected = (jax.jit(derivative(f, (0, 1, 2)))(*given) for f in (total, want))
+        jax.tree.map(close_to, got, expected)
+
+
+def test_what_is_fixed_costs_no_product() -> None:
+    x, weight = jnp.ones((1, 3, 5)), jnp.ones((5, 2, 4))
+    project = lambda x, weight: jnp.sum(linear("btd,dhk->bthk", x, weight, None))  # noqa: E731
+    for which, products in (((0, 1), 3), (0, 2), (1, 2)):
+        assert str(jax.make_jaxpr(jax.grad(project, which))(x, weight)).count("dot_general") == products
+
+
+@pytest.mark.parametrize("shapes", [((2, 0, 4), (4, 2, 3)), ((0, 3, 4), (4, 2, 3)), ((2, 3, 4), (4, 0, 3))], ids=str)
+def test_a_projection_of_nothing(shapes: tuple[tuple[int, ...], ...]) -> None:
+    x, weight = (jnp.ones(shape) for shape in shapes)
+    y, pull = jax.vjp(lambda x, weight: linear("btd,dhk->bthk", x, weight, None), x, weight)
+    assert y.shape == (*x.shape[:2], *weight.shape[1:])
+    assert [found.shape for found in pull(y)] == [x.shape, weight.shape]

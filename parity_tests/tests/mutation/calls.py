@@ -1,0 +1,247 @@
+"""What the checks share: claims, layers of a copy with random inputs, and the calls that are judged."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from attn_np import contract
+from attn_np.contract import Config
+from parity_tests.bounds.error_arrays import precision_of
+from parity_tests.judge.candidates import leaves, numpy_layer
+from parity_tests.judge.cases import CALLS, TRUE, Case, Drawn, call_sizes, draw, given, tokens_below
+from parity_tests.judge.judging import reference
+from parity_tests.tests.mutation.sources import plain
+
+Arrays = dict[str, np.ndarray]
+Labelled = tuple[str, Config]  # a layer by its name, such as "mha/cross", and its config
+PADDED = ", padded"
+SMALL = {"t": 4, "s": 6}  # where lengths do not matter, short ones: scans take their time
+
+# Claims ---------------------------------------------------------------------------------------------------------------
+
+
+class Caught(Exception):
+    """A promise is broken; the text says which."""
+
+
+def claim(holds: Any, words: str) -> None:
+    if not holds:
+        raise Caught(words)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in shape, dtype and every number; NaN equals NaN."""
+    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+
+
+def claim_same(got: Mapping[str, Any], want: Mapping[str, Any], words: str) -> None:
+    claim(list(got) == list(want), f"{words}: {list(got)}, not {list(want)}")
+    for name, x in got.items():
+        claim(same(x, want[name]), f"{words}: {name}")
+
+
+def refuses(call: Callable[[], Any], error: type[Exception], words: str) -> None:
+    """The call raises this class with these words in its text."""
+    try:
+        call()
+    except error as e:
+        claim(words in str(e), f"{type(e).__name__}: {e}")
+    else:
+        raise Caught(f"took what it must refuse: {words}")
+
+
+# Layers and calls -----------------------------------------------------------------------------------------------------
+
+
+@cache
+def layers(variants: tuple[str, ...]) -> tuple[Labelled, ...]:
+    """Every example of some variants, and of the layers inside that are no variant two of each class."""
+    found = {f"{v}/{e}": c for v in variants for e, c in contract.examples(v).items()}
+    inner: dict[str, Labelled] = {}
+    for name, config in found.items():
+        for part, child in config.children().items():
+            if isinstance(child, Config) and child.layer not in contract.layers():
+                inner[f"{child.layer}, dropout {getattr(child, 'dropout', 0) > 0}"] = f"{name}.{part}", child
+    return *found.items(), *inner.values()
+
+
+@cache
+def chief(variants: tuple[str, ...]) -> tuple[Labelled, ...]:
+    """The last layer of each class: examples grow in what they ask for."""
+    return tuple({config.layer: (name, config) for name, config in layers(variants)}.values())
+
+
+def case_of(layer: Labelled, call: str, dtype: str = "float64") -> Case:
+    name, config = layer
+    return Case(config.variant, name, call, dtype, given=config)
+
+
+class Parts:
+    """Everything that the shared modules of a copy define, by name, whichever file it stands in; kernels aside."""
+
+    def __init__(self, alias: str) -> None:
+        self._modules = [import_module(f"{alias}.{file.removesuffix('.py')}") for file in plain()]
+
+    def __getattr__(self, name: str) -> Any:
+        found = [module for module in self._modules if name in vars(module)]
+        if not found:
+            raise AttributeError(f"ast_mutants: expected {name!r} in a shared file, got none; mend the check")
+        own = [module for module in found if getattr(vars(module)[name], "__module__", "") == module.__name__]
+        offered = [module for module in found if name in getattr(module, "__all__", ())]  # such as NumPy's functions
+        return getattr((own or offered or found)[0], name)
+
+
+def made(alias: str, layer: Labelled, call: str = "full", dtype: str = "float64") -> tuple[Any, Arrays]:
+    """The copy's layer in evaluation mode, and random inputs for it."""
+    drawn = drawn_for(layer, call, dtype)
+    return numpy_layer(case_of(layer, call, dtype), drawn.params, alias), dict(drawn.inputs)
+
+
+@cache
+def drawn_for(layer: Labelled, call: str, dtype: str = "float64") -> Drawn:
+    return draw(case_of(layer, call, dtype))
+
+
+def built(alias: str, layer: Labelled, **options: Any) -> Any:
+    """A layer by its constructor, as users call it."""
+    config = layer[1]
+    return getattr(import_module(f"{alias}.{config.variant}"), config.layer)(config, **options)
+
+
+def results(layer: Any, inputs: Arrays, **options: Any) -> Arrays:
+    return leaves(layer(**inputs, **options))
+
+
+def gradients(layer: Any, inputs: Arrays, dy: np.ndarray | None = None) -> Arrays:
+    """Of every input and parameter, from a random gradient of y or the one given."""
+    tape: dict[str, Any] = {}
+    y = leaves(layer(**inputs, tape=tape))["y"]
+    grads = layer.vjp(tape, np.cos(np.arange(y.size)).reshape(y.shape).astype(y.dtype) if dy is None else dy)
+    return {f"d{name}": g for name, g in (grads.inputs | grads.params).items()}
+
+
+def kinds(config: Config, *wanted: str) -> list[str]:
+    return [name for name, arg in config.arguments().items() if arg.kind in wanted]
+
+
+def axis(config: Config, argument: str, letter: str) -> int | None:
+    letters = config.arguments()[argument].axes.split()
+    return letters.index(letter) if letter in letters else None
+
+
+def sized(config: Config, names: Collection[str], **sizes: int) -> Arrays:
+    """Random inputs of these names, some axes of another size; nothing is masked or dropped on purpose."""
+    arguments, known, rng = config.arguments(), call_sizes(config) | sizes, np.random.default_rng(3)
+    for name, arg in arguments.items():  # an input that stands in for another gives it its length
+        if name not in names and arg.default is not None:
+            theirs = [known[letter] for letter in arguments[arg.default].axes.split()]
+            known |= {mine: n for mine, n in zip(arg.axes.split(), theirs, strict=True) if mine not in config.sizes()}
+    found: Arrays = {}
+    for name in (n for n in arguments if n in names):
+        kind, shape = arguments[name].kind, tuple(known[x] for x in arguments[name].axes.split())
+        if kind in ("array", "bias"):
+            found[name] = rng.normal(size=shape)
+        else:
+            below = tokens_below(config, name)
+            found[name] = rng.integers(0, below, size=shape) if kind == "tokens" else rng.random(shape) < TRUE[kind]
+    return found
+
+
+def masked(config: Config) -> bool:
+    """Queries meet keys under a mask."""
+    return "mask" in config.arguments() and config.arguments()["mask"].axes.split()[-2] == "t"
+
+
+def alone_in_itself(config: Config) -> bool:
+    """Attends from one sequence to itself when nothing else is given."""
+    return masked(config) and "query" in config.arguments() and "key" not in given(config, "plain")
+
+
+def keyed(config: Config) -> bool:
+    """Keys are an input of their own."""
+    return masked(config) and config.arguments()["mask"].axes.endswith("t s")
+
+
+def shown(config: Config, t: int, s: int) -> np.ndarray:
+    """Which keys the config itself shows to which queries: causality and window, counted from the last key."""
+    ahead = np.arange(s)[None, :] - (np.arange(t)[:, None] + s - t)
+    left, right = getattr(config, "window", None) or (None, None)
+    right = 0 if getattr(config, "causal", False) else right
+    return (ahead >= -(s + t if left is None else left)) & (ahead <= (s + t if right is None else right))
+
+
+def alone(config: Config, t: int) -> np.ndarray:
+    """A mask for two rows in which position 2 of the second sees nothing and is seen by nobody.
+
+    It hides only what the config itself does not hide, so that only both together leave the position alone.
+    """
+    near = np.zeros((t, t), bool)
+    near[2, :] = near[:, 2] = True
+    mask = np.stack([np.ones((t, t), bool), ~(near & shown(config, t, t))])
+    return mask if axis(config, "mask", "h") is None else mask[:, None]
+
+
+# Judged calls ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """One judged call: its case and everything drawn for it; `basic` for the calls of every layer."""
+
+    name: str
+    case: Case
+    drawn: Drawn
+    basic: bool
+
+    @cache  # noqa: B019 - the scenes live as long as the process
+    def expected(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return reference(self.case, self.drawn, {}, precision_of(self.case.dtype))
+
+
+@cache
+def scenes(variants: tuple[str, ...]) -> tuple[Scene, ...]:
+    """Every call of every layer in float64; arguments left out one by one, broadcast, few positions; 16-bit types."""
+    found: dict[tuple[Any, ...], Scene] = {}
+
+    def add(layer: Labelled, call: str, what: str, inputs: Arrays, dtype: str = "float64") -> None:
+        drawn = drawn_for(layer, call, dtype)
+        key = layer[0], dtype, what == PADDED, *((name, x.shape) for name, x in inputs.items())
+        name, basic = f"{layer[0]}, {call}{what}, {dtype}", what in ("", PADDED) and dtype in ("float64", "bfloat16")
+        found.setdefault(key, Scene(name, case_of(layer, call, dtype), replace(drawn, inputs=inputs), basic))
+
+    for layer in layers(variants):
+        for call in CALLS:
+            add(layer, call, "", dict(drawn_for(layer, call).inputs))
+        add(layer, "full", "", dict(drawn_for(layer, "full", "bfloat16").inputs), "bfloat16")
+        if alone_in_itself(layer[1]):
+            plain = dict(drawn_for(layer, "plain").inputs)
+            add(layer, "plain", PADDED, plain | {"mask": alone(layer[1], plain["query"].shape[1])})
+    for layer in chief(variants):
+        for dtype in ("float32", "float16"):
+            add(layer, "full", "", dict(drawn_for(layer, "full", dtype).inputs), dtype)
+        config = layer[1]
+        full, plain = sized(config, config.arguments(), **SMALL), given(config, "plain")
+        for name in (n for n in full if n not in plain):
+            add(layer, "full", f" without {name}", sized(config, set(full) - {name}, **SMALL))
+            add(layer, "full", f" with {name} alone", sized(config, {*plain, name}, **SMALL))
+        for what, inputs in broadcast(config, full):
+            add(layer, "full", what, inputs)
+        for letter in "bts":
+            if letter not in config.sizes() and any(letter in a.axes.split() for a in config.arguments().values()):
+                add(layer, "full", f", {letter} = 1", sized(config, full, **SMALL | {letter: 1}))
+    return tuple(found.values())
+
+
+def broadcast(config: Config, inputs: Arrays) -> Iterator[tuple[str, Arrays]]:
+    """The inputs with masks and biases that do not vary along one axis, and of a lower rank."""
+    for name in kinds(config, "mask", "keep", "marks", "bias"):
+        x = inputs[name]
+        for i in range(x.ndim if x.size else 0):
+            one = np.take(x, [0], axis=i)
+            yield f", {name} the same along axis {i}", inputs | {name: one}
+        if x.size:
+            yield f", {name} of rank 1", inputs | {name: x.reshape(-1, x.shape[-1])[0]}

@@ -1,0 +1,530 @@
+"""What `init_cache` and `step` must do: the full pass in pieces, whatever the pieces and the padding between them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from importlib import import_module
+from itertools import product
+from typing import Any, ClassVar
+
+import numpy as np
+
+from attn_np._ops import DTYPES
+from attn_np.contract import Arg, Config
+from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of, widened
+from parity_tests.judge.candidates import numpy_layer
+from parity_tests.judge.cases import call_sizes, tokens_below
+from parity_tests.judge.judging import compare, reference
+from parity_tests.tests.mutation.calls import (
+    Arrays,
+    Labelled,
+    Parts,
+    case_of,
+    claim,
+    claim_same,
+    drawn_for,
+    layers,
+    made,
+    refuses,
+    same,
+)
+
+B, T, WIDTH = 2, 7, 11  # WIDTH: of values whose width the config leaves open
+CHUNKS = ((7,), (1,) * 7, (4, 1, 2), (2, 3, 1, 1))
+REAL = np.array([[False, False, True, True, False], [True, True, False, True, True]])
+
+
+@cache
+def decoding(variants: tuple[str, ...]) -> tuple[Labelled, ...]:
+    """Every layer that keeps something between steps, as it is and in a ring of slots as long as its window."""
+    found: list[Labelled] = []
+    for name, config in layers(variants):
+        if config.cached():
+            found.append((name, config))
+            if getattr(config, "window", ()) is None:
+                found.append((f"{name}, window", replace(config, window=(2, None))))
+    return tuple(found)
+
+
+@cache
+def positions_of(layer: Labelled, names: tuple[str, ...], dtype: str = "float64") -> Arrays:
+    """T positions of B sequences: random arrays of these names, and tokens where numbers are counted."""
+    arguments, rng = layer[1].arguments(), np.random.default_rng(5)
+    sizes = call_sizes(layer[1]) | {"b": B, "t": T, "s": T} | ({} if "v" in layer[1].sizes() else {"v": WIDTH})
+    shapes = {name: [sizes[letter] for letter in arguments[name].axes.split()] for name in names}
+    return {
+        name: rng.integers(0, tokens_below(layer[1], name), size=shape)
+        if arguments[name].kind == "tokens"
+        else rng.normal(size=shape).astype(DTYPES[dtype])
+        for name, shape in shapes.items()
+    }
+
+
+@cache
+def at_once(layer: Labelled, names: tuple[str, ...], rows: tuple[int, ...], length: int) -> dict[str, Any]:
+    """What the whole reference tapes for the first positions of some sequences, each number with its bound."""
+    params = {name: ErrArray(x, 0.0) for name, x in drawn_for(layer, "plain").params.items()}
+    whole = numpy_layer(case_of(layer, "plain"), params)
+    whole.set_params(params)
+    given = {name: x[list(rows), :length] for name, x in positions_of(layer, names).items()}
+    inputs = {name: ErrArray(x, 0.0) if x.dtype.kind == "f" else x for name, x in given.items()}
+    tape: dict[str, Any] = {}
+    with precision(precision_of("float64")):
+        whole(**inputs, tape=tape)
+    return tape
+
+
+def ways(layer: Labelled) -> tuple[tuple[str, ...], ...]:
+    """Which inputs a step may get: those that it must, and each that may be another, where others can stand in."""
+    arguments = layer[1].arguments()
+    arrays = [name for name, arg in arguments.items() if arg.kind in ("array", "tokens")]
+    needed = tuple(n for n in arrays if arguments[n].default is None and not arguments[n].optional)
+    found = dict.fromkeys((needed, *((*needed, n) for n in arrays if n not in needed), tuple(arrays)))
+    return tuple(names for names in found if fits(layer, names))
+
+
+def open_sizes(layer: Labelled, inputs: Arrays) -> dict[str, int]:
+    """Sizes that the config leaves open, as `init_cache` takes them."""
+    arguments, config = layer[1].arguments(), layer[1]
+    known: dict[str, int] = {}
+    for name in ("query", "key", "value"):
+        if name in arguments:
+            given = inputs.get(name, inputs.get(arguments[name].default or "", inputs["query"]))
+            known |= dict(zip(arguments[name].axes.split(), given.shape, strict=True))
+    letters = {letter for axes in config.cached().values() for letter in axes.split()} - {"b", "s"}
+    return {letter: known[letter] for letter in sorted(letters) if letter not in config.sizes()}
+
+
+def judged(got: np.ndarray, want: Any, words: str) -> None:
+    verdict = compare(got, want)
+    claim(verdict["ratio"] <= 1, f"{words}: error/bound {verdict['ratio']:.3g} {verdict.get('note', '')}")
+
+
+def fits(layer: Labelled, names: tuple[str, ...]) -> bool:
+    """Whether the inputs that are not given have a stand-in: attention over values of the width of the keys has."""
+    arguments, sizes = layer[1].arguments(), layer[1].sizes()
+    for name, arg in arguments.items():
+        if arg.kind == "array" and name not in names and arg.default is not None:
+            mine, theirs = (a.axes.split()[-1] for a in (arg, arguments[arg.default]))
+            if sizes.get(mine) != sizes.get(theirs):
+                return False
+    return True
+
+
+# Pieces ---------------------------------------------------------------------------------------------------------------
+
+
+def in_pieces(layer: Labelled, names: tuple[str, ...], alias: str) -> None:
+    """Whatever the pieces, the outputs are those of the full pass; the cache says what it holds."""
+    module, inputs = made(alias, layer, "plain")[0], positions_of(layer, names)
+    want = at_once(layer, names, tuple(range(B)), T)
+    for chunks in CHUNKS:
+        kept, at, found = module.init_cache(B, T, **open_sizes(layer, inputs)), 0, []
+        for size in chunks:
+            y, kept = module.step(**{name: x[:, at : at + size] for name, x in inputs.items()}, cache=kept)
+            found.append(y)
+            at += size
+            claim(kept.length.tolist() == [at] * B and not kept.overrun.any() and kept.max_length == T, "the cache")
+            holds(layer, kept, want)
+        judged(np.concatenate(found, axis=1), want["y"], f"in pieces of {chunks}")
+
+
+def holds(layer: Labelled, kept: Any, want: dict[str, Any]) -> None:
+    """Every slot holds the entry of the position that it names, and the last positions that may be seen are there."""
+    room = kept.positions.shape[1] - 1
+    reach = layer[1].reach() or room
+    claim(room == min(reach, kept.max_length), f"{room} slots")
+    for row in range(B):
+        length = int(kept.length[row])
+        there = [p for p in kept.positions[row, :room].tolist() if p >= 0]
+        claim(sorted(there) == list(range(length))[-room:], f"positions {kept.positions[row].tolist()}")
+        for name, x in kept.arrays.items():
+            if name in want and want[name].shape[1] >= length:
+                for slot, p in enumerate(kept.positions[row, :room].tolist()):
+                    if p >= 0 and x[row, slot].shape == want[name][row, p].shape:
+                        judged(x[row, slot], want[name][row, p], f"{name} of position {p}")
+
+
+def between_padding(layer: Labelled, names: tuple[str, ...], alias: str) -> None:
+    """Padding takes no place, whatever it holds; then each sequence goes on from a length of its own."""
+    module, inputs = made(alias, layer, "plain")[0], positions_of(layer, names)
+    taken = [np.flatnonzero(row) for row in REAL]
+    rubbish = {name: np.nan if x.dtype.kind == "f" else 1 for name, x in inputs.items()}
+    before = {name: np.full((B, REAL.shape[1], *x.shape[2:]), rubbish[name]) for name, x in inputs.items()}
+    for name, x in inputs.items():
+        for row, at in enumerate(taken):
+            before[name][row, at] = x[row, : len(at)]
+    after = {name: np.stack([x[r, len(at) :][:2] for r, at in enumerate(taken)]) for name, x in inputs.items()}
+    kept = module.init_cache(B, 6, **open_sizes(layer, inputs))
+    tape: dict[str, Any] = {}
+    y, kept = module.step(**before, cache=kept, valid=REAL, tape=tape)
+    for name in ("seen_query", "seen_key", "seen_value", "live"):
+        claim(name not in tape or not tape[name][~REAL].any(), f"{name} of padding is 0")
+    claim(np.isfinite(y).all(), "not finite in padding")
+    claim(kept.length.tolist() == [len(at) for at in taken], f"lengths {kept.length.tolist()}")
+    for i in range(2):
+        last, kept = module.step(**{name: x[:, i : i + 1] for name, x in after.items()}, cache=kept)
+        for row, at in enumerate(taken):
+            length = len(at) + i + 1
+            want = at_once(layer, names, (row,), length)["y"]
+            judged(last[row][None], want[:, -1:], f"sequence {row}, position {length - 1}")
+            if i == 0:
+                judged(y[row, at][None], want[:, :-1], f"sequence {row}, beside padding")
+
+
+def float_dtypes(kept: Any) -> dict[str, str]:
+    """Of what a cache holds, without tokens, which stay integers."""
+    return {name: x.dtype.name for name, x in kept.arrays.items() if x.dtype.kind not in "iu"}
+
+
+def narrow_caches(layer: Labelled, alias: str) -> None:
+    """What is kept has the dtype asked for; by default the layer's, and states float32: nothing is lost."""
+    names, entries = ways(layer)[0], {name for name, axes in layer[1].cached().items() if "s" in axes.split()}
+    for dtype in ("bfloat16", "float16"):
+        module, inputs = made(alias, layer, "plain", dtype)[0], positions_of(layer, names, dtype)
+        sizes, found = open_sizes(layer, inputs), {}
+        for kind in (None, "float32", dtype):
+            kept = module.init_cache(B, T, dtype=kind, **sizes)
+            kinds = {name: kind or (dtype if name in entries else "float32") for name in float_dtypes(kept)}
+            claim(float_dtypes(kept) == kinds, "dtypes of an empty cache")
+            claim(not any(x.any() for x in kept.arrays.values()), "an empty cache")
+            y, kept = module.step(**inputs, cache=kept)
+            claim(y.dtype.name == dtype, f"y is {y.dtype.name}")
+            claim(float_dtypes(kept) == kinds, "dtypes of a cache")
+            found[kind] = y
+        claim(same(found[None], found[dtype]), "the layer's dtype by default")
+        case, drawn = case_of(layer, "plain", dtype), replace(drawn_for(layer, "plain", dtype), inputs=inputs)
+        want = reference(case, drawn, {}, precision_of(dtype), backward=False)[0]["y"]
+        verdict = compare(widened(found["float32"]), want, dtype)
+        claim(verdict["ratio"] <= 1, f"entries kept in float32: error/bound {verdict['ratio']:.3g}")
+    wide, inputs = made(alias, layer, "plain")[0], positions_of(layer, names)
+    found = {}
+    for kind in ("float64", "float32"):
+        first, last = ({name: x[:, part] for name, x in inputs.items()} for part in (slice(3), slice(3, T)))
+        _, kept = wide.step(**first, cache=wide.init_cache(B, T, dtype=kind, **sizes))
+        found[kind], kept = wide.step(**last, cache=kept)
+        claim(set(float_dtypes(kept).values()) == {kind}, "dtype of a narrower cache")
+    claim(
+        {y.dtype.name for y in found.values()} == {"float64"} and not same(*found.values()), "what is kept is rounded"
+    )
+
+
+def step_tape(layer: Labelled, alias: str) -> None:
+    """A step tapes what a call does, and leaves its inputs and its parameters alone."""
+    module, inputs = made(alias, layer, "plain")[0], positions_of(layer, ways(layer)[0])
+    start = {name: x[:, :3] for name, x in inputs.items()}
+    before = {name: x.tobytes() for name, x in (inputs | module.params()).items()}
+    sizes, tape, whole = open_sizes(layer, inputs), {}, {}
+    y, _ = module.step(**start, cache=module.init_cache(B, T, **sizes), tape=tape)
+    module(**start, tape=whole)
+    claim(same(tape["y"], y), "with a tape")
+    judged(y, at_once(layer, ways(layer)[0], tuple(range(B)), 3)["y"], "with a tape")
+    lacking = set(whole) - set(tape) - {"visible_queries", "visible_keys"}  # the cache says what a step can see
+    claim(not lacking, f"the tape lacks {lacking}")
+    claim({name: x.tobytes() for name, x in (inputs | module.params()).items()} == before, "an array was written")
+
+
+# No room --------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def unknown_lengths(alias: str) -> Iterator[None]:
+    """As under jit and compile, where no number is known before it is computed."""
+    module: Any = import_module(Parts(alias).begin_step.__module__)
+    before = module.concrete
+    module.concrete = lambda x: False
+    try:
+        yield
+    finally:
+        module.concrete = before
+
+
+def no_room(layer: Labelled, alias: str) -> None:
+    """Without room a step is refused before it writes; where lengths are unknown the outputs are NaN and it says so."""
+    names = ways(layer)[0]
+    module, inputs = made(alias, layer, "plain")[0], positions_of(layer, names)
+    sizes = open_sizes(layer, inputs)
+    refuses(partial(module.init_cache, B, 0, **sizes), ValueError, "max_length to be an integer of at least 1, got 0")
+    kept = module.init_cache(B, 4, **sizes)
+    _, kept = module.step(**{name: x[:, :3] for name, x in inputs.items()}, cache=kept,
+                          valid=np.array([[True] * 3, [True, False, False]]))  # fmt: skip
+    arrays = {name: x.copy() for name, x in kept.arrays.items()}
+    more = {name: x[:, 3:5] for name, x in inputs.items()}
+    words = f"{layer[1].variant}: expected at most 4 positions in the cache, got 5; call init_cache with a larger"
+    refuses(partial(module.step, **more, cache=kept), ValueError, words)
+    claim_same(kept.arrays, arrays, "what a refused step wrote")
+    with unknown_lengths(alias):
+        y, after = module.step(**more, cache=kept)
+        claim(np.isnan(y).all(-1).tolist() == [[False, True], [False, False]], "NaN where there was no room")
+        claim(np.isnan(y).any(-1).tolist() == [[False, True], [False, False]], "NaN where there was no room")
+        claim(after.overrun.tolist() == [True, False] and after.length.tolist() == [4, 3], "the cache says so")
+        judged(y[0, :1][None], at_once(layer, names, (0,), 4)["y"][:, 3:], "the last position with room")
+        claim(sorted(after.positions[0, :-1].tolist()) == list(range(4))[1 - after.positions.shape[1] :], "positions")
+        claim(after.positions[0, -1] == -1, "the spare slot holds nothing")
+        again = {name: x.copy() for name, x in after.arrays.items()}
+        y, last = module.step(**more, cache=after, valid=np.zeros((B, 2), bool))
+        claim(last.overrun.tolist() == [True, False], "an overrun stays one")
+        claim(np.isfinite(y).all() and last.length.tolist() == [4, 3], "padding needs no room")
+        claim(all(same(x[:, :-1], again[name][:, :-1]) for name, x in last.arrays.items()), "padding is not kept")
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def wrong_steps(layer: Labelled, alias: str) -> None:
+    """Sizes, shapes, dtypes, other layers' caches and training are refused in the contract's words."""
+    module, inputs = made(alias, layer, "plain")[0], positions_of(layer, ways(layer)[0])
+    who, sizes, x = f"{layer[1].variant}: expected ", open_sizes(layer, inputs), inputs["query"][:, :2]
+    rest = {name: a[:, :2] for name, a in inputs.items() if name != "query"}
+    refuses(partial(module.init_cache, 0, 3, **sizes), ValueError, f"{who}batch_size to be an integer of at least 1")
+    refuses(partial(module.init_cache, 2, 3.5, **sizes), ValueError, f"{who}max_length to be an integer of at least 1")
+    refuses(partial(module.init_cache, 2, 3, dtype="int8", **sizes), ValueError, f"{who}dtype to be one of")
+    if sizes:
+        refuses(partial(module.init_cache, 2, 3), ValueError, f"{who}sizes of {', '.join(sizes)}, got none")
+
+    def stepped(query: Any, batch: int = B, **more: Any) -> Any:
+        beside = {name: a[:, : len(query[0])] for name, a in rest.items()}
+        return partial(module.step, query, module.init_cache(batch, 3, **sizes), **beside, **more)
+
+    refuses(stepped(x, batch=3), ValueError, f"{who}the cache's ")
+    refuses(stepped(x[:, :0]), ValueError, f"{who}a query of at least one new position")
+    refuses(stepped(x.tolist()), TypeError, f"{who}query as a NumPy array, got list; convert it")
+    real = np.ones(x.shape[:2], bool)
+    refuses(stepped(x, valid=real.astype(int)), TypeError, f"{who}a boolean valid")
+    refuses(stepped(x, valid=real[:1]), ValueError, f"{who}valid of shape (2, 2), got (1, 2)")
+    refuses(stepped(x, valid=real.tolist()), TypeError, f"{who}valid as a NumPy array, got list; convert it")
+    alien = replace(module.init_cache(B, 3, **sizes), arrays={})
+    refuses(partial(module.step, x, alien, **rest), ValueError, f"{who}a cache of ")
+    name, kept = next(iter(layer[1].cached())), module.init_cache(B, 3, **sizes)
+    listed = replace(kept, arrays={n: a.tolist() for n, a in kept.arrays.items()})
+    words = f"{who}the cache's {name} as a NumPy array, got list; convert it"
+    refuses(partial(module.step, x, listed, **rest), TypeError, words)
+    claim(stepped(x)()[0].shape[:2] == x.shape[:2], "what is right is taken")
+    kept = module.init_cache(B, 3, **sizes)
+    module.step(x, kept, **rest)
+    refuses(partial(module.step, x, kept, **rest), ValueError, f"{who}a cache that no step has used, got one used up")
+    if getattr(layer[1], "causal", False):
+        ahead = made(alias, (layer[0], replace(layer[1], causal=False)), "plain")[0]
+        refuses(partial(ahead.init_cache, 2, 3, **sizes), ValueError, f"{who}a layer that decodes, got causal=False")
+    if "dropout" not in layer[1].fields():
+        return
+    dropping = made(alias, (layer[0], replace(layer[1], dropout=0.5)), "plain")[0].train()
+    start = partial(dropping.step, x, dropping.init_cache(B, 3, **sizes), **rest)
+    refuses(start, ValueError, f"{who}a layer in evaluation mode to decode with")
+    dropping.eval()
+    claim(np.isfinite(start()[0]).all(), "evaluation")
+
+
+# The functions of a cache ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held(Config):
+    """A layer that keeps entries of two widths and a state; with heads, without them (False), without a mask (None)."""
+
+    slots: int | None = None
+    heads: bool | None = True
+
+    layer: ClassVar[str] = "Held"
+
+    def sizes(self) -> dict[str, int]:
+        return {"k": 3, "v": 2}
+
+    def own_params(self) -> dict[str, Any]:
+        return {}
+
+    def arguments(self) -> dict[str, Arg]:
+        mask = Arg("b h t s" if self.heads else "b t s", "mask", optional=True)
+        return {"query": Arg("b t k")} | ({} if self.heads is None else {"mask": mask})
+
+    def cached(self) -> dict[str, str]:
+        return {"k": "b s k", "v": "b s v", "state": "b v"}
+
+    def reach(self) -> int | None:
+        return self.slots
+
+
+Held.variant = "held"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worded(Held):
+    """One that keeps tokens, an argument's own entries, and a state whose axis has a name with an s in it."""
+
+    def sizes(self) -> dict[str, int]:
+        return {"k": 3, "rest": 4}
+
+    def arguments(self) -> dict[str, Arg]:
+        return {"query": Arg("b t k"), "words": Arg("b t", "tokens")}
+
+    def cached(self) -> dict[str, str]:
+        return {"query": "b s k", "words": "b s", "state": "b rest"}
+
+
+def broadcast(x: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(x, (B, x.shape[1]))
+
+
+def functions_of_a_cache(alias: str) -> None:
+    """Entries and states come back as they were kept, in the dtype asked for; without a past nothing is kept."""
+    parts, rng = Parts(alias), np.random.default_rng(2)
+    k, v, state = (rng.normal(size=shape) for shape in ((B, 5, 3), (B, 5, 2), (B, 2)))
+    claim(parts.append(None, k=k) is k and parts.append(None, k=k, v=v) == (k, v), "without a past")
+    claim(
+        parts.read_state(None, "state", state) is state and parts.write_state(None, state=state) is None,
+        "without a past",
+    )
+    query_at, key_at = parts.token_positions(2, 5, like=k)
+    claim(same(query_at, np.array([[3, 4]])) and same(key_at, np.arange(5)[None]), "the last query at the last key")
+    query_at, key_at = parts.token_positions(5, 2, like=k)
+    claim(same(query_at, np.array([[-3, -2, -1, 0, 1]])) and same(key_at, np.arange(2)[None]), "more queries than keys")
+    for slots, real in product((None, 3), (None, np.ones((B, 4), bool))):
+        single, double = np.zeros((), np.float32), np.zeros(())
+        kept = parts.empty_cache(Held(slots=slots), B, 5, {}, single, double)
+        kinds = {"k": "float32", "v": "float32", "state": "float64"}
+        claim({n: x.dtype.name for n, x in kept.arrays.items()} == kinds, "dtypes")
+        kept = parts.empty_cache(Worded(slots=slots), B, 5, {}, single, double)
+        words = {n: x.dtype for n, x in kept.arrays.items()}
+        claim(words == {"query": np.float32, "words": kept.positions.dtype, "state": np.float64}, "dtypes with words")
+        kept = parts.empty_cache(Held(slots=slots), B, 5, {}, single, single)
+        claim(same(kept.positions, np.full((B, (slots or 5) + 1), -1)) and same(kept.length, np.zeros(B, int)), "empty")
+        claim(same(kept.overrun, np.zeros(B, bool)) and kept.max_length == 5, "empty")
+        step = parts.begin_step(Held(slots=slots), kept, k[:, :4], real)
+        query_at, key_at = (broadcast(x) for x in parts.token_positions(4, 9, like=k, step=step))
+        if slots is None and real is None:
+            claim(step.start == 0 and step.filled == 4 and step.length.tolist() == [4, 4], "the end of a full pass")
+            claim(step.real is None and step.lost is None and not step.joined and not step.head_axis, "nothing else")
+        else:
+            claim(step.start is None and step.joined == (slots == 3) and step.filled == (slots or 4), "opened")
+            claim(same(step.real, np.ones((B, 4), bool)) and not step.lost.any(), "opened")
+            claim(same(query_at, step.query_at) and same(key_at, step.key_at), "places in a step")
+        claim(same(query_at, np.tile(np.arange(4), (B, 1))), "where the new positions stand")
+        keys, values = parts.append(step, k=k[:, :4], v=v[:, :4])
+        fresh = parts.empty_cache(Held(slots=slots), B, 5, {}, single, single)
+        alone = parts.append(parts.begin_step(Held(slots=slots), fresh, k[:, :4], real), v=v[:, :4])
+        claim(same(alone, values), "one array by itself")
+        claim(keys.dtype == np.float64 and keys.shape[:2] == values.shape[:2] == key_at.shape, "entries of all")
+        for row in range(B):
+            for place, at in enumerate(key_at[row].tolist()):
+                if at >= 0:
+                    claim(same(keys[row, place], k[row, at].astype("float32").astype("float64")), "an entry of k")
+                    claim(same(values[row, place], v[row, at].astype("float32").astype("float64")), "an entry of v")
+        claim(set(key_at[0].tolist()) - {-1} == set(range(4)), "where the keys stand")
+        claim(step.arrays["k"].dtype == np.float32 and step.arrays["k"].shape == kept.arrays["k"].shape, "what is kept")
+        claim(
+            same(parts.read_state(step, "state", state), np.zeros((B, 2))),
+            "an empty state, in the dtype of the fresh one",
+        )
+        claim(parts.write_state(step, state=state) is None, "retain returns nothing")
+        y, after = parts.end_step(step, k[:, :4])
+        claim(
+            same(after.arrays["state"], state.astype("float32")) and list(after.arrays) == ["k", "v", "state"], "kept"
+        )
+        claim(same(y, k[:, :4]) and after.length.tolist() == [4, 4], "closed")
+        held = [0, 1, 2, 3] if slots is None else [3, 1, 2]
+        claim(after.positions[:, :-1].tolist() == [[*held, *[-1] * ((slots or 5) - len(held))]] * B, "where they stand")
+        again = parts.begin_step(Held(slots=slots), after, k[:, 4:], None)
+        claim(
+            again.start == (4 if slots is None else None) and again.filled == (5 if slots is None else 3), "it goes on"
+        )
+        claim((parts.real_positions(None, again) is None) == (slots is None), "all of them count")
+        claim(slots is not None or parts.real_positions(real, again) is real, "all of them count")
+        claim(
+            same(parts.read_state(again, "state", state), state.astype("float32").astype("float64")),
+            "the state is back",
+        )
+        claim(not again.joined, "one new position takes the place of none that it sees")
+        full = replace(after, overrun=np.array([True, False]))
+        twin = full.copy()
+        for name in ("positions", "length", "overrun"):
+            one, other = getattr(full, name), getattr(twin, name)
+            claim(same(one, other) and not np.shares_memory(one, other), f"a copy's {name}")
+        claim_same(twin.arrays, full.arrays, "a copy's arrays")
+        claim(not any(np.shares_memory(x, full.arrays[n]) for n, x in twin.arrays.items()), "arrays of its own")
+        claim(twin.max_length == 5 and not twin.spent, "a copy")
+        object.__setattr__(full, "spent", True)
+        refuses(full.copy, ValueError, "cache: expected a cache that no step has used, got one used up")
+    real = REAL[:, 1:]
+    step = parts.begin_step(Held(slots=3), parts.empty_cache(Held(slots=3), B, 5, {}, k, k), k[:, 1:], real)
+    claim(same(step.key_at, np.hstack([np.full((B, 3), -1), np.where(real, np.cumsum(real, 1) - 1, -1)])), "no key")
+    for heads in (True, False, None):
+        kept, real = parts.empty_cache(Held(), B, 9, {}, k, k), np.array([[True, True], [True, False]])
+        step = parts.begin_step(Held(heads=heads), kept, k[:, :2], real)
+        near = step.attention_mask(None, None)
+        claim(near.shape == ((B, 1, 2, 2) if heads else (B, 2, 2)) and kept.max_length == 9, "with heads or without")
+        claim(
+            near.reshape(B, 2, 2).tolist() == [[[True, True]] * 2, [[True, False], [False] * 2]], "keys that are there"
+        )
+        claim(step.attention_mask(None, 0).reshape(B, 2, 2)[0, 0].tolist() == [True, False], "no later key")
+        claim(step.attention_mask(0, 0).reshape(B, 2, 2)[0, 1].tolist() == [False, True], "its own alone")
+
+
+def what_counts(alias: str) -> None:
+    """Positions count that a padding mask shows and, in a step, that are real."""
+    parts, real = Parts(alias), REAL[:, :4]
+    step = parts.begin_step(
+        Held(), parts.empty_cache(Held(), B, 5, {}, np.zeros(()), np.zeros(())), np.zeros((B, 4, 3)), real
+    )
+    mask = np.array([[True, False, True, False]])
+    claim(parts.real_positions(None) is None and parts.real_positions(mask) is mask, "without a past")
+    claim(
+        same(parts.real_positions(None, step), real) and same(parts.real_positions(mask, step), real & mask),
+        "in a step",
+    )
+
+
+def written(alias: str) -> None:
+    """`write` puts entries into the slots of their rows; what goes with it does what it says."""
+    parts = Parts(alias)
+    buffer, slot = np.zeros((2, 4, 3)), np.array([[3, 0], [1, 2]])
+    x = np.arange(1.0, 13.0).reshape(2, 2, 3)
+    claim(parts.write_slots(buffer, slot, x) is buffer, "in place")
+    for row in range(2):
+        for i in range(2):
+            claim(same(buffer[row, slot[row, i]], x[row, i]), "an entry")
+    claim(buffer[0, 1:3].any() == buffer[1, [0, 3]].any() == np.False_, "other slots")
+    buffer = np.zeros((2, 4, 3))
+    claim(parts.write_slice(buffer, 1, x) is buffer and same(buffer[:, 1:3], x), "side by side")
+    claim(not buffer[:, [0, 3]].any(), "other slots")
+    numbered = np.full((2, 4), -1)
+    claim(
+        parts.write_positions(numbered, 1, 3) is numbered and numbered.tolist() == [[-1, 1, 2, -1]] * 2,
+        "numbers of slots",
+    )
+    claim(parts.shapes_may_vary(x) is True, "shapes may follow from NumPy's numbers")
+    for shape in ((2, 5, 3, 4), (2, 5, 3)):
+        empty = parts.empty_slots(shape, x)
+        claim(empty.shape == shape and empty.dtype == x.dtype and not empty.any(), "empty slots")
+    claim(parts.empty_slots((2, 5, 3, 4), x)[:, :, 0].strides[1] == 4 * 8, "a head's entries lie side by side")
+    claim(parts.cumsum(np.array([[True, False, True], [True, True, True]]), 1).tolist() == [[1, 1, 2], [1, 2, 3]], "1")
+    claim(parts.cumsum(np.array([[True, False], [True, True]]), 0).tolist() == [[1, 0], [2, 1]], "a count down axis 0")
+    claim(parts.clip(np.array([-5, 0, 3, 9]), 0, 4).tolist() == [0, 0, 3, 4], "clip")
+    claim(parts.concrete(x) is True, "NumPy's numbers are known")
+    asked: list[Any] = []
+    kept = parts.constant(lambda numpy, *args: asked.append(args) or numpy.array(args))
+    claim(all(same(kept(2, 3, like=x), np.array((2, 3))) for _ in range(2)) and asked == [(2, 3)], "made once")
+    claim(same(kept(3, 2, like=x), np.array((3, 2))) and len(asked) == 2, "made for other values")
+    for dtype in ("float64", "float32", "int64"):
+        made_ = parts.constants((0.5, 1.0, 2.0 / 3.0), np.zeros(1, dtype))
+        claim(same(made_, np.array((0.5, 1.0, 2.0 / 3.0)).astype(dtype)), f"constants in {dtype}")
+
+
+def refused_calls(alias: str) -> None:
+    """`attend` and `step` refuse what cannot be right, after a call that was."""
+    parts, package = Parts(alias), import_module(alias)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(B, n, 2, 3)) for n in (4, 5, 5))
+    parts.attend(q, k, v, causal=True, scale=1.0, rate=0.0, window=(1, 2), softcap=1.0)
+    for wrong in ({"causal": 1}, {"scale": True}, {"rate": True}, {"window": (1, 2.0)}, {"softcap": True}):
+        refuses(partial(parts.attend, q, k, v, **wrong), ValueError, f"expected {next(iter(wrong))}")
+    refuses(partial(parts.attend, q, k[:, :4], v), ValueError, "expected")
+    dropping = package.build("mha", d_model=6, num_heads=2, dtype="float64", causal=True, dropout=0.5).eval()
+    x, cache = rng.normal(size=(B, 6, 6)), dropping.init_cache(B, 6)
+    one, real = x[:, :1], np.ones((B, 1), bool)
+    _, cache = dropping.step(one, cache, valid=real, key=one, value=one)
+    step = partial(dropping.step, one, cache, valid=real, key=one, value=one)
+    refuses(partial(step, valid=real[:1]), ValueError, "expected valid")
+    refuses(partial(step, key=x[:, :2], value=x[:, :2]), ValueError, "keys of the new positions")
+    dropping.train()
+    refuses(step, ValueError, "evaluation mode")

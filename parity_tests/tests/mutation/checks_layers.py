@@ -1,0 +1,381 @@
+"""What every layer of a copy must do: numbers, sizes, who sees whom, training."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+import numpy as np
+
+from attn_np import contract
+from attn_np._ops import DTYPES
+from attn_np.contract import Config
+from parity_tests.bounds.error_arrays import precision_of
+from parity_tests.judge.candidates import extras, leaves, numpy_layer, run_numpy, takes_last
+from parity_tests.judge.cases import given, tokens_below
+from parity_tests.judge.judging import judge_ends, judge_tape
+from parity_tests.tests.mutation.calls import (
+    SMALL,
+    Arrays,
+    Labelled,
+    Scene,
+    alone,
+    axis,
+    built,
+    case_of,
+    claim,
+    claim_same,
+    drawn_for,
+    gradients,
+    kinds,
+    made,
+    refuses,
+    results,
+    same,
+    shown,
+    sized,
+)
+
+# Judged calls ---------------------------------------------------------------------------------------------------------
+
+
+def ends(scene: Scene, alias: str) -> None:
+    """Outputs and gradients are within the bounds of the whole computation."""
+    outcome = run_numpy(scene.case, scene.drawn, True, tree=alias)
+    for row in judge_ends(scene.case, alias, outcome, *scene.expected()):
+        claim(row.ok, str(row))
+
+
+def stages(scene: Scene, alias: str) -> None:
+    """Every taped value and cotangent is within the bounds of its own stage."""
+    outcome = run_numpy(scene.case, scene.drawn, True, tree=alias)
+    for row in judge_tape(scene.case, alias, scene.drawn, outcome, precision_of(scene.case.dtype)):
+        claim(row.ok, str(row))
+
+
+# Sizes and layout -----------------------------------------------------------------------------------------------------
+
+
+@cache
+def shapes_at(layer: Labelled, call: str, letter: str, size: int) -> list[tuple[int, ...]]:
+    """Shapes that the whole reference returns with one axis of another size."""
+    whole = numpy_layer(case_of(layer, call), dict(drawn_for(layer, call).params))
+    return [x.shape for x in results(whole, sized(layer[1], given(layer[1], call), **{letter: size})).values()]
+
+
+def empty(layer: Labelled, call: str, letter: str, alias: str) -> None:
+    """An axis of length 0 is an axis like any other: its length shows where a length of 31 would."""
+    module, _ = made(alias, layer, call)
+    inputs = sized(layer[1], given(layer[1], call), **{letter: 0})
+    want = [tuple(0 if n == 31 else n for n in shape) for shape in shapes_at(layer, call, letter, 31)]
+    got = results(module, inputs)
+    claim([x.shape for x in got.values()] == want, f"shapes with {letter}=0")
+    claim(all(np.isfinite(x).all() for x in got.values()), f"not finite with {letter}=0")
+    for name, x in gradients(module, inputs).items():
+        source = inputs[name[1:]] if name[1:] in inputs else module.params()[name[1:]]
+        claim(x.shape == source.shape and np.isfinite(x).all(), f"{name} with {letter}=0")
+
+
+@cache
+def whole(layer: Labelled) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the whole reference gives for a call with every argument."""
+    return Scene("", case_of(layer, "full"), drawn_for(layer, "full"), basic=True).expected()
+
+
+def strided(layer: Labelled, alias: str) -> None:
+    """Transposed, backward and spread-out arrays are the arrays that their indices say."""
+    case, drawn = case_of(layer, "full"), drawn_for(layer, "full")
+    expected = whole(layer)
+    for layout in (
+        lambda x: np.ascontiguousarray(x.T).T,
+        lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
+        lambda x: np.ascontiguousarray(x[..., ::-1])[..., ::-1],
+    ):
+        inputs = {name: layout(x) for name, x in drawn.inputs.items()}
+        outcome = run_numpy(case, replace(drawn, inputs=inputs), True, tree=alias)
+        for row in judge_ends(case, alias, outcome, *expected):
+            claim(row.ok, str(row))
+
+
+# What a call leaves alone ---------------------------------------------------------------------------------------------
+
+
+def nothing_written(layer: Labelled, alias: str) -> None:
+    """Inputs and parameters stay as they are, and no result is one of them; a tape changes no bit."""
+    module, inputs = made(alias, layer)
+    own = inputs | module.params()
+    before = {name: x.tobytes() for name, x in own.items()}
+    plain, tape = results(module, inputs), {}
+    claim_same(results(module, inputs, tape=tape), plain, "with a tape")
+    gradients(module, inputs)
+    claim({name: x.tobytes() for name, x in own.items()} == before, "an input or a parameter was written")
+    claim(not any(np.shares_memory(y, x) for y in plain.values() for x in own.values()), "a result is an input")
+    claim(same(tape["y"], plain["y"]), "the tape holds the output")
+    if "implementation" in signature(type(module).__call__).parameters:
+        claim_same(results(module, inputs, implementation="textbook"), plain, "the textbook's way")
+        claim(set(ways_asked(module, inputs, "textbook")) <= {"textbook"}, "every attend gets the way asked for")
+        refuses(partial(module, **inputs, implementation="fast"), ValueError, "implementation to be one of")
+    more = extras(layer[1].variant, layer[1].layer)
+    if more:
+        count = len(results(module, inputs, return_weights=False))
+        claim(len(plain) == count and len(results(module, inputs, **more)) == count + 1, "weights where asked for")
+
+
+def ways_asked(module: Any, inputs: Arrays, way: str) -> list[str]:
+    """Which implementations a call asks `attend` for, where the file of the layer calls it."""
+    home, asked = vars(import_module(type(module).__module__)), []
+    attend = home.get("attend")
+    if attend is not None:
+        home["attend"] = lambda *args, **more: asked.append(more.get("implementation")) or attend(*args, **more)
+        try:
+            module(**inputs, implementation=way)
+        finally:
+            home["attend"] = attend
+    return asked
+
+
+def taped_dtypes(layer: Labelled, alias: str) -> None:
+    """A 16-bit layer computes in float32, and its tape holds what was computed; y comes back in 16 bits."""
+    for dtype in ("bfloat16", "float16"):
+        module, inputs = made(alias, layer, "full", dtype)
+        tape: dict[str, Any] = {}
+        y, *others = leaves(module(**inputs, tape=tape)).values()
+        # Gradients as large as some outputs would overflow on their way back.
+        ended = (y, *others[: takes_last(layer[1].variant, layer[1].layer)])
+        module.vjp(tape, *(np.cos(np.arange(x.size)).reshape(x.shape).astype(x.dtype) for x in ended))
+        wrong = [name for name, x in tape.items() if x.dtype.kind not in "biu" and x.dtype != np.float32]
+        claim(not wrong and y.dtype == DTYPES[dtype], f"not in float32: {wrong}")
+
+
+# Who sees whom --------------------------------------------------------------------------------------------------------
+
+
+def poisoned(config: Config, inputs: Arrays, place: int, value: float, names: tuple[str, ...]) -> Arrays:
+    """The inputs with one position of the second batch row overwritten, in the arrays named."""
+    out = dict(inputs)
+    for name in names:
+        x = out[name] = inputs[name].copy()
+        where = axis(config, name, "s")
+        where = axis(config, name, "t") if where is None else where
+        index: list[Any] = [slice(None)] * x.ndim
+        index[axis(config, name, "b") or 0], index[where or 0] = 1, place
+        x[tuple(index)] = value if x.dtype.kind == "f" else (x[tuple(index)] + 1) % tokens_below(config, name)
+    return out
+
+
+def claim_clean(module: Any, clean: Arrays, dirty: Arrays, dy: np.ndarray | None = None) -> None:
+    claim_same(results(module, dirty), results(module, clean), "poisoned")
+    got = gradients(module, dirty, dy)
+    claim(all(np.isfinite(x).all() for x in got.values()), "a gradient is not finite")
+    claim_same(got, gradients(module, clean, dy), "poisoned")
+
+
+def hidden_keys(layer: Labelled, value: float, alias: str) -> None:
+    """A key that no query sees influences nothing, whatever it holds; the mask hides what the config still shows."""
+    (module, clean), config = made(alias, layer), layer[1]
+    mask = clean["mask"] = clean["mask"].copy()
+    place = mask.shape[-1] - 2
+    mask[1, ..., place] = ~shown(config, *mask.shape[-2:])[:, place]
+    names = tuple(n for n, x in clean.items() if axis(config, n, "s") is not None and x.dtype != bool)
+    claim_clean(module, clean, poisoned(config, clean, place, value, names))
+
+
+def hiding_bias(layer: Labelled, alias: str) -> None:
+    """A bias of -inf hides as the mask does: a single key, a key from every query, and all keys from one query."""
+    module, inputs = made(alias, layer)
+    bias, mask = inputs["bias"].copy(), inputs["mask"].copy()
+    for place in (np.s_[0, ..., 1, 1], np.s_[1, ..., 3], np.s_[1, ..., 2, :]):
+        bias[place], mask[place] = -np.inf, False
+    by_mask, by_bias = inputs | {"mask": mask}, inputs | {"bias": bias}
+    more = extras(layer[1].variant, layer[1].layer)
+    claim_same(results(module, by_bias, **more), results(module, by_mask, **more), "hidden by the bias")
+    claim_same(gradients(module, by_bias), gradients(module, by_mask), "hidden by the bias")
+    alone = {name: x for name, x in by_bias.items() if name != "mask"}
+    *_, weights = results(module, alone, **more).values()
+    claim(not weights[1, ..., 2, :].any() and not weights[1, ..., 3].any(), "weights under a bias alone")
+
+
+def padding(layer: Labelled, value: float, alias: str) -> None:
+    """A position that sees nothing and that nobody sees influences nothing."""
+    (module, clean), config = made(alias, layer, "plain"), layer[1]
+    clean["mask"] = alone(config, clean["query"].shape[1])
+    claim_clean(module, clean, poisoned(config, clean, 2, value, ("query",)))
+
+
+def beyond_the_window(layer: Labelled, value: float, alias: str) -> None:
+    """Three queries stand at the last three keys; what lies further back than the window reaches is hidden."""
+    module, config = made(alias, layer)[0], layer[1]
+    inputs = sized(config, {*given(config, "plain"), "key", "value"}, t=3, s=11)
+    names = tuple(name for name in inputs if axis(config, name, "s") is not None)
+    first = 11 - 3 - config.window[0]  # type: ignore[attr-defined]
+    claim_clean(module, inputs, poisoned(config, inputs, first - 1, value, names))
+    shown = results(module, poisoned(config, inputs, first, 1e3, names))
+    claim(not same(shown["y"], results(module, inputs)["y"]), "the key beside it is seen")
+
+
+def query_without_keys(layer: Labelled, alias: str) -> None:
+    """Its weights and its average are 0, its output is what the last projection adds; gradients stay finite."""
+    (module, inputs), config = made(alias, layer), layer[1]
+    inputs["mask"] = inputs["mask"].copy()
+    inputs["mask"][0, ..., 2, :] = False
+    tape: dict[str, Any] = {}
+    *_, weights = results(module, inputs, return_weights=True, tape=tape).values()
+    claim(not weights[0, ..., 2, :].any(), "weights of a query without keys")
+    grads = gradients(module, inputs)
+    claim(all(np.isfinite(x).all() for x in grads.values()), "a gradient is not finite")
+    if config.layer in contract.layers() and config.family != "recurrent":
+        left = module.params().get("b_o", np.zeros(tape["y"].shape[2:]))
+        claim(not tape["context"][0, 2].any() and same(tape["y"][0, 2], left), "context of a query without keys")
+
+
+def hidden_gradients(layer: Labelled, alias: str) -> None:
+    """A query without keys and a key that nobody sees get a gradient of 0, though a key beside them holds NaN."""
+    (module, inputs), config = made(alias, layer), layer[1]
+    mask = inputs["mask"] = inputs["mask"].copy()
+    mask[0, ..., 2, :] = mask[1, ..., :, 2] = False
+    mask[..., 1, 0] = True
+    names = [name for name in kinds(config, "array") if axis(config, name, "s") is not None]
+    for name in names:
+        inputs[name] = inputs[name].copy()
+        inputs[name][:, 0] = np.nan
+    grads = gradients(module, inputs)
+    claim(not any(grads[f"d{name}"][1, 2].any() for name in names), "gradient of a hidden key")
+    if "dquery" in grads:
+        claim(not grads["dquery"][0, 2].any(), "gradient of a query without keys")
+
+
+# Numbers at the edge --------------------------------------------------------------------------------------------------
+
+
+def huge_scores(layer: Labelled, alias: str) -> None:
+    """Inputs in the thousands: the softmax and the gates saturate, nothing overflows, nothing warns."""
+    module, inputs = made(alias, layer)
+    large = {name: 1e4 * x if x.dtype.kind == "f" else x for name, x in inputs.items()}
+    found = results(module, large) | gradients(module, large)
+    claim(all(np.isfinite(x).all() for x in found.values()), "not finite")
+
+
+# Training and evaluation ----------------------------------------------------------------------------------------------
+
+
+def constructor(layer: Labelled, alias: str) -> None:
+    """Parameters are drawn in the order of the contract within one over the root of their fan; training is on."""
+    config = layer[1]
+    for dtype in ("float64", "float32", "float16"):
+        module, rng = built(alias, layer, rng=7, dtype=dtype), np.random.default_rng(7)
+        claim((module.dtype, module.config, module.training) == (dtype, config, True), "what a layer is made of")
+        params, fans = module.params(), config.fans()
+        claim(list(params) == list(config.params()), "names of the parameters")
+        for name, shape in config.shapes().items():
+            limit, start = fans[name] ** -0.5, config.params()[name].first()
+            want = rng.uniform(-limit, limit, shape) if start is None else np.full(shape, start)
+            claim(same(params[name], want.astype(DTYPES[dtype])), name)
+    claim(built(alias, layer).dtype == "float32", "float32 by default")
+    claim(built(alias, layer, rng=np.random.default_rng(7), dtype="float64").params().keys() == config.params().keys(),
+          "a generator")  # fmt: skip
+    one, other = (built(alias, layer).params() for _ in range(2))
+    drawn = [name for name, param in config.params().items() if param.start is None]
+    claim(not any(np.array_equal(one[name], other[name]) for name in drawn), "drawn anew without a generator")
+    text = repr(built(alias, layer, dtype="float16"))
+    claim(text == f"{config.layer}({config}, dtype='float16')", text)
+
+
+def parameters(layer: Labelled, alias: str) -> None:
+    """Names of sub-layers, their modes together, and parameters put in by dotted name."""
+    (module, _), config = made(alias, layer), layer[1]
+    inside = dict(module.walk())
+    order = ["", *dict.fromkeys(prefix for name in config.params() for prefix in prefixes(name))]
+    claim(list(inside) == order, f"walk gives {list(inside)}, not {order}")
+    claim(inside[""] is module and all(type(x).__name__ == x.config.layer for x in inside.values()), "layers inside")
+    for mode, training in ((module.train, True), (module.eval, False), (module.train, True)):
+        claim(mode() is module, "a mode returns the layer")
+        claim([x.training for x in inside.values()] == [training] * len(inside), "one mode for all layers")
+    values = {name: x + 1 for name, x in module.params().items()}
+    claim(module.set_params(dict(values)) is None, "set_params returns nothing")
+    claim_same(module.params(), values, "set_params")
+    for name in type(module).__annotations__:
+        absent = name not in config.own_params() and name not in config.children()
+        claim((getattr(module, name) is None) == absent, f"{name} where the config has none")
+
+
+def prefixes(name: str) -> Iterator[str]:
+    """Names of the layers that a parameter lies in: "decoder.gru.layers.0.w_x" lies in four."""
+    parts = name.split(".")[:-1]
+    for i in range(len(parts)):
+        if i + 1 == len(parts) or not parts[i + 1].isdigit():
+            yield ".".join(parts[: i + 1])
+
+
+class _Constant:
+    """A generator that draws one number only."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def random(self, shape: tuple[int, ...]) -> np.ndarray:
+        return np.full(shape, self.value)
+
+
+def dropping(layer: Labelled, alias: str) -> None:
+    """In training the keep-masks come from the layer's generator, entry by entry; one that is given counts instead."""
+    config = layer[1]
+    params, inputs = drawn_for(layer, "full").params, sized(config, config.arguments(), b=3, **SMALL)
+    keeps = kinds(config, "keep")
+    plain = {name: x for name, x in inputs.items() if name not in keeps}
+    cls = getattr(import_module(f"{alias}.{config.variant}"), config.layer)
+    module = cls(config, rng=11, dtype="float64", _values=params)
+    rng = np.random.default_rng(11)
+    rate = config.dropout  # type: ignore[attr-defined]
+    drawn = {name: rng.random(inputs[name].shape) >= rate for name in keeps} if rate else {}
+    calm = numpy_layer(case_of(layer, "full"), params, alias)
+    more = extras(config.variant, config.layer)
+    claim_same(results(module, plain, **more), results(calm, plain | drawn, **more), "keep-masks of training")
+    claim_same(results(module, inputs, **more), results(calm, inputs, **more), "keep-masks that are given")
+    claim(same(module.rng.random(3), rng.random(3)), "numbers that the generator gave")
+    if rate:
+        module.rng = _Constant(rate)
+        claim(module.draw_keep(None, (2, 3), calm).all(), "numbers below the rate are dropped, the rate itself is kept")
+    claim_same(results(module.eval(), plain), results(calm, plain), "evaluation")
+
+
+def one_of_a_stack(layer: Labelled, alias: str) -> None:
+    """The first layer of a recurrent stack does by itself what it does there; padding and tape may be left out."""
+    module, inputs = made(alias, layer)
+    first, tape = module.layers[0], {}
+    start = inputs["state"][0]
+    h, last = first(inputs["x"], start)
+    again = first(inputs["x"], start, np.ones(h.shape[:2], bool), tape)
+    claim(same(h, again[0]) and same(last, again[1]) and same(h[:, -1], last), "states")
+    whole: dict[str, Any] = {}
+    module(**inputs, tape=whole)
+    claim(all(same(x, whole[f"layers.0.{name}"]) for name, x in tape.items() if f"layers.0.{name}" in whole), "tape")
+    claim({"x", "state", "x_gates", "r", "z", "n", "h"} <= set(tape), f"the tape holds {list(tape)}")
+    plain, padded = (first.vjp(dict(tape), h, last, *real) for real in ((), (np.ones(h.shape[:2], bool),)))
+    claim_same(plain.inputs, padded.inputs, "gradients")
+    claim(plain.params.keys() == padded.params.keys(), "gradients")
+    y, _ = module.run(inputs["x"], inputs["state"], inputs["keep"])
+    claim(same(y, whole["y"]), "without a tape")
+
+
+class _Stepping(dict[str, Any]):
+    """A judge's tape, which takes apart what every step of a scan carries and gives, if these are tuples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: set[tuple[type, type]] = set()
+
+    def step(self, names: list[str], i: int, carry: Any, ys: Any) -> Any:
+        self.kinds.add((type(carry), type(ys)))
+        return carry, ys
+
+
+def unchecked_run(layer: Labelled, alias: str) -> None:
+    """What a decoder's `run` may be called without is what its call may be called without."""
+    module, inputs = made(alias, layer, "plain")
+    y, last, probs = module.run(*inputs.values(), None)
+    claim_same({"y": y, "out1": last, "out2": probs}, results(module, inputs, return_weights=True), "by run")
+    tape = _Stepping()
+    module.vjp(tape, results(module, inputs, tape=tape)["y"])
+    claim(tape.kinds == {(tuple, tuple)}, f"what a step carries and gives: {tape.kinds}")

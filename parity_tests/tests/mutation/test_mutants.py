@@ -1,0 +1,179 @@
+"""Can the judge be trusted? Every planted bug must be seen, in every tree that it is planted in."""
+
+import json
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from attn_np import contract
+from parity_tests.commands.app import app
+from parity_tests.mistakes import MUTANTS, SHARED, TREES, Mutant, evidence, file_of, oracle_free, planted, run
+from parity_tests.mistakes.plant import edited, shared
+from parity_tests.mistakes.run import MODES, Verdict, missed, places
+
+NOTHING = Mutant("nothing planted", "mha.py", "w_q: Float", "w_q: Float", "mha", "cross")
+
+
+def every_mutant() -> tuple[Mutant, ...]:
+    """The common planted bugs, and those that the test of a variant adds as `MUTANTS`."""
+    modules = [f"parity_tests.tests.variants.test_{variant}" for variant in contract.variants()]
+    own = [mutant for name in modules if find_spec(name) for mutant in getattr(import_module(name), "MUTANTS", ())]
+    return (*MUTANTS, *own)
+
+
+def planted_somewhere() -> list[tuple[Mutant, str]]:
+    """Every mutant in NumPy, where it takes milliseconds, and in one other tree: a twelfth in JAX, which compiles.
+
+    `attn-parity mutants` plants each in all of its trees.
+    """
+    pairs = []
+    for number, mutant in enumerate(every_mutant()):
+        others = "attn_torch" if number % 12 else "attn_jax"
+        pairs += [(mutant, tree) for tree in mutant.trees if len(mutant.trees) == 1 or tree in ("attn_np", others)]
+    return pairs
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a planted bug may divide by zero
+@pytest.mark.parametrize(("mutant", "tree"), planted_somewhere(), ids=lambda x: str(x))
+def test_planted_bug_dies(mutant: Mutant, tree: str) -> None:
+    seen = evidence(mutant, tree)
+    assert seen is not None, f"{mutant.name} in {tree} survived {mutant.case.name}: {mutant.old!r} -> {mutant.new!r}"
+
+
+def planted_in_all() -> list[Mutant]:
+    """Every eighth of those that all trees can have; `attn-parity mutants` takes all."""
+    return [mutant for mutant in every_mutant() if mutant.trees == TREES][::8]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("mutant", planted_in_all(), ids=str)
+def test_planted_bug_dies_where_no_reference_is_whole(mutant: Mutant) -> None:
+    """In all three trees at once: witnesses and relations see it."""
+    assert oracle_free(mutant), f"{mutant.name} in all trees survived {mutant.case.name}"
+
+
+def test_where_nothing_is_planted_nothing_is_seen() -> None:
+    assert oracle_free(NOTHING, thorough=True) == []
+
+
+def test_what_only_one_tree_can_have_has_no_common_mode() -> None:
+    mutant = next(mutant for mutant in MUTANTS if mutant.trees != TREES)
+    with pytest.raises(ValueError, match="expected a bug that all trees can have"):
+        oracle_free(mutant)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_a_copy_without_a_bug_lives(tree: str) -> None:
+    """The copies themselves change nothing: what kills a mutant is its bug."""
+    assert evidence(NOTHING, tree) is None
+
+
+def test_there_are_enough_of_them() -> None:
+    """At least 80 in all three trees, 20 of the backward written by hand, and no cause named twice."""
+    assert sum(mutant.trees == TREES for mutant in MUTANTS) >= 80
+    assert sum(mutant.trees == ("attn_np",) for mutant in MUTANTS) >= 20
+    assert len({mutant.name for mutant in every_mutant()}) == len(every_mutant())
+
+
+def test_every_cause_comes_with_advice() -> None:
+    """One line, as a person is told it who has made the mistake."""
+    for mutant in every_mutant():
+        assert mutant.fix, mutant.name
+        assert "\n" not in mutant.fix, mutant.name
+        assert not mutant.fix.endswith("."), mutant.name
+        assert len(mutant.fix) <= 120, mutant.name
+
+
+def test_every_mutant_fits_the_source() -> None:
+    """A line that has changed, or that now stands twice: said here, before searches for causes trip over it."""
+    for mutant in every_mutant():
+        for tree in mutant.trees:
+            assert edited(mutant, tree)
+
+
+def test_a_mutant_that_no_longer_fits_is_an_error() -> None:
+    stale = Mutant("stale", "mha.py", "text that is not there", "", "mha", "cross")
+    with pytest.raises(ValueError, match="mend the mutant"):
+        evidence(stale, "attn_np")
+
+
+def test_a_mutant_of_shared_files_finds_its_own() -> None:
+    """Whatever the file is called; kernels say the same again, and a text of several files needs another beside it."""
+    found = Mutant("root of the weights", SHARED, "root = np.sqrt(probs)", "root = probs", "mha", "cross")
+    assert file_of(found, "attn_np") == "_vjp.py"
+    assert "root = probs" in edited(found, "attn_np")
+    several = Mutant("types", SHARED, "from attn_np", "", "mha", "cross", many=True)
+    with pytest.raises(ValueError, match=r"in one shared file of attn_np, got _api\.py and .*; mend the mutant"):
+        edited(several, "attn_np")
+    assert file_of(replace(several, beside="root = np.sqrt(probs)"), "attn_np") == "_vjp.py"
+    with pytest.raises(ValueError, match=r"in one shared file of attn_np, got none; mend the mutant"):
+        edited(replace(found, old="root = np.cbrt(probs)"), "attn_np")
+    assert not [name for tree in TREES for name in shared(tree) if "kernel" in name]
+
+
+def test_planting_leaves_no_trace() -> None:
+    import sys
+
+    before = set(sys.modules)
+    with planted(MUTANTS[0], "attn_np") as alias:
+        __import__(f"{alias}.mha")
+        assert alias in sys.modules
+    assert {name for name in sys.modules if name.startswith("attn_np_copy")} <= before
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_takes_every_bug_in_every_tree_that_can_have_it() -> None:
+    whole, sample = (places(MODES, short) for short in (False, True))
+    assert len(set(whole)) == len(whole)
+    assert len(whole) == sum(len(mutant.trees) + (mutant.trees == TREES) for mutant in every_mutant())
+    assert set(sample) < set(whole)
+    assert {mode for mode, _ in sample} == set(MODES)
+
+
+def test_survivors_need_a_reason_and_targets_count() -> None:
+    seen = [Verdict(f"bug {i}", "masks", "common", "witness: y 2") for i in range(19)]
+    assert missed(seen) == []
+    reviewed = Verdict("bug 19", "masks", "common", None, "nothing that is promised changes")
+    assert missed([*seen, reviewed]) == []
+    assert missed([*seen, replace(reviewed, reason="")]) == ["common: 'bug 19' lives and has no reason to"]
+    assert missed([*seen, reviewed, replace(reviewed, name="bug 20")]) == [
+        "common: expected 95% of the planted bugs to be seen, got 19 of 21"
+    ]
+    assert missed([Verdict("bug 0", "masks", "attn_np", None, "whatever is said")]) == [
+        "numpy: expected 100% of the planted bugs to be seen, got 0 of 1"
+    ]
+
+
+@pytest.mark.parametrize(("seen", "code"), [("witness: y 2", 0), (None, 1)])
+def test_the_command_fails_where_a_bug_lives(
+    seen: str | None, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    verdicts = [
+        Verdict("bias subtracted", "scores", "attn_np", "y: error/bound 3"),
+        Verdict("x", "masks", "common", seen),
+    ]
+    monkeypatch.setattr(run, "run", lambda *_: verdicts)
+    found = CliRunner().invoke(app, ["mutants", "--no-generic", "--json", str(tmp_path / "found.json")])
+    assert found.exit_code == code, found.output
+    assert ["all", "1", "of", "1", f"{1 - code}", "of", "1"] in [line.split() for line in found.output.splitlines()]
+    assert ("lives and has no reason" in found.output) is bool(code)
+    assert [one["seen"] for one in json.loads((tmp_path / "found.json").read_text())["planted"]] == [
+        "y: error/bound 3",
+        seen,
+    ]
+
+
+def test_the_command_needs_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package has no tests, and so no witnesses."""
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = CliRunner().invoke(app, ["mutants"])
+    assert found.exit_code == 2
+    assert "refused mutants: expected a checkout with its tests, got an installed package" in found.output

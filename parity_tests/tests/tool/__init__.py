@@ -1,0 +1,1 @@
+"""The tool: judge, explanations, ports, reports and commands."""

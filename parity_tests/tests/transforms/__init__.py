@@ -1,0 +1,1 @@
+"""What compiles, differentiates, batches, shards and exports, in each framework."""

@@ -1,0 +1,102 @@
+"""Layers in two processes: DTensor parameters with the heads sharded, FSDP2 and DDP, within the reference's bounds."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.multiprocessing as mp
+
+from attn_np import contract
+from parity_tests.judge.candidates import takes_last
+from parity_tests.tests.inputs import axis, random_inputs
+from parity_tests.tests.transforms import processes
+from parity_tests.tests.witness import bounded, cotangent, ratio, weights_of
+
+pytestmark = pytest.mark.xdist_group("distributed_torch")  # what its processes compute is computed once
+
+GROUPED = {"d_model": 12, "num_heads": 4, "num_kv_heads": 2}
+CASES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "mha": ("mha", {"d_model": 12, "num_heads": 4, "use_bias": True}, "full"),
+    "gqa": ("gqa", GROUPED, "full"),
+    "one head of keys": ("gqa", GROUPED | {"num_kv_heads": 1}, "plain"),
+    "decoder": ("decoder", GROUPED | {"head_dim": 6, "causal": True}, "plain"),
+    "window": ("mha", {"d_model": 12, "num_heads": 4, "causal": True, "window": (2, None)}, "plain"),
+    "sinks": ("sinks", {"d_model": 12, "num_heads": 4}, "plain"),
+}
+# Those with heads; and of these, those that send something before the sum: talking heads are mixed, by definition, and
+# in the delta rules DTensor gathers what it need not.
+HEADS = tuple(v for v in contract.variants() if "num_heads" in contract.get(v).Config.fields())
+TALK = ("talking_heads", "delta", "gated_delta")
+# Those with parameters, whose batch is split by FSDP2 and DDP.
+ROWS = tuple(v for v in contract.variants() if next(iter(contract.examples(v).values())).shapes())
+
+
+def four_heads(variant: str) -> dict[str, Any]:
+    """The fields of the first example, with four heads, of which two share keys where they may."""
+    config = next(iter(contract.examples(variant).values()))
+    fields = {name: getattr(config, name) for name in config.fields()} | {"d_model": 12, "num_heads": 4}
+    return fields | ({"num_kv_heads": 2} if fields.get("num_kv_heads") else {})
+
+
+@cache
+def asked(name: str) -> tuple[Any, dict[str, Any]]:
+    """The config of a case, and what the processes are told."""
+    variant, fields, call = CASES[name] if name in CASES else (name, four_heads(name), "full")
+    config: Any = contract.config(variant, **fields)
+    inputs = random_inputs(config, call, b=4, t=7, s=7)
+    inputs = {n: x for n, x in inputs.items() if config.arguments()[n].kind != "keep"}
+    told = {"variant": variant, "config": fields, "weights": weights_of(config), "inputs": inputs}
+    return config, told | {"dy": cotangent((4, 7, config.d_model))}
+
+
+@cache
+def split(variant: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The config of a variant's first example, what the processes are told, and the reference's results."""
+    config = next(iter(contract.examples(variant).values()))
+    inputs, weights = random_inputs(config, "full", b=4, t=3, s=4), weights_of(config)
+    want = bounded(config, inputs, weights)
+    names = ("y", "out1") if takes_last(variant, config.layer) else ("y",)
+    axes = {name: axis(config, name, "b") or 0 for name in inputs} | {"y": 0, "out1": 1}
+    told = {"variant": variant, "config": {name: getattr(config, name) for name in config.fields()}}
+    told |= {"weights": weights, "inputs": inputs, "axes": axes, "dys": {n: cotangent(want[n].shape) for n in names}}
+    return config, told, want
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The results of every case, from one run of the processes."""
+    folder = tmp_path_factory.mktemp("processes")
+    cases = {name: {"how": "heads_sharded", **asked(name)[1]} for name in (*CASES, *HEADS)}
+    for wrap in ("fsdp", "ddp"):
+        cases |= {f"{name}, {wrap}": {"how": "by_rows", "wrap": wrap, **split(name)[1]} for name in ROWS}
+    mp.spawn(processes.run, (str(folder), cases), nprocs=processes.WORLD)
+    with np.load(folder / "results.npz") as arrays:
+        return {
+            name: {key.split("/")[-1]: x for key, x in arrays.items() if key.startswith(f"{name}/")} for name in cases
+        }
+
+
+def judged(got: dict[str, np.ndarray], want: dict[str, Any]) -> None:
+    worst = {key: ratio(x, want[key]) for key, x in got.items()}
+    assert max(worst.values()) <= 1, worst
+
+
+@pytest.mark.parametrize("name", dict.fromkeys((*CASES, *HEADS)))
+def test_sharded_heads_agree_and_are_summed_once(name: str, found: dict[str, Any]) -> None:
+    """Forward and backward; no communication before the sum after the output projection."""
+    got = dict(found[name])
+    counts = got.pop("counts")
+    config, told = asked(name)
+    assert set(got) >= {"y", "dquery", *(f"d{name}" for name in config.shapes())}
+    judged(got, bounded(config, told["inputs"], told["weights"]))
+    assert counts.tolist() == [counts[0] if name in TALK else 0, 1]
+
+
+@pytest.mark.parametrize("wrap", ["fsdp", "ddp"])
+@pytest.mark.parametrize("variant", ROWS)
+def test_split_batches_agree(variant: str, wrap: str, found: dict[str, Any]) -> None:
+    config, _, want = split(variant)
+    got = found[f"{variant}, {wrap}"]
+    assert set(got) >= {"y", *(f"d{name}" for name in config.shapes())}
+    judged(got, want)

@@ -1,0 +1,265 @@
+"""JAX on a mesh of 2 x 4 simulated devices, batch and heads sharded: what moves between devices, and the numbers.
+
+One process with eight devices makes every program (`python -m parity_tests.tests.transforms.test_sharding_jax`); the
+tests read what it found.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attn_np import contract
+from parity_tests.judge.xla import compile_quickly
+
+pytestmark = pytest.mark.xdist_group("sharding_jax")  # what its devices compute is computed once
+
+ROOT = Path(__file__).resolve().parents[3]
+MESHES = ("Auto", "Explicit")
+MOVES = re.compile(r" = .*? (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
+
+# By name: the arrays beside q, k and v with their sharding, and the other arguments.
+CASES: dict[str, tuple[dict[str, tuple[str | None, ...]], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "all": ({"mask": ("b", "h"), "bias": ("b", "h")}, {"causal": True, "softcap": 2.0}),
+    "padding": ({"padding": ("b",)}, {"window": (3, 2)}),
+    "shared": ({"bias of heads": (None, "h"), "sinks": ("h",)}, {"window": (4, None)}),
+}
+# By name: the constants of the kernels, and numbers of queries and keys.
+PATHS: dict[str, tuple[dict[str, int], int, int]] = {
+    "one block": ({}, 11, 13),
+    "blocks": (
+        {"ONE_BLOCK": 0, "SMALL": 0, "SHORT_QUERY": 0, "ROWS": 4, "QUERIES": 4, "KEYS": 3, "PRODUCT": 0},
+        11,
+        13,
+    ),
+    "few queries": ({"SHORT_KEY_BLOCK": 3, "SHORT_MAX_BLOCKS": 0}, 1, 13),
+    "512": ({}, 512, 512),
+    "1024": ({}, 1024, 1024),
+}
+LONG = ("512", "1024")  # their numbers are those of "blocks"
+HEADS = {"own": 8, "shared": 4}
+# What is a sum over devices by its nature: the gradient of an array that batch rows share, and how far rows of a mask
+# on several devices reach.
+SUMS = {"backward": {"shared"}, "forward": {("few queries", "all"), ("few queries", "padding")}}
+# All heads share a rotated key, which is broadcast to them and then sharded: its gradient is gathered and then summed.
+GATHERS = {("Explicit", "mla")}
+
+
+def layers() -> tuple[str, ...]:
+    """The variants made of `attend` that have heads, and arguments that stand alone."""
+    made = [v for v in contract.variants() if re.search(r"import .*\battend\b", (ROOT / f"attn_np/{v}.py").read_text())]
+    return tuple(v for v in made if "num_heads" in next(iter(contract.examples(v).values())).fields())
+
+
+# In the process with eight devices ------------------------------------------------------------------------------------
+
+
+def moves(compiled: Any) -> dict[str, int]:
+    return dict(Counter(MOVES.findall(compiled.as_text())))
+
+
+def merged(einsum: Callable[..., Any]) -> Callable[..., Any]:
+    """A planted bug: batch and heads as one axis in the products of scores."""
+
+    def call(spec: str, a: Any, b: Any) -> Any:
+        if spec != "bgnk,bgkc->bgnc":
+            return einsum(spec, a, b)
+        rows = a.shape[0] * a.shape[1]
+        x = einsum("xnk,xkc->xnc", a.reshape(rows, *a.shape[2:]), b.reshape(rows, *b.shape[2:]))
+        return x.reshape(*a.shape[:3], b.shape[3])
+
+    return call
+
+
+def main(planted: str) -> None:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from flax import nnx
+    from jax.sharding import AxisType, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    import attn_jax
+    from attn_jax import _kernels, attend
+    from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+    from parity_tests.judge.judging import compare
+    from parity_tests.judge.kernels import blocks, by_numpy
+    from parity_tests.tests.inputs import random_inputs
+
+    jax.config.update("jax_enable_x64", True)
+    rng = np.random.default_rng(0)
+
+    def place(mesh: Any, x: Any, *axes: str | None) -> Any:
+        return jax.device_put(jnp.asarray(x), NamedSharding(mesh, P(*axes)))
+
+    def attention(mesh: Any, path: str, case: str, heads: str) -> dict[str, Any]:
+        (more, options), (constants, t, s) = CASES[case], PATHS[path]
+        b, h, g, width = 4, 8, HEADS[heads], 3
+        shapes = {"q": (b, t, h, width), "k": (b, s, g, width), "v": (b, s, g, 2), "bias": (b, h, t, s), "sinks": (h,)}
+        axes: dict[str, tuple[str | None, ...]] = dict.fromkeys("qkv", ("b", None, "h"))
+        arrays = {name: rng.normal(size=shapes[name]) for name in "qkv"}
+        for name, sharding in more.items():
+            key = {"padding": "mask", "bias of heads": "bias"}.get(name, name)
+            arrays[key] = rng.normal(size=shapes.get(key, (b, h, t, s)))
+            arrays[key] = arrays[key] > -0.5 if key == "mask" else arrays[key]
+            arrays[key] = arrays[key][:, :1, :1] if name == "padding" else arrays[key]
+            arrays[key] = arrays[key][:1] if name == "bias of heads" else arrays[key]
+            axes[key] = sharding
+        dy = rng.normal(size=(b, t, h, 2))
+
+        def forward(floats: Any, mask: Any) -> Any:
+            return attend(**floats, mask=mask, **options, implementation="fused")[0]
+
+        def both(floats: Any, mask: Any, dy: Any) -> Any:
+            y, pull = jax.vjp(lambda floats: forward(floats, mask), floats)
+            return y, pull(dy)[0]
+
+        with blocks("attn_jax", constants), jax.set_mesh(mesh):
+            placed = {name: place(mesh, x, *axes[name]) for name, x in arrays.items()}
+            mask = placed.pop("mask", None)
+            alone = jax.jit(forward).lower(placed, mask).compile()
+            program = jax.jit(both).lower(placed, mask, place(mesh, dy, "b", None, "h")).compile()
+            found = {"forward": moves(alone), "backward": moves(program)}
+            if path in LONG:
+                return found
+            y, grads = program(placed, mask, place(mesh, dy, "b", None, "h"))
+        carried = {n: x if n == "mask" else ErrArray(x, 0.0) for n, x in arrays.items()}
+        with precision(precision_of("float64")), np.errstate(all="ignore"):
+            every = {"scale": None, "softcap": None} | options
+            want = by_numpy(carried, ErrArray(dy, 0.0), every, "textbook")
+        got = {"context": y} | {f"d{name}": x for name, x in grads.items()}
+        ratios = [compare(np.asarray(x), want[name], "float64")["ratio"] for name, x in got.items()]
+        spec = (*y.sharding.spec, None)[:4]
+        return found | {"ratio": max(map(float, ratios)), "sharding": list(spec[:3])}
+
+    def layer(mesh: Any, variant: str) -> dict[str, Any]:
+        config = next(iter(contract.examples(variant).values()))
+        sizes = {"d_model": 16, "num_heads": 8, "num_kv_heads": 4}
+        fields = {name: getattr(config, name) for name in config.fields()}
+        fields |= {name: n for name, n in sizes.items() if fields.get(name) is not None}
+        build: Any = attn_jax.build
+        built = build(variant, seed=0, dtype="float64", **fields)
+        graph, state, others = nnx.split(built, nnx.Param, ...)
+        own = built.config.own_params()
+        inputs = random_inputs(built.config, "plain", b=4)
+        arguments = built.config.arguments()
+
+        def call(state: Any, inputs: Any) -> Any:
+            return nnx.merge(graph, state, others)(**inputs)
+
+        def loss(state: Any, floats: Any, rest: Any) -> Any:
+            return jnp.sum(jnp.sin(call(state, floats | rest)))
+
+        def of_heads(path: Any, leaf: Any) -> Any:
+            name, x = ".".join(map(str, path)), leaf.get_value()
+            letters = own[name].axes.split() if name in own else []
+            return leaf.replace(place(mesh, x, *("h" if c in "hg" and x.shape[i] % 4 == 0 else None
+                                                 for i, c in enumerate(letters))))  # fmt: skip
+
+        plain = {name: jnp.asarray(x) for name, x in inputs.items()}
+        wanted = np.asarray(jax.jit(call)(state, plain))
+        with jax.set_mesh(mesh):
+            params = nnx.from_flat_state([(path, of_heads(path, leaf)) for path, leaf in nnx.to_flat_state(state)])
+            placed = {
+                n: place(mesh, x, *(["b"] if arguments[n].axes.split()[0] == "b" else [])) for n, x in inputs.items()
+            }
+            floats = {name: x for name, x in placed.items() if x.dtype.kind == "f"}
+            rest = {name: x for name, x in placed.items() if name not in floats}
+            alone = jax.jit(call).lower(params, placed).compile()
+            backward = jax.jit(jax.grad(loss, (0, 1))).lower(params, floats, rest).compile()
+            y = alone(params, placed)
+        # Within what some thousand roundings of numbers of their size make, in float64.
+        far = np.abs(np.asarray(y) - wanted) / (2.0**-42 * (1 + np.abs(wanted)))
+        return {
+            "forward": moves(alone),
+            "backward": moves(backward),
+            "ratio": float(far.max()),
+            "sharding": [y.sharding.spec[0]],
+        }
+
+    results: dict[str, Any] = {}
+    for kind in MESHES:
+        mesh = jax.make_mesh((2, 4), ("b", "h"), axis_types=(getattr(AxisType, kind),) * 2)
+        if planted == "merged":
+            _kernels.einsum = merged(_kernels.einsum)
+        tasks: dict[str, Callable[[], Any]] = {}
+        for path in PATHS:
+            for case in CASES:
+                for heads in HEADS if (path, case) == ("blocks", "all") or case == "plain" else ["own"]:
+                    if path not in LONG or case == "shared":
+                        tasks[f"{kind}/{path}/{case}/{heads}"] = lambda mesh=mesh, path=path, case=case, heads=heads: (
+                            attention(mesh, path, case, heads)
+                        )
+        for variant in layers():
+            tasks[f"{kind}/{variant}"] = lambda mesh=mesh, variant=variant: layer(mesh, variant)
+        if planted != "none":
+            tasks = {name: task for name, task in tasks.items() if name.endswith("/plain/own") and LONG[0] not in name}
+        for name, task in tasks.items():
+            try:
+                results[name] = task()
+            except Exception as error:
+                results[name] = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(results))
+
+
+# Tests ----------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def results(planted: str = "none") -> dict[str, Any]:
+    environment = {name: x for name, x in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, "-m", "parity_tests.tests.transforms.test_sharding_jax", planted]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("path", PATHS)
+def test_attention_moves_nothing_but_sums_of_what_devices_share(path: str, mesh: str) -> None:
+    some = {name: x for name, x in results().items() if name.startswith(f"{mesh}/{path}/")}
+    assert some
+    for name, found in some.items():
+        case = name.split("/")[2]
+        assert "error" not in found, (name, found)
+        sums = (path, case) in SUMS["forward"]
+        assert set(found["forward"]) <= ({"all-reduce"} if sums else set()), (name, found)
+        sums = sums or case in SUMS["backward"]
+        assert set(found["backward"]) <= ({"all-reduce"} if sums else set()), (name, found)
+        if path not in LONG:
+            assert found["sharding"] == ["b", None, "h"], (name, found)
+            assert found["ratio"] <= 1, (name, found)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("variant", layers())
+def test_a_layer_sums_over_devices_once(variant: str, mesh: str) -> None:
+    """After the output projection; in the backward pass the gradients of the input and of the parameters."""
+    found = results()[f"{mesh}/{variant}"]
+    assert "error" not in found, found
+    assert found["forward"] in ({}, {"all-reduce": 1}), found
+    assert set(found["backward"]) - ({"all-gather"} if (mesh, variant) in GATHERS else set()) <= {"all-reduce"}, found
+    assert found["sharding"] == ["b"]
+    assert found["ratio"] <= 1
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_merged_axes_are_seen(mesh: str) -> None:
+    for name, found in results("merged").items():
+        if name.startswith(mesh):
+            assert "error" in found or found["forward"], (name, found)
+
+
+if __name__ == "__main__":
+    compile_quickly()
+    os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=8"
+    main(sys.argv[1])

@@ -1,0 +1,157 @@
+"""Chunked attention against scalar loops, patterns drawn by hand, and multi-head attention under a mask."""
+
+from math import inf, sqrt
+
+import numpy as np
+import pytest
+
+from attn_np.contract import mha
+from attn_np.contract.chunked import EXAMPLES, Config
+from parity_tests.bounds.error_arrays import ErrArray
+from parity_tests.judge.cases import CALLS, Case
+from parity_tests.mistakes.plant import NUMPY, at
+from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.witness import (
+    bounded,
+    cotangent,
+    disagreement,
+    each_row,
+    heads_by_hand,
+    layer_of,
+    ratio,
+    stacked,
+    weights_of,
+)
+
+
+@pytest.fixture(params=list(TREES))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+# Scalar loops ---------------------------------------------------------------------------------------------------------
+
+
+def sees(config: Config, i: int, j: int) -> bool:
+    """Query i and key j stand between the same two borders, which are multiples of the chunk's size."""
+    border = 0
+    while border + config.chunk_size <= i:
+        border += config.chunk_size
+    return border <= j < border + config.chunk_size
+
+
+def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
+    """Outputs and the weights of every head."""
+    x = inputs["query"]
+    b, t, _ = x.shape
+    config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
+    w = {name: p.tolist() for name, p in params.items()}
+
+    def score(h: int, i: int, j: int, q: list[float], k: list[float]) -> float:
+        scale = 1 / sqrt(len(q)) if config.scale is None else config.scale
+        return scale * sum(a * b for a, b in zip(q, k, strict=True)) if sees(config, i, j) else -inf
+
+    return stacked([heads_by_hand(config, w, row, score) for row in rows], "y", "out1")
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_scalar_loops(example: str, call: str) -> None:
+    assert not disagreement(witness, Case("chunked", example, call, "float64"))
+
+
+# Who sees whom --------------------------------------------------------------------------------------------------------
+
+PATTERNS = {
+    "both": ({"chunk_size": 3}, "xxx.... xxx.... xxx.... ...xxx. ...xxx. ...xxx. ......x"),
+    "causal": ({"chunk_size": 2, "causal": True}, "x.... xx... ..x.. ..xx. ....x"),
+    "single": ({"chunk_size": 1}, "x.. .x. ..x"),
+    "whole": ({"chunk_size": 7}, "xxx xxx xxx"),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_the_pattern(tree: Tree, name: str) -> None:
+    """Weights are not 0 exactly where there is an x."""
+    fields, rows = PATTERNS[name]
+    want = np.array([[place == "x" for place in row] for row in rows.split()])
+    config = Config(d_model=6, num_heads=2, **fields)
+    x = np.random.default_rng(0).normal(size=(2, len(want), 6))
+    _, weights = tree(layer_of(tree, config, weights_of(config)), {"query": x}, return_weights=True)
+    assert np.array_equal(weights != 0, np.broadcast_to(want, weights.shape))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_it_is_multi_head_attention_under_a_mask(tree: Tree, name: str) -> None:
+    """Outputs and gradients, beside a mask of the caller's own."""
+    fields, rows = PATTERNS[name]
+    pattern = np.array([[place == "x" for place in row] for row in rows.split()])
+    config, whole = Config(d_model=6, num_heads=2, **fields), mha.Config(d_model=6, num_heads=2)
+    rng, w, t = np.random.default_rng(1), weights_of(config), len(pattern)
+    inputs: Arrays = {"query": rng.normal(size=(2, t, 6)), "mask": rng.random((2, 2, t, t)) < 0.75}
+    layer, want = layer_of(tree, config, w), bounded(whole, inputs | {"mask": inputs["mask"] & pattern}, w)
+    got = {"y": tree(layer, inputs)[0]} | tree.gradients(layer, inputs, cotangent((2, t, 6)))
+    for name, x in got.items():
+        # The gradient of the keys' bias is 0 but for rounding: the bound itself is asked, as no bound is small to it.
+        assert np.all(np.abs(x - want[name].v) <= want[name].b) if name == "db_k" else ratio(x, want[name]) <= 1, name
+
+
+@pytest.mark.parametrize("tree", [TREES["numpy"], TREES["torch"]], ids=["numpy", "torch"])
+def test_a_cache_holds_one_chunk(tree: Tree) -> None:
+    """Steps of one and of many positions over several borders are the full pass; the slots are those of one chunk."""
+    config = Config(d_model=6, num_heads=2, chunk_size=3, causal=True)
+    w, x = weights_of(config), np.random.default_rng(2).normal(size=(2, 11, 6))
+    layer, want = layer_of(tree, config, w), bounded(config, {"query": x}, w)["y"]
+    cache, found = layer.init_cache(2, 11), []
+    assert {array.shape[1] for array in cache.arrays.values()} == {3 + 1}
+    for part in np.split(x, [1, 2, 7, 8, 10], axis=1):
+        y, cache = layer.step(tree.array(np.ascontiguousarray(part)), cache)
+        found.append(tree.numpy(y))
+    assert ratio(np.concatenate(found, axis=1), ErrArray(want.v, 2 * want.b)) <= 1
+
+
+def test_fields_that_cannot_be(tree: Tree) -> None:
+    with pytest.raises(ValueError, match="chunked: expected chunk_size to be an integer of at least 1, got 0"):
+        tree.package.build("chunked", d_model=6, num_heads=2, chunk_size=0)
+
+
+# Planted bugs ---------------------------------------------------------------------------------------------------------
+
+both, causal = at("chunked.py", "chunked", "both"), at("chunked.py", "chunked", "causal")
+NEAR = "same_chunk = (query_at // c.chunk_size)[:, :, None] == (key_at // c.chunk_size)[:, None, :]"
+BORDERS = "count chunks from the first position of the sequence: floor(p / chunk_size) for queries and keys alike"
+
+MUTANTS = (
+    both(
+        "a window as wide as a chunk instead of chunks",
+        "compare the numbers of the chunks, not the distance of query and key",
+        NEAR,
+        "same_chunk = abs(query_at[:, :, None] - key_at[:, None, :]) < c.chunk_size",
+    ),
+    causal(
+        "chunks before the own one seen, too",
+        "a query sees the keys of its own chunk only, none of those before",
+        "[:, :, None] == (key_at",
+        "[:, :, None] >= (key_at",
+    ),
+    both("chunks of the keys begin one position early", BORDERS, "(key_at // c", "((key_at + 1) // c"),
+    both(
+        "positions of one remainder taken for a chunk",
+        "divide positions by the chunk's size, rounded down: the remainder is the place within a chunk",
+        NEAR,
+        NEAR.replace("//", "%"),
+    ),
+    causal(
+        "pattern of the chunks forgotten where a mask is given",
+        "apply the given mask and the chunks together",
+        "same_chunk[:, None] & mask",
+        "mask",
+    ),
+    causal(
+        "scale of the chunks' scores left out of the backward",
+        "multiply the gradient of the scores by the scale, too",
+        "attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)",
+        "attend_vjp(tape, dcontext, scale=1.0, rate=c.dropout)",
+        trees=NUMPY,
+    ),
+)

@@ -1,0 +1,293 @@
+"""Decoder attention against scalar loops, the variants that it is made of, and the models whose fields it has."""
+
+from math import exp, sqrt, tanh
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attn_np.contract import Config as AnyConfig
+from attn_np.contract import gqa, rotary
+from attn_np.contract.decoder import EXAMPLES, Config
+from parity_tests.judge.cases import CALLS, Case
+from parity_tests.mistakes.plant import at
+from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.variants.test_rotary import published, turned
+from parity_tests.tests.witness import (
+    bounded,
+    cotangent,
+    disagreement,
+    each_row,
+    layer_of,
+    ratio,
+    stacked,
+    torch_gradients,
+    weights_of,
+)
+
+
+@pytest.fixture(params=list(TREES))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape)
+
+
+# Scalar loops ---------------------------------------------------------------------------------------------------------
+
+
+def normed(c: Config, x: list[float], weight: list[float]) -> list[float]:
+    mean = sum(x) / len(x) if c.norm == "layer" else 0.0
+    size = sqrt(sum((a - mean) ** 2 for a in x) / len(x) + c.norm_eps)
+    return [(a - mean) / size * (c.norm_offset + g) for a, g in zip(x, weight, strict=True)]
+
+
+def projected(w: Any, name: str, word: list[float]) -> list[list[float]]:
+    """What each head has of a word."""
+    heads = range(len(w[f"w_{name}"][0]))
+    made: list[list[float]] = [[sum(a * row[h][e] for a, row in zip(word, w[f"w_{name}"], strict=True))
+             for e in range(len(w[f"w_{name}"][0][h]))] for h in heads]  # fmt: skip
+    shift = w.get(f"b_{name}")
+    return made if shift is None else [[a + b for a, b in zip(made[h], shift[h], strict=True)] for h in heads]
+
+
+def compared(c: Config, w: Any, name: str, word: list[float], place: int, thetas: list[float]) -> list[list[float]]:
+    """Queries or keys of a word: normed, then turned."""
+    heads = projected(w, name, word)
+    if c.norm is not None:
+        shared, own = w.get(f"w_{name}_norm"), w.get(f"w_{name}_all")
+        weights = [shared or (own[h] if own else [1.0] * len(x)) for h, x in enumerate(heads)]
+        if c.norm_over == "all":
+            flat = normed(c, [a for x in heads for a in x], [g for weight in weights for g in weight])
+            n = len(heads[0])
+            heads = [flat[h * n : h * n + n] for h in range(len(heads))]
+        else:
+            heads = [normed(c, x, weight) for x, weight in zip(heads, weights, strict=True)]
+    return [turned(c, x, place, thetas) for x in heads] if c.rope_base is not None else heads  # type: ignore[arg-type]
+
+
+def loops(c: Config, w: Any, x: Any, places: Any, thetas: Any, mask: Any, bias: Any, keep: Any) -> tuple[Any, Any]:
+    """Output and weights of one batch row, one number at a time."""
+    (left, right), t = c.window or (None, None), len(x)
+    q, k = ([compared(c, w, name, word, m, thetas) for word, m in zip(x, places, strict=True)] for name in "qk")
+    v, r = [projected(w, "v", word) for word in x], c.num_heads // (c.num_kv_heads or c.num_heads)
+    y, weights = [list(w.get("b_o", [0.0] * c.d_model)) for _ in x], []
+    for h in range(c.num_heads):
+        alphas = []
+        for i in range(t):
+            raised = []
+            for j in range(t):
+                hidden = not mask[h][i][j] or (c.causal and j > i)
+                hidden = hidden or (left is not None and j < i - left) or (right is not None and j > i + right)
+                score = sum(a * b for a, b in zip(q[i][h], k[j][h // r], strict=True))
+                score *= 1 / sqrt(len(q[i][h])) if c.scale is None else c.scale
+                score = score if c.softcap is None else c.softcap * tanh(score / c.softcap)
+                raised.append(0.0 if hidden else exp(score + bias[h][i][j]))
+            total = sum(raised) + (exp(w["sinks"][h]) if c.sinks else 0.0)
+            alphas.append([e / total if e else 0.0 for e in raised])
+            used = [a / (1 - c.dropout) * kept for a, kept in zip(alphas[i], keep[h][i], strict=True)]
+            gate = [1 / (1 + exp(-a)) for a in projected(w, "gate", x[i])[h]] if c.gate else [1.0] * len(v[0][0])
+            for e, opened in enumerate(gate):
+                found = opened * sum(a * word[h // r][e] for a, word in zip(used, v, strict=True))
+                y[i] = [sum_ + found * row for sum_, row in zip(y[i], w["w_o"][h][e], strict=True)]
+        weights.append(alphas)
+    return y, weights
+
+
+def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
+    """Outputs and the weights of every head."""
+    x = inputs["query"]
+    b, t, _ = x.shape
+    places = inputs.get("positions", np.broadcast_to(np.arange(t), (b, t)))
+    length = config.max_positions if "positions" in inputs else t
+    turns: Any = config
+    width = config.rotary_dim or params["w_q"].shape[-1]
+    thetas = [] if config.rope_base is None else published(turns, width, length or 0)
+    config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
+    w = {name: p.tolist() for name, p in params.items()}
+    found = [loops(config, w, row[0], at.tolist(), thetas, *row[1:]) for row, at in zip(rows, places, strict=True)]
+    return stacked(found, "y", "out1")
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_scalar_loops(example: str, call: str) -> None:
+    assert not disagreement(witness, Case("decoder", example, call, "float64"))
+
+
+# Models ---------------------------------------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {"d_model": 6, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+BOTH: dict[str, Any] = {"qkv_bias": True, "output_bias": True}
+LLAMA3: dict[str, Any] = {
+    "scaling": "llama3",
+    "scaling_factor": 8.0,
+    "original_max_positions": 5,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+LONGROPE: dict[str, Any] = {
+    "scaling": "longrope",
+    "scaling_factor": 32.0,
+    "original_max_positions": 5,
+    "short_factor": (1.0, 1.1, 1.2, 1.3),
+    "long_factor": (1.0, 3.0, 9.0, 27.0),
+}
+YARN: dict[str, Any] = {"scaling": "yarn", "scaling_factor": 32.0, "original_max_positions": 64, "truncate": False}
+MODELS: dict[str, dict[str, Any]] = {
+    "Llama 2 7B": {"num_kv_heads": 4},
+    "Llama 3": {"rope_base": 500000.0},
+    "Llama 3.1": {"rope_base": 500000.0, **LLAMA3},
+    "Mistral": {"window": (3, None)},
+    "Qwen 2": {"rope_base": 1e6, "qkv_bias": True},
+    "Qwen 3": {"rope_base": 1e6, "norm": "rms"},
+    "Qwen3-Next": {"rope_base": 1e7, "norm": "rms", "rotary_dim": 2, "gate": True},
+    "Gemma 2": {"softcap": 50.0, "scale": 144**-0.5, "window": (3, None)},
+    "Gemma 3, window": {"norm": "rms", "norm_offset": 1.0, "scale": 168**-0.5, "window": (3, None)},
+    "Gemma 3, whole": {"norm": "rms", "norm_offset": 1.0, "rope_base": 1e6, "scaling": "linear", "scaling_factor": 8.0},
+    "Phi-2": {"num_kv_heads": 4, "rotary_dim": 4, **BOTH},
+    "Phi-3": {"window": (5, None), **LONGROPE},
+    "GPT-NeoX": {"num_kv_heads": 4, "rotary_dim": 2, **BOTH},
+    "GPT-J": {"num_kv_heads": 4, "rotary_dim": 4, "layout": "interleaved"},
+    "Falcon 7B": {"num_kv_heads": 1},
+    "Cohere": {"layout": "interleaved", "norm": "layer", "norm_weight": "own", "norm_eps": 1e-5},
+    "OLMo 2": {"num_kv_heads": 4, "norm": "rms", "norm_over": "all", "norm_weight": "own", "rope_base": 500000.0},
+    "gpt-oss": {"sinks": True, "window": (3, None), "rope_base": 150000.0, **BOTH, **YARN},
+    "no positions": {"rope_base": None},
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models(model: str) -> None:
+    """PyTorch's outputs and gradients are NumPy's, and both are the loops'; every part of a model is felt."""
+    config, inputs = Config(**SMALL | MODELS[model]), {"query": normal(2, 7, 6)}
+    w, tree = weights_of(config), TREES["torch"]
+    want, layer = bounded(config, inputs, w), layer_of(tree, config, w)
+    y, probs = tree(layer, inputs, return_weights=True)
+    got = {"y": y, "out1": probs} | tree.gradients(layer, inputs, cotangent(y.shape))
+    for name, x in (got | witness(config, inputs, w)).items():
+        assert ratio(x, want[name]) <= 1, name
+    shared: dict[str, Any] = {"num_kv_heads": config.num_kv_heads}
+    bare = Config(**SMALL | shared)
+    plain = bounded(bare, inputs, {name: x for name, x in w.items() if name in bare.params()})
+    assert (ratio(y, plain["y"]) <= 1) == (MODELS[model].keys() <= {"num_kv_heads"})
+
+
+# Variants that it is made of ------------------------------------------------------------------------------------------
+
+
+def same_as(tree: Tree, ours: Config, theirs: AnyConfig) -> None:
+    """Outputs and gradients, with a mask, a bias and dropout."""
+    rng, w = np.random.default_rng(2), weights_of(ours)
+    inputs = {"query": normal(2, 5, 6), "mask": rng.random((2, 4, 5, 5)) < 0.7}
+    inputs |= {"bias": rng.normal(size=(2, 4, 5, 5)), "keep": rng.random((2, 4, 5, 5)) < 0.5}
+    layer, want = layer_of(tree, ours, w), bounded(theirs, inputs, w)
+    y, probs = tree(layer, inputs, return_weights=True)
+    got = {"y": y, "out1": probs} | tree.gradients(layer, inputs, cotangent(y.shape))
+    assert set(got) == set(want)
+    for name in set(got) - {"db_k"}:  # without turning, scores do not feel it: its gradient is rounding alone
+        assert ratio(got[name], want[name]) <= 1, name
+
+
+def test_it_is_rotary(tree: Tree) -> None:
+    fields: dict[str, Any] = {"d_model": 6, "num_heads": 4, "head_dim": 8, "causal": True, "softcap": 2.0}
+    fields |= {"dropout": 0.5, "rotary_dim": 6, "layout": "interleaved", "window": (3, 1)} | LLAMA3
+    same_as(tree, Config(**fields, **BOTH), rotary.Config(**fields))
+
+
+def test_without_turning_it_is_gqa(tree: Tree) -> None:
+    fields: dict[str, Any] = {**SMALL, "causal": True, "scale": 0.25, "dropout": 0.5}
+    same_as(tree, Config(**fields, **BOTH, rope_base=None), gqa.Config(**fields))
+
+
+def test_torch_functions() -> None:
+    """PyTorch's own norm, attention with shared heads and sigmoid: outputs and every gradient."""
+    config = Config(**SMALL, norm="rms", gate=True, rope_base=None)
+    w, x = weights_of(config), torch.from_numpy(normal(2, 5, 6)).requires_grad_()
+    p = {name: torch.from_numpy(a).requires_grad_() for name, a in w.items()}
+    q, k, v = (torch.einsum("btd,dhk->bhtk", x, p[f"w_{name}"]) for name in "qkv")
+    q = torch.nn.functional.rms_norm(q, (8,), p["w_q_norm"], eps=1e-6)
+    k = torch.nn.functional.rms_norm(k, (8,), p["w_k_norm"], eps=1e-6)
+    found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    found = found * torch.sigmoid(torch.einsum("btd,dhv->bhtv", x, p["w_gate"]))
+    y = torch.einsum("bhtv,hvd->btd", found, p["w_o"])
+    want = bounded(config, {"query": x.detach().numpy()}, w)
+    assert ratio(y.detach(), want["y"]) <= 1
+    for name, grad in torch_gradients(y, query=x, **p).items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+# Fields ---------------------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "groups": ({"num_kv_heads": 3}, "num_heads divisible by num_kv_heads, got num_heads=4, num_kv_heads=3"),
+    "width": ({"head_dim": None}, "d_model divisible by num_heads, got d_model=6, num_heads=4"),
+    "norm": ({"norm": "l2"}, "norm to be one of rms, layer, got 'l2'"),
+    "weight": ({"norm_weight": "each"}, "norm_weight to be one of shared, own, got 'each'"),
+    "over": ({"norm_over": "all"}, "norm_weight='own' or None over all heads, got 'shared'"),
+    "eps": ({"norm_eps": None}, "norm_eps to be a finite int or float above 0.0, got None; set norm_eps="),
+    "scale": ({"scale": 10**400}, "scale to be a finite int or float, got 1000"),
+    "offset of nothing": ({"norm_offset": None}, "norm_offset to be a finite int or float, got None; set norm_offset="),
+    "offset": ({"norm_offset": 1.0}, "a norm with a weight for norm_offset=, got norm=None, norm_weight='shared'"),
+    "turning": ({"rope_base": None, "rotary_dim": 4}, "rope_base for scaling= or rotary_dim=, got none"),
+    "scaling": ({"scaling": "yarn"}, "scaling_factor for scaling='yarn', got none"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_fields_that_do_not_go_together(why: str) -> None:
+    fields, words = REFUSED[why]
+    with pytest.raises(ValueError) as caught:
+        Config(**SMALL | fields)
+    assert str(caught.value).startswith(f"decoder: expected {words}")
+
+
+sinks, gated, plain = (at("decoder.py", "decoder", example) for example in EXAMPLES)
+MUTANTS = (
+    sinks(
+        "queries normed once more after they turn",
+        "norm queries and keys once, before they turn",
+        "q_rot=rotate(q, cos, sin, c.layout), ",
+        "q_rot=normed(c, rotate(q, cos, sin, c.layout), self.w_q_norm), ",
+    ),
+    sinks(
+        "offset of the norm's weight forgotten",
+        "Gemma 3 and Qwen3-Next keep norm weights less 1: add 1 to them",
+        "c.norm_offset == 0.0 else",
+        "c.norm_offset != 0.0 else",
+    ),
+    gated(
+        "norm over all heads made over each",
+        "OLMo 2 norms all heads of a position as one vector; Qwen 3 each head by itself",
+        'c.norm_over == "all"',
+        'c.norm_over == "none"',
+        many=True,
+    ),
+    gated(
+        "mean kept in the layer norm of queries and keys",
+        "a layer norm subtracts the mean; an rms norm does not",
+        'if c.norm == "rms" else layer_norm(x, weight, None, c.norm_eps)',
+        'if c.norm != "none" else layer_norm(x, weight, None, c.norm_eps)',
+    ),
+    gated(
+        "gate without its sigmoid",
+        "the gate is a sigmoid of its projection",
+        "gate=sigmoid(linear(",
+        "gate=(linear(",
+    ),
+    sinks(
+        "learned sinks of the decoder taken as zero",
+        "hand the learned sinks on to the softmax; a sink of 0 is softmax off by one",
+        "sinks=upcast(self.sinks), keep",
+        "sinks=None if self.sinks is None else 0.0 * upcast(self.sinks), keep",
+    ),
+    sinks(
+        "window of the decoder left out",
+        "a layer with a window attends to the last positions only",
+        "causal=c.causal, window=c.window, scale",
+        "causal=c.causal, scale",
+    ),
+)

@@ -1,0 +1,188 @@
+"""The delta rule against scalar loops, its forms against each other, and what it is known to do."""
+
+from dataclasses import replace
+from math import exp, sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attn_np.contract.delta import EXAMPLES, Config
+from parity_tests.judge.cases import CALLS, Case
+from parity_tests.mistakes import Mutant
+from parity_tests.tests.forms import forms_apart, padding_seen, scalar_rows, steps_apart
+from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.witness import bounded, disagreement, layer_of, ratio, torch_gradients, weights_of
+
+
+@pytest.fixture(params=list(TREES))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+FORMS = Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, chunk_size=3)
+
+
+# Scalar loops: S_t = S_{t-1} (I - beta k k^T) + beta v k^T, one entry at a time ---------------------------------------
+
+
+def projected(x: list[float], w: Any, h: int) -> list[float]:
+    return [sum(a * w[d][h][e] for d, a in enumerate(x)) for e in range(len(w[0][h]))]
+
+
+def unit(config: Config, x: list[float]) -> list[float]:
+    x = [a / (1 + exp(-a)) for a in x]
+    size = sqrt(sum(a * a for a in x) + config.eps)
+    return [a / size for a in x]
+
+
+def stepped(state: list[list[float]], k: list[float], v: list[float], beta: float) -> list[list[float]]:
+    """The state as the paper has it, values by keys: times I - beta k k^T, plus beta v k^T."""
+    width = range(len(k))
+    keeps = [[(i == j) - beta * k[i] * k[j] for j in width] for i in width]
+    return [
+        [sum(row[i] * keeps[i][j] for i in width) + beta * v[r] * k[j] for j in width] for r, row in enumerate(state)
+    ]
+
+
+def loops(config: Config, w: Any, x: Any) -> Any:
+    """Outputs of one sequence."""
+    y = [[0.0] * config.d_model for _ in x]
+    for h in range(config.num_heads):
+        state = [[0.0] * len(w["w_k"][0][h]) for _ in w["w_v"][0][h]]
+        for t, row in enumerate(x):
+            q, k = (unit(config, projected(row, w[name], h)) for name in ("w_q", "w_k"))
+            beta = 1 / (1 + exp(-sum(a * w["w_beta"][d][h] for d, a in enumerate(row))))
+            state = stepped(state, k, projected(row, w["w_v"], h), beta)
+            o = [sum(a * b for a, b in zip(line, q, strict=True)) for line in state]
+            if config.use_norm:
+                size = sqrt(sum(a * a for a in o) / len(o) + config.eps)
+                o = [a / size * b for a, b in zip(o, w["w_norm"], strict=True)]
+            for c, a in enumerate(o):
+                for d in range(config.d_model):
+                    y[t][d] += a * w["w_o"][h][c][d]
+    return y
+
+
+def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
+    """Outputs."""
+    return {"y": scalar_rows(config, loops, inputs, params)}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_scalar_loops(example: str, call: str) -> None:
+    assert not disagreement(witness, Case("delta", example, call, "float64"))
+
+
+# One result in three forms --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("form", "size"), [("parallel", 1), ("chunked", 1), ("chunked", 3), ("chunked", 9)])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_forms_agree(name: str, form: str, size: int) -> None:
+    """Chunks of one position, chunks that do not divide the length, one chunk longer than it."""
+    assert not forms_apart(TREES[name], replace(FORMS, form="recurrent"), form=form, chunk_size=size)
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_padding_is_not_there(name: str, form: str) -> None:
+    assert not padding_seen(TREES[name], replace(FORMS, form=form))
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_steps_are_the_full_pass(name: str, form: str) -> None:
+    assert not steps_apart(TREES[name], replace(FORMS, form=form))
+
+
+# PyTorch's own functions ----------------------------------------------------------------------------------------------
+
+
+def test_torch_solve_triangular() -> None:
+    """The pseudo-values of the whole sequence by PyTorch's triangular solver; gradients by its autograd."""
+    config = replace(FORMS, use_norm=False, form="parallel")
+    weights, x = weights_of(config), np.random.default_rng(1).normal(size=(2, 7, 5))
+    leaves = {"query": torch.from_numpy(x).requires_grad_()}
+    leaves |= {name: torch.from_numpy(p).requires_grad_() for name, p in weights.items()}
+    q, k, v = (torch.einsum("btd,dhk->bhtk", leaves["query"], leaves[f"w_{p}"]) for p in "qkv")
+    q, k = (torch.nn.functional.silu(z) for z in (q, k))
+    q, k = (z / torch.sqrt((z * z).sum(-1, keepdim=True) + config.eps) for z in (q, k))
+    beta = torch.sigmoid(torch.einsum("btd,dh->bht", leaves["query"], leaves["w_beta"]))[..., None]
+    system = torch.tril(beta * k @ k.mT, -1) + torch.eye(7, dtype=torch.float64)
+    corrected = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)
+    y = torch.einsum("bhtv,hvd->btd", torch.tril(q @ k.mT) @ corrected, leaves["w_o"])
+    want = bounded(config, {"query": x}, weights)
+    assert ratio(y.detach(), want["y"]) <= 1
+    for name, grad in torch_gradients(y, **leaves).items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+# What it is known to do -----------------------------------------------------------------------------------------------
+
+
+def test_a_value_written_again_replaces_the_old_one(tree: Tree) -> None:
+    """The same key twice with a writing strength of 1: the state holds the second value alone."""
+    config = Config(d_model=3, num_heads=1, head_dim=1, value_head_dim=1, form="recurrent", use_norm=False)
+    one, other, third = (np.eye(3)[i][:, None, None] for i in range(3))
+    weights = {"w_q": one, "w_k": 2.0**30 * one, "w_v": other, "w_beta": 2.0**10 * third[:, :, 0]}
+    layer = layer_of(tree, config, weights | {"w_o": np.ones((1, 1, 3))})
+    x = np.array([[[1.0, 5.0, 1.0], [1.0, 7.0, 1.0]]])
+    states = tree.trace(layer, {"query": x})[1]["states"]
+    assert np.all(np.abs(states.ravel() - [5.0, 7.0]) <= 32 * np.finfo(np.float64).eps * 7)
+
+
+# Planted bugs ---------------------------------------------------------------------------------------------------------
+
+
+def planted(name: str, fix: str, old: str, new: str, example: str, **own: Any) -> Mutant:
+    return Mutant(name, "delta.py", old, new, "delta", example, fix=fix, **own)
+
+
+MUTANTS = (
+    planted(
+        "old value not taken out of the state",
+        "write the difference to what the state holds for the key, not the value",
+        'corrected = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))',
+        "corrected = beta[..., None] * v",
+        "recurrent",
+    ),
+    planted(
+        "triangular system not solved",
+        "solve for the corrected values row by row: a row takes the corrected rows before it",
+        'unit[:, None] - einsum("bhs,bhsj->bhj", pair, rows)',
+        "unit[:, None] - pair",
+        "whole",
+    ),
+    planted(
+        "queries of a chunk read the given values",
+        "within a chunk too a query reads what was written: the corrected values",
+        "kept, corrected.reshape(v.shape)) + einsum",
+        "kept, v * beta) + einsum",
+        "chunked",
+    ),
+    planted(
+        "writing strength missing in what a chunk erases",
+        "scale the keys by beta on both sides of the system",
+        'einsum("bths,bshk->bthk", solved, k * beta)',
+        'einsum("bths,bshk->bthk", solved, k)',
+        "chunked",
+    ),
+    planted(
+        "norm of the keys before silu",
+        "apply silu first, then divide by the length",
+        "l2_norm(silu(k), c.eps)",
+        "silu(l2_norm(k, c.eps))",
+        "recurrent",
+    ),
+    planted(
+        "gradient of a state not taken out along the key",
+        "a state's gradient loses what its key takes out of the state",
+        'return dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dcorrected), (dcorrected, dk)',
+        "return dstate, (dcorrected, dk)",
+        "recurrent",
+        trees=("attn_np",),
+    ),
+)

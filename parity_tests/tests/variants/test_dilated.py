@@ -1,0 +1,172 @@
+"""Dilated attention against scalar loops, patterns drawn by hand, and multi-head attention under a mask."""
+
+from math import inf, sqrt
+
+import numpy as np
+import pytest
+
+from attn_np.contract import mha
+from attn_np.contract.dilated import EXAMPLES, Config
+from parity_tests.bounds.error_arrays import ErrArray
+from parity_tests.judge.cases import CALLS, Case
+from parity_tests.mistakes.plant import NUMPY, at
+from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.witness import (
+    bounded,
+    cotangent,
+    disagreement,
+    each_row,
+    heads_by_hand,
+    layer_of,
+    ratio,
+    stacked,
+    weights_of,
+)
+
+
+@pytest.fixture(params=list(TREES))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+# Scalar loops ---------------------------------------------------------------------------------------------------------
+
+
+def sees(config: Config, i: int, j: int) -> bool:
+    """Key j is among those that the query reaches, going left and then right by whole dilations."""
+    left, right = config.steps or (None, None)
+    reached, place, taken = {i}, i - config.dilation, 1
+    while place >= 0 and (left is None or taken <= left):
+        reached.add(place)
+        place, taken = place - config.dilation, taken + 1
+    place, taken = i + config.dilation, 1
+    while place <= j and (right is None or taken <= right):
+        reached.add(place)
+        place, taken = place + config.dilation, taken + 1
+    return j in reached
+
+
+def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
+    """Outputs and the weights of every head."""
+    x = inputs["query"]
+    b, t, _ = x.shape
+    config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
+    w = {name: p.tolist() for name, p in params.items()}
+
+    def score(h: int, i: int, j: int, q: list[float], k: list[float]) -> float:
+        scale = 1 / sqrt(len(q)) if config.scale is None else config.scale
+        return scale * sum(a * b for a, b in zip(q, k, strict=True)) if sees(config, i, j) else -inf
+
+    return stacked([heads_by_hand(config, w, row, score) for row in rows], "y", "out1")
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_scalar_loops(example: str, call: str) -> None:
+    assert not disagreement(witness, Case("dilated", example, call, "float64"))
+
+
+# Who sees whom --------------------------------------------------------------------------------------------------------
+
+PATTERNS = {
+    "both": ({"dilation": 2, "steps": (1, 1)}, "x.x... .x.x.. x.x.x. .x.x.x ..x.x. ...x.x"),
+    "causal": ({"dilation": 2, "steps": (1, 1), "causal": True}, "x..... .x.... x.x... .x.x.. ..x.x. ...x.x"),
+    "strided": ({"dilation": 3, "causal": True}, "x...... .x..... ..x.... x..x... .x..x.. ..x..x. x..x..x"),
+    "left": ({"dilation": 2, "steps": (None, 0)}, "x.... .x... x.x.. .x.x. x.x.x"),
+    "itself": ({"dilation": 2, "steps": (0, 0)}, "x.. .x. ..x"),
+    "neighbours": ({"dilation": 1, "steps": (1, 0)}, "x.. xx. .xx"),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_the_pattern(tree: Tree, name: str) -> None:
+    """Weights are not 0 exactly where there is an x."""
+    fields, rows = PATTERNS[name]
+    want = np.array([[place == "x" for place in row] for row in rows.split()])
+    config = Config(d_model=6, num_heads=2, **fields)
+    x = np.random.default_rng(0).normal(size=(2, len(want), 6))
+    _, weights = tree(layer_of(tree, config, weights_of(config)), {"query": x}, return_weights=True)
+    assert np.array_equal(weights != 0, np.broadcast_to(want, weights.shape))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_it_is_multi_head_attention_under_a_mask(tree: Tree, name: str) -> None:
+    """Outputs and gradients, beside a mask of the caller's own."""
+    fields, rows = PATTERNS[name]
+    pattern = np.array([[place == "x" for place in row] for row in rows.split()])
+    config, whole = Config(d_model=6, num_heads=2, **fields), mha.Config(d_model=6, num_heads=2)
+    rng, w, t = np.random.default_rng(1), weights_of(config), len(pattern)
+    inputs: Arrays = {"query": rng.normal(size=(2, t, 6)), "mask": rng.random((2, 2, t, t)) < 0.75}
+    layer, want = layer_of(tree, config, w), bounded(whole, inputs | {"mask": inputs["mask"] & pattern}, w)
+    got = {"y": tree(layer, inputs)[0]} | tree.gradients(layer, inputs, cotangent((2, t, 6)))
+    for name, x in got.items():
+        # The gradient of the keys' bias is 0 but for rounding: the bound itself is asked, as no bound is small to it.
+        assert np.all(np.abs(x - want[name].v) <= want[name].b) if name == "db_k" else ratio(x, want[name]) <= 1, name
+
+
+@pytest.mark.parametrize("tree", [TREES["numpy"], TREES["torch"]], ids=["numpy", "torch"])
+def test_a_cache_reaches_back_whole_dilations(tree: Tree) -> None:
+    """Two steps of three positions need seven slots: the own one and six before."""
+    config = Config(d_model=6, num_heads=2, dilation=3, steps=(2, None), causal=True)
+    w, x = weights_of(config), np.random.default_rng(2).normal(size=(2, 17, 6))
+    layer, want = layer_of(tree, config, w), bounded(config, {"query": x}, w)["y"]
+    cache, found = layer.init_cache(2, 17), []
+    assert {array.shape[1] for array in cache.arrays.values()} == {7 + 1}
+    for part in np.split(x, [1, 2, 9, 10, 15], axis=1):
+        y, cache = layer.step(tree.array(np.ascontiguousarray(part)), cache)
+        found.append(tree.numpy(y))
+    assert ratio(np.concatenate(found, axis=1), ErrArray(want.v, 2 * want.b)) <= 1
+
+
+def test_without_gaps_it_is_a_window(tree: Tree) -> None:
+    config = Config(d_model=6, num_heads=2, dilation=1, steps=(2, 1))
+    w, x = weights_of(config), np.random.default_rng(3).normal(size=(2, 7, 6))
+    want = bounded(mha.Config(d_model=6, num_heads=2, window=(2, 1)), {"query": x}, w)["y"]
+    assert ratio(tree(layer_of(tree, config, w), {"query": x})[0], want) <= 1
+
+
+def test_fields_that_cannot_be(tree: Tree) -> None:
+    for field, value in (("dilation", 0), ("steps", (1, -1))):
+        with pytest.raises(ValueError, match=f"dilated: expected {field} to be "):
+            tree.package.build("dilated", d_model=6, num_heads=2, **{"dilation": 2, field: value})
+
+
+# Planted bugs ---------------------------------------------------------------------------------------------------------
+
+both, causal = at("dilated.py", "dilated", "both"), at("dilated.py", "dilated", "causal")
+COUNT = "count the reach in steps of the dilation: left * dilation positions to the left"
+
+MUTANTS = (
+    causal("reach of a dilated window counted in positions", COUNT, "offset >= -left * c.dilation", "offset >= -left"),
+    both(
+        "one step more to the right than asked for",
+        "see no key beyond right * dilation positions",
+        "offset <= right * c.dilation",
+        "offset < (right + 1) * c.dilation + 1",
+    ),
+    both(
+        "dilated keys counted from the first position",
+        "take whole dilations from the query's own position: (s - t) mod dilation is 0",
+        "in_window = offset % c.dilation == 0",
+        "in_window = (key_at[:, None, :] + 0 * offset) % c.dilation == 0",
+    ),
+    both(
+        "gaps of the window forgotten",
+        "a dilated window hides the positions between its steps",
+        "in_window = offset % c.dilation == 0",
+        "in_window = offset == offset",
+    ),
+    causal(
+        "pattern of the dilation forgotten where a mask is given",
+        "apply the given mask and the pattern together",
+        "in_window[:, None] & mask",
+        "mask",
+    ),
+    both(
+        "dropped weights kept in the backward of a dilated window",
+        "drop in the backward what the forward dropped, and divide by the same share",
+        "attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)",
+        "attend_vjp(tape, dcontext, scale=c.scale)",
+        trees=NUMPY,
+    ),
+)

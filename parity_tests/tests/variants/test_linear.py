@@ -1,0 +1,206 @@
+"""Linear attention against scalar loops, its three forms against each other, and softmax-free attention by hand."""
+
+from dataclasses import replace
+from math import exp
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attn_np.contract.linear import EXAMPLES, Config
+from parity_tests.judge.cases import CALLS, Case
+from parity_tests.mistakes import Mutant
+from parity_tests.tests.forms import forms_apart, padding_seen, scalar_rows, steps_apart
+from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.witness import bounded, disagreement, layer_of, ratio, torch_gradients, weights_of
+
+
+@pytest.fixture(params=list(TREES))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+FORMS = Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, causal=True)
+
+
+# Scalar loops: equation 5 with the similarity phi(q) phi(k), pair by pair ---------------------------------------------
+
+
+def projected(x: list[float], w: Any, b: Any, h: int) -> list[float]:
+    width = range(len(w[0][h]))
+    return [sum(a * w[d][h][e] for d, a in enumerate(x)) + (b[h][e] if b else 0.0) for e in width]
+
+
+def phi(x: float) -> float:
+    return x + 1 if x > 0 else exp(x)
+
+
+def loops(config: Config, w: Any, x: Any) -> Any:
+    """Outputs of one sequence: no state anywhere, every query meets every key it may see."""
+    y = [list(w.get("b_o", [0.0] * config.d_model)) for _ in x]
+    for h in range(config.num_heads):
+        q, k, v = ([projected(row, w[f"w_{p}"], w.get(f"b_{p}"), h) for row in x] for p in "qkv")
+        for i, q_i in enumerate(q):
+            pairs = list(zip(k, v, strict=True))[: i + 1 if config.causal else len(k)]
+            weights = [sum(phi(a) * phi(b) for a, b in zip(q_i, k_j, strict=True)) for k_j, _ in pairs]
+            total = sum(weights) + config.eps if config.normalize else 1.0
+            for c in range(len(v[0])):
+                context = sum(a * v_j[c] for a, (_, v_j) in zip(weights, pairs, strict=True)) / total
+                for d in range(config.d_model):
+                    y[i][d] += context * w["w_o"][h][c][d]
+    return y
+
+
+def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
+    """Outputs."""
+    return {"y": scalar_rows(config, loops, inputs, params)}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_scalar_loops(example: str, call: str) -> None:
+    assert not disagreement(witness, Case("linear", example, call, "float64"))
+
+
+# One result in three forms --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(("form", "size"), [("recurrent", 1), ("chunked", 1), ("chunked", 3), ("chunked", 9)])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_forms_agree(name: str, form: str, size: int, normalize: bool) -> None:
+    """Chunks of one position, chunks that do not divide the length, one chunk longer than it."""
+    assert not forms_apart(TREES[name], replace(FORMS, normalize=normalize), form=form, chunk_size=size)
+
+
+def test_the_parallel_form_is_causal_in_every_tree(tree: Tree) -> None:
+    """No example has it: that in this form sees every key."""
+    assert not forms_apart(tree, replace(FORMS, form="recurrent"), form="parallel")
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_padding_is_not_there(name: str, form: str) -> None:
+    assert not padding_seen(TREES[name], replace(FORMS, form=form, chunk_size=3))
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_steps_are_the_full_pass(name: str, form: str) -> None:
+    assert not steps_apart(TREES[name], replace(FORMS, form=form, chunk_size=3))
+
+
+def test_the_state_does_not_grow(tree: Tree) -> None:
+    """However many positions there is room for, the cache is one matrix and one vector for each head."""
+    layer = tree.package.build("linear", **FORMS.as_dict())
+    for room in (1, 64):
+        arrays = layer.init_cache(2, room).arrays
+        assert {name: tuple(x.shape) for name, x in arrays.items()} == {"state": (2, 2, 3, 7), "total": (2, 2, 3)}
+
+
+# PyTorch's own functions ----------------------------------------------------------------------------------------------
+
+
+def test_torch_elu_by_pairs() -> None:
+    """phi is torch's elu + 1, and the causal sum one masked matrix; gradients by PyTorch's autograd."""
+    config = replace(FORMS, use_bias=False)
+    weights, x = weights_of(config), np.random.default_rng(1).normal(size=(2, 7, 5))
+    leaves = {"query": torch.from_numpy(x).requires_grad_()}
+    leaves |= {name: torch.from_numpy(p).requires_grad_() for name, p in weights.items()}
+    q, k, v = (torch.einsum("btd,dhk->bhtk", leaves["query"], leaves[f"w_{p}"]) for p in "qkv")
+    scores = torch.tril((torch.nn.functional.elu(q) + 1) @ (torch.nn.functional.elu(k) + 1).mT)
+    context = (scores / (scores.sum(-1, keepdim=True) + config.eps)) @ v
+    y = torch.einsum("bhtv,hvd->btd", context, leaves["w_o"])
+    want = bounded(config, {"query": x}, weights)
+    assert ratio(y.detach(), want["y"]) <= 1
+    for name, grad in torch_gradients(y, **leaves).items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+# Numbers known beforehand ---------------------------------------------------------------------------------------------
+
+
+def test_equal_keys_share_evenly(tree: Tree) -> None:
+    """With w_k = 0 every key is the same: normalised, a query reads the mean of the values so far."""
+    config = Config(d_model=2, num_heads=1, causal=True, form="recurrent", eps=0.0, use_bias=False)
+    eye = np.eye(2)[:, None]
+    layer = layer_of(tree, config, {"w_q": eye, "w_k": 0 * eye, "w_v": eye, "w_o": np.eye(2)[None]})
+    x = np.array([[[4.0, 0.0], [0.0, 2.0], [0.0, 4.0], [4.0, 2.0]]])
+    assert tree(layer, {"query": x})[0].tolist() == [[[4.0, 0.0], [2.0, 1.0], [4 / 3, 2.0], [2.0, 2.0]]]
+
+
+def test_large_inputs_have_finite_gradients(tree: Tree) -> None:
+    """Where exp would overflow the feature map is x + 1."""
+    layer, inputs = layer_of(tree, FORMS, weights_of(FORMS)), {"query": np.full((1, 3, 5), 2.0**12)}
+    assert all(np.isfinite(x).all() for x in tree.gradients(layer, inputs, np.ones((1, 3, 5))).values())
+
+
+# Fields ---------------------------------------------------------------------------------------------------------------
+
+
+REFUSED = {
+    "eps": ({"eps": -1.0}, "eps of at least 0, got -1.0; it is added to a sum of weights"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_fields_that_do_not_go_together(tree: Tree, why: str) -> None:
+    fields, words = REFUSED[why]
+    with pytest.raises(ValueError) as caught:
+        tree.package.build("linear", d_model=6, num_heads=2, **fields)
+    assert str(caught.value) == f"linear: expected {words}"
+
+
+# Planted bugs ---------------------------------------------------------------------------------------------------------
+
+
+def planted(name: str, fix: str, old: str, new: str, example: str, **own: Any) -> Mutant:
+    return Mutant(name, "linear.py", old, new, "linear", example, fix=fix, **own)
+
+
+MUTANTS = (
+    planted(
+        "feature map without its 1",
+        "map q and k by elu(x) + 1: features must be positive",
+        "return where(x > 0, x + 1.0, exp(where(x > 0, 0.0, x)))",
+        "return where(x > 0, x, exp(where(x > 0, 0.0, x)) - 1.0)",
+        "whole",
+    ),
+    planted(
+        "padding hidden before the feature map",
+        "hide padded keys behind the feature map: phi(0) is 1",
+        'zero_unseen("bt->bthk", real, features(k))',
+        'features(zero_unseen("bt->bthk", real, k))',
+        "whole",
+    ),
+    planted(
+        "a chunk begins with its own state",
+        "begin each chunk from the state before it",
+        "concatenate([start[:, None], states], 1)[:, :-1]",
+        "states",
+        "chunked",
+    ),
+    planted(
+        "a query reads before its own key is added",
+        "add the key of a position to the state first: a query sees itself",
+        'return einsum("bthk,bthkv->bthv", q, states), end',
+        'return einsum("bthk,bthkv->bthv", q, concatenate([start[:, None], states], 1)[:, :-1]), end',
+        "recurrent",
+    ),
+    planted(
+        "chunk not causal within itself",
+        "hide later keys of a query's own chunk too",
+        "kept=where(visible, scores, 0.0)",
+        "kept=scores",
+        "chunked",
+    ),
+    planted(
+        "gradient of the normaliser left out",
+        "the divisor depends on queries and keys too: give its gradient to both",
+        "-np.sum(dcontext * context / weight, axis=-1, keepdims=True)",
+        "0.0 * weight",
+        "whole",
+        trees=("attn_np",),
+    ),
+)

@@ -1,0 +1,277 @@
+"""Latent attention against scalar loops, its two forms against each other, and the heads that its latents stand for."""
+
+from dataclasses import replace
+from math import cos, exp, log, pi, sin, sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attn_np.contract import rotary
+from attn_np.contract.mla import EXAMPLES, Config
+from parity_tests.bounds.error_arrays import ErrArray
+from parity_tests.judge.cases import CALLS, Case
+from parity_tests.mistakes.plant import at
+from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.witness import (
+    bounded,
+    cotangent,
+    disagreement,
+    each_row,
+    layer_of,
+    ratio,
+    stacked,
+    torch_gradients,
+    weights_of,
+)
+
+
+@pytest.fixture(params=list(TREES))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape)
+
+
+# Scalar loops, from equations 37 to 47 --------------------------------------------------------------------------------
+
+
+def times(x: list[float], w: list[list[float]]) -> list[float]:
+    return [sum(a * row[c] for a, row in zip(x, w, strict=True)) for c in range(len(w[0]))]
+
+
+def normed(x: list[float], weight: list[float], eps: float) -> list[float]:
+    size = sqrt(sum(a * a for a in x) / len(x) + eps)
+    return [a / size * g for a, g in zip(x, weight, strict=True)]
+
+
+def angles(c: Config) -> tuple[list[float], float]:
+    """By how much each pair turns from one position to the next, and what its length is multiplied with."""
+    s, length = c.scaling_factor or 1.0, c.original_max_positions or 1
+    found = [c.rope_base ** (-i / (c.rope_dim // 2)) for i in range(c.rope_dim // 2)]
+    if c.scaling == "longrope":
+        return [a / own for a, own in zip(found, c.long_factor or (), strict=True)], c.attention_factor or 1.0
+    turns = [length * a / (2 * pi) for a in found]
+    if c.scaling == "llama3":
+        low, high = c.low_freq_factor or 1, c.high_freq_factor or 4
+        keeps = [min(max((n - low) / (high - low), 0), 1) for n in turns]
+        return [a * (keep + (1 - keep) / s) for a, keep in zip(found, keeps, strict=True)], 1.0
+    # The number of a pair is linear in the logarithm of its turns; the ramp is over the numbers.
+    ends = [log(length / (2 * pi * n)) / log(c.rope_base) * c.rope_dim / 2 for n in (c.beta_fast, c.beta_slow) if n]
+    first, last = max(ends[0], 0), min(ends[1], c.rope_dim - 1)
+    keeps = [min(max((last - i) / (last - first), 0), 1) for i in range(len(found))]
+    return [a * (keep + (1 - keep) / s) for a, keep in zip(found, keeps, strict=True)], 1 + log(s) / 10
+
+
+def turned(c: Config, x: list[float], place: int) -> list[float]:
+    thetas, longer = angles(c)
+    out, half = list(x), len(x) // 2
+    for i, theta in enumerate(thetas):
+        first, second = (i, i + half) if c.layout == "half" else (2 * i, 2 * i + 1)
+        a, b, m = x[first] * longer, x[second] * longer, place * theta
+        out[first], out[second] = a * cos(m) - b * sin(m), a * sin(m) + b * cos(m)
+    return out
+
+
+def loops(c: Config, w: Any, x: Any, places: Any, mask: Any, bias: Any, keep: Any) -> tuple[Any, Any]:
+    """Output and weights of one batch row: every head's keys and values are made, one number at a time."""
+    t, n = len(x), c.nope_dim
+    scale = 1 / sqrt(c.nope_dim + c.rope_dim) if c.scale is None else c.scale
+    y, weights = [[0.0] * c.d_model for _ in x], []
+    asked = x if c.q_rank is None else [normed(times(word, w["w_dq"]), w["w_q_norm"], c.norm_eps) for word in x]
+    latents = [normed(times(word, w["w_dkv"]), w["w_kv_norm"], c.norm_eps) for word in x]
+    shared = [turned(c, times(word, w["w_k_rot"]), m) for word, m in zip(x, places, strict=True)]
+    for h in range(c.num_heads):
+        w_q, w_uk, w_uv = ([row[h] for row in w[name]] for name in ("w_q", "w_uk", "w_uv"))
+        q = [times(word, w_q) for word in asked]
+        q = [word[:n] + turned(c, word[n:], m) for word, m in zip(q, places, strict=True)]
+        k = [times(latent, w_uk) + key for latent, key in zip(latents, shared, strict=True)]
+        v = [times(latent, w_uv) for latent in latents]
+        alphas = []
+        for i in range(t):
+            raised = []
+            for j in range(t):
+                score = scale * sum(a * b for a, b in zip(q[i], k[j], strict=True)) + bias[h][i][j]
+                raised.append(exp(score) if mask[h][i][j] and not (c.causal and j > i) else 0.0)
+            alphas.append([e / sum(raised) if e else 0.0 for e in raised])
+            used = [a / (1 - c.dropout) * kept for a, kept in zip(alphas[i], keep[h][i], strict=True)]
+            context = times(used, v)
+            y[i] = [total + part for total, part in zip(y[i], times(context, w["w_o"][h]), strict=True)]
+        weights.append(alphas)
+    return y, weights
+
+
+def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
+    """Outputs and the weights of every head."""
+    x = inputs["query"]
+    b, t, _ = x.shape
+    places = inputs.get("positions", np.broadcast_to(np.arange(t), (b, t)))
+    config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
+    w = {name: p.tolist() for name, p in params.items()}
+    found = [loops(config, w, row[0], at.tolist(), *row[1:]) for row, at in zip(rows, places, strict=True)]
+    return stacked(found, "y", "out1")
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_scalar_loops(example: str, call: str) -> None:
+    assert not disagreement(witness, Case("mla", example, call, "float64"))
+
+
+# Two forms ------------------------------------------------------------------------------------------------------------
+
+
+def small(**fields: Any) -> Config:
+    widths: dict[str, Any] = {"kv_rank": 5, "nope_dim": 2, "rope_dim": 4, "value_head_dim": 7}
+    return Config(d_model=11, num_heads=3, **widths | fields)
+
+
+@pytest.mark.parametrize("q_rank", [None, 13])
+def test_absorbed_is_expanded(tree: Tree, q_rank: int | None) -> None:
+    """The same weights give the same outputs, weights and gradients."""
+    config = small(q_rank=q_rank, causal=True, dropout=0.5, max_positions=31)
+    other, w, rng = replace(config, absorbed=True), weights_of(config), np.random.default_rng(0)
+    inputs = {"query": normal(2, 5, 11), "mask": rng.random((2, 3, 5, 5)) < 0.7, "keep": rng.random((2, 3, 5, 5)) < 0.5}
+    inputs |= {"bias": normal(2, 3, 5, 5), "positions": rng.integers(0, 31, (2, 5))}
+    layer = layer_of(tree, other, w)
+    y, probs = tree(layer, inputs, return_weights=True)
+    got = {"y": y, "out1": probs} | tree.gradients(layer, inputs, cotangent(y.shape))
+    want, limit = bounded(config, inputs, w), bounded(other, inputs, w)
+    assert set(got) == set(want) == set(limit)
+    for name, x in got.items():
+        assert ratio(x, ErrArray(want[name].v, want[name].b + limit[name].b)) <= 1, name
+
+
+@pytest.mark.parametrize("absorbed", [False, True])
+def test_the_cache_is_the_latent_and_one_key(absorbed: bool) -> None:
+    """So many numbers for each position, whatever the number of heads; a form goes on from the other's cache."""
+    config = small(absorbed=absorbed, causal=True)
+    w, x = weights_of(config), normal(2, 5, 11)
+    for tree in TREES.values():
+        layer, other = layer_of(tree, config, w), layer_of(tree, replace(config, absorbed=not absorbed), w)
+        cache = layer.init_cache(2, 5, dtype="float64")
+        assert {name: tuple(a.shape)[2:] for name, a in cache.arrays.items()} == {"latent": (5,), "k_rot": (4,)}
+        first, cache = layer.step(tree.array(x[:, :3]), cache)
+        last, cache = other.step(tree.array(x[:, 3:]), cache)
+        want = bounded(config, {"query": x}, w)["y"]
+        found = np.concatenate([tree.numpy(first), tree.numpy(last)], axis=1)
+        limit = bounded(replace(config, absorbed=not absorbed), {"query": x}, w)["y"]
+        assert ratio(found, ErrArray(want.v, want.b + limit.b)) <= 1, tree.name
+
+
+def test_written_out_it_is_attention_with_rotary_positions(tree: Tree) -> None:
+    """Without norms to speak of and with square w_dkv: keys of `rotary`, the part that turns first."""
+    config = small(causal=True, layout="half", kv_rank=11, norm_eps=2.0**60)
+    w, x = weights_of(config), {"query": normal(2, 5, 11)}
+    w["w_dkv"], w["w_kv_norm"] = np.eye(11), np.full(11, 2.0**30)
+    first = {"w_q": np.concatenate([w["w_q"][..., 2:], w["w_q"][..., :2]], axis=-1), "w_v": w["w_uv"], "w_o": w["w_o"]}
+    shared = np.broadcast_to(w["w_k_rot"][:, None], (11, 3, 4))
+    first["w_k"] = np.concatenate([shared, w["w_uk"]], axis=-1)
+    whole = rotary.Config(
+        d_model=11, num_heads=3, head_dim=6, value_head_dim=7, rotary_dim=4, causal=True, use_bias=False
+    )
+    # x / sqrt(mean x^2 + 2^60) * 2^30 is x, up to a relative error of mean x^2 / 2^61, far below a rounding.
+    want, limit = bounded(whole, x, first)["y"], bounded(config, x, w)["y"]
+    (y,) = tree(layer_of(tree, config, w), x)
+    assert ratio(y, ErrArray(want.v, want.b + limit.b)) <= 1
+
+
+def test_torch_rms_norm_and_scaled_dot_product_attention() -> None:
+    """Outputs and every gradient, with PyTorch's own norm, complex products and attention."""
+    config = small(q_rank=13, causal=True)
+    w, x = weights_of(config), torch.from_numpy(normal(2, 5, 11)).requires_grad_()
+    p = {name: torch.from_numpy(a).requires_grad_() for name, a in w.items()}
+    phases = torch.arange(5).double()[:, None] * 10000.0 ** (-torch.arange(0, 4, 2).double() / 4)
+    turn = torch.polar(torch.ones_like(phases), phases)
+
+    def turned(a: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.view_as_complex(a.unflatten(-1, (2, 2)).contiguous()) * turn).flatten(-2)
+
+    def norm(a: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(a, a.shape[-1:], weight, eps=config.norm_eps)
+
+    latent = norm(x @ p["w_dkv"], p["w_kv_norm"])
+    q = torch.einsum("bte,ehk->bhtk", norm(x @ p["w_dq"], p["w_q_norm"]), p["w_q"])
+    q = torch.cat([q[..., :2], turned(q[..., 2:])], -1)
+    key = turned(x @ p["w_k_rot"])[:, None].expand(-1, 3, -1, -1)
+    k = torch.cat([torch.einsum("bsz,zhq->bhsq", latent, p["w_uk"]), key], -1)
+    v = torch.einsum("bsz,zhv->bhsv", latent, p["w_uv"])
+    found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    y = torch.einsum("bhtv,hvd->btd", found, p["w_o"])
+    want = bounded(config, {"query": x.detach().numpy()}, w)
+    assert ratio(y.detach(), want["y"]) <= 1
+    for name, grad in torch_gradients(y, query=x, **p).items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+# Fields ---------------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_of_the_queries() -> None:
+    assert "w_dq" not in small().params()
+    assert small().shapes()["w_q"] == (11, 3, 6)
+    assert small(q_rank=13).shapes()["w_q"] == (13, 3, 6)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "odd": ({"rope_dim": 3}, "an even number of rotated dimensions, got 3"),
+    "rank": ({"kv_rank": 0}, "kv_rank to be an integer of at least 1, got 0"),
+    "form": ({"absorbed": "yes"}, "absorbed to be True or False, got 'yes'"),
+    "eps": ({"norm_eps": 0.0}, "norm_eps to be a finite int or float above 0.0, got 0.0"),
+    "factors": (
+        {"scaling": "longrope", "original_max_positions": 8, "short_factor": (1.0, 1.0), "long_factor": (1.0,)},
+        "long_factor to be 2 finite numbers above 0, got (1.0,)",
+    ),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_fields_that_cannot_be_right(why: str) -> None:
+    fields, words = REFUSED[why]
+    with pytest.raises(ValueError) as caught:
+        small(**fields)
+    assert str(caught.value).startswith(f"mla: expected {words}")
+
+
+expanded, absorbed = (at("mla.py", "mla", example) for example in ("expanded", "absorbed"))
+MUTANTS = (
+    absorbed(
+        "latent attention scaled by the width of the latent",
+        "the scale is 1/sqrt(nope_dim + rope_dim) in either form",
+        "scale=c.factor(), keep",
+        "scale=c.factor() if c.scale or not c.absorbed else q.shape[-1] ** -0.5, keep",
+    ),
+    expanded(
+        "shared key not turned",
+        "turn the shared key by its position before it is kept",
+        'rotate(einsum("bsd,dy->bsy", key, self.w_k_rot), cos, sin, c.layout)',
+        'einsum("bsd,dy->bsy", key, self.w_k_rot)',
+    ),
+    expanded(
+        "latent not normed",
+        "norm the latent (RMS, with a weight) before keys and values are made of it",
+        "latent=rms_norm(latent, self.w_kv_norm, c.norm_eps)",
+        "latent=latent",
+    ),
+    absorbed(
+        "latent normed with another eps",
+        "take eps as the weights were trained with it, 1e-6 in DeepSeek's models",
+        "latent=rms_norm(latent, self.w_kv_norm, c.norm_eps)",
+        "latent=rms_norm(latent, self.w_kv_norm, c.norm_eps / 2)",
+    ),
+    absorbed(
+        "absorbed queries without their turned part",
+        "compare the turned parts too: scores are q_nope w_uk c + q_rot k_rot",
+        "q = concatenate([q_nope, q_rot], -1)",
+        "q = concatenate([q_nope, 0.0 * q_rot], -1)",
+    ),
+    expanded(
+        "turned part of the queries taken from the front",
+        "the first nope_dim numbers of a query stay, the last rope_dim turn",
+        'q_nope, q_rot = q[..., : n["q"]], rotate(q[..., n["q"] :], cos, sin, c.layout)',
+        'q_nope, q_rot = q[..., n["y"] :], rotate(q[..., : n["y"]], cos, sin, c.layout)',
+    ),
+)

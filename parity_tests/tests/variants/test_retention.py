@@ -1,0 +1,268 @@
+"""Retention against scalar loops, its three forms against each other, and PyTorch's group norm."""
+
+from dataclasses import replace
+from math import cos, exp, sin, sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attn_np.contract.retention import EXAMPLES, Config
+from parity_tests.judge.cases import CALLS, Case
+from parity_tests.mistakes import Mutant
+from parity_tests.tests.forms import forms_apart, padding_seen, scalar_rows, steps_apart
+from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.witness import bounded, disagreement, layer_of, ratio, torch_gradients, weights_of
+
+
+@pytest.fixture(params=list(TREES))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+FORMS = Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, exponent=1.0, use_bias=True)
+TURNED = replace(FORMS, head_dim=6, rope_base=20.0)
+
+
+# Scalar loops: o_n = sum over m <= n of gamma^(n-m) (q_n k_m) v_m, pair by pair --------------------------------------
+
+
+def projected(x: list[float], w: Any, b: Any, h: int) -> list[float]:
+    width = range(len(w[0][h]))
+    return [sum(a * w[d][h][e] for d, a in enumerate(x)) + (b[h][e] if b else 0.0) for e in width]
+
+
+def normed(config: Config, x: list[float]) -> list[float]:
+    mean = sum(x) / len(x) if config.norm == "layer" else 0.0
+    size = sqrt(sum((a - mean) ** 2 for a in x) / len(x) + config.eps)
+    return [(a - mean) / size for a in x]
+
+
+def turned(config: Config, x: list[float], n: int) -> list[float]:
+    """x e^{i n theta}: pairs as complex numbers, each turned by its own angle."""
+    if config.rope_base is None:
+        return x
+    pairs, found = len(x) // 2, list(x)
+    for i in range(pairs):
+        steps = (pairs - 1 if pairs > 1 else 1) if config.spacing == "closed" else pairs
+        angle = n / config.rope_base ** (i / steps)
+        a, b = (2 * i, 2 * i + 1) if config.layout == "interleaved" else (i, i + pairs)
+        found[a], found[b] = x[a] * cos(angle) - x[b] * sin(angle), x[a] * sin(angle) + x[b] * cos(angle)
+    return found
+
+
+def loops(config: Config, w: Any, x: Any) -> Any:
+    """Outputs of one sequence: no state anywhere, every query meets every key up to its own."""
+    y = [list(w.get("b_o", [0.0] * config.d_model)) for _ in x]
+    for h in range(config.num_heads):
+        gamma = 1 - 2.0 ** (-config.exponent - h)
+        q, k, v, g = ([projected(row, w[f"w_{p}"], w.get(f"b_{p}"), h) for row in x] for p in "qkvg")
+        q, k = ([turned(config, row, n) for n, row in enumerate(rows)] for rows in (q, k))
+        for n in range(len(x)):
+            o = [0.0] * len(v[0])
+            for m in range(n + 1):
+                score = sum(a * b for a, b in zip(q[n], k[m], strict=True)) / sqrt(len(q[n])) * gamma ** (n - m)
+                o = [a + score * b for a, b in zip(o, v[m], strict=True)]
+            for c, a in enumerate(normed(config, o)):
+                swish = g[n][c] / (1 + exp(-g[n][c]))
+                for d in range(config.d_model):
+                    y[n][d] += swish * a * w["w_o"][h][c][d]
+    return y
+
+
+def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
+    """Outputs."""
+    return {"y": scalar_rows(config, loops, inputs, params)}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_scalar_loops(example: str, call: str) -> None:
+    assert not disagreement(witness, Case("retention", example, call, "float64"))
+
+
+# One result in three forms --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("form", "size"), [("recurrent", 1), ("chunked", 1), ("chunked", 3), ("chunked", 9)])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_forms_agree(name: str, form: str, size: int) -> None:
+    """Chunks of one position, chunks that do not divide the length, one chunk longer than it."""
+    for config in (FORMS, TURNED):
+        assert not forms_apart(TREES[name], config, form=form, chunk_size=size)
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_padding_is_not_there(name: str, form: str) -> None:
+    """It takes no time either: what fades between two positions does not know of padding between them."""
+    for config in (FORMS, TURNED):
+        assert not padding_seen(TREES[name], replace(config, form=form, chunk_size=3))
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_steps_are_the_full_pass(name: str, form: str) -> None:
+    for config in (FORMS, TURNED):
+        assert not steps_apart(TREES[name], replace(config, form=form, chunk_size=3))
+
+
+# PyTorch's own functions ----------------------------------------------------------------------------------------------
+
+
+def test_torch_group_norm() -> None:
+    """The decay matrix by powers, the norm as one group for each head; gradients by PyTorch's autograd."""
+    weights, x = weights_of(FORMS), np.random.default_rng(1).normal(size=(2, 7, 5))
+    leaves = {"query": torch.from_numpy(x).requires_grad_()}
+    leaves |= {name: torch.from_numpy(p).requires_grad_() for name, p in weights.items()}
+    q, k, v, g = (
+        torch.einsum("btd,dhk->bhtk", leaves["query"], leaves[f"w_{p}"]) + leaves[f"b_{p}"][:, None] for p in "qkvg"
+    )
+    gamma, places = 1 - 2.0 ** (-1.0 - torch.arange(2.0, dtype=torch.float64)), torch.arange(7)
+    decay = torch.tril(gamma[:, None, None] ** (places[:, None] - places).clamp(min=0))
+    context = (q @ k.mT * decay / sqrt(3)) @ v
+    rows = context.permute(0, 2, 1, 3).reshape(14, 14)
+    norm = torch.nn.functional.group_norm(rows, 2, eps=FORMS.eps).reshape(2, 7, 2, 7).permute(0, 2, 1, 3)
+    y = torch.einsum("bhtv,hvd->btd", torch.nn.functional.silu(g) * norm, leaves["w_o"]) + leaves["b_o"]
+    want = bounded(FORMS, {"query": x}, weights)
+    assert ratio(y.detach(), want["y"]) <= 1
+    for name, grad in torch_gradients(y, **leaves).items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+@pytest.mark.parametrize("spacing", ["closed", "open"])
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+def test_complex_numbers(layout: str, spacing: str) -> None:
+    """Scores are real parts of q e^(i n theta) times the conjugate of k e^(i m theta), by PyTorch's complex numbers."""
+    config = replace(TURNED, layout=layout, spacing=spacing)
+    weights, x = weights_of(config), np.random.default_rng(1).normal(size=(2, 7, 5))
+    angles = 20.0 ** -torch.linspace(0, 1, 3 if spacing == "closed" else 4, dtype=torch.float64)[:3]
+    phases = torch.polar(torch.ones(7, 3, dtype=torch.float64), torch.arange(7)[:, None] * angles)
+    q, k, v, g = (
+        torch.einsum("btd,dhk->bhtk", torch.from_numpy(x), torch.from_numpy(weights[f"w_{p}"]))
+        + torch.from_numpy(weights[f"b_{p}"])[:, None]
+        for p in "qkvg"
+    )
+    axis = -1 if layout == "interleaved" else -2
+    pair = (3, 2) if layout == "interleaved" else (2, 3)
+    q, k = (torch.complex(*z.unflatten(-1, pair).unbind(axis)) * phases for z in (q, k))
+    gamma, places = 1 - 2.0 ** (-1.0 - torch.arange(2.0, dtype=torch.float64)), torch.arange(7)
+    decay = torch.tril(gamma[:, None, None] ** (places[:, None] - places).clamp(min=0))
+    context = ((q @ k.mH).real * decay / sqrt(6)) @ v
+    norm = torch.nn.functional.layer_norm(context, (7,), eps=config.eps)
+    gated = torch.nn.functional.silu(g) * norm
+    y = torch.einsum("bhtv,hvd->btd", gated, torch.from_numpy(weights["w_o"])) + torch.from_numpy(weights["b_o"])
+    assert ratio(y, bounded(config, {"query": x}, weights)["y"]) <= 1
+
+
+# Numbers known beforehand ---------------------------------------------------------------------------------------------
+
+
+def test_a_state_fades_by_its_heads_factor(tree: Tree) -> None:
+    """One key at the first position, read at the third: it is there with gamma squared, by heads."""
+    config = Config(d_model=2, num_heads=2, head_dim=1, value_head_dim=1, exponent=1.0, form="recurrent")
+    eye = np.eye(2)[:, :, None]
+    layer = layer_of(tree, config, {f"w_{p}": eye for p in "qkvg"} | {"w_o": np.moveaxis(eye, 0, -1)})
+    x = np.array([[[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]])
+    states = tree.trace(layer, {"query": x})[1]["states"]
+    gamma = np.array([0.5, 0.75])
+    want = gamma ** np.arange(3)[:, None]
+    assert np.all(np.abs(states.reshape(3, 2) - want) <= 16 * np.finfo(np.float64).eps)
+
+
+def test_a_huge_distance_leaves_nothing(tree: Tree) -> None:
+    """The decay of later keys is selected away before its power could overflow."""
+    config = replace(FORMS, exponent=0.001)
+    layer, inputs = layer_of(tree, config, weights_of(config)), {"query": np.ones((1, 200, 5))}
+    assert np.isfinite(tree(layer, inputs)[0]).all()
+    assert all(np.isfinite(x).all() for x in tree.gradients(layer, inputs, np.ones((1, 200, 5))).values())
+
+
+def test_angles_per_position() -> None:
+    """As in the authors' code from 1 to 1 / rope_base, and as rotary positions have them."""
+    closed = Config(d_model=6, num_heads=1, rope_base=64.0)
+    assert closed.frequencies(7) == (1.0, 0.125, 0.015625)
+    assert replace(closed, head_dim=4, spacing="open").frequencies(7) == (1.0, 0.125)
+    assert replace(closed, head_dim=2).frequencies(7) == (1.0,)
+
+
+def test_only_pairs_turn(tree: Tree) -> None:
+    with pytest.raises(ValueError, match="retention: expected an even head width with rope_base, got 3; set head_dim="):
+        tree.package.build("retention", d_model=6, num_heads=2, rope_base=50.0)
+
+
+# Planted bugs ---------------------------------------------------------------------------------------------------------
+
+
+def planted(name: str, fix: str, old: str, new: str, example: str, **own: Any) -> Mutant:
+    return Mutant(name, "retention.py", old, new, "retention", example, fix=fix, **own)
+
+
+MUTANTS = (
+    planted(
+        "padding lets the state fade",
+        "count distances in real positions",
+        "one = where(real, 1.0 + zeros((b, t), logs), 0.0)",
+        "one = 1.0 + zeros((b, t), logs)",
+        "chunked",
+    ),
+    planted(
+        "state read at the start of a chunk without fading",
+        "let the state before a chunk fade by the place in the chunk",
+        'from_state = einsum("bthk,bhkv->bthv", q, start) * decay.from_start[..., None]',
+        'from_state = einsum("bthk,bhkv->bthv", q, start)',
+        "chunked",
+    ),
+    planted(
+        "keys of a chunk added without fading",
+        "let a key fade up to the end of its chunk before it joins the state",
+        'added = einsum("bshk,bshv->bhkv", k * decay.to_end[..., None], v)',
+        'added = einsum("bshk,bshv->bhkv", k, v)',
+        "chunked",
+    ),
+    planted(
+        "a key fades at its own position",
+        "a key's weight at its own position is 1: add it after the state faded",
+        "state = factors[:, :, None, None] * state + added\n",
+        "state = factors[:, :, None, None] * (state + added)\n",
+        "recurrent",
+    ),
+    planted(
+        "gate before the norm",
+        "norm the heads first, gate then",
+        "gated=silu(g) * normed",
+        "gated=silu(g) * context",
+        "pairs",
+    ),
+    planted(
+        "keys that do not turn",
+        "turn queries and keys, each by its own position: the score then knows the distance",
+        "k_rot=rotate(k, cos, sin, c.layout)",
+        "k_rot=k",
+        "recurrent",
+    ),
+    planted(
+        "padding takes a place where positions turn",
+        "count positions over the real ones, as the decay does",
+        "real=is_real if step is None else None",
+        "real=is_real | ~is_real if step is None else None",
+        "chunked",
+    ),
+    planted(
+        "gradient turned further in place of back",
+        "turn gradients back, by the negative angles",
+        "rotate(dk, cos, sin, c.layout, back=True)",
+        "rotate(dk, cos, sin, c.layout)",
+        "recurrent",
+        trees=("attn_np",),
+    ),
+    planted(
+        "gradient of the states does not fade",
+        "a state's gradient fades on its way to the state before it",
+        "dstate = dstate + later[:, :, None, None] * dlater",
+        "dstate = dstate + dlater",
+        "recurrent",
+        trees=("attn_np",),
+    ),
+)

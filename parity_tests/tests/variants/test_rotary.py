@@ -1,0 +1,446 @@
+"""Rotary positions against scalar loops of complex numbers, PyTorch's complex products, and published formulas."""
+
+from dataclasses import replace
+from importlib import import_module
+from math import cos, exp, log, pi, sin, sqrt, tanh
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from attn_np.contract import mha
+from attn_np.contract.rotary import EXAMPLES, Config
+from attn_np.weights import rotary_layout
+from parity_tests.bounds.error_arrays import UNIT, ErrArray
+from parity_tests.judge.cases import CALLS, Case
+from parity_tests.mistakes import TREES as PACKAGES
+from parity_tests.tests.inputs import TREES, Arrays, Tree, same
+from parity_tests.tests.witness import (
+    bounded,
+    cotangent,
+    disagreement,
+    each_row,
+    layer_of,
+    ratio,
+    stacked,
+    torch_gradients,
+    weights_of,
+)
+
+
+@pytest.fixture(params=list(TREES))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return TREES[request.param]
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape)
+
+
+# Scalar loops, from section 3.2 of the paper --------------------------------------------------------------------------
+
+
+def crossing(c: Config, width: int, turns: float) -> float:
+    """The pair, as a real number, that makes so many turns in the original length: found by halving."""
+    low, high = -100.0, 100.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        often = (c.original_max_positions or 1) * exp(-2 * middle / width * log(c.rope_base)) / (2 * pi) > turns
+        low, high = (middle, high) if often else (low, middle)
+    return low
+
+
+def published(c: Config, width: int, length: int) -> list[float]:
+    """theta of every pair."""
+    base, s, original = c.rope_base, c.scaling_factor or 1.0, c.original_max_positions or 1
+    if c.scaling == "dynamic":
+        base *= (s * max(length, original) / original - (s - 1)) ** (width / (width - 2))
+    first, last = 0.0, 0.0
+    if c.scaling == "yarn":
+        first, last = crossing(c, width, c.beta_fast or 32), crossing(c, width, c.beta_slow or 1)
+        if c.truncate:
+            first, last = float(int(first // 1)), -float(int(-last // 1))
+        first, last = max(first, 0.0), min(last, width - 1.0)
+    found = []
+    for i in range(width // 2):
+        theta = exp(-2 * i / width * log(base))
+        if c.scaling == "linear":
+            theta /= s
+        elif c.scaling == "yarn":
+            stays = 1.0 if i <= first else 0.0 if i >= last else (last - i) / (last - first)
+            theta = theta * stays + theta / s * (1 - stays)
+        elif c.scaling == "llama3":
+            wavelength, low, high = 2 * pi / theta, c.low_freq_factor or 1, c.high_freq_factor or 4
+            smooth = (original / wavelength - low) / (high - low)
+            if wavelength > original / low:
+                theta /= s
+            elif wavelength >= original / high:
+                theta = (1 - smooth) * theta / s + smooth * theta
+        elif c.scaling == "longrope":
+            theta /= ((c.long_factor if length > original else c.short_factor) or ())[i]
+        found.append(theta)
+    return found
+
+
+def stretch(c: Config) -> float:
+    """The attention factor."""
+    if c.attention_factor is not None:
+        return c.attention_factor
+    s = c.scaling_factor or 1.0
+    grown = {"yarn": 0.1 * log(s) + 1, "longrope": sqrt(1 + log(s) / log(c.original_max_positions or 2))}
+    return grown.get(c.scaling or "", 1.0) if s > 1 else 1.0
+
+
+def turned(c: Config, x: list[float], place: int, thetas: list[float]) -> list[float]:
+    """Each pair as a complex number, times e^(i m theta)."""
+    out, n = list(x), len(thetas)
+    for i, theta in enumerate(thetas):
+        first, second = (i, i + n) if c.layout == "half" else (2 * i, 2 * i + 1)
+        z = complex(x[first], x[second]) * complex(cos(place * theta), sin(place * theta)) * stretch(c)
+        out[first], out[second] = z.real, z.imag
+    return out
+
+
+def loops(c: Config, w: Any, x: Any, places: Any, thetas: Any, mask: Any, bias: Any, keep: Any) -> tuple[Any, Any]:
+    """Output and weights of one batch row, one number at a time."""
+    left, right = c.window or (None, None)
+    d, heads, t = c.d_model, c.num_heads, len(x)
+    y, weights = [list(w.get("b_o", [0.0] * d)) for _ in x], []
+
+    def part(name: str, h: int, i: int) -> list[float]:
+        offset = w[f"b_{name}"][h] if f"b_{name}" in w else [0.0] * len(w[f"w_{name}"][0][h])
+        return [o + sum(x[i][n] * w[f"w_{name}"][n][h][e] for n in range(d)) for e, o in enumerate(offset)]
+
+    for h in range(heads):
+        q, k = ([turned(c, part(name, h, i), places[i], thetas) for i in range(t)] for name in "qk")
+        v = [part("v", h, i) for i in range(t)]
+        alphas = []
+        for i in range(t):
+            raised = []
+            for j in range(t):
+                hidden = not mask[h][i][j] or (c.causal and j > i)
+                hidden = hidden or (left is not None and j < i - left) or (right is not None and j > i + right)
+                score = (1 / sqrt(len(q[i])) if c.scale is None else c.scale) * sum(map(lambda a, b: a * b, q[i], k[j]))
+                score = score if c.softcap is None else c.softcap * tanh(score / c.softcap)
+                raised.append(0.0 if hidden else exp(score + bias[h][i][j]))
+            alphas.append([e / sum(raised) if e else 0.0 for e in raised])
+            used = [a / (1 - c.dropout) * kept for a, kept in zip(alphas[i], keep[h][i], strict=True)]
+            for e in range(len(v[0])):
+                found = sum(a * word[e] for a, word in zip(used, v, strict=True))
+                y[i] = [total + found * row for total, row in zip(y[i], w["w_o"][h][e], strict=True)]
+        weights.append(alphas)
+    return y, weights
+
+
+def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
+    """Outputs and the weights of every head."""
+    x = inputs["query"]
+    b, t, _ = x.shape
+    places = inputs.get("positions", np.broadcast_to(np.arange(t), (b, t)))
+    length = config.max_positions if "positions" in inputs else t
+    thetas = published(config, config.rotary_dim or params["w_q"].shape[-1], length or 0)
+    config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
+    w = {name: p.tolist() for name, p in params.items()}
+    found = [loops(config, w, row[0], at.tolist(), thetas, *row[1:]) for row, at in zip(rows, places, strict=True)]
+    return stacked(found, "y", "out1")
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_scalar_loops(example: str, call: str) -> None:
+    assert not disagreement(witness, Case("rotary", example, call, "float64"))
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+MANY = 131072
+WIDE: dict[str, Any] = {"d_model": 16, "num_heads": 1}
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "large base": {"rope_base": 5e6},
+    "linear": {"scaling": "linear", "scaling_factor": 4.0},
+    "dynamic": {"scaling": "dynamic", "scaling_factor": 2.0, "original_max_positions": 4096},
+    "dynamic, within": {"scaling": "dynamic", "scaling_factor": 2.0, "original_max_positions": MANY},
+    "yarn": {"scaling": "yarn", "scaling_factor": 32.0, "original_max_positions": 4096, "rope_base": 150000.0},
+    "yarn, real ramp": {
+        "scaling": "yarn",
+        "scaling_factor": 40.0,
+        "original_max_positions": 4096,
+        "truncate": False,
+        "beta_fast": 100.0,
+        "beta_slow": 2.0,
+        "attention_factor": 1.125,
+    },
+    "yarn, ramp by default": {
+        "scaling": "yarn",
+        "scaling_factor": 4.0,
+        "original_max_positions": 4096,
+        "truncate": False,
+    },
+    "yarn, ramp beyond the last pair": {
+        "scaling": "yarn",
+        "scaling_factor": 4.0,
+        "original_max_positions": MANY,
+        "rope_base": 100.0,
+        "beta_fast": 5000.0,
+    },
+    "yarn, step in place of a ramp": {
+        "scaling": "yarn",
+        "scaling_factor": 4.0,
+        "original_max_positions": 4096,
+        "truncate": False,
+        "beta_fast": 8.0,
+        "beta_slow": 8.0,
+    },
+    "llama3": {
+        "scaling": "llama3",
+        "scaling_factor": 8.0,
+        "original_max_positions": 8192,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "rope_base": 500000.0,
+    },
+    "longrope": {
+        "scaling": "longrope",
+        "scaling_factor": 32.0,
+        "original_max_positions": 4096,
+        "short_factor": tuple(1.0 + 0.03 * i for i in range(8)),
+        "long_factor": tuple(1.0 + 4.7 * i for i in range(8)),
+    },
+    "longrope, within": {
+        "scaling": "longrope",
+        "original_max_positions": MANY,
+        "short_factor": tuple(1.0 + 0.03 * i for i in range(8)),
+        "long_factor": (2.0,) * 8,
+    },
+}
+SAMPLED = np.unique(np.concatenate([np.geomspace(1, MANY, 200).astype(int) - 1, [MANY - 1]]))
+
+
+def expected(config: Config, length: int, dtype: str) -> ErrArray:
+    """Cosines and sines of the sampled positions by scalar functions, and what roundings may change.
+
+    A frequency is a few dozen operations away from the fields; its error moves the angle in proportion. An error of a
+    ramp between two frequencies counts as often as one of them is larger. Then come cosine, factor, and the one
+    rounding to the type.
+    """
+    thetas, grown, u = published(config, 16, length), stretch(config), UNIT["float64"]
+    found = np.array([[[grown * f(int(m) * theta) for theta in thetas] for m in SAMPLED] for f in (cos, sin)])
+    angles = np.array([[int(m) * theta for theta in thetas] for m in SAMPLED])
+    moved = grown * (64 * u * angles * (config.scaling_factor or 1.0) + 8 * u)
+    return ErrArray(found, moved + (UNIT[dtype] if dtype != "float64" else 0.0) * np.abs(found))
+
+
+def made(package: str, config: Config, length: int, dtype: str) -> np.ndarray:
+    """The tables of a tree."""
+    like = TREES[package.removeprefix("attn_").replace("np", "numpy")].array(np.zeros(1, dtype))
+    found = import_module(f"{package}._rotary").tables(config, length, dtype, like=like)
+    return found.numpy() if package == "attn_torch" else np.asarray(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_are_the_published_formulas_rounded_once(kind: str) -> None:
+    """Up to position 131071, and the same bits in every tree."""
+    config = Config(**WIDE, **KINDS[kind])
+    exact = made("attn_np", config, MANY, "float64")
+    assert ratio(exact[:, SAMPLED], expected(config, MANY, "float64")) <= 1
+    rounded = made("attn_np", config, MANY, "float32")
+    assert same(rounded, exact.astype(np.float32))
+    assert ratio(rounded[:, SAMPLED], expected(config, MANY, "float32")) <= 1
+    for package in PACKAGES:
+        assert same(made(package, config, MANY, "float32"), rounded), package
+        assert same(made(package, config, 64, "float64"), made("attn_np", config, 64, "float64")), package
+
+
+def test_angles_in_float32_would_be_seen() -> None:
+    config = Config(**WIDE)
+    angles = SAMPLED.astype(np.float32)[:, None] * np.array(config.frequencies(MANY), np.float32)
+    assert ratio(np.stack([np.cos(angles), np.sin(angles)]), expected(config, MANY, "float32")) > 1000
+
+
+def test_what_is_known_of_the_kinds() -> None:
+    """Numbers that need no formula: which pairs stay, which are slowed down by the whole factor."""
+    plain = np.array(Config(**WIDE, rope_base=500000.0).frequencies(1))
+    llama = np.array(Config(**WIDE, **KINDS["llama3"]).frequencies(1))
+    assert plain[0] == llama[0] == 1.0
+    assert same(llama[-2:] * 8.0, plain[-2:])
+    yarn = Config(**WIDE, **KINDS["yarn"])
+    plain = np.array(Config(**WIDE, rope_base=150000.0).frequencies(1))
+    assert same(np.array(yarn.frequencies(1))[:2], plain[:2])
+    assert same(np.array(yarn.frequencies(1))[-1:] * 32.0, plain[-1:])
+    assert yarn.amplitude() == 0.1 * log(32.0) + 1
+    assert Config(**WIDE, **KINDS["longrope"]).amplitude() == sqrt(1 + log(32.0) / log(4096))
+
+
+# Positions ------------------------------------------------------------------------------------------------------------
+
+
+def placed(**fields: Any) -> tuple[Config, Arrays, Arrays]:
+    """A layer that takes positions, its weights, and an input whose positions have gaps."""
+    config = Config(d_model=7, num_heads=3, head_dim=8, max_positions=101, **fields)
+    places = np.array([[0, 1, 2, 5, 6], [3, 4, 9, 10, 20]])
+    return config, weights_of(config), {"query": normal(2, 5, 7), "positions": places}
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_scores_see_differences_only(tree: Tree, layout: str) -> None:
+    """All positions moved by one number change nothing; one of them moved alone does."""
+    config, w, inputs = placed(layout=layout, rotary_dim=6)
+    layer, want = layer_of(tree, config, w), bounded(config, inputs, w)
+    moved = inputs | {"positions": inputs["positions"] + 77}
+    limit = bounded(config, moved, w)
+    for name, x in zip(("y", "out1"), tree(layer, moved, return_weights=True), strict=True):
+        assert ratio(x, ErrArray(want[name].v, want[name].b + limit[name].b)) <= 1, name
+    moved["positions"] = moved["positions"] + np.array([0, 0, 1, 0, 0])
+    assert ratio(tree(layer, moved)[0], want["y"]) > 1
+
+
+def test_one_place_for_all_is_attention_without_positions(tree: Tree) -> None:
+    """Outputs and gradients of mha, at position 0 and, but for rounding, at any other."""
+    config, w, inputs = placed()
+    plain = mha.Config(d_model=7, num_heads=3, head_dim=8)
+    want = bounded(plain, {"query": inputs["query"]}, w)
+    layer = layer_of(tree, config, w)
+    got = inputs | {"positions": np.zeros((2, 5), int)}
+    found = {"y": tree(layer, got)[0]} | tree.gradients(layer, got, cotangent((2, 5, 7)))
+    for name in set(found) - {"db_k"}:  # scores do not feel the bias of the keys: its gradient is rounding alone
+        assert ratio(found[name], want[name]) <= 1, name
+    got = inputs | {"positions": np.full((2, 5), 100)}
+    limit = bounded(config, got, w)["y"]
+    assert ratio(tree(layer, got)[0], ErrArray(want["y"].v, want["y"].b + limit.b)) <= 1
+
+
+@pytest.mark.parametrize("fields", [{}, {"rotary_dim": 6}, {"use_bias": False, "rotary_dim": 2}])
+def test_layouts_are_columns_in_another_order(tree: Tree, fields: dict[str, Any]) -> None:
+    config, w, inputs = placed(**fields)
+    other = replace(config, layout="interleaved")
+    moved = dict(w)
+    for name in ("w_q", "w_k", "b_q", "b_k"):
+        if name in w:
+            moved[name] = rotary_layout(w[name], "half", "interleaved", config.rotary_dim)
+            assert same(rotary_layout(moved[name], "interleaved", "half", config.rotary_dim), w[name])
+            assert not same(moved[name], w[name]) or config.rotary_dim == 2
+    want, limit = bounded(config, inputs, w), bounded(other, inputs, moved)
+    found = tree(layer_of(tree, other, moved), inputs, return_weights=True)
+    for name, x in zip(("y", "out1"), found, strict=True):
+        assert ratio(x, ErrArray(want[name].v, want[name].b + limit[name].b)) <= 1, name
+
+
+def test_columns_of_a_layout() -> None:
+    w = np.arange(7.0)[None]
+    assert rotary_layout(w, "half", "interleaved", 6).tolist() == [[0, 3, 1, 4, 2, 5, 6]]
+    assert rotary_layout(w, "interleaved", "half", 6).tolist() == [[0, 2, 4, 1, 3, 5, 6]]
+    assert rotary_layout(w, "half", "half", 6).tolist() == w.tolist()
+    with pytest.raises(ValueError, match="rotary_layout: expected target to be one of half, interleaved, got 'neox'"):
+        rotary_layout(w, "half", "neox", 6)
+    with pytest.raises(ValueError, match="rotary_layout: expected rotary_dim to be even, from 2 to 7, got 7"):
+        rotary_layout(w, "half", "interleaved")
+
+
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_cache_plans_for_its_room(package: str, scaling: str) -> None:
+    """Steps into a cache for 11 positions are the first of a full pass over 11."""
+    kinds: dict[str, dict[str, Any]] = {
+        "dynamic": {"scaling_factor": 3.0},
+        "longrope": {"short_factor": (1.0, 1.5, 2.0), "long_factor": (1.5, 3.0, 9.0), "scaling_factor": 3.0},
+    }
+    config = Config(
+        d_model=7, num_heads=3, head_dim=6, causal=True, scaling=scaling, original_max_positions=5, **kinds[scaling]
+    )
+    x, w, found = normal(2, 11, 7), weights_of(config), []
+    tree = TREES[package.removeprefix("attn_").replace("np", "numpy")]
+    layer = layer_of(tree, config, w)
+    cache = layer.init_cache(2, 11, dtype="float64")
+    for piece in (slice(0, 3), slice(3, 4)):
+        y, cache = layer.step(tree.array(x[:, piece]), cache)
+        found.append(tree.numpy(y))
+    want = bounded(config, {"query": x}, w)["y"]
+    assert ratio(np.concatenate(found, axis=1), want[:, :4]) <= 1
+    assert ratio(want[:, :4].v, bounded(config, {"query": x[:, :4]}, w)["y"]) > 1
+
+
+def test_positions_beyond_the_table() -> None:
+    """An error where they are known; under jit NaN, never another position's angles."""
+    config, w, inputs = placed()
+    inputs["positions"] = inputs["positions"] + np.array([[0], [81]])
+    for tree in TREES.values():
+        layer = layer_of(tree, config, w)
+        with pytest.raises(ValueError) as caught:
+            layer(**tree.arrays(inputs))
+        assert str(caught.value) == "rotary: expected positions from 0 to 100, got 0 to 101; set max_positions="
+        with pytest.raises(ValueError, match="got -1 to 100"):
+            layer(**tree.arrays(inputs | {"positions": inputs["positions"] - 1}))
+    layer = layer_of(TREES["jax"], config, w)
+    y = np.asarray(jax.jit(lambda x, places: layer(x, positions=places))(inputs["query"], inputs["positions"]))
+    assert np.isfinite(y[0]).all()
+    assert np.isnan(y[1]).all()
+
+
+# PyTorch's complex numbers --------------------------------------------------------------------------------------------
+
+
+def test_torch_complex_products() -> None:
+    """As Llama's reference code turns pairs: outputs and gradients."""
+    config, w, inputs = placed(layout="interleaved")
+    leaves = {name: torch.from_numpy(p).requires_grad_() for name, p in w.items()}
+    x = torch.from_numpy(inputs["query"]).requires_grad_()
+    angles = torch.from_numpy(inputs["positions"])[..., None] * 10000.0 ** (-torch.arange(0, 8, 2).double() / 8)
+    turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+    q, k, v = (torch.einsum("btd,dhk->bhtk", x, leaves[f"w_{n}"]) + leaves[f"b_{n}"][:, None] for n in "qkv")
+    q, k = (
+        torch.view_as_real(torch.view_as_complex(part.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2)
+        for part in (q, k)
+    )
+    found = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    y = torch.einsum("bhtv,hvd->btd", found, leaves["w_o"]) + leaves["b_o"]
+    want = bounded(config, inputs, w)
+    assert ratio(y.detach(), want["y"]) <= 1
+    for name, grad in torch_gradients(y, query=x, **leaves).items():
+        assert ratio(grad, want[name]) <= 1, name
+
+
+# Fields ---------------------------------------------------------------------------------------------------------------
+
+YARN: dict[str, Any] = {"scaling": "yarn", "scaling_factor": 2.0, "original_max_positions": 8}
+LONG: dict[str, Any] = {"scaling": "longrope", "short_factor": (1.0,) * 4, "long_factor": (2.0,) * 4}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "odd": ({"rotary_dim": 5}, "an even number of rotated dimensions, got 5"),
+    "wide": ({"rotary_dim": 10}, "rotary_dim of at most the head's width 8, got 10"),
+    "base": ({"rope_base": 1.0}, "rope_base to be a finite int or float above 1.0, got 1.0"),
+    "layout": ({"layout": "neox"}, "layout to be one of half, interleaved, got 'neox'"),
+    "kind": ({"scaling": "ntk"}, "scaling to be one of None, 'linear', 'dynamic', 'yarn', 'llama3', 'longrope'"),
+    "needed": ({"scaling": "linear"}, "scaling_factor for scaling='linear', got none; set scaling_factor="),
+    "unused": ({"scaling_factor": 2.0}, "no scaling_factor for scaling=None, got 2.0; leave scaling_factor out"),
+    "flag": ({"truncate": False}, "no truncate for scaling=None, got False; leave truncate out"),
+    "foreign": (YARN | {"low_freq_factor": 1.0}, "no low_freq_factor for scaling='yarn', got 1.0"),
+    "ramp": (
+        YARN | {"scaling": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 1.0},
+        "low_freq_factor below high_freq_factor, got 4.0 and 1.0",
+    ),
+    "few": (
+        LONG | {"original_max_positions": 8, "long_factor": (2.0,) * 3},
+        "long_factor to be 4 finite numbers above 0, got (2.0, 2.0, 2.0)",
+    ),
+    "one": (LONG | {"original_max_positions": 1, "scaling_factor": 2.0}, "original_max_positions of at least 2, got 1"),
+    "pair": (YARN | {"scaling": "dynamic", "rotary_dim": 2}, "more than one rotated pair for scaling='dynamic', got 1"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_fields_that_do_not_go_together(why: str) -> None:
+    fields, words = REFUSED[why]
+    with pytest.raises(ValueError) as caught:
+        Config(**WIDE | {"num_heads": 2}, **fields)
+    assert str(caught.value).startswith(f"rotary: expected {words}")
+
+
+def test_positions_need_a_limit(tree: Tree) -> None:
+    config = Config(d_model=6, num_heads=1)
+    with pytest.raises(ValueError) as caught:
+        tree(layer_of(tree, config, weights_of(config)), {"query": normal(1, 2, 6), "positions": np.array([[3, 4]])})
+    assert str(caught.value) == (
+        "rotary: expected no positions without max_positions, got some; set max_positions= above the largest position"
+    )

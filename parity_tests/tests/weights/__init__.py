@@ -1,0 +1,1 @@
+"""Weight files: ours, other libraries' layouts, and spoilt ones."""
