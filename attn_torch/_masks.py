@@ -6,8 +6,6 @@ from typing import Any
 from attn_np.contract._band import Band, window_limits
 from attn_torch._ops import Array, any_over, arange, clip, concatenate, cumsum, reorder, where
 
-__all__ = ["any_visible", "attention_mask", "unmasked_by_bias", "visibility", "zero_unseen"]
-
 Window = tuple[int | None, int | None] | None
 
 
