@@ -118,20 +118,10 @@ def load(
     """
     if into is not None and device is not None:
         raise ValueError(f"{into.config.variant}: expected no device= with into=, got {device!r}; move the layer")
-    target = requested_dtype(into.config if into else None, into.params() if into else {}, dtype)
-    file = read(
-        path,
-        config=into.config if into else None,
-        layout=layout,
-        variant=variant,
-        layer=layer,
-        part=part,
-        prefix=prefix,
-        dtype=target,
-        cast=cast,
-        finite=finite,
-        **config,
-    )
+    own = into.config if into else None
+    target = requested_dtype(own, into.params() if into else {}, dtype)
+    which: dict[str, Any] = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
+    file = read(path, config=own, dtype=target, cast=cast, finite=finite, **which, **config)
     name = check_dtype(file.config.variant, file.dtype or target or "float32")
     values = drain({key: from_numpy(file.values.pop(key), device) for key in file.config.shapes()})
     if into is None:
@@ -180,18 +170,9 @@ def load_pretrained(
         OSError: a folder or file that does not exist.
         ValueError, TypeError: arguments that cannot be right.
     """
-    pretrained = read_pretrained(
-        path,
-        layer,
-        part=part,
-        layout=layout,
-        prefix=prefix,
-        allow=allow,
-        dtype=None if dtype is None else check_dtype("load_pretrained", dtype),
-        cast=cast,
-        finite=finite,
-        **config,
-    )
+    target = None if dtype is None else check_dtype("load_pretrained", dtype)
+    which: dict[str, Any] = {"layout": layout, "part": part, "prefix": prefix, "allow": allow}
+    pretrained = read_pretrained(path, layer, dtype=target, cast=cast, finite=finite, **which, **config)
     if report is not None:
         report(pretrained.report())
     name = check_dtype(pretrained.config.variant, pretrained.dtype)
