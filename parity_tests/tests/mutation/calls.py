@@ -91,7 +91,8 @@ class Parts:
         if not found:
             raise AttributeError(f"ast_mutants: expected {name!r} in a shared file, got none; mend the check")
         own = [module for module in found if getattr(vars(module)[name], "__module__", "") == module.__name__]
-        return getattr((own or found)[0], name)
+        dialect = [module for module in found if module.__name__.endswith("._ops")]  # of names that NumPy defines
+        return getattr((own or dialect or found)[0], name)
 
 
 def made(alias: str, layer: Labelled, call: str = "full", dtype: str = "float64") -> tuple[Any, Arrays]:
