@@ -122,9 +122,11 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
         found["mask"] = rng.random(narrow(asked.mask)) < 0.7
     found = STYLES[style](rng, Case("dot_product", "", "", dtype), Drawn(found, {}, seed)).inputs
     found = {name: x.reshape(shapes.get(name, x.shape)) for name, x in found.items()}
-    if b > 1 and rng.random() < 0.5:
-        found["k"][-1] *= 30.0
-        found["v"][-1] *= 100.0 if dtype == "float16" else 1e15
+    # What holds for one row and head does not hold for the others.
+    if rng.random() < 0.5:
+        found["k"][-1, :, -1] *= 10.0 if dtype == "float16" else 300.0
+    if rng.random() < 0.3:
+        found["v"][-1, :, -1] *= {"float16": 10.0, "float64": 1e15}.get(dtype, 1e28)
     if asked.bias and rng.random() < 0.5:  # hides as a mask does
         found["bias"][..., min(t // 2, found["bias"].shape[-2] - 1), : s // 2] = -np.inf
     if asked.mask:
@@ -140,7 +142,7 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
         seen = visible(found.get("mask"), (b, h, t, s), asked.causal, window)
         shared = seen.reshape(b, g, h // g, t, s).any((2, 3)).swapaxes(1, 2)
         found["q"][~seen.any(-1).swapaxes(1, 2)] = found["k"][~shared] = np.nan
-        found["v"][~shared] = np.inf
+        found["v"][~shared] = rng.choice([0.0, np.inf])
     if asked.heads == "none":
         at = {name: 2 if name in shapes else 1 for name, x in found.items() if x.ndim == 4}
         found = {name: np.squeeze(x, at[name]) if name in at else x for name, x in found.items()}
