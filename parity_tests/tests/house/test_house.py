@@ -16,6 +16,7 @@ from attn_np import contract
 from attn_np.contract import Arg, Config, Param
 from attn_np.contract._letters import LETTERS
 from parity_tests.sync import generate, twins
+from parity_tests.tests.transforms import tables
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("attn_np", "attn_jax", "attn_torch")
@@ -511,7 +512,7 @@ def test_configs_survive_json(variant: str, example: str) -> None:
 
 
 def test_generated_files_are_fresh() -> None:
-    made = twins.twins() | generate.stubs_and_pages()
+    made = twins.twins() | generate.stubs_and_catalogue() | tables.page()
     old = [str(path.relative_to(ROOT)) for path in generate.stale(made)]
     assert not old, f"{', '.join(old)}: stale; run `{generate.COMMAND}`"
 
@@ -529,7 +530,7 @@ def test_a_stale_file_is_noticed(
     assert generate.main([]) == 0
     stub = tmp_path / "attn_np" / "__init__.pyi"
     stub.write_text(stub.read_text().replace("int = 0", "int = 1"))
-    assert list(generate.stale(generate.stubs_and_pages())) == [stub]
+    assert list(generate.stale(generate.stubs_and_catalogue())) == [stub]
     assert generate.main(["--frobnicate"]) == 2
 
 

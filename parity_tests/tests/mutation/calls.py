@@ -89,7 +89,7 @@ class Parts:
     def __getattr__(self, name: str) -> Any:
         found = [module for module in self._modules if name in vars(module)]
         if not found:
-            raise AttributeError(f"ast_mutants: expected {name!r} in a shared file, got none; mend the check")
+            raise AttributeError(f"mutants: expected {name!r} in a shared file, got none; mend the check")
         own = [module for module in found if getattr(vars(module)[name], "__module__", "") == module.__name__]
         offered = [module for module in found if name in getattr(module, "__all__", ())]  # such as NumPy's functions
         return getattr((own or offered or found)[0], name)

@@ -99,7 +99,7 @@ def reach(variants: tuple[str, ...]) -> tuple[Lines, ...]:
             RAN.clear()
             said = broken(check, alias)
             if said is not None:
-                raise ValueError(f"ast_mutants: expected the original to pass every check, got {said}; mend it first")
+                raise ValueError(f"mutants: expected the original to pass every check, got {said}; mend it first")
             found.append(frozenset(RAN))
     return tuple(found)
 
@@ -167,7 +167,7 @@ def run(short: bool = False, jobs: int = 2, progress: Progress | None = None, on
     """
     unknown = [file for file in only if file not in every()]
     if unknown:
-        raise ValueError(f"ast_mutants: expected files of attn_np, got {unknown[0]}; name some of {', '.join(every())}")
+        raise ValueError(f"mutants: expected files of attn_np, got {unknown[0]}; name some of {', '.join(every())}")
     places, tell = chosen(short, only), progress or (lambda done, of: None)
     tell(0, len(places))
     variants = needed(only or files())
