@@ -16,18 +16,9 @@ from typing import Any
 import numpy as np
 
 import attn_np
-from parity_tests.bounds.error_arrays import (
-    UNIT,
-    ErrArray,
-    Precision,
-    adopt,
-    delivered,
-    disown,
-    nearest,
-    precision_of,
-    roundings,
-    widened,
-)
+from parity_tests.bounds.copies import adopt, disown
+from parity_tests.bounds.error_array import ErrArray, delivered, nearest, widened
+from parity_tests.bounds.precision import UNIT, Precision, precision_of, roundings
 from parity_tests.explain.findings import Cause, Finding
 from parity_tests.explain.patterns import axes_of, patterns
 from parity_tests.judge.candidates import Outcome, extras, leaves, numpy_layer, pulled

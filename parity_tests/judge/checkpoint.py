@@ -12,7 +12,8 @@ from rich.table import Table
 
 from attn_np import weights
 from attn_np.contract import Config
-from parity_tests.bounds.error_arrays import delivered, precision_of, widened
+from parity_tests.bounds.error_array import delivered, widened
+from parity_tests.bounds.precision import precision_of
 from parity_tests.explain.causes import explain
 from parity_tests.judge.candidates import Candidate, Outcome, candidates, extras, leaves, numpy_layer
 from parity_tests.judge.cases import Case, Drawn, draw

@@ -19,7 +19,9 @@ import numpy as np
 
 from attn_np._ops import DTYPES
 from attn_np.contract._tape import Residuals
-from parity_tests.bounds.error_arrays import ErrArray, fast_precision_of, precision, precision_of, recompute, widened
+from parity_tests.bounds.error_array import ErrArray, widened
+from parity_tests.bounds.precision import fast_precision_of, precision, precision_of
+from parity_tests.bounds.softmax import recompute
 from parity_tests.judge.candidates import from_torch, to_torch
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.hard_inputs import STYLES

@@ -8,7 +8,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from attn_np import contract
-from parity_tests.bounds.error_arrays import Precision, fast_precision_of, precision_of
+from parity_tests.bounds.precision import Precision, fast_precision_of, precision_of
 from parity_tests.explain.causes import explain
 from parity_tests.explain.findings import Finding
 from parity_tests.judge.candidates import accelerators, attends, candidates, untaped

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from attn_np.contract import Config
-from parity_tests.bounds.error_arrays import ErrArray, delivered, precision, precision_of
+from parity_tests.bounds.error_array import ErrArray, delivered
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.candidates import leaves, numpy_layer
 from parity_tests.judge.cases import Case
 from parity_tests.judge.judging import compare

@@ -10,7 +10,8 @@ import pytest
 from attn_jax import _kernels, attend
 from attn_jax._ops import linear
 from attn_np._attend import attend as reference
-from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.tests.inputs import Arrays
 from parity_tests.tests.kernels.test_attend import context_shape, given, held, judged
 from parity_tests.tests.witness import cotangent

@@ -10,7 +10,7 @@ import numpy as np
 
 from attn_np import contract
 from attn_np.contract import Config
-from parity_tests.bounds.error_arrays import precision_of
+from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.candidates import leaves, numpy_layer
 from parity_tests.judge.cases import CALLS, TRUE, Case, Drawn, call_sizes, draw, given, tokens_below
 from parity_tests.judge.judging import reference

@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from parity_tests.bounds.error_arrays import ErrArray, adopt, disown, precision, precision_of
+from parity_tests.bounds.copies import adopt, disown
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
+from parity_tests.judge.calls import Call, Subject
 from parity_tests.judge.cases import Case, draw
-from parity_tests.judge.relations import RELATIONS, Call, Subject, apart, ratios
+from parity_tests.judge.relations import RELATIONS, apart, ratios
 from parity_tests.mistakes.evidence import louder, shared_heads
 from parity_tests.mistakes.plant import TREES, Mutant, planted
 

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from attn_np import contract
-from parity_tests.bounds.error_arrays import delivered, precision_of
+from parity_tests.bounds.error_array import delivered
+from parity_tests.bounds.precision import precision_of
 from parity_tests.commands.app import app
 from parity_tests.judge import ratchet, runner
 from parity_tests.judge.candidates import Candidate, Outcome, candidates, untaped

@@ -2,7 +2,7 @@
 
 `test_transforms_<tree>.py` has them: TRANSFORMS, the name of each with what is asked of it; EXEMPT, which gives a
 (transform, variant) that is left out its reason; and, where another file asks and not of every variant, ELSEWHERE, that
-file and the variants. `make sync` writes them into docs/transforms.md: `python -m parity_tests.tests.transforms.tables`.
+file and the variants. `make sync` writes them into docs/transforms.md (`-m parity_tests.tests.transforms.tables`).
 """
 
 import sys

@@ -90,7 +90,8 @@ def main(planted: str) -> None:
 
     import attn_jax
     from attn_jax import _kernels, attend
-    from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+    from parity_tests.bounds.error_array import ErrArray
+    from parity_tests.bounds.precision import precision, precision_of
     from parity_tests.judge.judging import compare
     from parity_tests.judge.kernels import blocks, by_numpy
     from parity_tests.tests.inputs import random_inputs

@@ -21,7 +21,7 @@ import pytest
 
 from attn_np import _kernels, contract
 from attn_np._api import ReplayedGenerator
-from parity_tests.bounds.error_arrays import precision_of
+from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.candidates import leaves, numpy_layer
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.judging import reference

@@ -13,7 +13,8 @@ import torch
 from attn_np.contract import mha
 from attn_np.contract.rotary import EXAMPLES, Config
 from attn_np.weights import rotary_layout
-from parity_tests.bounds.error_arrays import UNIT, ErrArray
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import UNIT
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.mistakes import TREES as PACKAGES
 from parity_tests.tests.inputs import TREES, Arrays, Tree, same
