@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from parity_tests.commands._shared import console, writable
+
 
 def main(
     one: Annotated[Path, typer.Argument(help="A trace, of `attn-parity trace` or `parity_tests.record`.")],
@@ -26,7 +28,6 @@ def main(
     import json as js
 
     from parity_tests import compare
-    from parity_tests.commands._shared import console, writable
     from parity_tests.ports import trace
     from parity_tests.report.differences import show_comparison, write_comparison
 

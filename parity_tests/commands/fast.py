@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from parity_tests.commands._shared import console, listed, progress, writable
+
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="How many seeds: the even ones with small blocks.")] = 2,
@@ -27,9 +29,8 @@ def main(
 
     from rich.table import Table
 
-    from parity_tests.commands._shared import console, listed, progress, writable
+    from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS
     from parity_tests.judge.kernels import Judged, combinations, work
-    from parity_tests.judge.runner import DTYPES, FRAMEWORKS
 
     writable(json)
     places, types = listed(frameworks, FRAMEWORKS, "a framework"), listed(dtypes, DTYPES, "a float dtype")

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from parity_tests.commands._shared import console, progress
+
 if TYPE_CHECKING:
     from parity_tests.judge.fuzz import Tally
 
@@ -22,7 +24,6 @@ def main(
 ) -> None:
     """Spoil weight files at random and read them: each must be refused by name, or give what it says."""
 
-    from parity_tests.commands._shared import console, progress
     from parity_tests.judge import fuzz
 
     if sys.platform == "win32":
@@ -56,7 +57,6 @@ def show(tally: "Tally", findings: list[str]) -> None:
     """Print the table of outcomes, and every finding."""
     from rich.table import Table
 
-    from parity_tests.commands._shared import console
     from parity_tests.judge import fuzz
 
     table = Table(box=None, pad_edge=False)

@@ -35,6 +35,8 @@ def main(
     """
     from parity_tests.judge import ratchet, runner
     from parity_tests.judge.cases import CALLS
+    from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS
+    from parity_tests.judge.result import Result
     from parity_tests.report import summary
     from parity_tests.report.html import write_html
 
@@ -45,8 +47,8 @@ def main(
     writable(json, html)
     plan = runner.Plan(
         variants=listed(variants, contract.variants(), "the name of a variant"),
-        dtypes=listed(dtypes, runner.DTYPES, "a float dtype") if dtypes or everything else runner.USUAL,
-        frameworks=listed(frameworks, runner.FRAMEWORKS, "a framework"),
+        dtypes=listed(dtypes, DTYPES, "a float dtype") if dtypes or everything else runner.USUAL,
+        frameworks=listed(frameworks, FRAMEWORKS, "a framework"),
         device=device,
         seed=seed,
         repeat=repeat,
@@ -57,7 +59,7 @@ def main(
     )
     if ratchet_update and ratchet.reason(plan):
         raise typer.BadParameter(f"--ratchet-update: expected a run with --all, got another: {ratchet.reason(plan)}")
-    result = runner.Result()
+    result = Result()
     with progress() as bar:
         task = bar.add_task("judging")
         for done, of, what, so_far in runner.run(plan, jobs):

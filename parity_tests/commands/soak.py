@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from parity_tests.commands._shared import console, listed, progress, writable
+
 
 def main(
     cases: Annotated[int, typer.Option(min=1, help="How many to judge at least.")] = 2000,
@@ -27,10 +29,9 @@ def main(
     from rich.table import Table
 
     from attn_np import contract
-    from parity_tests.commands._shared import console, listed, progress, writable
     from parity_tests.judge.candidates import attends
+    from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS
     from parity_tests.judge.hard_inputs import STYLES, hard_cases, soaked
-    from parity_tests.judge.runner import DTYPES, FRAMEWORKS
 
     writable(json)
     names = listed(variants, contract.variants(), "the name of a variant")

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from parity_tests.commands._shared import console, writable
+
 
 def main(
     variant: Annotated[
@@ -33,10 +35,9 @@ def main(
     import json
 
     from attn_np import contract
-    from parity_tests.commands._shared import console, writable
     from parity_tests.judge.cases import CALLS, Case, draw
     from parity_tests.judge.checkpoint import load as load_layer
-    from parity_tests.judge.runner import DTYPES, FRAMEWORKS, prepare
+    from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS, prepare
     from parity_tests.ports import trace
 
     def refuse(expected: str, got: object, option: str) -> typer.BadParameter:

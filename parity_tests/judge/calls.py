@@ -86,8 +86,11 @@ class Subject:
 
     def run(self, call: Call, dtype: str = "float64") -> Arrays:
         """Every output by its name: "y", "out1" and so on."""
-        more = extras(call.config.variant, call.config.layer)
-        layer, given = self.layer(call, dtype), {name: self.array(x) for name, x in call.inputs.items()}
+        return self.outputs(self.layer(call, dtype), call.inputs, **extras(call.config.variant, call.config.layer))
+
+    def outputs(self, layer: Any, inputs: Arrays, **more: Any) -> Arrays:
+        """What a layer of the tree gives, by the names of `run`."""
+        given = {name: self.array(x) for name, x in inputs.items()}
 
         def run(given: dict[str, Any]) -> dict[str, Any]:
             return leaves(layer(**given, **more))

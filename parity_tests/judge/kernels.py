@@ -24,9 +24,9 @@ from parity_tests.bounds.precision import fast_precision_of, precision, precisio
 from parity_tests.bounds.softmax import recompute
 from parity_tests.judge.candidates import from_torch, to_torch
 from parity_tests.judge.cases import Case, Drawn
+from parity_tests.judge.frameworks import prepare
 from parity_tests.judge.hard_inputs import STYLES
 from parity_tests.judge.judging import compare
-from parity_tests.judge.runner import prepare
 
 HARD = tuple(style for style in STYLES if style != "steep")  # which is about weights, and there are none
 LENGTHS = (5, 7, 11, 13, 17)

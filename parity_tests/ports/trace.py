@@ -32,6 +32,7 @@ from parity_tests.judge.candidates import (
     run_torch,
 )
 from parity_tests.judge.cases import Case, Drawn, draw
+from parity_tests.judge.frameworks import versions
 
 FORMAT = "attn-trace/1"
 KINDS = ("inputs", "params", "pulled", "outputs", "tape", "cotangents", "grads")
@@ -103,8 +104,6 @@ def narrowest(x: np.ndarray, dtype: str) -> np.ndarray:
 
 def record(candidate: Candidate, case: Case, drawn: Drawn | None = None, *, partial: bool = False) -> Trace:
     """Run a candidate with a tape and keep everything."""
-    from parity_tests.report.summary import versions
-
     drawn = drawn or draw(case)
     outcome = candidate.run(case, drawn, True)
     held = pulled(case, drawn, output_shapes(case, drawn))

@@ -10,7 +10,7 @@ from itertools import groupby
 from multiprocessing import get_context
 
 from attn_np import contract
-from parity_tests.judge import runner
+from parity_tests.judge import frameworks
 from parity_tests.judge.xla import compile_quickly
 from parity_tests.mistakes import THEMES, TREES, Mutant, evidence
 from parity_tests.tests.mutation.common_mode import oracle_free
@@ -77,7 +77,7 @@ def judged(place: Place) -> Verdict:
 def prepare() -> None:
     """What a process needs before it uses JAX: programs that run once are not worth being made fast."""
     compile_quickly()
-    runner.prepare(("torch", "jax"))
+    frameworks.prepare(("torch", "jax"))
 
 
 def judged_all(chunk: Sequence[Place]) -> list[Verdict]:

@@ -10,9 +10,10 @@ from attn_np import contract
 from parity_tests.judge import candidates as found
 from parity_tests.judge.candidates import Candidate, Outcome, accelerators, candidates, jax_function, run_numpy, untaped
 from parity_tests.judge.cases import CALLS, Case, Drawn, cases, given
+from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS, prepare
 from parity_tests.judge.judging import judge, judge_call
 from parity_tests.judge.kernels import TREES
-from parity_tests.judge.runner import DTYPES, FRAMEWORKS, Plan, prepare, selected, work
+from parity_tests.judge.runner import Plan, selected, work
 from parity_tests.tests.conftest import WHOLE
 
 EXAMPLES = [(variant, example) for variant in contract.variants() for example in contract.examples(variant)]
