@@ -34,7 +34,7 @@ def main(
     from parity_tests.explain.causes import catalogue
     from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS, prepare
 
-    writable(json)
+    writable(json=json)
     variants = listed(variant, contract.variants(), "the name of a variant")
     if not measure:
         table = Table("mistake", "what to do", title="known mistakes", title_justify="left", show_lines=True)

@@ -37,7 +37,7 @@ def main(
     from parity_tests.report.html import write_html
 
     result = Result()
-    writable(json, html, picture)
+    writable(file, file.with_name("config.json"), inputs, json=json, html=html, picture=picture)
     try:
         with console.status("judging"):
             where = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}

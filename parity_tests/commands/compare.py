@@ -37,7 +37,7 @@ def main(
         except ValueError:
             raise ValueError(f"{path}: expected a JSON object, their names to ours, got other text; mend it") from None
 
-    writable(json, html)
+    writable(one, other, names, json=json, html=html)
     try:
         renamed = None if names is None else mapped(names)
         first = trace.load(one)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import console, writable
+from parity_tests.commands._shared import console, creatable
 
 
 def main(
@@ -32,7 +32,7 @@ def main(
     from attn_np import weights
     from parity_tests.judge import checkpoint
 
-    writable(target)
+    creatable(target)
     if target.exists():
         raise typer.BadParameter(f"expected a new file, got {target}, which exists; name another or remove it")
     try:

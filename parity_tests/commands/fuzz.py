@@ -1,6 +1,7 @@
 """The word `fuzz`: the reader of weight files against spoilt ones."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,9 +38,9 @@ def main(
         show(tally, found)
         raise typer.Exit(1 if found else 0)
     told, tally, seconds = [], fuzz.Tally(), 1.0
-    with progress("{task.fields[state]}") as bar:
+    with progress("{task.fields[state]}") as bar, closing(fuzz.run(seed, first, files, jobs)) as tallies:
         task = bar.add_task("reading spoilt files", total=files, state="")
-        for tally in fuzz.run(seed, first, files, jobs):
+        for tally in tallies:
             # Kept as they come: a run that is stopped has them.
             for found in tally.findings[len(told) :]:
                 place = fuzz.keep(found, keep)

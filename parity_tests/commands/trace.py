@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import console, writable
+from parity_tests.commands._shared import console, creatable
 
 
 def main(
@@ -26,6 +26,7 @@ def main(
     device: Annotated[str, typer.Option(help="cpu, or the framework's name of an accelerator.")] = "cpu",
     jit: Annotated[bool, typer.Option(help="Compile with jax.jit.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of inputs, weights and incoming gradients.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file to write, where it exists.")] = False,
 ) -> None:
     """Record one run of a layer of ours: inputs, weights, every intermediate, outputs and gradients.
 
@@ -59,7 +60,10 @@ def main(
         raise refuse(f"one of {', '.join(DTYPES)}", dtype, "--dtype")
     if (variant or weights or like) is None or (like is not None and (variant or weights) is not None):
         raise typer.BadParameter("expected one of VARIANT, --weights and --like, got none or several; give one")
-    writable(out)
+    for source in (weights, like):
+        if source is not None and out.resolve().is_relative_to(source.resolve()):
+            raise typer.BadParameter(f"expected another file than is read, got --out {out}; name another")
+    creatable(out, overwrite)
     prepare((framework,))
     try:
         if like is not None:

@@ -122,12 +122,26 @@ def activations(path: Path, config: Config, dtype: str) -> tuple[dict[str, Any],
     unknown = sorted(set(held) - set(known))
     if unknown:
         raise ValueError(f"{path}: expected names among {', '.join(known)}, got {', '.join(unknown)}; rename them")
+    queries = (first, *(name for name in QUERY if name not in arguments))
+    for names in (queries, ("mask", "attention_mask"), OUTPUT, WEIGHTS):
+        several = [name for name in names if name in held]
+        if len(several) > 1:
+            raise ValueError(f"{path}: expected one of {', '.join(several)}, got {len(several)}; leave out all but one")
     inputs = {name: held[name] for name in arguments if name in held and arguments[name].kind in ("array", "bias")}
-    query = next((held[name] for name in QUERY if name in held), None)
+    query = next((held[name] for name in QUERY if name in held and name not in arguments), None)
     if first not in inputs and query is not None:
         inputs[first] = query
     if first not in inputs:
         raise ValueError(f"{path}: expected one of {', '.join(QUERY)}, got {', '.join(sorted(held))}; rename the input")
+    for name, x in inputs.items():
+        if x.size == 0:
+            raise ValueError(f"{path}: expected numbers in {name}, got the shape {x.shape}; record a row at least")
+        if np.isnan(widened(x)).any():
+            raise ValueError(f"{path}: expected numbers in {name}, got NaN; mend the recording")
+    for name in ("mask", "attention_mask"):
+        if name in held and not np.isin(widened(held[name]), (0, 1)).all():
+            odd = held[name][~np.isin(widened(held[name]), (0, 1))][0]
+            raise ValueError(f"{path}: expected 0 and 1 in {name}, got {odd}; write 1 for keys that are seen, else 0")
     mask = None
     if "attention_mask" in held:  # b s, 1 = a real token
         mask = held["attention_mask"] == 1

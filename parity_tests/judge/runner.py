@@ -1,10 +1,9 @@
 """The matrix: variant x framework x dtype x quantity, judged in parallel, summed up in one verdict."""
 
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Generator
+from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from multiprocessing import get_context
 
 from attn_np import contract
 from parity_tests.bounds.precision import Precision, fast_precision_of, precision_of
@@ -15,6 +14,7 @@ from parity_tests.judge.cases import CALLS, Case, cases
 from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS, NEEDS, prepare
 from parity_tests.judge.judging import judge, judge_call
 from parity_tests.judge.result import Result
+from parity_tests.judge.workers import workers
 from parity_tests.ports.trace import record
 
 USUAL = ("float64", "float32")  # what a run judges that is not asked for everything
@@ -143,7 +143,7 @@ def work(task: Task) -> Result:
     return result
 
 
-def run(plan: Plan, jobs: int = 2) -> Iterator[tuple[int, int, str, Result]]:
+def run(plan: Plan, jobs: int = 2) -> Generator[tuple[int, int, str, Result]]:
     """Judge a plan; after each piece yield (done, of, what, result so far)."""
     result = Result(scope=scope(plan))
     for framework, needs in NEEDS.items():
@@ -172,7 +172,7 @@ def run(plan: Plan, jobs: int = 2) -> Iterator[tuple[int, int, str, Result]]:
             add(work(piece))
             yield i + 1, len(pieces), " ".join(piece[1:]), result
     else:
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        with workers(jobs) as pool:
             futures = {pool.submit(work, piece): piece for piece in pieces}
             for i, future in enumerate(as_completed(futures)):
                 add(future.result())

@@ -254,7 +254,7 @@ def circle(paths: Iterable[Path], root: Path = ROOT) -> list[str]:
 
 
 def late(path: Path) -> list[str]:
-    """Modules of ours that a file imports inside a function; of the tool's, a tree whose framework may be absent is not."""
+    """Modules of ours that a file imports inside a function; not trees in the tool, whose frameworks may be absent."""
     inner = [n for d in ast.walk(ast.parse(path.read_text())) if isinstance(d, ast.FunctionDef) for n in ast.walk(d)]
     found = [n.module or "" for n in inner if isinstance(n, ast.ImportFrom)]
     found += [a.name for n in inner if isinstance(n, ast.Import) for a in n.names]

@@ -35,7 +35,7 @@ def main(
     variant is examined with --files; without it such a variant has the mistakes planted for it. The share that is seen
     of each file must not fall below the recorded one; a file without a record is held to the lowest of all.
     """
-    writable(json)
+    writable(json=json)
     generic, planted = generic or bool(files), planted and not files
     if not planted and not generic:
         raise typer.BadParameter("expected known mistakes or careless edits, got neither; leave out one of --no-...")

@@ -2,15 +2,15 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from itertools import groupby
-from multiprocessing import get_context
 
 from attn_np import contract
 from parity_tests.judge import frameworks
+from parity_tests.judge.workers import workers
 from parity_tests.judge.xla import compile_quickly
 from parity_tests.mistakes import THEMES, TREES, Mutant, evidence
 from parity_tests.tests.mutation.common_mode import oracle_free
@@ -115,7 +115,7 @@ def run(
             found += judged_all(chunk)
             tell(len(found), len(todo))
     else:
-        with ProcessPoolExecutor(jobs, get_context("spawn"), prepare) as pool:
+        with workers(jobs, prepare) as pool:
             for future in as_completed([pool.submit(judged_all, chunk) for chunk in chunks]):
                 found += future.result()
                 tell(len(found), len(todo))
