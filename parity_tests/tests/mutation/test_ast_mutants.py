@@ -19,8 +19,6 @@ from parity_tests.tests.mutation.operators import OPERATORS, replacements
 from parity_tests.tests.mutation.ratchet import Count
 from parity_tests.tests.mutation.sources import ALIAS, VARIANTS, Key, copied, files, mutants
 
-pytestmark = pytest.mark.xdist_group("ast_mutants")  # what the checks reach is found once
-
 
 def edits(source: str) -> Iterator[tuple[str, str]]:
     """Operator and text for everything that may stand in the place of the first node that the source is about."""

@@ -20,8 +20,6 @@ import pytest
 from attn_np import contract
 from parity_tests.judge.xla import compile_quickly
 
-pytestmark = pytest.mark.xdist_group("sharding_jax")  # what its devices compute is computed once
-
 ROOT = Path(__file__).resolve().parents[3]
 MESHES = ("Auto", "Explicit")
 MOVES = re.compile(r" = .*? (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")

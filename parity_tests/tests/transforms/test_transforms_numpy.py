@@ -189,14 +189,12 @@ def forked() -> dict[str, bool]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
-@pytest.mark.xdist_group("fork")
 @cells("fork")
 def test_after_a_fork(transform: str, variant: str) -> None:
     assert forked()[variant]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
-@pytest.mark.xdist_group("fork")
 def test_after_a_fork_blas_has_its_threads_again() -> None:
     """Although the parent was in the midst of calls that hold it at one."""
     assert forked()["BLAS"]
