@@ -8,6 +8,7 @@ JOBS        = 2
 PARITY_ARGS =
 PYTEST_ARGS =
 BENCH_ARGS  =
+MUTANTS_ARGS =
 # parity_tests/tests/contract/test_annotations.py checks annotations with jaxtyping's import hook, in processes of its own. This puts
 # every test under the hook, which doubles their time: HOOK=--jaxtyping-packages=attn_np,attn_jax,attn_torch,beartype.beartype
 HOOK        =
@@ -58,6 +59,10 @@ test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 peers: env  ## hold layers against transformers, Keras and Equinox (PYTEST_ARGS=...)
 	$(RUN) -m pytest -n $(JOBS) -m peers $(PYTEST_ARGS)
 
+.PHONY: mutants
+mutants: env  ## plant known mistakes and careless edits, and count how many are seen (MUTANTS_ARGS=--short: a minute)
+	$(RUN) -m parity_tests.tests.mutation $(MUTANTS_ARGS)
+
 .PHONY: bench
 bench: env  ## time and weigh the trees beside others (BENCH_ARGS=--quick: a hint in two minutes)
 	$(RUN) -m benchmarks $(BENCH_ARGS)
@@ -78,7 +83,8 @@ docs: env  ## build the documentation into docs/_build/html
 ##@ Maintain
 .PHONY: sync
 sync: env  ## regenerate the committed files that are generated
-	$(RUN) -m parity_tests.sync.generate
+	$(RUN) -m parity_tests.sync
+	$(RUN) -m parity_tests.tests.transforms.tables
 
 .PHONY: format
 format: env  ## apply ruff's fixes and layout
@@ -152,4 +158,4 @@ endif
 help:  ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
 	    /^[a-z]+:.*## / { sub(/:.*/, "", $$1); printf "  make %-8s %s\n", $$1, $$2 }' Makefile
-	@printf '\nVariables: VENV=$(VENV) PYTHON=$(PYTHON) PIP_ARGS= INSTALL=1 JOBS=$(JOBS) PARITY_ARGS= PYTEST_ARGS= BENCH_ARGS=\n'
+	@printf '\nVariables: VENV=$(VENV) PYTHON=$(PYTHON) PIP_ARGS= INSTALL=1 JOBS=$(JOBS) PARITY_ARGS= PYTEST_ARGS= MUTANTS_ARGS= BENCH_ARGS=\n'

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from attn_np import _masks, _ops, _vjp
-from parity_tests.bounds.error_arrays import ErrArray, lift, magnitude, rounded, rule
+from parity_tests.bounds.error_array import ErrArray, lift, magnitude, rounded, rule
 
 # Roundings that another algebraic form of a tangent may have beside those here, each of the size of its terms:
 # automatic differentiation knows a softmax as e / t, whose gradient has two quotients; each is differentiated into up

@@ -27,10 +27,34 @@ def listed(text: str | None, known: tuple[str, ...], what: str) -> tuple[str, ..
     return names
 
 
-def writable(*paths: Path | None) -> None:
-    """Refuse files in folders that are not there before any work is done."""
-    for path in paths:
-        if path is not None and not path.resolve().parent.is_dir():
-            raise typer.BadParameter(f"expected a file in a folder that exists, got {path}; make {path.parent} first")
-        if path is not None and path.is_dir():
-            raise typer.BadParameter(f"expected a file, got the folder {path}; name a file in it")
+KINDS = {"json": (".json",), "html": (".html", ".htm"), "picture": (".png", ".svg", ".pdf", ".jpg", ".jpeg")}
+
+
+def writable(*read: Path | None, **reports: Path | None) -> None:
+    """Refuse files that a command cannot or must not write, before any work is done.
+
+    A report replaces one of its own kind, which its name tells; never another file, nor what the command reads.
+
+    Args:
+        read: what the command reads; of a folder, all that is in it.
+        reports: what it writes, by kind.
+    """
+    for kind, path in reports.items():
+        if path is None:
+            continue
+        given = [source for source in read if source is not None and path.resolve().is_relative_to(source.resolve())]
+        if given and path.exists():
+            raise typer.BadParameter(f"expected a file to write, got {path}, which is read; name another")
+        if path.exists() and not path.is_dir() and path.suffix.lower() not in KINDS[kind]:
+            raise typer.BadParameter(f"expected a new file or {kind} to replace, got {path}; name another or remove it")
+        creatable(path)
+
+
+def creatable(path: Path, overwrite: bool = True) -> None:
+    """Refuse a file in a folder that is not there, and without `overwrite` one that exists."""
+    if not path.resolve().parent.is_dir():
+        raise typer.BadParameter(f"expected a file in a folder that exists, got {path}; make {path.parent} first")
+    if path.is_dir():
+        raise typer.BadParameter(f"expected a file, got the folder {path}; name a file in it")
+    if path.exists() and not overwrite:
+        raise typer.BadParameter(f"expected a new file, got {path}, which exists; name another, or pass --overwrite")

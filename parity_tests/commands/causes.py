@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from parity_tests.commands._shared import console, listed, progress, writable
+
 
 def main(
     variant: Annotated[str | None, typer.Argument(help="Only what this variant can hold; several with commas.")] = None,
@@ -29,11 +31,10 @@ def main(
     from rich.table import Table
 
     from attn_np import contract
-    from parity_tests.commands._shared import console, listed, progress, writable
     from parity_tests.explain.causes import catalogue
-    from parity_tests.judge.runner import DTYPES, FRAMEWORKS, prepare
+    from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS, prepare
 
-    writable(json)
+    writable(json=json)
     variants = listed(variant, contract.variants(), "the name of a variant")
     if not measure:
         table = Table("mistake", "what to do", title="known mistakes", title_justify="left", show_lines=True)

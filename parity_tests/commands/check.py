@@ -31,18 +31,19 @@ def main(
 ) -> None:
     """Load one layer into all three frameworks and compare them with each other and with a recorded output."""
     from parity_tests.judge import checkpoint
-    from parity_tests.judge.runner import Result
+    from parity_tests.judge.result import Result
     from parity_tests.report import summary
+    from parity_tests.report.checkpoint import draw_attention, show_pairs
     from parity_tests.report.html import write_html
 
     result = Result()
-    writable(json, html, picture)
+    writable(file, file.with_name("config.json"), inputs, json=json, html=html, picture=picture)
     try:
         with console.status("judging"):
             where = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
             found = checkpoint.load(file, inputs=inputs, num_heads=num_heads, **where)
             if picture is not None:
-                checkpoint.draw_attention(found, picture, sequence, head)
+                draw_attention(found, picture, sequence, head)
             checkpoint.judge_layer(found, result)
     except (ValueError, TypeError, OSError) as error:
         console.print(f"[bold red]refused[/] {error}", soft_wrap=True, markup=True)
@@ -51,7 +52,7 @@ def main(
     if found.report:
         console.print(found.report, soft_wrap=True, markup=False)
     summary.show(console, result, (found.dtype,))
-    checkpoint.show_pairs(console, found)
+    show_pairs(console, found)
     if inputs is not None and not found.recorded:
         console.print(f"[yellow]no recording[/] {inputs} holds no output to compare with: only the three were compared")
     if picture is not None:

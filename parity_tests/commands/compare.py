@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from parity_tests.commands._shared import console, writable
+
 
 def main(
     one: Annotated[Path, typer.Argument(help="A trace, of `attn-parity trace` or `parity_tests.record`.")],
@@ -26,7 +28,6 @@ def main(
     import json as js
 
     from parity_tests import compare
-    from parity_tests.commands._shared import console, writable
     from parity_tests.ports import trace
     from parity_tests.report.differences import show_comparison, write_comparison
 
@@ -36,7 +37,7 @@ def main(
         except ValueError:
             raise ValueError(f"{path}: expected a JSON object, their names to ours, got other text; mend it") from None
 
-    writable(json, html)
+    writable(one, other, names, json=json, html=html)
     try:
         renamed = None if names is None else mapped(names)
         first = trace.load(one)

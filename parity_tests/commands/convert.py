@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from parity_tests.commands._shared import console, creatable
+
 
 def main(
     source: Annotated[Path, typer.Argument(help="A weight file, ours or foreign with --from, or a model's folder.")],
@@ -28,10 +30,9 @@ def main(
     import json
 
     from attn_np import weights
-    from parity_tests.commands._shared import console, writable
     from parity_tests.judge import checkpoint
 
-    writable(target)
+    creatable(target)
     if target.exists():
         raise typer.BadParameter(f"expected a new file, got {target}, which exists; name another or remove it")
     try:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from parity_tests.commands._shared import console, listed, progress, writable
+
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="How many seeds: the even ones with small blocks.")] = 2,
@@ -21,25 +23,21 @@ def main(
     queries than keys; lengths, widths, scales and how hard the numbers are on the arithmetic are drawn by the seed.
     """
     import json as js
-    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures import as_completed
     from dataclasses import asdict
-    from multiprocessing import get_context
 
     from rich.table import Table
 
-    from parity_tests.commands._shared import console, listed, progress, writable
+    from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS
     from parity_tests.judge.kernels import Judged, combinations, work
-    from parity_tests.judge.runner import DTYPES, FRAMEWORKS
+    from parity_tests.judge.workers import workers
 
-    writable(json)
+    writable(json=json)
     places, types = listed(frameworks, FRAMEWORKS, "a framework"), listed(dtypes, DTYPES, "a float dtype")
     numbers = range(0, len(combinations()), share)
     pieces = [tuple(numbers[i : i + 12]) for i in range(0, len(numbers), 12)]
     total = Judged()
-    with (
-        progress() as bar,
-        ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool,
-    ):
+    with progress() as bar, workers(jobs) as pool:
         task = bar.add_task("judging", total=rounds * len(numbers))
         tasks = [(places, types, seed + n, piece) for n in range(rounds) for piece in pieces]
         futures = {pool.submit(work, given): len(given[3]) for given in tasks}

@@ -1,10 +1,13 @@
 """The word `fuzz`: the reader of weight files against spoilt ones."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from parity_tests.commands._shared import console, progress
 
 if TYPE_CHECKING:
     from parity_tests.judge.fuzz import Tally
@@ -22,7 +25,6 @@ def main(
 ) -> None:
     """Spoil weight files at random and read them: each must be refused by name, or give what it says."""
 
-    from parity_tests.commands._shared import console, progress
     from parity_tests.judge import fuzz
 
     if sys.platform == "win32":
@@ -36,9 +38,9 @@ def main(
         show(tally, found)
         raise typer.Exit(1 if found else 0)
     told, tally, seconds = [], fuzz.Tally(), 1.0
-    with progress("{task.fields[state]}") as bar:
+    with progress("{task.fields[state]}") as bar, closing(fuzz.run(seed, first, files, jobs)) as tallies:
         task = bar.add_task("reading spoilt files", total=files, state="")
-        for tally in fuzz.run(seed, first, files, jobs):
+        for tally in tallies:
             # Kept as they come: a run that is stopped has them.
             for found in tally.findings[len(told) :]:
                 place = fuzz.keep(found, keep)
@@ -56,7 +58,6 @@ def show(tally: "Tally", findings: list[str]) -> None:
     """Print the table of outcomes, and every finding."""
     from rich.table import Table
 
-    from parity_tests.commands._shared import console
     from parity_tests.judge import fuzz
 
     table = Table(box=None, pad_edge=False)

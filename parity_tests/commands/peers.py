@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from parity_tests.commands._shared import console, listed
+
 
 def main(
     families: Annotated[str | None, typer.Option(help="Comma-separated names of layouts; all by default.")] = None,
@@ -21,8 +23,7 @@ def main(
 
     from rich.table import Table
 
-    from parity_tests.commands._shared import console, listed
-    from parity_tests.judge.runner import FRAMEWORKS, prepare
+    from parity_tests.judge.frameworks import FRAMEWORKS, prepare
 
     try:
         peers = importlib.import_module("parity_tests.peers")

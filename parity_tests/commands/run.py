@@ -1,5 +1,6 @@
 """attn-parity run: do the three trees agree?"""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,8 @@ def main(
     """
     from parity_tests.judge import ratchet, runner
     from parity_tests.judge.cases import CALLS
+    from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS
+    from parity_tests.judge.result import Result
     from parity_tests.report import summary
     from parity_tests.report.html import write_html
 
@@ -42,11 +45,11 @@ def main(
         raise typer.BadParameter(f"expected cpu or accelerator, got {device!r}; set --device")
     if products not in ("full", "tf32"):
         raise typer.BadParameter(f"expected full or tf32, got {products!r}; set --products")
-    writable(json, html)
+    writable(json=json, html=html)
     plan = runner.Plan(
         variants=listed(variants, contract.variants(), "the name of a variant"),
-        dtypes=listed(dtypes, runner.DTYPES, "a float dtype") if dtypes or everything else runner.USUAL,
-        frameworks=listed(frameworks, runner.FRAMEWORKS, "a framework"),
+        dtypes=listed(dtypes, DTYPES, "a float dtype") if dtypes or everything else runner.USUAL,
+        frameworks=listed(frameworks, FRAMEWORKS, "a framework"),
         device=device,
         seed=seed,
         repeat=repeat,
@@ -57,10 +60,10 @@ def main(
     )
     if ratchet_update and ratchet.reason(plan):
         raise typer.BadParameter(f"--ratchet-update: expected a run with --all, got another: {ratchet.reason(plan)}")
-    result = runner.Result()
-    with progress() as bar:
+    result = Result()
+    with progress() as bar, closing(runner.run(plan, jobs)) as pieces:
         task = bar.add_task("judging")
-        for done, of, what, so_far in runner.run(plan, jobs):
+        for done, of, what, so_far in pieces:
             result = so_far
             bar.update(task, total=of, completed=done, description=f"judged {what}")
     held = ratchet.compare(result, plan, ratchet.FILE)

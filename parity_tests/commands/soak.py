@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from parity_tests.commands._shared import console, listed, progress, writable
+
 
 def main(
     cases: Annotated[int, typer.Option(min=1, help="How many to judge at least.")] = 2000,
@@ -21,18 +23,17 @@ def main(
     underflow.
     """
     import json as js
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-    from multiprocessing import get_context
+    from concurrent.futures import as_completed
 
     from rich.table import Table
 
     from attn_np import contract
-    from parity_tests.commands._shared import console, listed, progress, writable
     from parity_tests.judge.candidates import attends
+    from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS
     from parity_tests.judge.hard_inputs import STYLES, hard_cases, soaked
-    from parity_tests.judge.runner import DTYPES, FRAMEWORKS
+    from parity_tests.judge.workers import workers
 
-    writable(json)
+    writable(json=json)
     names = listed(variants, contract.variants(), "the name of a variant")
     types = listed(dtypes, DTYPES, "a float dtype")
     places = listed(frameworks, FRAMEWORKS, "a framework")
@@ -44,10 +45,7 @@ def main(
     tasks = [(piece, types, places, seed + n) for n in range(rounds) for piece in pieces]
     total: dict[tuple[str, str], list[float]] = {}
     alarms: list[str] = []
-    with (
-        progress() as bar,
-        ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool,
-    ):
+    with progress() as bar, workers(jobs) as pool:
         task = bar.add_task("judging", total=rounds * per_round)
         for future in as_completed([pool.submit(soaked, t) for t in tasks]):
             found = future.result()

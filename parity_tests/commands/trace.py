@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from parity_tests.commands._shared import console, creatable
+
 
 def main(
     variant: Annotated[
@@ -24,6 +26,7 @@ def main(
     device: Annotated[str, typer.Option(help="cpu, or the framework's name of an accelerator.")] = "cpu",
     jit: Annotated[bool, typer.Option(help="Compile with jax.jit.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of inputs, weights and incoming gradients.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file to write, where it exists.")] = False,
 ) -> None:
     """Record one run of a layer of ours: inputs, weights, every intermediate, outputs and gradients.
 
@@ -33,10 +36,9 @@ def main(
     import json
 
     from attn_np import contract
-    from parity_tests.commands._shared import console, writable
     from parity_tests.judge.cases import CALLS, Case, draw
     from parity_tests.judge.checkpoint import load as load_layer
-    from parity_tests.judge.runner import DTYPES, FRAMEWORKS, prepare
+    from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS, prepare
     from parity_tests.ports import trace
 
     def refuse(expected: str, got: object, option: str) -> typer.BadParameter:
@@ -58,7 +60,10 @@ def main(
         raise refuse(f"one of {', '.join(DTYPES)}", dtype, "--dtype")
     if (variant or weights or like) is None or (like is not None and (variant or weights) is not None):
         raise typer.BadParameter("expected one of VARIANT, --weights and --like, got none or several; give one")
-    writable(out)
+    for source in (weights, like):
+        if source is not None and out.resolve().is_relative_to(source.resolve()):
+            raise typer.BadParameter(f"expected another file than is read, got --out {out}; name another")
+    creatable(out, overwrite)
     prepare((framework,))
     try:
         if like is not None:

@@ -16,23 +16,15 @@ from typing import Any
 import numpy as np
 
 import attn_np
-from parity_tests.bounds.error_arrays import (
-    UNIT,
-    ErrArray,
-    Precision,
-    adopt,
-    delivered,
-    disown,
-    nearest,
-    precision_of,
-    roundings,
-    widened,
-)
+from parity_tests.bounds.copies import adopt, disown
+from parity_tests.bounds.error_array import ErrArray, delivered, nearest, widened
+from parity_tests.bounds.precision import UNIT, Precision, precision_of, roundings
 from parity_tests.explain.findings import Cause, Finding
 from parity_tests.explain.patterns import axes_of, patterns
 from parity_tests.judge.candidates import Outcome, extras, leaves, numpy_layer, pulled
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.judging import Anchor, Departure, Row, judge_ends, reference, tape_rows
+from parity_tests.mistakes import MUTANTS, file_of, planted
 
 FORWARD = ("tape", "output")
 STAGES = ("tape", "output", "cotangent", "stage gradient", "gradient")
@@ -341,8 +333,6 @@ def catalogue(variant: str) -> tuple[Mistake, ...]:
 
 def source_mistakes(variant: str) -> Iterator[Mistake]:
     """The planted bugs of the tests, made in a copy of the reference's own code."""
-    from parity_tests.mistakes import MUTANTS, file_of, planted
-
     files = sources(variant)
     for mutant in MUTANTS:
         if not mutant.fix or "attn_np" not in mutant.trees or file_of(mutant, "attn_np") not in files:

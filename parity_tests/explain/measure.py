@@ -6,7 +6,7 @@ from time import perf_counter
 import numpy as np
 
 from attn_np import contract
-from parity_tests.bounds.error_arrays import precision_of
+from parity_tests.bounds.precision import precision_of
 from parity_tests.explain.causes import Judged, explain
 from parity_tests.explain.findings import Finding
 from parity_tests.judge.cases import CALLS, Case, draw

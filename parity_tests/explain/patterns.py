@@ -6,7 +6,8 @@ from math import sqrt
 
 import numpy as np
 
-from parity_tests.bounds.error_arrays import UNIT, ErrArray
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import UNIT
 from parity_tests.judge.cases import Case
 
 # Axes of the names that tapes share; without heads there is no h.

@@ -11,7 +11,7 @@ import numpy as np
 
 from attn_np._ops import DTYPES
 from attn_np.contract import Config
-from parity_tests.bounds.error_arrays import widened
+from parity_tests.bounds.error_array import widened
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.xla import flags
 

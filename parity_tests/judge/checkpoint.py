@@ -1,23 +1,21 @@
 """Real weights: one layer of a file in all three frameworks, against each other and against a recorded output."""
 
-import json
 from dataclasses import dataclass, field
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from attn_np import weights
 from attn_np.contract import Config
-from parity_tests.bounds.error_arrays import delivered, precision_of, widened
+from parity_tests.bounds.error_array import widened
+from parity_tests.bounds.precision import precision_of
 from parity_tests.explain.causes import explain
-from parity_tests.judge.candidates import Candidate, Outcome, candidates, extras, leaves, numpy_layer
+from parity_tests.judge.candidates import Candidate, Outcome, candidates
 from parity_tests.judge.cases import Case, Drawn, draw
+from parity_tests.judge.frameworks import prepare
 from parity_tests.judge.judging import Row, compare, judge, reference
-from parity_tests.judge.runner import Result, prepare
+from parity_tests.judge.result import Result
 from parity_tests.ports.trace import record
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "minilm"
@@ -124,12 +122,26 @@ def activations(path: Path, config: Config, dtype: str) -> tuple[dict[str, Any],
     unknown = sorted(set(held) - set(known))
     if unknown:
         raise ValueError(f"{path}: expected names among {', '.join(known)}, got {', '.join(unknown)}; rename them")
+    queries = (first, *(name for name in QUERY if name not in arguments))
+    for names in (queries, ("mask", "attention_mask"), OUTPUT, WEIGHTS):
+        several = [name for name in names if name in held]
+        if len(several) > 1:
+            raise ValueError(f"{path}: expected one of {', '.join(several)}, got {len(several)}; leave out all but one")
     inputs = {name: held[name] for name in arguments if name in held and arguments[name].kind in ("array", "bias")}
-    query = next((held[name] for name in QUERY if name in held), None)
+    query = next((held[name] for name in QUERY if name in held and name not in arguments), None)
     if first not in inputs and query is not None:
         inputs[first] = query
     if first not in inputs:
         raise ValueError(f"{path}: expected one of {', '.join(QUERY)}, got {', '.join(sorted(held))}; rename the input")
+    for name, x in inputs.items():
+        if x.size == 0:
+            raise ValueError(f"{path}: expected numbers in {name}, got the shape {x.shape}; record a row at least")
+        if np.isnan(widened(x)).any():
+            raise ValueError(f"{path}: expected numbers in {name}, got NaN; mend the recording")
+    for name in ("mask", "attention_mask"):
+        if name in held and not np.isin(widened(held[name]), (0, 1)).all():
+            odd = held[name][~np.isin(widened(held[name]), (0, 1))][0]
+            raise ValueError(f"{path}: expected 0 and 1 in {name}, got {odd}; write 1 for keys that are seen, else 0")
     mask = None
     if "attention_mask" in held:  # b s, 1 = a real token
         mask = held["attention_mask"] == 1
@@ -175,26 +187,6 @@ def keeping(found: RealLayer, candidate: Candidate) -> Any:
     return run
 
 
-def show_pairs(console: Console, found: RealLayer) -> None:
-    """How far any two are apart, and how far they may be: the sum of their bounds."""
-    want, _ = reference(found.case, found.drawn, {}, precision_of(found.dtype))
-    bound = delivered(want["y"], found.dtype).b
-    outputs = {name: outcome.outputs["y"] for name, outcome in found.results.items()}
-    if "y" in found.recorded:
-        outputs["the recording"] = widened(found.recorded["y"])
-    out = Table(title="largest difference between two outputs", title_justify="left")
-    for name in ("one", "other"):
-        out.add_column(name)
-    for name in ("difference", "of the bounds together"):
-        out.add_column(name, justify="right")
-    for one, other in combinations(outputs, 2):
-        gap = np.abs(outputs[one] - outputs[other])
-        with np.errstate(divide="ignore", invalid="ignore"):  # a bound is 0 where the number can only be 0
-            share = np.max(np.where(gap == 0, 0.0, gap / (2 * bound)), initial=0.0)
-        out.add_row(one, other, f"{np.max(gap, initial=0.0):.2e}", f"{share:.3g}")
-    console.print(out)
-
-
 def add_example(result: Result, frameworks: tuple[str, ...]) -> None:
     """The layer in examples/, where the project's files are at hand; a wheel does not hold them."""
     if not (EXAMPLE / "model.safetensors").exists():
@@ -204,46 +196,3 @@ def add_example(result: Result, frameworks: tuple[str, ...]) -> None:
         return
     found = load(EXAMPLE / "model.safetensors", layout="bert", inputs=EXAMPLE / "activations.safetensors")
     judge_layer(found, result, frameworks)
-
-
-def draw_attention(found: RealLayer, path: Path, sequence: int = 0, head: int = 0) -> None:
-    """One head's weights over the words of a sentence, as a picture; its words from sentences.json beside the inputs.
-
-    Raises:
-        ValueError: there is no such sequence or head, or the layer has no weights.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    layer = numpy_layer(found.case, found.drawn.params)
-    if "return_weights" not in extras(found.variant, found.config.layer):
-        raise ValueError(f"expected a layer with attention weights for a picture, got {found.variant}; leave it out")
-    probs = list(leaves(layer(**found.drawn.inputs, return_weights=True)).values())[-1]
-    probs = probs[:, None] if probs.ndim == 3 else probs
-    for name, index, size in (("sequence", sequence, probs.shape[0]), ("head", head, probs.shape[1])):
-        if index >= size:
-            raise ValueError(f"expected {name} below {size}, got {index}; count from 0")
-    t, s = probs.shape[-2:]
-    rows, columns, title = [str(i) for i in range(t)], [str(i) for i in range(s)], f"head {head}"
-    texts = None if found.inputs is None else found.inputs.parent / "sentences.json"
-    if texts is not None and texts.exists():
-        entry = json.loads(texts.read_text(encoding="utf-8"))[sequence]
-        if len(entry["tokens"]) == t == s:
-            rows = columns = entry["tokens"]
-            title = f"{title}: {entry['text']}"
-    if found.mask is not None:
-        s = int(found.mask[sequence].sum())
-        t = s if rows is columns else t
-    figure, axes = pyplot.subplots(figsize=(7.2, 6.4), layout="constrained")
-    shown = probs[sequence, head, :t, :s].astype(np.float64)
-    picture = axes.imshow(shown, cmap="viridis", vmin=0)
-    axes.set_xticks(range(s), columns[:s], rotation=60, ha="right")
-    axes.set_yticks(range(t), rows[:t])
-    axes.set_xlabel("key: what is looked at")
-    axes.set_ylabel("query: who looks")
-    axes.set_title(title, fontsize=10)
-    figure.colorbar(picture, ax=axes, label="attention weight", shrink=0.85)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)

@@ -16,7 +16,6 @@ import functools
 import gc
 import hashlib
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -26,8 +25,8 @@ import time
 import tracemalloc
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +42,7 @@ from attn_np.weights._paths import INDEX_SUFFIX
 from attn_np.weights._safetensors import CODES
 from attn_np.weights.layouts import _base
 from parity_tests.judge.corrupt import FOREIGN, Sample, metadata_of, origins, sample
+from parity_tests.judge.workers import workers
 
 SECONDS = 1.0
 MEMORY = 32 * 2**20
@@ -333,10 +333,10 @@ def work(seed: int, first: int, last: int) -> Tally:
     return batch(seed, first, last)
 
 
-def run(seed: int, first: int, files: int, jobs: int) -> Iterator[Tally]:
+def run(seed: int, first: int, files: int, jobs: int) -> Generator[Tally]:
     """Spoil and read files in processes; after each piece yield the tally so far."""
     tally, last = Tally(), first + files
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=warm) as pool:
+    with workers(jobs, warm) as pool:
         pieces = [(n, min(n + BATCH, last)) for n in range(first, last, BATCH)]
         futures = [pool.submit(work, seed, *piece) for piece in pieces]
         for future in as_completed(futures):

@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 
 from attn_np import contract
+from parity_tests.judge.candidates import attends, candidates, untaped
 from parity_tests.judge.cases import Case, Drawn, draw, given
+from parity_tests.judge.frameworks import prepare
+from parity_tests.judge.judging import judge, judge_call
 
 Style = Callable[[np.random.Generator, Case, Drawn], Drawn]
 
@@ -154,10 +157,6 @@ def hard_cases(variants: tuple[str, ...], dtypes: tuple[str, ...], seed: int) ->
 
 def soaked(task: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int]) -> dict[str, Any]:
     """Judge one round of hard cases; figures by style and type, and every alarm in words."""
-    from parity_tests.judge.candidates import attends, candidates, untaped
-    from parity_tests.judge.judging import judge, judge_call
-    from parity_tests.judge.runner import prepare
-
     variants, dtypes, frameworks, seed = task
     prepare(frameworks)
     found = [(judge, c) for c in candidates("cpu", frameworks) if (c.framework, c.mode) != ("jax", "eager")]

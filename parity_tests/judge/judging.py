@@ -15,20 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from parity_tests.bounds.error_arrays import (
+from parity_tests.bounds.error_array import ErrArray, delivered, widened
+from parity_tests.bounds.precision import (
     EXACT,
     UNDERFLOW,
     UNIT,
-    ErrArray,
     Precision,
-    delivered,
     fast_precision_of,
     noise,
     precision,
     precision_of,
-    recompute,
-    widened,
 )
+from parity_tests.bounds.softmax import recompute
 from parity_tests.judge.candidates import Candidate, Outcome, extras, leaves, numpy_layer, pulled
 from parity_tests.judge.cases import Case, Drawn, draw
 
@@ -258,7 +256,7 @@ def reference(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Outputs and gradients of the reference in float64, with bounds for a candidate of precision p.
 
-    `tree` names a copy of attn_np that `error_arrays.adopt` knows; without `backward` there are no gradients. With
+    `tree` names a copy of attn_np that `bounds.copies.adopt` knows; without `backward` there are no gradients. With
     `rounding` the candidate may have been given everything rounded to that type.
     """
 

@@ -20,12 +20,14 @@ import numpy as np
 
 from attn_np._ops import DTYPES
 from attn_np.contract._tape import Residuals
-from parity_tests.bounds.error_arrays import ErrArray, fast_precision_of, precision, precision_of, recompute, widened
+from parity_tests.bounds.error_array import ErrArray, widened
+from parity_tests.bounds.precision import fast_precision_of, precision, precision_of
+from parity_tests.bounds.softmax import recompute
 from parity_tests.judge.candidates import from_torch, to_torch
 from parity_tests.judge.cases import Case, Drawn
+from parity_tests.judge.frameworks import prepare
 from parity_tests.judge.hard_inputs import STYLES
 from parity_tests.judge.judging import compare
-from parity_tests.judge.runner import prepare
 
 HARD = tuple(style for style in STYLES if style != "steep")  # which is about weights, and there are none
 LENGTHS = (5, 7, 11, 13, 17)
@@ -113,7 +115,7 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
         """One axis in six has length 1 and serves all."""
         return tuple(n if rng.random() < 5 / 6 else 1 for n in wide[kind])
 
-    found = {name: rng.normal(size=(*shape[:2], shape[2] * shape[3])) for name, shape in shapes.items()}
+    found: dict[str, Any] = {n: rng.normal(size=(*shape[:2], shape[2] * shape[3])) for n, shape in shapes.items()}
     if asked.bias:
         found["bias"] = rng.normal(size=narrow(asked.bias))
     if asked.sinks:
@@ -140,9 +142,9 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
     window = {"": None, "before": (left, None), "around": (left, right)}[asked.window]
     if rng.random() < 0.5:
         seen = visible(found.get("mask"), (b, h, t, s), asked.causal, window)
-        shared = seen.reshape(b, g, h // g, t, s).any((2, 3)).swapaxes(1, 2)
-        found["q"][~seen.any(-1).swapaxes(1, 2)] = found["k"][~shared] = np.nan
-        found["v"][~shared] = rng.choice([0.0, np.inf])
+        unseen = ~np.any(seen.reshape(b, g, h // g, t, s), axis=(2, 3)).swapaxes(1, 2)
+        found["q"][~np.any(seen, axis=-1).swapaxes(1, 2)] = found["k"][unseen] = np.nan
+        found["v"][unseen] = rng.choice([0.0, np.inf])
     if asked.heads == "none":
         at = {name: 2 if name in shapes else 1 for name, x in found.items() if x.ndim == 4}
         found = {name: np.squeeze(x, at[name]) if name in at else x for name, x in found.items()}

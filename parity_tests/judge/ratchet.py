@@ -31,9 +31,11 @@ from platform import machine, system
 from typing import Any
 
 from parity_tests.judge.cases import CALLS
+from parity_tests.judge.frameworks import versions
 from parity_tests.judge.judging import Row
-from parity_tests.judge.runner import Plan, Result
-from parity_tests.report.summary import order, versions
+from parity_tests.judge.result import Result
+from parity_tests.judge.runner import Plan
+from parity_tests.report.summary import order
 
 FILE = Path(__file__).with_name("ratchet.json")
 SEED = 0

@@ -1,25 +1,23 @@
 """The matrix: variant x framework x dtype x quantity, judged in parallel, summed up in one verdict."""
 
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator
+from concurrent.futures import as_completed
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from multiprocessing import get_context
-from typing import Any
 
 from attn_np import contract
-from parity_tests.bounds.error_arrays import Precision, fast_precision_of, precision_of
+from parity_tests.bounds.precision import Precision, fast_precision_of, precision_of
 from parity_tests.explain.causes import explain
-from parity_tests.explain.findings import Finding
+from parity_tests.judge import checkpoint
 from parity_tests.judge.candidates import accelerators, attends, candidates, untaped
 from parity_tests.judge.cases import CALLS, Case, cases
-from parity_tests.judge.judging import Row, judge, judge_call
+from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS, NEEDS, prepare
+from parity_tests.judge.judging import judge, judge_call
+from parity_tests.judge.result import Result
+from parity_tests.judge.workers import workers
 from parity_tests.ports.trace import record
 
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 USUAL = ("float64", "float32")  # what a run judges that is not asked for everything
-FRAMEWORKS = ("numpy", "torch", "jax")
-NEEDS = {"torch": ("torch",), "jax": ("jax", "flax")}
 
 
 @dataclass(frozen=True)
@@ -58,39 +56,6 @@ class Plan:
 
     def products_of(self, p: Precision) -> Precision:
         return replace(p, product="tf32") if self.products == "tf32" and p.work == "float32" else p
-
-
-@dataclass
-class Result:
-    """Every verdict of a run, what was left out with its reason, and for candidates that differ, why.
-
-    Attributes:
-        scope: which part of all cases was judged, in words; empty for all.
-    """
-
-    rows: list[Row] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    scope: str = ""
-
-    @property
-    def failed(self) -> list[Row]:
-        return [row for row in self.rows if not row.ok]
-
-    def summary(self) -> dict[str, Any]:
-        """The figures of the verdict, as `--json` writes them."""
-        finite = [row.ratio for row in self.rows]
-        return {
-            "cases": len({(row.candidate, row.case) for row in self.rows}),
-            "checks": len(self.rows),
-            "elements": sum(row.elements for row in self.rows),
-            "failed": len(self.failed) + len(self.errors),
-            "skipped": len(self.skipped),
-            "vacuous": sum(row.vacuous for row in self.rows),
-            "worst_ratio": max(finite, default=0.0),
-            "scope": self.scope,
-        }
 
 
 def selected(case: Case, framework: str, mode: str, everything: bool) -> bool:
@@ -136,29 +101,12 @@ def scope(plan: Plan) -> str:
     return f"one example of each variant in {' and '.join(plan.dtypes)}: --all judges the rest"
 
 
-def prepare(frameworks: tuple[str, ...], products: str = "full") -> None:
-    """Float64 in JAX, one thread for PyTorch, as the processes share the cores, and the precision of products."""
-    if "jax" in frameworks:
-        import jax
-
-        jax.config.update("jax_enable_x64", True)
-        if products == "tf32":
-            jax.config.update("jax_default_matmul_precision", "tensorfloat32")
-    if "torch" in frameworks:
-        import torch
-
-        torch.set_num_threads(1)
-        torch.set_float32_matmul_precision("high" if products == "tf32" else "highest")
-
-
 def work(task: Task) -> Result:
     """Judge one piece, in a process of its own."""
     plan, variant, example = task
     prepare(plan.frameworks, plan.products)
     result = Result()
     if variant == REAL:
-        from parity_tests.judge import checkpoint
-
         checkpoint.add_example(result, plan.frameworks)
         return result
     found = candidates(plan.device, plan.frameworks, plan.everything)
@@ -195,7 +143,7 @@ def work(task: Task) -> Result:
     return result
 
 
-def run(plan: Plan, jobs: int = 2) -> Iterator[tuple[int, int, str, Result]]:
+def run(plan: Plan, jobs: int = 2) -> Generator[tuple[int, int, str, Result]]:
     """Judge a plan; after each piece yield (done, of, what, result so far)."""
     result = Result(scope=scope(plan))
     for framework, needs in NEEDS.items():
@@ -224,7 +172,7 @@ def run(plan: Plan, jobs: int = 2) -> Iterator[tuple[int, int, str, Result]]:
             add(work(piece))
             yield i + 1, len(pieces), " ".join(piece[1:]), result
     else:
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        with workers(jobs) as pool:
             futures = {pool.submit(work, piece): piece for piece in pieces}
             for i, future in enumerate(as_completed(futures)):
                 add(future.result())

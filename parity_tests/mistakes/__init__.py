@@ -6,7 +6,6 @@ advice are also what a judged port that has such a mistake is told.
 """
 
 from parity_tests.mistakes import backward, masks, projections, recurrent, rotary, scores, weights
-from parity_tests.mistakes.common_mode import call_of, oracle_free, reference_with
 from parity_tests.mistakes.evidence import evidence, outcome_of
 from parity_tests.mistakes.plant import SHARED, TREES, Mutant, copied, edited, file_of, planted
 
@@ -16,15 +15,12 @@ __all__ = [
     "THEMES",
     "TREES",
     "Mutant",
-    "call_of",
     "copied",
     "edited",
     "evidence",
     "file_of",
-    "oracle_free",
     "outcome_of",
     "planted",
-    "reference_with",
 ]
 
 THEMES = {

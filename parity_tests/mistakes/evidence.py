@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from attn_np._attend import attend, attend_vjp
-from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.candidates import Outcome, numpy_layer, run_jax, run_numpy, run_torch
 from parity_tests.judge.cases import Case, Drawn, draw
 from parity_tests.judge.judging import Row, compare, expected, judge_ends, judge_tape, reference

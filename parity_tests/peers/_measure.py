@@ -1,20 +1,23 @@
 """How far a library's own output and those of our layers are from the reference, in bounds."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from attn_np.contract import Config
-from parity_tests.bounds.error_arrays import ErrArray, delivered, precision, precision_of
+from parity_tests.bounds.error_array import ErrArray, delivered
+from parity_tests.bounds.precision import precision, precision_of
+from parity_tests.judge.calls import Subject
 from parity_tests.judge.candidates import leaves, numpy_layer
 from parity_tests.judge.cases import Case
 from parity_tests.judge.judging import compare
 from parity_tests.peers import Arrays, Found, Peer
-from parity_tests.tests.inputs import TREES
 
 THEIRS = "the library"
+TREES = ("attn_np", "attn_jax", "attn_torch")
 RESULTS = Path(__file__).with_name("results.json")
 
 
@@ -37,10 +40,10 @@ def measured(peer: Peer, folder: Path) -> Iterator[tuple[Found, dict[str, float]
     """Each layer that is compared, and the worst error in bounds of each that computed it from the library's file."""
     for found in peer.found(folder):
         ratios = {}
-        for tree in TREES.values():
-            layer = found.load(tree.package)
-            values = {key: np.asarray(tree.numpy(x)) for key, x in layer.params().items()}
+        for tree in TREES:
+            subject, layer = Subject(tree, tree), found.load(import_module(tree))
+            values = {key: subject.numpy(x) for key, x in layer.params().items()}
             want = bounded(layer.config, values, found.inputs)
             ratios[THEIRS] = max(ratios.get(THEIRS, 0.0), ratio(found.output, want))
-            ratios[tree.name] = ratio(tree(layer, found.inputs)[0], want)
+            ratios[tree] = ratio(subject.outputs(layer, found.inputs)["y"], want)
         yield found, ratios

@@ -8,7 +8,8 @@ import numpy as np
 
 from attn_np import contract
 from attn_np.contract import Config
-from parity_tests.bounds.error_arrays import UNDERFLOW, UNIT, ErrArray, delivered, precision_of, widened
+from parity_tests.bounds.error_array import ErrArray, delivered, widened
+from parity_tests.bounds.precision import UNDERFLOW, UNIT, precision_of
 from parity_tests.explain.causes import Judged, explain, verdicts
 from parity_tests.explain.findings import Cause, Finding, told
 from parity_tests.explain.patterns import axes_of, patterns

@@ -18,7 +18,8 @@ from attn_np import contract
 from attn_np._ops import DTYPES
 from attn_np.weights import tensors
 from attn_np.weights._safetensors import TensorFile, write_tensors
-from parity_tests.bounds.error_arrays import precision_of, widened
+from parity_tests.bounds.error_array import widened
+from parity_tests.bounds.precision import precision_of
 from parity_tests.explain.causes import Judged
 from parity_tests.judge.candidates import (
     Candidate,
@@ -31,6 +32,7 @@ from parity_tests.judge.candidates import (
     run_torch,
 )
 from parity_tests.judge.cases import Case, Drawn, draw
+from parity_tests.judge.frameworks import versions
 
 FORMAT = "attn-trace/1"
 KINDS = ("inputs", "params", "pulled", "outputs", "tape", "cotangents", "grads")
@@ -102,8 +104,6 @@ def narrowest(x: np.ndarray, dtype: str) -> np.ndarray:
 
 def record(candidate: Candidate, case: Case, drawn: Drawn | None = None, *, partial: bool = False) -> Trace:
     """Run a candidate with a tape and keep everything."""
-    from parity_tests.report.summary import versions
-
     drawn = drawn or draw(case)
     outcome = candidate.run(case, drawn, True)
     held = pulled(case, drawn, output_shapes(case, drawn))

@@ -11,8 +11,11 @@ from rich.table import Table
 
 from parity_tests.explain.causes import verdicts
 from parity_tests.explain.findings import FAR, Finding
+from parity_tests.judge.frameworks import versions
+from parity_tests.judge.result import Result
 from parity_tests.ports.parity import Comparison
-from parity_tests.report.summary import as_dict, show_finding, versions
+from parity_tests.report.html import write_html
+from parity_tests.report.summary import as_dict, show_finding
 
 
 def ratio(x: float | None) -> str:
@@ -115,9 +118,6 @@ def write_comparison(found: Comparison, labels: tuple[str, str], to_json: Path |
         }
         to_json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if to_html is not None:
-        from parity_tests.judge.runner import Result
-        from parity_tests.report.html import write_html
-
         rows = [row for trace in (found.one, found.other) for row in verdicts(trace.judged())[0]]
         dtypes = tuple(dict.fromkeys(row.case.dtype for row in rows))
         title = f"{Path(labels[0]).name} against {Path(labels[1]).name}"

@@ -17,10 +17,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from parity_tests.explain.findings import Finding
+from parity_tests.judge.frameworks import versions
 from parity_tests.judge.judging import Row, ratios
 from parity_tests.judge.ratchet import Comparison
-from parity_tests.judge.runner import Result
-from parity_tests.report.summary import order, versions
+from parity_tests.judge.result import Result
+from parity_tests.report.summary import order
 
 LIMIT = 1_000_000  # bytes of a report
 WINDOW = 48  # cells of a picture along each axis ...

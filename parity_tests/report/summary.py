@@ -2,9 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from platform import platform, python_version
 from typing import Any
 
 from rich.console import Console
@@ -12,8 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from parity_tests.explain.findings import Finding, told
+from parity_tests.judge.frameworks import versions
 from parity_tests.judge.judging import Row
-from parity_tests.judge.runner import Result
+from parity_tests.judge.result import Result
 
 SHOWN = 8
 LONG = 12
@@ -139,17 +138,6 @@ def verdict(result: Result) -> str:
     loose = f"; {s['vacuous']:,} numbers had a bound above their array's size" if s["vacuous"] else ""
     part = f"; {result.scope}" if result.scope else ""
     return f"[bold green]THEY AGREE[/]: {counts}, worst error/bound {s['worst_ratio']:.3g}{loose}{part}"
-
-
-def versions() -> dict[str, str]:
-    """What the numbers were computed with."""
-    found = {"python": python_version(), "platform": platform()}
-    for name in ("attn-parity", "numpy", "torch", "jax", "flax"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def as_dict(row: Row) -> dict[str, Any]:

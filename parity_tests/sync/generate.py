@@ -1,8 +1,8 @@
 """Generate what is committed and follows from other files: the twins of NumPy's files, the packages' `__init__.pyi`,
-the README's catalogue, the page of transforms.
+the README's catalogue.
 
-    python -m parity_tests.sync.generate            write them
-    python -m parity_tests.sync.generate --check    write nothing; say which are stale
+    python -m parity_tests.sync            write them
+    python -m parity_tests.sync --check    write nothing; say which are stale
 
 The packages load their names on first use, which hides them from type checkers and editors. The stubs name
 them all, and give `build` one signature per variant, made from the fields of its Config.
@@ -12,20 +12,19 @@ import ast
 import builtins
 import inspect
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from attn_np import contract
-from parity_tests.sync.transforms import page
 from parity_tests.sync.twins import twins
 
 PACKAGES = ("attn_np", "attn_jax", "attn_torch")
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = "make sync"
 BEGIN, END = f"<!-- catalogue: written by `{COMMAND}` -->\n", "<!-- end of the catalogue -->\n"
-TABLES = f"<!-- tables: written by `{COMMAND}` -->\n"
 
 # (module, name in it or None for the module itself): what a stub has to import.
 Import = tuple[str, str | None]
@@ -176,17 +175,11 @@ def catalogue() -> str:
     return before + begin + "\n" + "\n".join(rows) + "\n\n" + end + after
 
 
-def transforms() -> str:
-    """The page of transforms with the tables of the tests below what a person wrote."""
-    text = (ROOT / "docs" / "transforms.md").read_text(encoding="utf-8")
-    return text.partition(TABLES)[0] + TABLES + "\n" + page()
-
-
-def stubs_and_pages() -> dict[Path, str]:
+def stubs_and_catalogue() -> dict[Path, str]:
     """What is made by importing the packages: their twins must stand before."""
     stubs = {ROOT / package / "__init__.pyi": stub(package) for package in PACKAGES}
-    pages = {ROOT / "README.md": catalogue, ROOT / "docs" / "transforms.md": transforms}
-    return stubs | {path: make() for path, make in pages.items() if path.exists()}
+    readme = ROOT / "README.md"
+    return stubs | ({readme: catalogue()} if readme.exists() else {})
 
 
 def stale(texts: dict[Path, str]) -> dict[Path, str]:
@@ -198,13 +191,18 @@ def main(argv: list[str]) -> int:
     if argv not in ([], ["--check"]):
         print(__doc__)
         return 2
+    return update((twins, stubs_and_catalogue), check=bool(argv))
+
+
+def update(makes: tuple[Callable[[], dict[Path, str]], ...], check: bool = False) -> int:
+    """Write what is stale of that which each in turn makes, or with `check` say so; the exit status."""
     count = 0
-    for make in (twins, stubs_and_pages):
+    for make in makes:
         for path, text in stale(make()).items():
             count += 1
-            print(f"stale: {path.relative_to(ROOT)}; run `{COMMAND}`" if argv else f"wrote {path.relative_to(ROOT)}")
-            if not argv:
+            print(f"stale: {path.relative_to(ROOT)}; run `{COMMAND}`" if check else f"wrote {path.relative_to(ROOT)}")
+            if not check:
                 path.write_text(text)
     if not count:
         print("Generated files are up to date.")
-    return 1 if argv and count else 0
+    return 1 if check and count else 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from parity_tests.bounds.error_arrays import ErrArray
+from parity_tests.bounds.error_array import ErrArray
 from parity_tests.tests.inputs import Arrays, Tree
 from parity_tests.tests.witness import bounded, cotangent, layer_of, ratio, weights_of
 

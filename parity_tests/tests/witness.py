@@ -15,7 +15,8 @@ import torch
 from flax import nnx
 
 from attn_np.contract import Config
-from parity_tests.bounds.error_arrays import ErrArray, precision_of
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.cases import Case, Drawn, draw
 from parity_tests.judge.judging import compare, reference
 from parity_tests.tests.inputs import Arrays, Tree

@@ -15,7 +15,7 @@ import pytest
 
 from attn_np import contract
 from attn_np.contract import Config
-from parity_tests.bounds.error_arrays import precision_of
+from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.candidates import extras
 from parity_tests.judge.cases import Case, Drawn, draw, given, tokens_below
 from parity_tests.judge.judging import compare, reference

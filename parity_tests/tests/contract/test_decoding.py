@@ -16,7 +16,8 @@ import pytest
 from attn_np import contract
 from attn_np._ops import DTYPES
 from attn_np.contract import Arg, Config
-from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.candidates import numpy_layer
 from parity_tests.judge.cases import Case, Drawn, call_sizes, draw
 from parity_tests.judge.judging import compare

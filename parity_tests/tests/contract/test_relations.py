@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from attn_np import contract
 from attn_np.contract import Config
+from parity_tests.judge.calls import Call, Subject
 from parity_tests.judge.cases import TRUE, tokens_below
-from parity_tests.judge.relations import RELATIONS, Call, Subject, broken, compared, ratios
-from parity_tests.mistakes import MUTANTS, call_of, reference_with
+from parity_tests.judge.relations import RELATIONS, broken, compared, ratios
+from parity_tests.mistakes import MUTANTS
 from parity_tests.tests.inputs import shapes_for, without
+from parity_tests.tests.mutation.common_mode import call_of, reference_with
 
 QUIET = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 

@@ -29,7 +29,8 @@ from torch.func import functional_call
 
 from attn_np import contract
 from attn_np.contract import Config
-from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of, widened
+from parity_tests.bounds.error_array import ErrArray, widened
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.bounds.tangents import Dual
 from parity_tests.judge.candidates import extras, numpy_layer, run_torch
 from parity_tests.judge.cases import Case, Drawn

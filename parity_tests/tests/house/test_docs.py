@@ -19,7 +19,7 @@ from types import ModuleType
 import pytest
 
 from attn_np import contract
-from parity_tests.sync import transforms
+from parity_tests.tests.transforms import tables
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")])
@@ -173,11 +173,11 @@ def test_new_contract_gets_a_page(tmp_path: Path) -> None:
     assert found == {"index", *contract.variants()}
 
 
-@pytest.mark.parametrize("tree", transforms.TREES)
+@pytest.mark.parametrize("tree", tables.TREES)
 def test_the_page_of_transforms_names_every_one_and_what_is_exempt(tree: str) -> None:
     text = (ROOT / "docs/transforms.md").read_text("utf-8")
-    section = text.partition(f"## {transforms.TREES[tree]}\n")[2].partition("\n## ")[0]
-    asked_of, exempt, elsewhere = transforms.tables(tree)
+    section = text.partition(f"## {tables.TREES[tree]}\n")[2].partition("\n## ")[0]
+    asked_of, exempt, elsewhere = tables.tables(tree)
     for name, asked in asked_of.items():
         assert f"| {name} | {asked} |" in section
     for (name, variant), reason in exempt.items():

@@ -16,6 +16,7 @@ from attn_np import contract
 from attn_np.contract import Arg, Config, Param
 from attn_np.contract._letters import LETTERS
 from parity_tests.sync import generate, twins
+from parity_tests.tests.transforms import tables
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("attn_np", "attn_jax", "attn_torch")
@@ -229,30 +230,73 @@ def test_twins_use_no_numpy(tree: str) -> None:
         assert "numpy" not in {module for module, _ in imports(path_of(tree, variant))}, f"{tree}/{variant}.py"
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_no_import_goes_round_in_a_circle(package: str) -> None:
-    """Nor does one hide inside a function: a module imports what it needs at its top."""
+def circle(paths: Iterable[Path], root: Path = ROOT) -> list[str]:
+    """Modules that import each other in a circle, in that order; none where there is no circle."""
     needs: dict[str, set[str]] = {}
-    for path in files(package):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        tree = ast.parse(path.read_text())
-        inner = [n for d in ast.walk(tree) if isinstance(d, ast.FunctionDef) for n in ast.walk(d)]
-        late = [n.module or "" for n in inner if isinstance(n, ast.ImportFrom)]
-        late += [a.name for n in inner if isinstance(n, ast.Import) for a in n.names]
-        assert path.name in MAY_IMPORT_LATE or not any(under(module, *PACKAGES) for module in late), path
-        needs[name] = {found for found in (*full_names(path), *(m for m, _ in imports(path))) if under(found, package)}
-    modules = set(needs)
-    graph = {name: {found for found in some if found in modules and found != name} for name, some in needs.items()}
+    for path in paths:
+        name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        needs[name] = full_names(path) | {module for module, _ in imports(path)}
+    graph = {name: {found for found in some if found in needs and found != name} for name, some in needs.items()}
     for names in graph.values():  # a package stands for its own imports only where it is what is imported
         names -= {n for n in names if any(other.startswith(f"{n}.") for other in names)}
     try:
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:
-        raise AssertionError(" -> ".join(error.args[1])) from None
+        return error.args[1]
+    return []
 
 
-# The packages' own lazy loading, which imports contracts on first use.
-MAY_IMPORT_LATE = ("_package.py",)
+def late(path: Path) -> list[str]:
+    """Modules of ours that a file imports inside a function; not trees in the tool, whose frameworks may be absent."""
+    inner = [n for d in ast.walk(ast.parse(path.read_text())) if isinstance(d, ast.FunctionDef) for n in ast.walk(d)]
+    found = [n.module or "" for n in inner if isinstance(n, ast.ImportFrom)]
+    found += [a.name for n in inner if isinstance(n, ast.Import) for a in n.names]
+    ours = ("attn_np", "parity_tests") if path in TOOL else PACKAGES
+    return [module for module in found if under(module, *ours)]
+
+
+# The packages' own lazy loading, which imports contracts on first use; commands, which show their help at once; and the
+# pytest plugin, which every pytest on the machine loads.
+MAY_IMPORT_LATE = ("attn_np/contract/_package.py", "parity_tests/commands/*.py", "parity_tests/plugin.py")
+
+
+@pytest.mark.parametrize("package", (*PACKAGES, "parity_tests"))
+def test_no_import_goes_round_in_a_circle(package: str) -> None:
+    """Nor does one hide inside a function: a module imports what it needs at its top."""
+    paths = files(package) if package in PACKAGES else TOOL
+    assert not (found := circle(paths)), " -> ".join(found)
+    for path in paths:
+        name = path.relative_to(ROOT)
+        assert any(name.match(pattern) for pattern in MAY_IMPORT_LATE) or not late(path), f"{name}: {late(path)}"
+
+
+def test_a_circle_is_seen(tmp_path: Path) -> None:
+    """Inside functions too, and through a package."""
+    texts = {
+        "a/__init__.py": "",
+        "a/one.py": "def f():\n    from a.two import g\n",
+        "a/two.py": "import a.three\n",
+        "a/three.py": "from a import one\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    paths = sorted(tmp_path.rglob("*.py"))
+    assert set(circle(paths, tmp_path)) == {"a.one", "a.two", "a.three"}
+    (tmp_path / "a/three.py").write_text("import a\n")
+    assert circle(paths, tmp_path) == []
+
+
+TESTS = "parity_tests.tests"
+TOOL = [path for path in files("parity_tests") if not path.is_relative_to(ROOT / TESTS.replace(".", "/"))]
+
+
+@pytest.mark.parametrize("path", TOOL, ids=lambda path: str(path.relative_to(ROOT / "parity_tests")))
+def test_the_tool_imports_no_test_and_is_in_pieces(path: Path) -> None:
+    """What it needs of the tests would be missing where it is installed; a file does one job, in under 500 lines."""
+    named = {*full_names(path), *strings(path)}
+    assert not [name for name in named if under(name, TESTS)]
+    assert len(path.read_text().splitlines()) < 500
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -504,7 +548,7 @@ def test_configs_survive_json(variant: str, example: str) -> None:
 
 
 def test_generated_files_are_fresh() -> None:
-    made = twins.twins() | generate.stubs_and_pages()
+    made = twins.twins() | generate.stubs_and_catalogue() | tables.page()
     old = [str(path.relative_to(ROOT)) for path in generate.stale(made)]
     assert not old, f"{', '.join(old)}: stale; run `{generate.COMMAND}`"
 
@@ -522,7 +566,7 @@ def test_a_stale_file_is_noticed(
     assert generate.main([]) == 0
     stub = tmp_path / "attn_np" / "__init__.pyi"
     stub.write_text(stub.read_text().replace("int = 0", "int = 1"))
-    assert list(generate.stale(generate.stubs_and_pages())) == [stub]
+    assert list(generate.stale(generate.stubs_and_catalogue())) == [stub]
     assert generate.main(["--frobnicate"]) == 2
 
 

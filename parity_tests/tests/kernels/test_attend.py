@@ -14,7 +14,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from attn_np._attend import attend, attend_vjp
 from attn_np._ops import DTYPES
 from attn_np._vjp import softmax_vjp
-from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.mistakes import SHARED, Mutant, planted
 from parity_tests.tests.inputs import TREES, Arrays, Tree, same
 from parity_tests.tests.witness import cotangent, ratio, torch_gradients

@@ -12,7 +12,7 @@ from attn_jax import _kernels as in_jax
 from attn_np import _kernels as in_numpy
 from attn_torch import _kernels as in_torch
 from parity_tests.judge import kernels
-from parity_tests.judge.runner import DTYPES
+from parity_tests.judge.frameworks import DTYPES
 
 SHARE = {"numpy": 31, "torch": 31, "jax": 251}  # one combination in so many: none divides how many a switch stands for
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parity_tests.bounds.error_arrays import FUNCTION, ErrArray, precision, precision_of
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import FUNCTION, precision, precision_of
 from parity_tests.judge.judging import compare
 
 RANGES = {"exp": (-80.0, 80.0), "tanh": (-20.0, 20.0), "sqrt": (0.0, 1e6), "log": (0.0, 1e6), "sigmoid": (-80.0, 80.0)}

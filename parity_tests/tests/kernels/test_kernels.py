@@ -11,7 +11,9 @@ import pytest
 from attn_np import _kernels as numpy_kernels
 from attn_np._attend import attend, attend_vjp
 from attn_np.contract._tape import Residuals
-from parity_tests.bounds.error_arrays import ErrArray, fast_precision_of, precision, recompute
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import fast_precision_of, precision
+from parity_tests.bounds.softmax import recompute
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import cotangent, ratio, torch_gradients
 

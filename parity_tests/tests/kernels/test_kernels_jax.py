@@ -10,7 +10,8 @@ import pytest
 from attn_jax import _kernels, attend
 from attn_jax._ops import linear
 from attn_np._attend import attend as reference
-from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.kernels import visible
 from parity_tests.tests.inputs import Arrays
 from parity_tests.tests.kernels.test_attend import context_shape, given, held, judged
@@ -260,7 +261,7 @@ def test_edges_of_windows(small: bool, t: int, s: int, monkeypatch: pytest.Monke
     """Queries of 0 weigh what they see alike, and values that are columns of the identity say what that is."""
     if small:
         small_blocks(monkeypatch)
-    q, k, v = np.zeros((1, t, 1, 2)), np.ones((1, s, 1, 2)), np.eye(s)[None, :, None]
+    q, k, v = jnp.zeros((1, t, 1, 2)), jnp.ones((1, s, 1, 2)), jnp.eye(s)[None, :, None]
     edges = sorted({n for n in (t - 2, t - 1, t, s - 2, s - 1, s) if n >= 0})
     with jax.disable_jit():
         for window in [x for n in edges for x in ((n, None), (None, n), (n, n), (n, 0), (0, n))]:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from attn_np import _kernels as kernels
-from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.tests.inputs import TREES, Arrays
 from parity_tests.tests.kernels.test_kernels import BLOCKS, fused, held, judged, numpy_results, small_blocks
 from parity_tests.tests.witness import cotangent, ratio

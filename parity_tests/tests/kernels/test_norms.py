@@ -14,7 +14,9 @@ import torch
 from torch.nn import functional
 
 from attn_np import _ops, _vjp
-from parity_tests.bounds.error_arrays import ErrArray, adopt, disown, precision, precision_of
+from parity_tests.bounds.copies import adopt, disown
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.bounds.tangents import Dual
 from parity_tests.judge.judging import compare
 from parity_tests.mistakes import SHARED, Mutant, planted

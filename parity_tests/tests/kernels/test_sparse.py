@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from attn_np import _ops, _vjp
-from parity_tests.bounds.error_arrays import ErrArray, adopt, disown, plain, precision, precision_of
+from parity_tests.bounds.copies import adopt, disown
+from parity_tests.bounds.error_array import ErrArray, plain
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.judging import compare
 from parity_tests.mistakes import SHARED, Mutant, planted
 from parity_tests.tests.inputs import TREES, Arrays, Tree

@@ -10,7 +10,7 @@ import numpy as np
 
 from attn_np import contract
 from attn_np.contract import Config
-from parity_tests.bounds.error_arrays import precision_of
+from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.candidates import leaves, numpy_layer
 from parity_tests.judge.cases import CALLS, TRUE, Case, Drawn, call_sizes, draw, given, tokens_below
 from parity_tests.judge.judging import reference
@@ -89,7 +89,7 @@ class Parts:
     def __getattr__(self, name: str) -> Any:
         found = [module for module in self._modules if name in vars(module)]
         if not found:
-            raise AttributeError(f"ast_mutants: expected {name!r} in a shared file, got none; mend the check")
+            raise AttributeError(f"mutants: expected {name!r} in a shared file, got none; mend the check")
         own = [module for module in found if getattr(vars(module)[name], "__module__", "") == module.__name__]
         dialect = [module for module in found if module.__name__.endswith("._ops")]  # of names that NumPy defines
         return getattr((own or dialect or found)[0], name)

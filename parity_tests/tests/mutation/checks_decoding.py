@@ -12,7 +12,8 @@ import numpy as np
 
 from attn_np._ops import DTYPES
 from attn_np.contract import Arg, Config
-from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of, widened
+from parity_tests.bounds.error_array import ErrArray, widened
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.candidates import numpy_layer
 from parity_tests.judge.cases import call_sizes, tokens_below
 from parity_tests.judge.judging import compare, reference

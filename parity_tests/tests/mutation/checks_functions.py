@@ -12,7 +12,8 @@ import numpy as np
 from attn_np import _ops, contract
 from attn_np._ops import DTYPES
 from attn_np.contract._tape import Residuals
-from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge import kernels
 from parity_tests.judge.judging import compare
 from parity_tests.tests.mutation.calls import Arrays, Parts, claim, claim_same, refuses, same

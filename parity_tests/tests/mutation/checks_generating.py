@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from attn_np._ops import DTYPES
-from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.judging import compare
 from parity_tests.tests.mutation.calls import Labelled, claim, drawn_for, made, refuses, same
 

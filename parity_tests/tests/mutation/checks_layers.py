@@ -12,7 +12,7 @@ import numpy as np
 from attn_np import contract
 from attn_np._ops import DTYPES
 from attn_np.contract import Config
-from parity_tests.bounds.error_arrays import precision_of
+from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.candidates import extras, leaves, numpy_layer, run_numpy, takes_last
 from parity_tests.judge.cases import given, tokens_below
 from parity_tests.judge.judging import judge_ends, judge_tape

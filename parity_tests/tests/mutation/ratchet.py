@@ -77,7 +77,7 @@ def fallen(results: Sequence[Result], kept: Mapping[str, Count], sample: bool = 
             whose = "recorded" if file in kept else "the lowest recorded, as it has no record"
             words.append(
                 f"{file}: expected {float(rate):.1%} of its careless edits to be seen ({whose}), got {count.killed} of "
-                f"{count.mutants}; add the check that sees them to parity_tests/ast_mutants"
+                f"{count.mutants}; add the check that sees them to parity_tests/tests/mutation"
             )
     return words
 

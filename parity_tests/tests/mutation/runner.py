@@ -4,13 +4,13 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
 from typing import Any
 
+from parity_tests.judge.workers import workers
 from parity_tests.tests.mutation.battery import Check, battery
 from parity_tests.tests.mutation.calls import Caught
 from parity_tests.tests.mutation.sources import (
@@ -99,7 +99,7 @@ def reach(variants: tuple[str, ...]) -> tuple[Lines, ...]:
             RAN.clear()
             said = broken(check, alias)
             if said is not None:
-                raise ValueError(f"ast_mutants: expected the original to pass every check, got {said}; mend it first")
+                raise ValueError(f"mutants: expected the original to pass every check, got {said}; mend it first")
             found.append(frozenset(RAN))
     return tuple(found)
 
@@ -167,7 +167,7 @@ def run(short: bool = False, jobs: int = 2, progress: Progress | None = None, on
     """
     unknown = [file for file in only if file not in every()]
     if unknown:
-        raise ValueError(f"ast_mutants: expected files of attn_np, got {unknown[0]}; name some of {', '.join(every())}")
+        raise ValueError(f"mutants: expected files of attn_np, got {unknown[0]}; name some of {', '.join(every())}")
     places, tell = chosen(short, only), progress or (lambda done, of: None)
     tell(0, len(places))
     variants = needed(only or files())
@@ -180,7 +180,7 @@ def run(short: bool = False, jobs: int = 2, progress: Progress | None = None, on
         return found
     pieces = [places[i : i + CHUNK] for i in range(0, len(places), CHUNK)]
     results: dict[int, list[Result]] = {}
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _start, (reached, variants)) as pool:
+    with workers(jobs, _start, reached, variants) as pool:
         futures = {pool.submit(_examine, piece): i for i, piece in enumerate(pieces)}
         for future in as_completed(futures):
             results[futures[future]] = future.result()

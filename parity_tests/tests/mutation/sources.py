@@ -55,7 +55,7 @@ def needed(names: Iterable[str]) -> tuple[str, ...]:
 def root() -> Path:
     spec = find_spec("attn_np")
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("ast_mutants: expected the package attn_np, got none; install it")
+        raise ModuleNotFoundError("mutants: expected the package attn_np, got none; install it")
     return Path(spec.submodule_search_locations[0])
 
 

@@ -10,16 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from attn_np import contract
-from parity_tests.commands.app import app
 from parity_tests.tests import mutation
 from parity_tests.tests.mutation import ratchet, runner, sources
+from parity_tests.tests.mutation.__main__ import app
 from parity_tests.tests.mutation.battery import Check, battery
 from parity_tests.tests.mutation.calls import claim
 from parity_tests.tests.mutation.operators import OPERATORS, replacements
 from parity_tests.tests.mutation.ratchet import Count
 from parity_tests.tests.mutation.sources import ALIAS, VARIANTS, Key, copied, files, mutants
-
-pytestmark = pytest.mark.xdist_group("ast_mutants")  # what the checks reach is found once
 
 
 def edits(source: str) -> Iterator[tuple[str, str]]:
@@ -130,7 +128,7 @@ def test_the_original_passes_every_check_and_a_sample_of_mutants_dies() -> None:
 
 
 def test_every_line_is_reached() -> None:
-    """A line that no check runs hides its mutants: a new function of a shared file needs a check in `ast_mutants`."""
+    """A line that no check runs hides its mutants: a new function of a shared file needs a check in `checks_*`."""
     reached = runner.reach(VARIANTS)
     unseen = {
         (mutant.key.file, mutant.line)
@@ -153,7 +151,7 @@ def test_a_fall_fails() -> None:
     assert ratchet.fallen(results_of("gru.py", 200, 11), kept) == []
     assert ratchet.fallen(results_of("gru.py", 200, 12), kept) == [
         "gru.py: expected 95.0% of its careless edits to be seen (recorded), got 188 of 200; add the check that sees "
-        "them to parity_tests/ast_mutants"
+        "them to parity_tests/tests/mutation"
     ]
     assert ratchet.fallen(results_of("gru.py", 400, 21), kept) == []
     assert len(ratchet.fallen(results_of("gru.py", 400, 22), kept)) == 1
@@ -199,16 +197,16 @@ def test_the_command_fails_where_a_share_has_fallen(
     monkeypatch.setattr(mutation, "run", runner.run)
     monkeypatch.setattr(ratchet.read, "__defaults__", (path,))
     monkeypatch.setattr(ratchet.update, "__defaults__", (path,))
-    found = CliRunner().invoke(app, ["mutants", "--no-planted"])
+    found = CliRunner().invoke(app, ["--no-planted"])
     assert found.exit_code == code, found.output
     assert ("fallen gru.py: expected 95.0%" in found.output) is bool(code)
     assert ("survived line 1, another constant: gru.py, cell: a  ->  b199" in found.output) is bool(code)
-    again = CliRunner().invoke(app, ["mutants", "--no-planted", "--ratchet-update"])
+    again = CliRunner().invoke(app, ["--no-planted", "--ratchet-update"])
     assert "recorded: nothing is better" in again.output
     path.write_text("{}")
-    CliRunner().invoke(app, ["mutants", "--no-planted", "--ratchet-update"])
+    CliRunner().invoke(app, ["--no-planted", "--ratchet-update"])
     assert ratchet.read(path) == {"gru.py": Count(200, 200 - survivors)}
-    refused = CliRunner().invoke(app, ["mutants", "--short", "--ratchet-update"])
+    refused = CliRunner().invoke(app, ["--short", "--ratchet-update"])
     assert refused.exit_code == 2
 
 

@@ -3,32 +3,32 @@
 import json
 from dataclasses import replace
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from attn_np import contract
-from parity_tests.commands.app import app
-from parity_tests.mistakes import MUTANTS, SHARED, TREES, Mutant, evidence, file_of, oracle_free, planted, run
+from parity_tests.mistakes import MUTANTS, SHARED, TREES, Mutant, evidence, file_of, planted
 from parity_tests.mistakes.plant import edited, shared
-from parity_tests.mistakes.run import MODES, Verdict, missed, places
+from parity_tests.tests.mutation import planting
+from parity_tests.tests.mutation.__main__ import app
+from parity_tests.tests.mutation.common_mode import oracle_free
+from parity_tests.tests.mutation.planting import MODES, Verdict, missed, places
 
 NOTHING = Mutant("nothing planted", "mha.py", "w_q: Float", "w_q: Float", "mha", "cross")
 
 
 def every_mutant() -> tuple[Mutant, ...]:
     """The common planted bugs, and those that the test of a variant adds as `MUTANTS`."""
-    modules = [f"parity_tests.tests.variants.test_{variant}" for variant in contract.variants()]
-    own = [mutant for name in modules if find_spec(name) for mutant in getattr(import_module(name), "MUTANTS", ())]
-    return (*MUTANTS, *own)
+    tests = [import_module(f"parity_tests.tests.variants.test_{variant}") for variant in contract.variants()]
+    return (*MUTANTS, *(mutant for module in tests for mutant in getattr(module, "MUTANTS", ())))
 
 
 def planted_somewhere() -> list[tuple[Mutant, str]]:
     """Every mutant in NumPy, where it takes milliseconds, and in one other tree: a twelfth in JAX, which compiles.
 
-    `attn-parity mutants` plants each in all of its trees.
+    `make mutants` plants each in all of its trees.
     """
     pairs = []
     for number, mutant in enumerate(every_mutant()):
@@ -45,7 +45,7 @@ def test_planted_bug_dies(mutant: Mutant, tree: str) -> None:
 
 
 def planted_in_all() -> list[Mutant]:
-    """Every eighth of those that all trees can have; `attn-parity mutants` takes all."""
+    """Every eighth of those that all trees can have; `make mutants` takes all."""
     return [mutant for mutant in every_mutant() if mutant.trees == TREES][::8]
 
 
@@ -158,8 +158,8 @@ def test_the_command_fails_where_a_bug_lives(
         Verdict("bias subtracted", "scores", "attn_np", "y: error/bound 3"),
         Verdict("x", "masks", "common", seen),
     ]
-    monkeypatch.setattr(run, "run", lambda *_: verdicts)
-    found = CliRunner().invoke(app, ["mutants", "--no-generic", "--json", str(tmp_path / "found.json")])
+    monkeypatch.setattr(planting, "run", lambda *_: verdicts)
+    found = CliRunner().invoke(app, ["--no-generic", "--json", str(tmp_path / "found.json")])
     assert found.exit_code == code, found.output
     assert ["all", "1", "of", "1", f"{1 - code}", "of", "1"] in [line.split() for line in found.output.splitlines()]
     assert ("lives and has no reason" in found.output) is bool(code)
@@ -167,13 +167,3 @@ def test_the_command_fails_where_a_bug_lives(
         "y: error/bound 3",
         seen,
     ]
-
-
-def test_the_command_needs_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package has no tests, and so no witnesses."""
-    import importlib.util
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    found = CliRunner().invoke(app, ["mutants"])
-    assert found.exit_code == 2
-    assert "refused mutants: expected a checkout with its tests, got an installed package" in found.output

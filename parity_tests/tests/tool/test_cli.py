@@ -17,7 +17,7 @@ from parity_tests.judge import checkpoint, runner
 from parity_tests.judge.cases import Case
 from parity_tests.judge.checkpoint import EXAMPLE
 from parity_tests.judge.judging import Row
-from parity_tests.judge.runner import Result
+from parity_tests.judge.result import Result
 from parity_tests.ports import trace
 from parity_tests.report import summary
 from parity_tests.tests.weights.test_pretrained import LLAMA, WANT, llama, model

@@ -16,9 +16,10 @@ from parity_tests.commands.app import app
 from parity_tests.explain.findings import Cause, Finding
 from parity_tests.judge import runner
 from parity_tests.judge.cases import Case
+from parity_tests.judge.frameworks import DTYPES
 from parity_tests.judge.judging import Row, ratios
 from parity_tests.judge.ratchet import Comparison, Drift
-from parity_tests.judge.runner import DTYPES, Result
+from parity_tests.judge.result import Result
 from parity_tests.report import html
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}

@@ -10,14 +10,8 @@ from hypothesis import strategies as st
 
 from attn_np import _masks, _ops, _vjp, contract
 from attn_torch._ops import softmax
-from parity_tests.bounds.error_arrays import (
-    ErrArray,
-    delivered,
-    lift,
-    precision,
-    precision_of,
-    widened,
-)
+from parity_tests.bounds.error_array import ErrArray, delivered, lift, widened
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.candidates import Candidate, Outcome, candidates, run_numpy
 from parity_tests.judge.cases import Case, Drawn, draw
 from parity_tests.judge.judging import Anchor, compare, expected, judge, judge_ends, judge_tape, scatter

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from importlib import import_module
-from zlib import crc32
 
 import pytest
 
@@ -10,10 +9,11 @@ from attn_np import contract
 from parity_tests.judge import candidates as found
 from parity_tests.judge.candidates import Candidate, Outcome, accelerators, candidates, jax_function, run_numpy, untaped
 from parity_tests.judge.cases import CALLS, Case, Drawn, cases, given
+from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS, prepare
 from parity_tests.judge.judging import judge, judge_call
 from parity_tests.judge.kernels import TREES
-from parity_tests.judge.runner import DTYPES, FRAMEWORKS, Plan, prepare, selected, work
-from parity_tests.tests.conftest import WHOLE
+from parity_tests.judge.runner import Plan, selected, work
+from parity_tests.tests.everything import KINDS, WHOLE
 
 EXAMPLES = [(variant, example) for variant in contract.variants() for example in contract.examples(variant)]
 
@@ -21,14 +21,12 @@ EXAMPLES = [(variant, example) for variant in contract.variants() for example in
 def judged(case: Case, framework: str, mode: str, everything: bool) -> bool:
     """What the command judges with `--all`.
 
-    Of most variants JAX is asked for one example in float64 here, of half of them for one in another type too.
+    Of most variants JAX is asked for one example in float64 and float32 here, of a few in 16-bit types too.
     """
     first = next(iter(contract.examples(case.variant)))
     if framework == "jax" and not (everything or case.variant in WHOLE):
-        other = DTYPES[1 + crc32(case.variant.encode()) % 3]
-        last = list(contract.examples(case.variant))[-1]
-        more = crc32(case.variant.encode()) % 2 == 0
-        wanted = (case.example, case.dtype) in ((first, "float64"), *[(last, other)] * more)
+        last, types = list(contract.examples(case.variant))[-1], DTYPES[2:] if case.variant in KINDS else ()
+        wanted = (case.example == first and case.dtype in DTYPES[:2]) or (case.example == last and case.dtype in types)
         return mode == "jit" and case.call == "full" and wanted
     return selected(case, framework, mode, True)
 

@@ -10,13 +10,16 @@ import pytest
 from typer.testing import CliRunner
 
 from attn_np import contract
-from parity_tests.bounds.error_arrays import delivered, precision_of
+from parity_tests.bounds.error_array import delivered
+from parity_tests.bounds.precision import precision_of
 from parity_tests.commands.app import app
 from parity_tests.judge import ratchet, runner
 from parity_tests.judge.candidates import Candidate, Outcome, candidates, untaped
 from parity_tests.judge.cases import Case, Drawn, cases
+from parity_tests.judge.frameworks import DTYPES
 from parity_tests.judge.judging import Row, expected, judge
-from parity_tests.judge.runner import DTYPES, Plan, Result
+from parity_tests.judge.result import Result
+from parity_tests.judge.runner import Plan
 
 PLAN = Plan(("mha",), ("float32",), ("torch",), everything=True)
 Loss = Callable[[Case, Outcome, bool], None]

@@ -16,7 +16,8 @@ from attn_np.weights import tensors
 from attn_np.weights._errors import WeightFileError
 from attn_np.weights._safetensors import TensorFile, write_tensors
 from parity_tests import Trace, compare, load, record, replay
-from parity_tests.bounds.error_arrays import EXACT, ErrArray, precision_of
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import EXACT, precision_of
 from parity_tests.commands.app import app
 from parity_tests.explain.causes import CALLS as CALL_MISTAKES
 from parity_tests.explain.causes import catalogue, explain

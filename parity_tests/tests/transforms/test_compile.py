@@ -14,7 +14,7 @@ import torch
 from flax import nnx
 
 from attn_np import contract
-from parity_tests.bounds.error_arrays import precision_of
+from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.candidates import extras
 from parity_tests.judge.cases import Case, Drawn, draw
 from parity_tests.judge.judging import compare, reference

@@ -13,8 +13,6 @@ from parity_tests.tests.inputs import axis, random_inputs
 from parity_tests.tests.transforms import processes
 from parity_tests.tests.witness import bounded, cotangent, ratio, weights_of
 
-pytestmark = pytest.mark.xdist_group("distributed_torch")  # what its processes compute is computed once
-
 GROUPED = {"d_model": 12, "num_heads": 4, "num_kv_heads": 2}
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "mha": ("mha", {"d_model": 12, "num_heads": 4, "use_bias": True}, "full"),

@@ -10,7 +10,8 @@ nnx = pytest.importorskip("flax.nnx")
 
 import attn_jax  # noqa: E402
 import attn_np  # noqa: E402
-from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of  # noqa: E402
+from parity_tests.bounds.error_array import ErrArray  # noqa: E402
+from parity_tests.bounds.precision import precision, precision_of  # noqa: E402
 from parity_tests.judge.judging import compare  # noqa: E402
 
 CONFIG: dict[str, Any] = {"d_model": 6, "num_heads": 2}

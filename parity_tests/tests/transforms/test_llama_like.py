@@ -22,7 +22,8 @@ import attn_jax
 import attn_torch
 from attn_np import contract
 from attn_np._ops import amax, einsum, exp, log, rms_norm, silu
-from parity_tests.bounds.error_arrays import UNIT, ErrArray, precision, precision_of
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import UNIT, precision, precision_of
 from parity_tests.bounds.tangents import Dual
 from parity_tests.tests.inputs import TREES, Arrays
 from parity_tests.tests.witness import layer_of

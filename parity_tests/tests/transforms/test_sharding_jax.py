@@ -20,8 +20,6 @@ import pytest
 from attn_np import contract
 from parity_tests.judge.xla import compile_quickly
 
-pytestmark = pytest.mark.xdist_group("sharding_jax")  # what its devices compute is computed once
-
 ROOT = Path(__file__).resolve().parents[3]
 MESHES = ("Auto", "Explicit")
 MOVES = re.compile(r" = .*? (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
@@ -90,7 +88,8 @@ def main(planted: str) -> None:
 
     import attn_jax
     from attn_jax import _kernels, attend
-    from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+    from parity_tests.bounds.error_array import ErrArray
+    from parity_tests.bounds.precision import precision, precision_of
     from parity_tests.judge.judging import compare
     from parity_tests.judge.kernels import blocks, by_numpy
     from parity_tests.tests.inputs import random_inputs

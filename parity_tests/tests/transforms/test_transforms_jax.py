@@ -20,8 +20,8 @@ from attn_np import contract
 from attn_np.contract import Config
 from parity_tests.judge.candidates import takes_last
 from parity_tests.judge.judging import compare
-from parity_tests.sync.transforms import Elsewhere, Exemptions, cells
 from parity_tests.tests.inputs import TREES, Arrays, axis, flat, random_inputs
+from parity_tests.tests.transforms.tables import Elsewhere, Exemptions, cells
 from parity_tests.tests.transforms.test_sharding_jax import MESHES, layers
 from parity_tests.tests.witness import bounded, cotangent, layer_of, weights_of
 

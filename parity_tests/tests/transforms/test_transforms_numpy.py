@@ -21,7 +21,7 @@ import pytest
 
 from attn_np import _kernels, contract
 from attn_np._vjp import ReplayedGenerator
-from parity_tests.bounds.error_arrays import precision_of
+from parity_tests.bounds.precision import precision_of
 from parity_tests.judge.candidates import leaves, numpy_layer
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.judging import reference
@@ -189,14 +189,12 @@ def forked() -> dict[str, bool]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
-@pytest.mark.xdist_group("fork")
 @cells("fork")
 def test_after_a_fork(transform: str, variant: str) -> None:
     assert forked()[variant]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
-@pytest.mark.xdist_group("fork")
 def test_after_a_fork_blas_has_its_threads_again() -> None:
     """Although the parent was in the midst of calls that hold it at one."""
     assert forked()["BLAS"]

@@ -24,12 +24,12 @@ from torch.utils.checkpoint import checkpoint
 from attn_np import contract
 from attn_np.contract import Config
 from attn_torch._ops import DTYPES
-from parity_tests.bounds.error_arrays import UNIT, Precision, fast_precision_of
+from parity_tests.bounds.precision import UNIT, Precision, fast_precision_of
 from parity_tests.judge.candidates import takes_last
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.judging import compare, reference
-from parity_tests.sync.transforms import Elsewhere, Exemptions, cells
 from parity_tests.tests.inputs import TREES, Arrays, axis, first_difference, flat, random_inputs
+from parity_tests.tests.transforms.tables import Elsewhere, Exemptions, cells
 from parity_tests.tests.transforms.test_distributed_torch import HEADS, ROWS
 from parity_tests.tests.witness import cotangent, layer_of, weights_of
 

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attn_np.contract import dot_product
 from attn_np.contract.blockwise import EXAMPLES, Config
-from parity_tests.bounds.error_arrays import ErrArray
+from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.mistakes.plant import NUMPY, at
 from parity_tests.tests.inputs import TREES, Arrays, Tree

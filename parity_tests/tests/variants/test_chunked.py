@@ -7,7 +7,7 @@ import pytest
 
 from attn_np.contract import mha
 from attn_np.contract.chunked import EXAMPLES, Config
-from parity_tests.bounds.error_arrays import ErrArray
+from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.mistakes.plant import NUMPY, at
 from parity_tests.tests.inputs import TREES, Arrays, Tree

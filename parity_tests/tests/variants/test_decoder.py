@@ -66,7 +66,7 @@ def compared(c: Config, w: Any, name: str, word: list[float], place: int, thetas
             heads = [flat[h * n : h * n + n] for h in range(len(heads))]
         else:
             heads = [normed(c, x, weight) for x, weight in zip(heads, weights, strict=True)]
-    return [turned(c, x, place, thetas) for x in heads] if c.rope_base is not None else heads  # type: ignore[arg-type]
+    return [turned(c, x, place, thetas) for x in heads] if c.rope_base is not None else heads
 
 
 def loops(c: Config, w: Any, x: Any, places: Any, thetas: Any, mask: Any, bias: Any, keep: Any) -> tuple[Any, Any]:

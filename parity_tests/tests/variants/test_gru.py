@@ -13,7 +13,8 @@ import torch
 import attn_jax
 import attn_np
 from attn_np.contract.gru import EXAMPLES, Config
-from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.cases import Case
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import bounded, disagreement, layer_of, ratio, weights_of

@@ -12,7 +12,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from attn_np.contract import self_attention
 from attn_np.contract.mha import EXAMPLES, Config
-from parity_tests.bounds.error_arrays import ErrArray
+from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import (

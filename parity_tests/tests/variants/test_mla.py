@@ -10,7 +10,7 @@ import torch
 
 from attn_np.contract import rotary
 from attn_np.contract.mla import EXAMPLES, Config
-from parity_tests.bounds.error_arrays import ErrArray
+from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.mistakes.plant import at
 from parity_tests.tests.inputs import TREES, Arrays, Tree

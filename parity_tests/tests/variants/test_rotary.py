@@ -13,7 +13,8 @@ import torch
 from attn_np.contract import mha
 from attn_np.contract.rotary import EXAMPLES, Config
 from attn_np.weights import rotary_layout
-from parity_tests.bounds.error_arrays import UNIT, ErrArray
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import UNIT
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.mistakes import TREES as PACKAGES
 from parity_tests.tests.inputs import TREES, Arrays, Tree, same
@@ -42,7 +43,7 @@ def normal(*shape: int) -> np.ndarray:
 # Scalar loops, from section 3.2 of the paper --------------------------------------------------------------------------
 
 
-def crossing(c: Config, width: int, turns: float) -> float:
+def crossing(c: Any, width: int, turns: float) -> float:
     """The pair, as a real number, that makes so many turns in the original length: found by halving."""
     low, high = -100.0, 100.0
     for _ in range(200):
@@ -52,7 +53,7 @@ def crossing(c: Config, width: int, turns: float) -> float:
     return low
 
 
-def published(c: Config, width: int, length: int) -> list[float]:
+def published(c: Any, width: int, length: int) -> list[float]:
     """theta of every pair."""
     base, s, original = c.rope_base, c.scaling_factor or 1.0, c.original_max_positions or 1
     if c.scaling == "dynamic":
@@ -84,7 +85,7 @@ def published(c: Config, width: int, length: int) -> list[float]:
     return found
 
 
-def stretch(c: Config) -> float:
+def stretch(c: Any) -> float:
     """The attention factor."""
     if c.attention_factor is not None:
         return c.attention_factor
@@ -94,7 +95,7 @@ def stretch(c: Config) -> float:
     return 0.1 * log(s) + 1 if c.scaling == "yarn" else sqrt(1 + log(s) / log(c.original_max_positions or 2))
 
 
-def turned(c: Config, x: list[float], place: int, thetas: list[float]) -> list[float]:
+def turned(c: Any, x: list[float], place: int, thetas: list[float]) -> list[float]:
     """Each pair as a complex number, times e^(i m theta)."""
     out, n = list(x), len(thetas)
     for i, theta in enumerate(thetas):

@@ -15,7 +15,8 @@ import attn_jax
 import attn_np
 from attn_np.contract import additive
 from attn_np.contract.seq2seq import EXAMPLES, Config, DecoderConfig
-from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.variants.test_gru import step

@@ -19,7 +19,8 @@ from attn_np.contract import Config
 from attn_np.weights import layouts
 from attn_np.weights.layouts import _base
 from attn_np.weights.layouts._rearrange import concatenation, parse, rearrange, reverse, solve
-from parity_tests.bounds.error_arrays import ErrArray, delivered, precision, precision_of, widened
+from parity_tests.bounds.error_array import ErrArray, delivered, widened
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.candidates import numpy_layer
 from parity_tests.judge.cases import Case
 from parity_tests.judge.judging import compare

@@ -2,19 +2,24 @@
 
 `test_transforms_<tree>.py` has them: TRANSFORMS, the name of each with what is asked of it; EXEMPT, which gives a
 (transform, variant) that is left out its reason; and, where another file asks and not of every variant, ELSEWHERE, that
-file and the variants. `make sync` writes them into docs/transforms.md.
+file and the variants. `make sync` writes them into docs/transforms.md (`-m parity_tests.tests.transforms.tables`).
 """
 
+import sys
 from collections.abc import Collection
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attn_np import contract
+from parity_tests.sync.generate import COMMAND, ROOT, update
 
 Exemptions = dict[tuple[str, str], str]
 Elsewhere = dict[str, tuple[str, tuple[str, ...]]]
+PAGE = ROOT / "docs" / "transforms.md"
+BEGIN = f"<!-- tables: written by `{COMMAND}` -->\n"
 TREES = {"torch": "PyTorch", "jax": "Flax", "numpy": "NumPy"}
 
 
@@ -30,8 +35,13 @@ def tables(tree: str) -> tuple[dict[str, str], Exemptions, Elsewhere]:
     return dict(tests.TRANSFORMS), tests.EXEMPT, getattr(tests, "ELSEWHERE", {})
 
 
-def page() -> str:
-    """The tables of all trees and the reasons of what is exempt, as Markdown."""
+def page() -> dict[Path, str]:
+    """The page of transforms, by its path: the tables below what a person wrote."""
+    return {PAGE: PAGE.read_text(encoding="utf-8").partition(BEGIN)[0] + BEGIN + "\n" + markdown()}
+
+
+def markdown() -> str:
+    """The tables of all trees and the reasons of what is exempt."""
     lines: list[str] = []
     for tree, title in TREES.items():
         transforms, exempt, elsewhere = tables(tree)
@@ -60,3 +70,7 @@ def reasons(exempt: Exemptions) -> list[str]:
 
 def listed(variants: Collection[str]) -> str:
     return ", ".join(f"`{variant}`" for variant in dict.fromkeys(variants))
+
+
+if __name__ == "__main__":
+    sys.exit(update((page,)))

@@ -1,11 +1,18 @@
-"""attn-parity mutants: can the judge be trusted? Plant bugs and count how many it sees."""
+"""Can the judge be trusted? Plant bugs and count how many it sees: `make mutants`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from parity_tests.commands._shared import console, listed, progress, writable
+from parity_tests.tests import mutation
+from parity_tests.tests.mutation import planting, ratchet, show
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
 def main(
     trees: Annotated[str | None, typer.Option(help="numpy,torch,jax or some of them; all by default.")] = None,
     common: Annotated[bool, typer.Option(help="Also every bug in all three trees at once.")] = True,
@@ -22,59 +29,44 @@ def main(
     """Plant every known mistake and see whether it is noticed.
 
     In one tree, with the reference whole: the judge must see all. In all three at once, the reference included:
-    witnesses and relations, which know no reference, must see 95 %. Needs a checkout: the witnesses stand in its tests.
+    witnesses and relations, which know no reference, must see 95 %.
 
     Careless edits are those of the shared files and of nine variants that use them in every way. The file of any other
     variant is examined with --files; without it such a variant has the mistakes planted for it. The share that is seen
     of each file must not fall below the recorded one; a file without a record is held to the lowest of all.
     """
-    from importlib.util import find_spec
-
-    from parity_tests.commands._shared import console, listed, progress, writable
-    from parity_tests.mistakes import run as planting
-    from parity_tests.mistakes import table
-
-    writable(json)
+    writable(json=json)
     generic, planted = generic or bool(files), planted and not files
     if not planted and not generic:
         raise typer.BadParameter("expected known mistakes or careless edits, got neither; leave out one of --no-...")
     if ratchet_update and (short or not generic):
         raise typer.BadParameter("--ratchet-update: expected all careless edits, got some or none; leave out --short")
-    if find_spec("parity_tests.tests.variants.test_mha") is None:
-        console.print(
-            "[bold red]refused[/] mutants: expected a checkout with its tests, got an installed package; clone the "
-            "repository and run it there",
-            soft_wrap=True,
-        )
-        raise typer.Exit(2)
-    from parity_tests.tests import mutation
-
     only = listed(files, mutation.every(), "a file of attn_np") if files else ()
     chosen = listed(trees, ("numpy", "torch", "jax"), "a framework")
     modes = [mode for mode, name in planting.MODES.items() if name in chosen or (common and mode == planting.COMMON)]
-    careless: list[Any] = []
+    verdicts: list[planting.Verdict] = []
+    careless: list[mutation.Result] = []
     with progress() as bar:
-        task = bar.add_task("planting known mistakes", total=None, visible=planted)
-        verdicts = (
-            planting.run(modes, short, jobs, lambda done, of: bar.update(task, completed=done, total=of))
-            if planted
-            else []
-        )
+        if planted:
+            task = bar.add_task("planting known mistakes", total=None)
+            verdicts = planting.run(modes, short, jobs, lambda done, of: bar.update(task, completed=done, total=of))
         if generic:
             more = bar.add_task("planting careless edits", total=None)
             careless = mutation.run(short, jobs, lambda done, of: bar.update(more, completed=done, total=of), only)
     if planted:
-        table.show(console, verdicts)
+        show.show_planted(console, verdicts)
     wrong = bool(planting.missed(verdicts))
     if generic:
-        from parity_tests.tests.mutation import ratchet, show
-
         kept = ratchet.read()
-        show.show(console, careless, kept, short)
+        show.show_careless(console, careless, kept, short)
         wrong = wrong or not careless or bool(ratchet.fallen(careless, kept, short))
         if ratchet_update:
             console.print(f"recorded: {', '.join(ratchet.update(careless)) or 'nothing is better'}")
     if json is not None:
-        table.write_json(json, verdicts, careless)
+        show.write_json(json, verdicts, careless)
         console.print(f"written: {json}")
     raise typer.Exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    app(prog_name="make mutants")

@@ -2,17 +2,18 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import groupby
-from multiprocessing import get_context
 
 from attn_np import contract
+from parity_tests.judge import frameworks
+from parity_tests.judge.workers import workers
 from parity_tests.judge.xla import compile_quickly
-from parity_tests.mistakes import THEMES, TREES, Mutant, evidence, oracle_free
+from parity_tests.mistakes import THEMES, TREES, Mutant, evidence
+from parity_tests.tests.mutation.common_mode import oracle_free
 
 COMMON = "common"
 MODES = {"attn_np": "numpy", "attn_torch": "torch", "attn_jax": "jax", COMMON: COMMON}
@@ -48,9 +49,8 @@ def everything() -> tuple[tuple[str, Mutant], ...]:
     """The common planted bugs with their themes, and those that the test of a variant adds as `MUTANTS`."""
     found = [(theme, mutant) for theme, mutants in THEMES.items() for mutant in mutants]
     for variant in contract.variants():
-        name = f"parity_tests.tests.variants.test_{variant}"
-        own = getattr(import_module(name), "MUTANTS", ()) if find_spec(name) else ()
-        found += [(variant, mutant) for mutant in own]
+        tests = import_module(f"parity_tests.tests.variants.test_{variant}")
+        found += [(variant, mutant) for mutant in getattr(tests, "MUTANTS", ())]
     return tuple(found)
 
 
@@ -75,11 +75,9 @@ def judged(place: Place) -> Verdict:
 
 
 def prepare() -> None:
-    """What a process needs before it imports JAX: programs that run once are not worth being made fast."""
+    """What a process needs before it uses JAX: programs that run once are not worth being made fast."""
     compile_quickly()
-    from parity_tests.judge.runner import prepare as prepare_frameworks
-
-    prepare_frameworks(("torch", "jax"))
+    frameworks.prepare(("torch", "jax"))
 
 
 def judged_all(chunk: Sequence[Place]) -> list[Verdict]:
@@ -117,7 +115,7 @@ def run(
             found += judged_all(chunk)
             tell(len(found), len(todo))
     else:
-        with ProcessPoolExecutor(jobs, get_context("spawn"), prepare) as pool:
+        with workers(jobs, prepare) as pool:
             for future in as_completed([pool.submit(judged_all, chunk) for chunk in chunks]):
                 found += future.result()
                 tell(len(found), len(todo))

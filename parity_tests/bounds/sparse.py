@@ -1,0 +1,144 @@
+"""Rules for weights that may be 0: sparsemax, entmax, the largest score alone."""
+
+from typing import Any
+
+import numpy as np
+
+from attn_np import _ops, _vjp
+from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, jostled, lift, magnitude, plain, rule
+from parity_tests.bounds.precision import promised
+
+
+@rule(FUNCTIONS, _ops.sparsemax)
+def sparsemax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
+    """tau moves by no more than the scores do at most, so p_i by that and by what its own score does.
+
+    After the largest score is subtracted none is positive, so the sums cancel nothing: (sum - 1) / k errs relative to
+    1 + |tau|, at most 2, and those of other k, which are smaller, no further up. A weight whose score lies below tau by
+    more than all of this is 0 in every type.
+    """
+    s, p = lift(scores), promised()
+    ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
+    probs = plain(_ops.sparsemax)(s.v, None if allowed is None else ok, axis)
+    if probs.size == 0:
+        return ErrArray(probs, 0.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        top = np.max(np.where(ok, s.v, -np.inf), axis=axis, keepdims=True)
+        z = np.where(ok & np.isfinite(s.v), s.v - np.where(np.isfinite(top), top, 0.0), -np.inf)
+        tau = np.max(np.where(probs > 0, z - probs, -np.inf), axis=axis, keepdims=True)
+        loose = np.max(np.where(ok, s.b, 0.0), axis=axis, keepdims=True)
+        far = np.where(np.isfinite(z), np.abs(z), 0.0)
+        most = s.b + loose + 2 * p.u * (far + s.b + loose) + 2 * p.gamma(s.shape[axis] + 4) + p.eta
+        b = np.where(ok & ~(z - tau < -most), np.minimum(most, 1.0), 0.0)
+        b = np.where(np.isnan(probs) & ~np.isposinf(s.b), 0.0, b)
+    return jostled(ErrArray(probs, b))
+
+
+@rule(FUNCTIONS, _vjp.sparsemax_vjp)
+def sparsemax_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
+    """The support is a decision: where the bounds leave it open, the row's gradient may be that of another one."""
+    x, y, p = lift(probs), lift(dprobs), promised()
+    support = x.v > 0
+    unsure = np.where(support, x.v <= x.b, x.b > p.eta)
+    count = np.maximum(np.sum(support, axis=axis, keepdims=True), 1)
+
+    def over(a: np.ndarray) -> np.ndarray:
+        return np.sum(np.where(support, a, 0.0), axis=axis, keepdims=True) / count
+
+    size = magnitude(y)
+    b = y.b + over(y.b) + (p.gamma(x.shape[axis] + 4) + 8 * p.u) * (size + over(size)) + p.eta
+    most = 2 * np.max(size, axis=axis, keepdims=True, initial=0.0)
+    b = np.where(np.any(unsure, axis=axis, keepdims=True), most, np.where(support, b, 0.0))
+    return jostled(ErrArray(plain(_vjp.sparsemax_vjp)(x.v, y.v, axis), b))
+
+
+@rule(FUNCTIONS, _ops.entmax15)
+def entmax15(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
+    """The root g = z - tau of a weight errs by what its own z does, half the score, and by what tau does.
+
+    tau moves by a mean of the errors of z, weighted by g. The sums over the sorted z, as the paper has them, cancel: of
+    k (mean of squares - squared mean) the error is relative to sum z^2 + (sum z)^2 / k, and that of tau so much divided
+    by the root of the discriminant, which is sum g. The support is no decision to the weights: where it is open they
+    are of second order. A weight whose z lies below tau by more than all of this is 0 in every type.
+    """
+    s, p = lift(scores), promised()
+    ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
+    probs = plain(_ops.entmax15)(s.v, None if allowed is None else ok, axis)
+    if probs.size == 0:
+        return ErrArray(probs, 0.0)
+
+    def over(a: np.ndarray) -> np.ndarray:
+        return np.sum(np.where(probs > 0, a, 0.0), axis=axis, keepdims=True)
+
+    with np.errstate(invalid="ignore", over="ignore"):
+        top = np.max(np.where(ok, s.v, -np.inf), axis=axis, keepdims=True)
+        z = np.where(ok & np.isfinite(s.v), s.v - np.where(np.isfinite(top), top, 0.0), -np.inf) / 2
+        root = np.sqrt(probs)
+        tau = np.max(np.where(probs > 0, z - root, -np.inf), axis=axis, keepdims=True)
+        loose = np.max(np.where(ok, s.b, 0.0), axis=axis, keepdims=True)
+        far = np.where(np.isfinite(z), np.abs(z), 0.0)
+        total, count = np.abs(over(z)), np.maximum(over(np.ones(z.shape)), 1.0)
+        size = np.maximum(over(root), 1.0)
+        g = 2 * p.gamma(s.shape[axis] + 8)
+        cancelled = g * (total / count + (over(z * z) + total * total / count) / size + 1)
+        most = (s.b + loose) / 2 + 2 * p.u * (far + s.b + loose) + cancelled + p.eta
+        b = np.where(ok & ~(z - tau < -most), most * (2 * root + most) + 2 * p.u * probs, 0.0)
+        b = np.where(np.isnan(probs) & ~np.isposinf(s.b), 0.0, np.where(np.isnan(b), np.inf, np.minimum(b, 1.0)))
+    return jostled(ErrArray(probs, b))
+
+
+@rule(FUNCTIONS, _vjp.entmax15_vjp)
+def entmax15_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
+    """g (dp - D) with D the mean of dp weighted by g: an error that all dp share cancels, so those of g act on dp - D.
+
+    Automatic differentiation knows g before it is squared and divides by sums of its own: some roundings more of each
+    factor.
+    """
+    x, y, p = lift(probs), lift(dprobs), promised()
+
+    def over(a: np.ndarray) -> np.ndarray:
+        return np.sum(a, axis=axis, keepdims=True)
+
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        v, root = plain(_vjp.entmax15_vjp)(x.v, y.v, axis), np.sqrt(x.v)
+        loose = np.maximum(root - np.sqrt(np.maximum(x.v - x.b, 0.0)), np.sqrt(x.v + x.b) - root)
+        loose, size = loose + 4 * p.u * root, over(root)
+        mean = over(root * y.v) / np.where(size == 0, 1.0, size)
+        gap, spread = np.abs(y.v - mean), over((root + loose) * magnitude(y))
+        least = np.where(size == 0, 1.0, np.maximum(size - over(loose), 0.0))
+        moved = over(loose * gap) + over((root + loose) * y.b) + 2 * p.gamma(x.shape[axis] + 8) * spread
+        inner = y.b + np.where(moved == 0, 0.0, moved / least)
+        b = loose * gap + (root + loose) * (inner + 8 * p.u * (magnitude(y) + np.abs(mean) + inner))
+        b = np.where(root + loose > 0, b + p.eta, 0.0)
+        most = np.max(magnitude(y), axis=axis, keepdims=True, initial=0.0)  # g <= 1, and D lies among the dp
+        b = np.fmin(b, np.where(root + loose > 0, np.abs(v) + 2 * most, 0.0))
+    return jostled(ErrArray(v, np.where(np.isfinite(v), b, 0.0)))
+
+
+@rule(FUNCTIONS, _ops.hardmax)
+def hardmax(scores: Any, allowed: Any = None) -> ErrArray:
+    """A decision, exact where the bounds of the scores leave one winner; else each that may win is 0 or 1.
+
+    A score wins if it lies above all before it and is no smaller than any after it, so scores that are equal without an
+    error have one winner, the first.
+    """
+    s = lift(scores)
+    ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
+    hard = plain(_ops.hardmax)(s.v, None if allowed is None else ok)
+    if hard.size == 0:
+        return ErrArray(hard, 0.0)
+    with np.errstate(invalid="ignore"):
+        high, low = np.where(ok, s.v + s.b, -np.inf), np.where(ok, s.v - s.b, -np.inf)
+        least = np.full((*s.shape[:-1], 1), -np.inf)
+        before = np.maximum.accumulate(np.concatenate([least, low[..., :-1]], -1), axis=-1)
+        after = np.maximum.accumulate(np.concatenate([least, low[..., :0:-1]], -1), axis=-1)[..., ::-1]
+        may = ok & (high > before) & (high >= after)
+    b = np.where(may & (np.sum(may, axis=-1, keepdims=True) > 1), 1.0, 0.0)
+    lost = np.any(ok & ~np.isfinite(s.b), axis=-1, keepdims=True)
+    return ErrArray(hard, np.where(lost, np.inf, b))
+
+
+@rule(FUNCTIONS, _ops.straight_through)
+def straight_through(hard: Any, soft: Any) -> ErrArray:
+    """What is added is a number less itself."""
+    return lift(hard)

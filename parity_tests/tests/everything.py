@@ -1,0 +1,72 @@
+"""Which tests of variants stand back for `--everything`, so that the default suite takes minutes.
+
+The tests that every variant gets are thousands, and JAX compiles every shape they ask for. A variant reads the same in
+every tree and is made of the same pieces as others: so some tests are asked of a few variants, one of each kind.
+"""
+
+from collections.abc import Mapping
+
+# Asked everything: every test, every example, in every tree.
+WHOLE = ("mha", "additive", "gru")
+
+# One of each other kind of layer: asked every test of the files below, in NumPy and PyTorch, of its first example.
+KINDS = ("decoder", "disentangled", "linear", "longformer", "seq2seq")
+
+# The files whose tests are many, and of each the tests that every variant is asked all the same, in NumPy and PyTorch,
+# of its first example; in JAX the variants of `KINDS` are.
+FEW: Mapping[str, tuple[str, ...]] = {
+    "test_bad_input": ("test_a_missing_field", "test_a_wrong_dtype"),
+    "test_compile": (),
+    "test_conventions": (
+        "test_a_query_without_keys",
+        "test_batch_rows_do_not_meet",
+        "test_hidden_keys_influence_nothing",
+        "test_inputs_and_parameters_are_never_written",
+        "test_no_query_has_keys",
+        "test_padding_that_sees_nothing_and_nobody_sees",
+        "test_the_backward_pass_drops_what_the_forward_dropped",
+        "test_the_future_does_not_reach_back",
+    ),
+    "test_docs": ("test_variant_page",),
+    "test_fuzz": (),
+    "test_relations": ("test_what_a_contract_is_exempt_from_does_not_hold",),
+    "test_semantics": ("test_infinite_bias_in_every_variant", "test_seeds_draw_masks"),
+}
+
+# Of these files every variant is asked everything, but of its first example only.
+FIRST = ("test_decoding",)
+
+# What takes long and repeats, in other words, what others ask: left out but for these variants.
+LONG: Mapping[str, tuple[str, ...]] = {
+    "test_a_tape_adds_nothing_to_the_graph": WHOLE,
+    "test_compile": (*WHOLE, *KINDS),
+    "test_dynamic": (*WHOLE, *KINDS),
+    "test_every_original_passes_the_checks_of_its_file": WHOLE,
+    "test_export": (*WHOLE, *KINDS),
+    "test_export_dynamic": (*WHOLE, *KINDS),
+    "test_relations_hold_in_jax": (*WHOLE, *KINDS),
+    "test_tabulate": (*WHOLE, *KINDS),
+}
+
+
+def left_out(file: str, test: str, variant: str, first: bool, in_jax: bool) -> bool:
+    """Whether a test of one variant is among those that only `--everything` runs.
+
+    Args:
+        file, test: names, such as "test_conventions" and "test_no_query_has_keys".
+        variant: whom it is asked of.
+        first: it is the variant's first example, or no certain one.
+        in_jax: it is asked in JAX.
+    """
+    if variant in WHOLE:
+        return False
+    if test in LONG:
+        return variant not in LONG[test]
+    if file in FIRST:
+        return not first
+    if file not in FEW:
+        return False
+    asked = variant in KINDS or test in FEW[file]
+    if in_jax:
+        asked = variant in KINDS and test in FEW[file]
+    return not (first and asked)

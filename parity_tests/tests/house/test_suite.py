@@ -1,0 +1,63 @@
+"""The suite itself: what stands back for `--everything` exists, and tests that share work go to one process."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from attn_np import contract
+from parity_tests.tests import everything
+from parity_tests.tests.conftest import OF_A_VARIANT, TOGETHER, group_of
+from parity_tests.tests.everything import left_out
+
+FILES = {path.stem: path for path in Path(everything.__file__).parent.rglob("test_*.py")}
+TESTS = {
+    file: {node.name for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)}
+    for file, path in FILES.items()
+}
+
+
+def test_the_lists_name_what_there_is() -> None:
+    every = set().union(*TESTS.values())
+    assert {*everything.WHOLE, *everything.KINDS} <= set(contract.variants())
+    assert {*everything.FEW, *everything.FIRST} <= set(FILES)
+    assert all(set(tests) <= TESTS[file] for file, tests in everything.FEW.items())
+    assert set(everything.LONG) <= every
+    assert all(part.removesuffix(".py") in {*FILES, *every} for part in TOGETHER)
+    assert {part.partition("::")[2] for part in OF_A_VARIANT} <= every
+
+
+@pytest.mark.parametrize("variant", contract.variants())
+def test_every_variant_keeps_what_shows_most(variant: str) -> None:
+    """Its witness and parity, conventions of what is hidden, and all transforms but those that compile alone."""
+    for file, test in (
+        (f"test_{variant}", "test_agrees_with_the_witness"),
+        ("test_parity", "test_agrees_with_the_reference"),
+        ("test_conventions", "test_hidden_keys_influence_nothing"),
+        ("test_transforms_jax", "test_one_layer"),
+        ("test_transforms_torch", "test_vmap"),
+    ):
+        assert not left_out(file, test, variant, True, False), test
+
+
+def test_little_is_asked_twice_of_what_reads_the_same() -> None:
+    assert left_out("test_conventions", "test_strides_do_not_matter", "gqa", True, False)
+    assert not left_out("test_conventions", "test_strides_do_not_matter", "decoder", True, False)
+    assert left_out("test_conventions", "test_strides_do_not_matter", "decoder", False, False)
+    assert left_out("test_conventions", "test_strides_do_not_matter", "decoder", True, True)
+    assert not left_out("test_conventions", "test_strides_do_not_matter", "gru", False, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("tool/test_parity.py::test_agrees_with_the_reference[mha-cross-jax]", "mha-cross"),
+        ("contract/test_conventions.py::test_x[numpy-mha-cross]", "mha-cross"),
+        ("transforms/test_sharding_jax.py::test_x[Auto]", "test_sharding_jax.py"),
+        ("transforms/test_transforms_jax.py::test_one_layer[jit-gated_delta]", "gated_delta"),
+        ("house/test_house.py::test_x", None),
+    ],
+)
+def test_tests_that_share_work_go_to_one_process(name: str, group: str | None) -> None:
+    found = group_of(name)
+    assert found is None if group is None else found is not None and group in found

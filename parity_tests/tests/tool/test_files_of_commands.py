@@ -1,0 +1,101 @@
+"""What commands read and write: no file is lost, no input is misread, no process outlives its command."""
+
+import time
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+import attn_np
+from attn_np import contract
+from parity_tests.commands.app import app
+from parity_tests.judge import checkpoint
+from parity_tests.judge.workers import workers
+
+MHA = contract.config("mha", d_model=6, num_heads=2)
+
+
+def refused(*arguments: object) -> str:
+    """What a command says that refuses its arguments."""
+    found = CliRunner().invoke(app, [str(x) for x in arguments])
+    assert found.exit_code == 2, found.output
+    return " ".join(found.output.replace("│", " ").split())
+
+
+@pytest.fixture
+def layer(tmp_path: Path) -> Path:
+    path = tmp_path / "layer.safetensors"
+    attn_np.save(attn_np.build("mha", d_model=6, num_heads=2), path)
+    return path
+
+
+def test_a_trace_replaces_no_file_unless_told_to(layer: Path, tmp_path: Path) -> None:
+    before, out = layer.read_bytes(), tmp_path / "trace.safetensors"
+    out.write_bytes(b"another trace")
+    assert "expected another file than is read" in refused("trace", "--weights", layer, "--out", layer, "--overwrite")
+    assert "pass --overwrite" in refused("trace", "--weights", layer, "--out", out)
+    assert (layer.read_bytes(), out.read_bytes()) == (before, b"another trace")
+    told = CliRunner().invoke(app, ["trace", "--weights", str(layer), "--out", str(out), "--overwrite"])
+    assert told.exit_code == 0, told.output
+    assert "expected another file than is read" in refused("trace", "--like", out, "--out", out, "--overwrite")
+
+
+@pytest.mark.parametrize("option", ["--json", "--html", "--picture"])
+def test_a_report_replaces_only_a_report(option: str, layer: Path, tmp_path: Path) -> None:
+    before, notes = layer.read_bytes(), tmp_path / "notes.txt"
+    notes.write_text("mine")
+    assert "which is read" in refused("check", layer, option, layer)
+    assert f"expected a new file or {option[2:]} to replace" in refused("check", layer, option, notes)
+    assert (layer.read_bytes(), notes.read_text()) == (before, "mine")
+    assert "which is read" in refused("compare", layer, layer, "--json", layer)
+
+
+def test_a_report_may_not_replace_the_config_beside_the_weights(layer: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert "which is read" in refused("check", layer, "--json", tmp_path / "config.json")
+
+
+X = np.ones((2, 3, 6), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        (
+            {"query": X, "attention_mask": np.full((2, 3), 0.5)},
+            "expected 0 and 1 in attention_mask, got 0.5",
+        ),
+        ({"query": X, "mask": np.full((2, 1, 3, 3), 2)}, "expected 0 and 1 in mask, got 2"),
+        ({"x": X, "hidden_states": X}, "expected one of hidden_states, x, got 2"),
+        ({"query": X, "x": X}, "expected one of query, x, got 2"),
+        ({"query": X, "output": X, "y": X}, "expected one of output, y, got 2"),
+        ({"query": X[:0]}, r"expected numbers in query, got the shape \(0, 3, 6\)"),
+        ({"query": X, "key": X * np.nan, "value": X}, "expected numbers in key, got NaN"),
+    ],
+)
+def test_activations_that_say_nothing_certain_are_refused(held: dict[str, Any], words: str, tmp_path: Path) -> None:
+    save_file(held, tmp_path / "inputs.safetensors")
+    with pytest.raises(ValueError, match=words):
+        checkpoint.activations(tmp_path / "inputs.safetensors", MHA, "float32")
+
+
+def test_a_mask_of_zeros_and_ones_is_taken_in_every_type(tmp_path: Path) -> None:
+    for kind in (np.bool_, np.int64, np.float16):
+        save_file({"x": X, "attention_mask": np.ones((2, 3), kind)}, tmp_path / "inputs.safetensors")
+        given, _, mask = checkpoint.activations(tmp_path / "inputs.safetensors", MHA, "float32")
+        assert mask is not None and mask.all() and given["mask"].shape == (2, 1, 1, 3)
+
+
+def test_workers_end_with_a_command_that_is_stopped() -> None:
+    """Neither what they compute nor what waits for them is finished first."""
+    before, began = active_children(), time.monotonic()
+    with pytest.raises(KeyboardInterrupt), workers(2) as pool:
+        for _ in range(8):
+            pool.submit(time.sleep, 15)
+        raise KeyboardInterrupt
+    assert time.monotonic() - began < 15
+    assert active_children() == before
