@@ -15,7 +15,7 @@ from flax import nnx
 
 from attn_np import contract
 from attn_np.contract import Arg, Config, _base, mha
-from parity_tests.tests.conftest import WHOLE
+from parity_tests.tests.everything import WHOLE
 from parity_tests.tests.inputs import EXAMPLES, TREES, Arrays, Tree, config_of, flat, inputs_for
 
 pytestmark = pytest.mark.usefixtures("unchecked")
