@@ -55,6 +55,10 @@ test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 	echo "Left out: tests against other libraries; 'make peers' runs them."; \
 	exit $$status
 
+.PHONY: compiled
+compiled: env  ## put every variant through torch.compile and torch.export (three minutes)
+	$(RUN) -m pytest -n $(JOBS) -m compile --everything parity_tests/tests/transforms/test_transforms_torch.py
+
 .PHONY: peers
 peers: env  ## hold layers against transformers, Keras and Equinox (PYTEST_ARGS=...)
 	$(RUN) -m pytest -n $(JOBS) -m peers $(PYTEST_ARGS)

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -257,8 +257,15 @@ def test_a_finding_is_kept_and_replayed(tmp_path: Path, monkeypatch: pytest.Monk
     assert result.exit_code == 2
 
 
+def one(tally: fuzz.Tally) -> Iterator[fuzz.Tally]:
+    """A run that is done at once."""
+    yield tally
+
+
 def test_the_command_shows_outcomes_and_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuzz, "run", lambda seed, first, files, jobs: iter([fuzz.batch(seed, first, first + files)]))
+    monkeypatch.setattr(
+        fuzz, "run", lambda seed, first, files, jobs: (fuzz.batch(seed, first, n) for n in [first + files])
+    )
     args = ["fuzz", "--files", "300", "--seed", "1", "--keep", str(tmp_path / "kept")]
     result = RUN.invoke(app, args)
     assert result.exit_code == 0, result.output
@@ -272,7 +279,9 @@ def test_the_command_shows_outcomes_and_findings(tmp_path: Path, monkeypatch: py
     kept = sorted((tmp_path / "kept").iterdir())
     assert [path.name for path in kept] == sorted(f"1-{n}" for n in range(0, 300, fuzz.TRACED))
     # A process that dies, and one that reads nothing, are no success.
-    monkeypatch.setattr(fuzz, "run", lambda *args: iter([fuzz.Tally(findings=[fuzz.Found(None, "a process died")])]))
+    monkeypatch.setattr(
+        fuzz, "run", lambda *args: (fuzz.Tally(findings=[each]) for each in [fuzz.Found(None, "a process died")])
+    )
     result = RUN.invoke(app, args)
     assert result.exit_code == 1
     assert "a process died" in result.output
