@@ -8,7 +8,7 @@ advice are also what a judged port that has such a mistake is told.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from parity_tests.mistakes import backward, masks, of_variants, projections, recurrent, rotary, scores, weights
+from parity_tests.mistakes import backward, masks, norms, of_variants, projections, recurrent, rotary, scores, weights
 from parity_tests.mistakes.common_mode import call_of, oracle_free, reference_with
 from parity_tests.mistakes.evidence import evidence, outcome_of
 from parity_tests.mistakes.plant import SHARED, TREES, Mutant, copied, edited, file_of, planted
@@ -36,6 +36,7 @@ THEMES = {
     "weights": weights.MUTANTS,
     "projections": projections.MUTANTS,
     "recurrent": recurrent.MUTANTS,
+    "norms": norms.MUTANTS,
     "rotary": rotary.MUTANTS,
     "backward": backward.MUTANTS,
     **{
