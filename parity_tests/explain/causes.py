@@ -23,6 +23,8 @@ from parity_tests.judge.judging import Anchor, Departure, Row, without_consequen
 from parity_tests.mistakes import MUTANTS
 
 MISTAKES_AT_ONCE = 3
+PAIRS = 4  # mistakes that are tried as the first of two
+LESS = 0.7  # how much of the difference may be left by the first of two
 FAR = 1024  # times its bound: nothing that is right is so far away
 # With the right mistake made the reference is as near as rounding allows, in 16 bits some 1 % of the array's size.
 NEAR = 0.05
@@ -58,11 +60,16 @@ def explained(
     if not causes:
         return finding
     finding.causes = list(evident(run, finding))
-    fits = Search(run, setup, finding, anchor).fits() if finding.got is not None else []
+    search = Search(run, setup, finding, anchor)
+    fits = search.fits() if finding.got is not None else []
+    if fits and fits[0].stop and most > 1 and not finding.causes:
+        finding.after = explained(run, fits[0].setup, backward and fits[0].mistake.backward, True, most - 1)
     finding.causes += told_once(fits)
-    if fits and fits[0].stop and most > 1 and finding.causes[0].name != "cut from the graph":
-        best = fits[0]
-        finding.after = explained(run, best.setup, backward and best.mistake.backward, True, most - 1)
+    finding.explains_all = bool(fits) and (
+        not fits[0].stop or (finding.after is not None and finding.after.explains_all)
+    )
+    if not finding.causes and most > 1:
+        finding.causes, finding.after = two_at_once(run, search)
     if not finding.causes:
         finding.next_step = next_step(run, first, list(anchor.values))
     return finding
@@ -98,6 +105,22 @@ def evident(run: Judged, finding: Finding) -> Iterator[Cause]:
             0.0,
             "the gradient is 0 everywhere",
         )
+
+
+def two_at_once(run: Judged, search: "Search") -> tuple[list[Cause], Finding | None]:
+    """Two mistakes that give a run's numbers together, where no intermediate tells them apart.
+
+    The one that does most of the difference, made in the reference, leaves the other to be found.
+    """
+    if search.backward or search.first.stage == "tape":
+        return [], None
+    for _, mistake in sorted(search.shares, key=lambda x: x[0])[:PAIRS]:
+        setup = mistake.made(search.setup)
+        after = None if setup is None else explained(run, setup, False, most=1)
+        if after is not None and after.causes and after.explains_all:
+            text = "with this mistake and the next the reference gives these numbers, within its bounds"
+            return [Cause(mistake.name, mistake.fix, 0.0, text)], after
+    return [], None
 
 
 def told_once(fits: list["Fit"]) -> list[Cause]:
@@ -144,6 +167,7 @@ class Search:
         whole: every array of the reference without bounds, in dataflow order.
         order: place of each array in the order of the computation.
         loose: how many numbers of each array have a bound that says little in the reference as it is.
+        shares: mistakes that leave little of the difference, each with the share of it that they leave.
     """
 
     run: Judged
@@ -153,6 +177,7 @@ class Search:
     whole: dict[str, Any] = field(init=False)
     order: dict[str, int] = field(init=False)
     loose: dict[tuple[str, str], int] = field(init=False)
+    shares: list[tuple[float, Mistake]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.first = self.finding.first
@@ -206,9 +231,20 @@ class Search:
                 return None
             with tree_of(setup) as tree, np.errstate(all="ignore"):
                 arrays = exact(setup, self.backward, tree)
+                self.remember(mistake, arrays)
                 return self.judged(mistake, setup, tree, arrays) if self.possible(arrays) else None
         except REFUSALS:
             return None  # with the mistake this call does not run: it is not the one that was made
+
+    def remember(self, mistake: Mistake, arrays: dict[str, Any]) -> None:
+        """Keep a mistake that leaves little of the difference, with the share that it leaves."""
+        got, right, array = self.finding.got, self.whole.get(self.first.name), arrays.get(self.first.name)
+        if any(x is None or np.shape(x) != np.shape(got) or np.asarray(x).dtype.kind != "f" for x in (right, array)):
+            return
+        places = self.compared & np.isfinite(got) & np.isfinite(array)
+        left, whole = (float(np.sum((x - got)[places] ** 2)) for x in (array, right))
+        if whole and left < LESS**2 * whole:
+            self.shares.append((left / whole, mistake))
 
     def possible(self, arrays: dict[str, Any]) -> bool:
         """Whether a mistake moves the first array that differs to where it is, and none before it beyond its bound."""

@@ -42,6 +42,7 @@ class Finding:
         patterns: what the difference looks like, in words, strongest first.
         rows: every verdict of this candidate in this case, in dataflow order.
         after: what else is wrong, where the first cause explains the first difference and not all.
+        explains_all: with the causes made the reference gives all of the candidate's numbers.
         next_step: what would show more, where no known mistake explains it.
     """
 
@@ -56,6 +57,7 @@ class Finding:
     patterns: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     after: "Finding | None" = None
+    explains_all: bool = False
     next_step: str = ""
 
 
