@@ -15,7 +15,9 @@ from parity_tests.explain.patterns import axes_of, patterns
 from parity_tests.judge.candidates import output_shapes, pulled
 from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given
 from parity_tests.judge.judging import Row, reference, without_consequence
-from parity_tests.ports.adapters import Names, Port, Weights, port
+from parity_tests.ports.adapters import port
+from parity_tests.ports.names import Names, Weights
+from parity_tests.ports.port import Port
 from parity_tests.ports.trace import Trace, record
 
 OWN_CALLS = (*CALLS, "self")
@@ -88,7 +90,7 @@ def assert_parity(
         candidate: a torch module, a Flax NNX module, or a function; of NumPy arrays unless `framework` says otherwise.
         variant: the variant that it should be, such as "mha".
         config: the variant's Config, or its fields.
-        weights: how its parameters map to ours: see `parity_tests.ports.adapters.Names`, as for the next four.
+        weights: how its parameters map to ours: see `parity_tests.ports.names.Names`, as for the next four.
         arguments, outputs, taps, call: how its arguments, results, submodules and call map to ours.
         framework: "torch", "jax" or "numpy": whose arrays a function takes.
         dtype: of inputs and weights; by default that of a module's weights, float64 for a function of NumPy arrays.
