@@ -1,7 +1,7 @@
 """Ports in JAX: a Flax NNX module, with what it sows, or a function of JAX arrays."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -31,7 +31,7 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
     from flax import nnx
 
     def held_to(dtype: str | None) -> None:
-        if dtype == "float64" and not jax.config.read("jax_enable_x64"):
+        if dtype == "float64" and not jax.config.jax_enable_x64:
             raise ValueError(
                 "assert_parity: expected JAX to compute in float64, got jax_enable_x64=False; call "
                 'jax.config.update("jax_enable_x64", True) first'
@@ -52,6 +52,7 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
     params, moves = None, []
     if is_module:
         params, moves = read_weights(names.weights, config, {name: np.asarray(x) for name, x in own.items()})
+    narrow: set[str] = set()
     taken, turns = accepted(candidate, config, names), count()
 
     def with_weights(held: Mapping[str, Any]) -> Any:
@@ -94,6 +95,8 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
             outputs, tape = call(held, leaves, rest, sizes)
             return {n: outputs[n] for n in outputs if n in drawn.pulled}, (outputs, tape)
 
+        if dtype == "float64":
+            narrow.update(narrower(jax.make_jaxpr(forward)(held, leaves).jaxpr))
         sources, pull, (outputs, tape) = vjp(forward, held, leaves, has_aux=True)
         collect(outcome, "outputs", outputs, np.asarray)
         collect(outcome, "tape", tape, np.asarray)
@@ -113,7 +116,24 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         dtype,
         tuple(taken),
         needed(candidate, config, names, taken),
+        narrow,
     )
+
+
+def narrower(jaxpr: Any) -> Iterator[str]:
+    """The operations of a program that take or give floats narrower than float64, in words."""
+    import jax
+    import jax.numpy as jnp
+
+    for equation in jaxpr.eqns:
+        for variable in (*equation.invars, *equation.outvars):
+            kind = getattr(variable.aval, "dtype", None)
+            if kind is not None and jnp.issubdtype(kind, jnp.floating) and kind != jnp.float64:
+                yield f"{equation.primitive.name} in {kind}"
+        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from narrower(inner)
 
 
 def jax_device(name: str) -> Any:

@@ -1,7 +1,7 @@
 """What every kind of port shares: the port itself, its devices, and the gradients that its outputs get."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ class Port:
         dtype: of its weights, or the one asked for.
         arguments: the arguments of ours that it takes.
         required: those that it cannot do without.
+        narrow: what a run in float64 met in a narrower type, in words; filled in as it runs.
     """
 
     candidate: Candidate
@@ -32,6 +33,7 @@ class Port:
     dtype: str
     arguments: tuple[str, ...]
     required: tuple[str, ...]
+    narrow: set[str] = field(default_factory=set)
 
 
 def refuse_unknown(framework: str, name: str, known: tuple[str, ...]) -> None:

@@ -33,6 +33,10 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
     is_module = isinstance(candidate, torch.nn.Module)
     wanted = None if device is None else torch_device(device)
     frozen = is_module and not all(x.requires_grad for x in candidate.parameters())
+    narrow: set[str] = set()
+    if is_module and dtype == "float64":
+        buffers = candidate.named_buffers()
+        narrow |= {f"buffer {name} {words_of(x.dtype)}" for name, x in buffers if narrower(x)}
     if is_module and (dtype or wanted or frozen):
         candidate = deepcopy(candidate).to(device=wanted, dtype=getattr(torch, dtype) if dtype else None)
         for x in candidate.parameters():  # frozen ones too: their gradients are judged
@@ -56,7 +60,8 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
         weights = {name: x.requires_grad_() for name, x in weights.items()}
         copies = {name: x.clone() for name, x in weights.items()}
         function = candidate if is_module or not weights else lambda *a, **k: candidate(copies, *a, **k)
-        with hooked(candidate, names) if taped and is_module else nothing() as seen:
+        watched = watching(narrow) if dtype == "float64" else nothing()
+        with hooked(candidate, names) if taped and is_module else nothing() as seen, watched:
             outputs, tape = returned(invoke(function, given, taken, names, sizes), names, sizes)
         tape |= dict(tapped(seen, names))
         strange = [f"{name} {type(x).__name__}" for name, x in (outputs | tape).items() if not torch.is_tensor(x)]
@@ -96,7 +101,35 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
         dtype,
         tuple(taken),
         needed(candidate, config, names, taken),
+        narrow,
     )
+
+
+def words_of(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def narrower(x: Any) -> bool:
+    """Whether a tensor holds floats of fewer digits than float64."""
+    import torch
+
+    return torch.is_tensor(x) and x.is_floating_point() and x.dtype != torch.float64
+
+
+def watching(narrow: set[str]) -> Any:
+    """A context that adds to `narrow` each operation that takes or gives floats narrower than float64."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            for x in tree_leaves((args, kwargs, out)):
+                if narrower(x):
+                    narrow.add(f"{func.overloadpacket.__name__} in {words_of(x.dtype)}")
+            return out
+
+    return Watch()
 
 
 def torch_device(name: str) -> Any:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from parity_tests.explain.causes import verdicts
 from parity_tests.explain.findings import FAR, Finding
-from parity_tests.ports.parity import Comparison
+from parity_tests.ports.compare import Comparison
 from parity_tests.report.summary import as_dict, show_finding, versions
 
 
