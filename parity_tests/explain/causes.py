@@ -19,7 +19,7 @@ from parity_tests.explain.findings import Cause, Finding
 from parity_tests.explain.patterns import axes_of, patterns
 from parity_tests.explain.roundings import balanced, evidence, likeness, rounded_arrays
 from parity_tests.explain.verdicts import FORWARD, Judged, Setup, exact, tree_of, verdicts
-from parity_tests.judge.judging import Anchor, Departure, Row, without_consequence
+from parity_tests.judge.judging import Anchor, Departure, Row
 from parity_tests.mistakes import MUTANTS
 
 MISTAKES_AT_ONCE = 3
@@ -188,8 +188,10 @@ class Search:
             self.whole = exact(self.setup, self.backward, tree)
         self.order = {name: i for i, name in enumerate(self.whole)}
         self.loose = {(row.stage, row.name): row.vacuous for row in self.finding.rows}
-        hidden = without_consequence(self.first.name, self.anchor.get("allowed"), np.shape(self.finding.got))
-        self.compared = ~np.broadcast_to(hidden, np.shape(self.finding.got))
+        self.compared = np.ones(np.shape(self.finding.got), bool)
+        hidden = self.anchor.hidden.get(self.first.name)
+        if hidden is not None and hidden.shape == self.compared.shape:
+            self.compared &= ~hidden
 
     def fits(self) -> list[Fit]:
         """The mistakes that fit, best first; roundings only where nothing else does."""

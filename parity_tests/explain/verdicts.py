@@ -11,6 +11,7 @@ import numpy as np
 from parity_tests.bounds.error_arrays import Precision, adopt, disown, widened
 from parity_tests.judge.candidates import Outcome, extras, leaves, numpy_layer, pulled
 from parity_tests.judge.cases import Case, Drawn
+from parity_tests.judge.consequences import consequences
 from parity_tests.judge.judging import Anchor, Row, judge_ends, reference, tape_rows
 from parity_tests.mistakes.plant import Mutant, planted
 
@@ -72,7 +73,8 @@ def verdicts(
         Departure: something is beyond its bound, where that is asked for by `strict`.
     """
     taps = run.outcome.tape | run.outcome.cotangents
-    anchor = Anchor(taps, run.precision, run.fused, strict, run.partial)
+    matter = consequences(run.case, run.drawn) if run.partial else None
+    anchor = Anchor(taps, run.precision, run.fused, strict, matter)
     found, grads = reference(run.case, run.drawn, anchor, run.precision, tree, backward)
     rows = list(tape_rows(run.case, run.who, run.outcome, anchor, {}, run.partial))
     ends, stages = (found, grads) if backward else (found, {})

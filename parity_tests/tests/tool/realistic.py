@@ -253,7 +253,9 @@ wrong("halves paired, not neighbours", "mla", "q_rot", "layout|pair",
 wrong("latent not normed", "mla", "latent", "norm", latent=lambda self, x: x @ self.w["w_dkv"])
 wrong("rotary base of 1e5", "mla", "q_rot", r"base 100000 ", base=lambda self: 1e5)
 # T5's buckets
-wrong("scores scaled", "t5_bias", "scores", "scaled?\\b|divided by the root", scale=lambda self, q: 1 / sqrt(q.shape[-1]))
+wrong(
+    "scores scaled", "t5_bias", "scores", "scaled?\\b|divided by the root", scale=lambda self, q: 1 / sqrt(q.shape[-1])
+)
 wrong("offsets of the other sign", "t5_bias", "probs", "sign|offset|bucket|direction|query minus",
       buckets=lambda self, q, k: old("buckets")(self, k, q))  # fmt: skip
 wrong("farthest bucket at 32", "t5_bias", "probs", "largest distance|max_distance",
@@ -360,7 +362,17 @@ def main(numbers: Iterable[int]) -> int:
     found = []
     for number in numbers:
         found.append(said(number))
-        print(number, found[-1].mistake.name, "|", found[-1].first, "|", found[-1].cause, "|", found[-1].causes[:2], flush=True)
+        print(
+            number,
+            found[-1].mistake.name,
+            "|",
+            found[-1].first,
+            "|",
+            found[-1].cause,
+            "|",
+            found[-1].causes[:2],
+            flush=True,
+        )
     table = Table("", "mistake", "in", "seen", "first", "stage", "cause", "named")
     for number, one in zip(numbers, found, strict=True):
         framework, dtype, taps = one.setting

@@ -18,7 +18,7 @@ from attn_np import contract
 from parity_tests import ParityError, assert_parity
 from parity_tests.explain.findings import Finding
 from parity_tests.judge.candidates import accelerators
-from parity_tests.ports.adapters import MissingDeviceError
+from parity_tests.ports.port import MissingDeviceError
 
 ROOT = Path(__file__).resolve().parents[3]
 
