@@ -6,12 +6,13 @@ the difference vanishes at its value, and the steps end there.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import exp, log, log10, sqrt
 from typing import Any
 
 import numpy as np
 
-from parity_tests.explain.catalogue import Mistake, in_variant
+from parity_tests.explain.catalogue import Mistake, in_variant, other_field
 from parity_tests.explain.verdicts import Setup
 from parity_tests.mistakes.constants import FACTORS
 
@@ -72,26 +73,15 @@ def constants_of(setup: Setup) -> Iterator[Constant]:
         fix = f"set it to {start:.6g}; if yours is meant, build ours with {name}=" if start is not None else (
             f"leave it out; if it is meant, build ours with {name}="
         )  # fmt: skip
-        yield Constant(words, fix, start, field(name), isinstance(value, int))
+        yield Constant(words, fix, start, partial(with_value, name), isinstance(value, int))
     for factor in FACTORS:
         own = in_variant(factor, config.variant)
         if own is not None:
             yield Constant(own.name, own.fix, 1.0, factor_made(own), own=factor.file == f"{config.variant}.py")
 
 
-def field(name: str) -> Callable[[Setup, float], Setup | None]:
-    """Another value of a field, with parameters of the same shapes; None where the config refuses it."""
-
-    def made(setup: Setup, value: float) -> Setup | None:
-        config = setup.case.config
-        try:
-            other = replace(config, **{name: value})
-        except (ValueError, OverflowError):
-            return None
-        same = other.shapes() == config.shapes() and other.arguments().keys() == config.arguments().keys()
-        return replace(setup, case=replace(setup.case, given=other)) if same else None
-
-    return made
+def with_value(name: str, setup: Setup, value: float) -> Setup | None:
+    return other_field(setup, name, value)
 
 
 def factor_made(mutant: Any) -> Callable[[Setup, float], Setup]:

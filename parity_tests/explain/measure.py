@@ -108,7 +108,7 @@ def stages_of(mutant: Mutant, tree: str, case: Case) -> set[str]:
         differ.sort(key=lambda name: order.get(name, len(order)))
         if differ:
             together = differ[:1] if differ[0] not in anchor.steps else scanned(differ, anchor)
-            return {min(together, key=lambda name: first_step(a[name], b[name], kind == "cotangents"))}
+            return {min(together, key=lambda name: first_step(a[name], b.get(name), kind == "cotangents"))}
     return set()
 
 
@@ -118,9 +118,9 @@ def scanned(names: list[str], anchor: Anchor) -> list[str]:
     return [name for name in names if name in anchor.steps and name.rpartition(".")[0] == prefix]
 
 
-def first_step(a: np.ndarray, b: np.ndarray, backwards: bool) -> int:
+def first_step(a: np.ndarray, b: np.ndarray | None, backwards: bool) -> int:
     """The first position in time at which two arrays differ; a backward pass begins at the last."""
-    if a.shape != b.shape or a.ndim < 2:
+    if b is None or a.shape != b.shape or a.ndim < 2:
         return 0
     apart = ~((a == b) | (np.isnan(a) & np.isnan(b)))
     steps = np.flatnonzero(apart.any(axis=tuple(i for i in range(a.ndim) if i != 1)))
