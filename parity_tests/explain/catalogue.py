@@ -11,7 +11,7 @@ from typing import Any
 from attn_np import contract
 from parity_tests.bounds.error_arrays import EXACT
 from parity_tests.explain.calls import CALLS, fields
-from parity_tests.explain.roundings import PRECISIONS, WIDE
+from parity_tests.explain.roundings import ONCE, PRECISIONS, WIDE
 from parity_tests.explain.verdicts import Setup
 from parity_tests.judge.cases import CALLS as CALLED
 from parity_tests.judge.cases import Case, Drawn, draw
@@ -62,7 +62,7 @@ def source_mistakes(variant: str) -> Iterator[Mistake]:
         if own is not None:
             alone = mutant.trees == ("attn_np",)
             rank = 0 if mutant.file == f"{variant}.py" else 1  # what the variant alone has is said first
-            yield Mistake(own.name, own.fix, planting(own), backward=alone, rank=rank, rounding=own.fix == WIDE)
+            yield Mistake(own.name, own.fix, planting(own), backward=alone, rank=rank, rounding=own.fix in (WIDE, ONCE))
 
 
 def planting(mutant: Mutant) -> Callable[[Setup], Setup]:

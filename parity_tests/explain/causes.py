@@ -17,7 +17,7 @@ from parity_tests.explain.catalogue import Mistake, catalogue
 from parity_tests.explain.constants import Constant, constants_of, fitted
 from parity_tests.explain.findings import Cause, Finding
 from parity_tests.explain.patterns import axes_of, patterns
-from parity_tests.explain.roundings import balanced, evidence, likeness, rounded_arrays
+from parity_tests.explain.roundings import CERTAIN, balanced, evidence, likeness, rounded_arrays
 from parity_tests.explain.verdicts import FORWARD, Judged, Setup, exact, tree_of, verdicts
 from parity_tests.judge.judging import Anchor, Departure, Row
 from parity_tests.mistakes import MUTANTS
@@ -59,15 +59,14 @@ def explained(
     finding = described(run, first, rows, anchor)
     if not causes:
         return finding
-    finding.causes = list(evident(run, finding))
+    finding.causes = list(dropped(run))
     search = Search(run, setup, finding, anchor)
     fits = search.fits() if finding.got is not None else []
     if fits and fits[0].stop and most > 1 and not finding.causes:
         finding.after = explained(run, fits[0].setup, backward and fits[0].mistake.backward, True, most - 1)
-    finding.causes += told_once(fits)
-    finding.explains_all = bool(fits) and (
-        not fits[0].stop or (finding.after is not None and finding.after.explains_all)
-    )
+    finding.causes += [*told_once(fits), *cut_off(finding)]
+    rest = finding.after
+    finding.explains_all = bool(fits) and (not fits[0].stop or (rest is not None and rest.explains_all))
     if not finding.causes and most > 1:
         finding.causes, finding.after = two_at_once(run, search)
     if not finding.causes:
@@ -92,11 +91,15 @@ def described(run: Judged, first: Row, rows: list[Row], anchor: Anchor) -> Findi
     return finding
 
 
-def evident(run: Judged, finding: Finding) -> Iterator[Cause]:
-    """Causes that need no numbers to be compared: they are seen by what is there."""
+def dropped(run: Judged) -> Iterator[Cause]:
+    """Dropout in evaluation: seen by what was recorded, without a comparison."""
     if "keep" in run.outcome.tape and "keep" not in run.drawn.inputs:
         text = "a mask of kept weights was recorded, and none was given"
         yield Cause("dropout in evaluation", "call eval() first: dropout belongs to training", 0.0, text)
+
+
+def cut_off(finding: Finding) -> Iterator[Cause]:
+    """A gradient that is 0 everywhere although it should not be."""
     backward = finding.first.stage not in FORWARD
     if backward and finding.got is not None and finding.want is not None and not finding.got.any():
         yield Cause(
@@ -345,12 +348,15 @@ class Search:
             with tree_of(setup) as tree, np.errstate(all="ignore"):
                 arrays = rounded_arrays(setup, self.backward, tree)
                 error, made = self.moved(arrays)
-                if not error.any() or not balanced(error, want[self.places(arrays)]):
+                if not balanced(error, want[self.places(arrays)]):
                     return None
+                correlation = likeness(error, made)
                 fit = self.judged(mistake, setup, tree, arrays)
         except REFUSALS:
             return None
-        return None if fit is None else replace(fit, text=evidence(likeness(error, made)))
+        if fit is None and correlation >= CERTAIN:  # a number between two of the type may be rounded to the other
+            fit = Fit(mistake, setup, 0.0, 0)
+        return None if fit is None else replace(fit, text=evidence(correlation))
 
     def places(self, arrays: dict[str, Any]) -> np.ndarray:
         """Where the first array that differs can be compared with that of a mistake: both are finite."""
@@ -371,12 +377,14 @@ class Search:
 
         Wide bounds hold errors of any kind: this is what tells them apart.
         """
-        name, shape = self.first.name, np.shape(self.finding.got)
-        arrays_here = (self.finding.want, arrays.get(name), self.whole.get(name))
-        if name in self.anchor.steps or any(x is None or np.shape(x) != shape for x in arrays_here):
+        name, finding = self.first.name, self.finding
+        every = (finding.got, finding.want, finding.bound, arrays.get(name), self.whole.get(name))
+        if name in self.anchor.steps or any(x is None or np.shape(x) != np.shape(finding.got) for x in every):
             return True
         error, made = self.moved(arrays)
-        return not error.any() or likeness(error, made) > 0
+        if not np.any(np.abs(error) > finding.bound[self.places(arrays)]):  # NaN and infinity are all that differs
+            return True
+        return likeness(error, made) > 0
 
 
 def beside_nan(mistake: Mistake) -> Mistake:

@@ -98,6 +98,7 @@ def stages_of(mutant: Mutant, tree: str, case: Case) -> set[str]:
     good = outcome_of(tree, tree, case, True, drawn)
     anchor = Anchor(good.tape | good.cotangents, precision_of(case.dtype), False)
     reference(case, drawn, anchor, precision_of(case.dtype))
+    inputs = {f"d{name}" for name in case.config.arguments()}
     for kind in ("tape", "outputs", "cotangents", "grads"):
         a, b = getattr(good, kind), getattr(bad, kind)
         extra = [name for name in b if name not in a]
@@ -105,7 +106,7 @@ def stages_of(mutant: Mutant, tree: str, case: Case) -> set[str]:
             return {extra[0]}
         order = {name: i for i, name in enumerate(anchor.values)}
         differ = [name for name in a if name not in b or a[name].tobytes() != b[name].tobytes()]
-        differ.sort(key=lambda name: order.get(name, len(order)))
+        differ.sort(key=lambda name: (order.get(name, len(order)), kind == "grads" and name in inputs))
         if differ:
             together = differ[:1] if differ[0] not in anchor.steps else scanned(differ, anchor)
             return {min(together, key=lambda name: first_step(a[name], b.get(name), kind == "cotangents"))}
