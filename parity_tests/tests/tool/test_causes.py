@@ -179,5 +179,6 @@ def test_likeness() -> None:
     assert likeness(error, error) == pytest.approx(1)
     assert likeness(error, 0.5 * error + 0.5 * other) > 0.5
     assert likeness(error, other) == 0 and likeness(error, -error) == 0
-    assert likeness(error, 4 * error) == 0 and likeness(error[:3], error[:3]) == 0
+    assert likeness(error, 4 * error) == 0
+    assert likeness(error[:3], error[:3]) > 0.99 and likeness(error[:9], 0.8 * error[:9] + 0.6 * other[:9]) == 0
     assert balanced(error, other) and not balanced(np.abs(error), other) and not balanced(error, error)
