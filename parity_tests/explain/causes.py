@@ -183,7 +183,10 @@ class Search:
     shares: list[tuple[float, Mistake]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.first = self.finding.first
+        finding, self.first = self.finding, self.finding.first
+        self.got: Any = finding.got
+        self.want: Any = finding.want
+        self.bound: Any = finding.bound
         self.backward = self.first.stage not in FORWARD
         # In a scan a mistake comes back in the next step, also in arrays before it.
         self.bounds = {name: want for name, want in self.anchor.wanted.items() if name not in self.anchor.steps}
@@ -191,7 +194,7 @@ class Search:
             self.whole = exact(self.setup, self.backward, tree)
         self.order = {name: i for i, name in enumerate(self.whole)}
         self.loose = {(row.stage, row.name): row.vacuous for row in self.finding.rows}
-        self.compared = np.ones(np.shape(self.finding.got), bool)
+        self.compared = np.ones(np.shape(self.got), bool)
         hidden = self.anchor.hidden.get(self.first.name)
         if hidden is not None and hidden.shape == self.compared.shape:
             self.compared &= ~hidden
@@ -210,7 +213,7 @@ class Search:
 
     def nan(self) -> bool:
         """Whether the candidate has NaN, as plain softmax has in a row without a key; it hides what else is wrong."""
-        got = self.finding.got
+        got = self.got
         return not self.backward and got is not None and got.dtype.kind == "f" and bool(np.isnan(got).any())
 
     def best(self, found: list[Fit]) -> list[Fit]:
@@ -243,7 +246,9 @@ class Search:
 
     def remember(self, mistake: Mistake, arrays: dict[str, Any]) -> None:
         """Keep a mistake that leaves little of the difference, with the share that it leaves."""
-        got, right, array = self.finding.got, self.whole.get(self.first.name), arrays.get(self.first.name)
+        got: Any = self.got
+        right: Any = self.whole.get(self.first.name)
+        array: Any = arrays.get(self.first.name)
         if any(x is None or np.shape(x) != np.shape(got) or np.asarray(x).dtype.kind != "f" for x in (right, array)):
             return
         places = self.compared & np.isfinite(got) & np.isfinite(array)
@@ -265,7 +270,7 @@ class Search:
 
     def near(self, array: np.ndarray) -> bool:
         """Whether most of an array is about what the candidate has."""
-        got, bound = self.finding.got, self.finding.bound
+        got, bound = self.got, self.bound
         if got is None or bound is None or got.shape != array.shape or self.first.name in self.anchor.steps:
             return True
         apart, finite = np.abs(array - got), np.isfinite(array) & np.isfinite(got) & self.compared
@@ -307,7 +312,7 @@ class Search:
 
     def few(self) -> bool:
         """Whether so few numbers differ that a mistake may give them by chance."""
-        got, want, bound = self.finding.got, self.finding.want, self.finding.bound
+        got, want, bound = self.got, self.want, self.bound
         if got is None or want is None or bound is None or got.shape != want.shape:
             return True
         with np.errstate(invalid="ignore"):
@@ -316,11 +321,11 @@ class Search:
     # Constants
 
     def constants(self) -> list[Constant]:
-        return [] if self.finding.bound is None else list(constants_of(self.setup))
+        return [] if self.bound is None else list(constants_of(self.setup))
 
     def fitted_constant(self, constant: Constant) -> Fit | None:
         """Whether the reference with another value of one constant gives this run's numbers."""
-        got = self.finding.got
+        got = self.got
         places = self.compared & np.isfinite(got) if got is not None else self.compared
 
         def residual(value: float) -> np.ndarray | None:
@@ -341,8 +346,8 @@ class Search:
 
     def rounding(self, mistake: Mistake) -> Fit | None:
         """Whether the candidate's errors are those that a smaller type makes in the reference."""
-        setup, want = mistake.made(self.setup), self.finding.want
-        if setup is None or want is None or want.shape != np.shape(self.finding.got):
+        setup, want = mistake.made(self.setup), self.want
+        if setup is None or want is None or want.shape != np.shape(self.got):
             return None
         try:
             with tree_of(setup) as tree, np.errstate(all="ignore"):
@@ -360,29 +365,29 @@ class Search:
 
     def places(self, arrays: dict[str, Any]) -> np.ndarray:
         """Where the first array that differs can be compared with that of a mistake: both are finite."""
-        finding, name = self.finding, self.first.name
-        every = (finding.got, finding.want, arrays[name], self.whole[name])
+        name = self.first.name
+        every = (self.got, self.want, arrays[name], self.whole[name])
         return self.compared & np.all([np.isfinite(x) for x in every], axis=0)
 
     def moved(self, arrays: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """The errors of the first array that differs, and what a mistake does there."""
-        finding, name, places = self.finding, self.first.name, self.places(arrays)
+        name, places = self.first.name, self.places(arrays)
         rounded = arrays[name]
         if self.first.stage in ("output", "stage gradient", "gradient"):
             rounded = nearest(rounded, self.run.precision.out)
-        return (finding.got - finding.want)[places], (rounded - self.whole[name])[places]
+        return (self.got - self.want)[places], (rounded - self.whole[name])[places]
 
     def alike(self, arrays: dict[str, Any]) -> bool:
         """Whether a mistake moves the first array that differs in the directions in which the candidate is off.
 
         Wide bounds hold errors of any kind: this is what tells them apart.
         """
-        name, finding = self.first.name, self.finding
-        every = (finding.got, finding.want, finding.bound, arrays.get(name), self.whole.get(name))
-        if name in self.anchor.steps or any(x is None or np.shape(x) != np.shape(finding.got) for x in every):
+        name = self.first.name
+        every = (self.got, self.want, self.bound, arrays.get(name), self.whole.get(name))
+        if name in self.anchor.steps or any(x is None or np.shape(x) != np.shape(self.got) for x in every):
             return True
         error, made = self.moved(arrays)
-        if not np.any(np.abs(error) > finding.bound[self.places(arrays)]):  # NaN and infinity are all that differs
+        if not np.any(np.abs(error) > self.bound[self.places(arrays)]):  # NaN and infinity are all that differs
             return True
         return likeness(error, made) > 0
 

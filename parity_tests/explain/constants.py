@@ -110,7 +110,9 @@ def fitted(constant: Constant, residual: Residual) -> float | None:
         return None
     best = min(sizes, key=lambda value: sizes[value])
     if constant.whole:  # of several that fit the roundest: a power of two before others
-        return min((value for value in sizes if sizes[value] <= 2 * sizes[best]), key=lambda n: (n & (n - 1) != 0, n))
+        return min(
+            (value for value in sizes if sizes[value] <= 2 * sizes[best]), key=lambda n: (int(n) & (int(n) - 1) != 0, n)
+        )
     if best != 0:
         best = newton(best, residual)
     return shortest(best, residual)
@@ -141,7 +143,7 @@ def newton(start: float, residual: Residual) -> float:
     for _ in range(STEPS):
         error, beside = residual(sign * exp(at)), residual(sign * exp(at + STEP))
         size = norm(error)
-        if size is None or beside is None or not np.isfinite(beside).all():
+        if error is None or size is None or beside is None or not np.isfinite(beside).all():
             break
         if size < least:
             best, least = sign * exp(at), size
