@@ -32,8 +32,8 @@ class Judge:
         self.device = device
 
     def __call__(self, candidate: Any, variant: str, config: Any = None, **options: Any) -> "Verdict":
-        from parity_tests.ports.adapters import MissingDeviceError
         from parity_tests.ports.parity import assert_parity
+        from parity_tests.ports.port import MissingDeviceError
 
         __tracebackhide__ = True  # pytest shows the test and the finding, not the way between them
         given: dict[str, Any] = {"device": self.device} | options

@@ -1,8 +1,8 @@
 """Copies of the reference: the rules for a copy of attn_np that is imported under another name."""
 
+import sys
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ def adopt(tree: str) -> None:
     wider bounds.
     """
     for whole in (_masks, _ops, _vjp):
-        copy = import_module(whole.__name__.replace("attn_np", tree, 1))
+        copy = sys.modules.get(whole.__name__.replace("attn_np", tree, 1))
+        if copy is None:  # not edited: the copy uses the original
+            continue
         for name, function in vars(whole).items():
             if getattr(function, "__module__", "") == whole.__name__ and function in FUNCTIONS:
                 other = getattr(copy, name)

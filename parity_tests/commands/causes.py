@@ -31,7 +31,7 @@ def main(
     from rich.table import Table
 
     from attn_np import contract
-    from parity_tests.explain.causes import catalogue
+    from parity_tests.explain.catalogue import catalogue
     from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS, prepare
 
     writable(json=json)

@@ -15,12 +15,16 @@ def main(
     frameworks: Annotated[str, typer.Option(help="numpy,torch,jax or some of them.")] = "numpy,torch",
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    ports: Annotated[int, typer.Option(min=0, help="Judge this many ports that tap what they like instead.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
 ) -> None:
     """Judge correct implementations on hard inputs, many times: every alarm is a false one, and there must be none.
 
     The styles are those of `parity_tests.judge.hard_inputs`: saturated softmaxes, sums that cancel, numbers near
     underflow.
+
+    With --ports, the candidates are layers that do not zero hidden places, where their inputs hold large numbers, and
+    each records a random part of the names on the tape.
     """
     import json as js
     from concurrent.futures import as_completed
@@ -37,6 +41,8 @@ def main(
     names = listed(variants, contract.variants(), "the name of a variant")
     types = listed(dtypes, DTYPES, "a float dtype")
     places = listed(frameworks, FRAMEWORKS, "a framework")
+    if ports:
+        raise typer.Exit(soak_ports(ports, names, types, places, seed, jobs, json))
     pieces = [(name,) for name in names]
     # What calls `attend` is judged twice: stage by stage, and as users call it.
     hard = hard_cases(names, types, seed)
@@ -81,3 +87,45 @@ def main(
         json.write_text(js.dumps(content, indent=1) + "\n", encoding="utf-8")
         console.print(f"written: {json}")
     raise typer.Exit(1 if alarms else 0)
+
+
+SUBSETS = 20  # random parts of the names that are judged of each run of a port
+
+
+def soak_ports(
+    ports: int,
+    names: tuple[str, ...],
+    types: tuple[str, ...],
+    frameworks: tuple[str, ...],
+    seed: int,
+    jobs: int,
+    json: Path | None,
+) -> int:
+    """Judge correct ports with random taps, and return the exit status."""
+    import json as js
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
+    from attn_np import contract
+    from parity_tests.commands._shared import console, progress
+    from parity_tests.ports.free import RUNS, soaked_ports
+
+    places = tuple(name for name in frameworks if name in RUNS)
+    per_round = SUBSETS * sum(len(contract.examples(name)) for name in names)
+    tasks = [((name,), types, places, seed + n, SUBSETS) for n in range(-(-ports // per_round)) for name in names]
+    judged, free, alarms = 0, 0, []
+    with progress() as bar, ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        task = bar.add_task("judging", total=per_round * len(tasks) // len(names))
+        for future in as_completed([pool.submit(soaked_ports, t) for t in tasks]):
+            found = future.result()
+            judged, free, alarms = judged + found["candidates"], free + found["free"], alarms + found["alarms"]
+            bar.advance(task, found["candidates"])
+    for line in alarms[:20]:
+        console.print(f"[bold red]false alarm[/] {line}", soft_wrap=True)
+    word = "[bold red]FALSE ALARMS[/]" if alarms else "[bold green]NO FALSE ALARM[/]"
+    counts = f"{len(alarms)} in {judged:,} ports with random taps, {free:,} of them without zeros at hidden places"
+    console.print(f"{word}: {counts}", soft_wrap=True)
+    if json is not None:
+        json.write_text(js.dumps({"ports": judged, "free": free, "alarms": alarms}, indent=1) + "\n", encoding="utf-8")
+        console.print(f"written: {json}")
+    return 1 if alarms else 0

@@ -29,6 +29,7 @@ from parity_tests.bounds.precision import (
 from parity_tests.bounds.softmax import recompute
 from parity_tests.judge.candidates import Candidate, Outcome, extras, leaves, numpy_layer, pulled
 from parity_tests.judge.cases import Case, Drawn, draw
+from parity_tests.judge.consequences import Consequences, replaced
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ class Anchor:
     a value twice, once for the tape and once where it is used, and round otherwise on the way: a `loose` anchor only
     compares and goes on from the reference's own value with its bound, which holds both.
 
-    A `strict` one raises `Departure` at the first value beyond its bound. For a `partial` candidate, which is not ours,
-    what is hidden may hold anything as long as it has no consequence.
+    A `strict` one raises `Departure` at the first value beyond its bound. For a candidate that is not ours
+    `consequences` says which places may hold anything.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Anchor:
         p: Precision,
         fused: bool,
         strict: bool = False,
-        partial: bool = False,
+        consequences: Consequences | None = None,
         loose: bool = False,
     ) -> None:
         self.candidate, self.values = candidate, {}
@@ -156,13 +157,25 @@ class Anchor:
         self.found: dict[str, dict[str, Any]] = {}
         self.unseen: list[str] = []
         self.u, self.eta = (p.u, p.eta) if fused else (0.0, 0.0)
-        self.strict, self.partial, self.loose = strict, partial, loose
+        self.strict, self.consequences, self.loose = strict, consequences, loose
+        self.hidden: dict[str, np.ndarray] = {}  # places that are not compared, by name
 
-    def anchored(self, got: np.ndarray, value: ErrArray) -> ErrArray:
+    def anchored(self, got: np.ndarray, value: ErrArray, hidden: np.ndarray | None) -> ErrArray:
+        """What the reference goes on from: the candidate's value, at hidden places its own with its bound."""
         if self.loose:
             return value
         with np.errstate(invalid="ignore"):
-            return ErrArray(got, np.where(np.isfinite(got), self.u * np.abs(got) + self.eta, 0.0))
+            bound = np.where(np.isfinite(got), self.u * np.abs(got) + self.eta, 0.0)
+        return ErrArray(got, bound if hidden is None else np.where(hidden, value.b, bound))
+
+    def hidden_of(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
+        """The places of an array that have no consequence."""
+        if self.consequences is None:
+            return None
+        hidden = self.consequences.hidden(name, shape)
+        if isinstance(hidden, np.ndarray) and hidden.any():
+            self.hidden[name] = hidden
+        return self.hidden.get(name)
 
     def note(self, name: str, result: dict[str, Any]) -> None:
         if self.strict and result["ratio"] > 1:
@@ -179,13 +192,14 @@ class Anchor:
                 self.unseen.append(name)
             self.values[name] = value
             return value
-        if self.partial and isinstance(value, ErrArray) and got.shape == value.shape:
-            got = np.where(without_consequence(name, self.values.get("allowed"), got.shape), value.v, got)
+        hidden = self.hidden_of(name, got.shape) if isinstance(value, ErrArray) else None
+        if hidden is not None and got.shape == value.shape:
+            got = np.where(hidden, value.v, got)
         steps = self.steps.get(name)
         self.wanted[name] = np.stack([steps[i] for i in sorted(steps)], axis=1) if steps else value
         self.note(name, compare(got, value))
         if isinstance(value, ErrArray) and got.shape == value.shape:
-            value = self.anchored(got, value)
+            value = self.anchored(got, value, hidden)
         self.values[name] = value
         return value
 
@@ -197,11 +211,15 @@ class Anchor:
             if got is None or got.ndim != y.ndim + 1 or got.shape[1] <= i or got[:, i].shape != y.shape:
                 anchored.append(y)
                 continue
-            result = compare(got[:, i], y)
+            now, hidden = got[:, i], self.hidden_of(name, got.shape) if isinstance(y, ErrArray) else None
+            if hidden is not None:
+                hidden = hidden[:, i]
+                now = np.where(hidden, y.v, now)
+            result = compare(now, y)
             batch, *rest = result.get("index", ()) or (0,)
             self.note(name, result | {"index": (batch, i, *rest)})
             self.steps.setdefault(name, {})[i] = y
-            fixed = self.anchored(got[:, i], y) if isinstance(y, ErrArray) else y
+            fixed = self.anchored(now, y, hidden) if isinstance(y, ErrArray) else y
             carry = replaced(carry, y, fixed)
             anchored.append(fixed)
         return carry, tuple(anchored)
@@ -214,35 +232,6 @@ class Anchor:
 
     def get(self, name: str) -> Any:
         return self.values.get(name)
-
-
-def without_consequence(name: str, allowed: Any, shape: tuple[int, ...]) -> np.ndarray | bool:
-    """Places of a named array that nothing depends on: hidden scores, keys that no query sees, queries that see none.
-
-    The reference selects them to 0 at the latest possible stage or the earliest; other implementations need not.
-    """
-    last = name.rpartition(".")[2]
-    if allowed is None or not isinstance(allowed, np.ndarray) or len(shape) not in (3, 4):
-        return False
-    if last in ("scores", "capped", "biased", "masked"):
-        return np.broadcast_to(~allowed, shape) if fits(allowed.shape, shape) else False
-    axis = {"q": -1, "k": -2, "v": -2}.get(last)
-    if axis is None:
-        return False
-    blind = ~np.any(allowed, axis=axis)  # b h t or b h s, or without h
-    blind = np.moveaxis(blind, 1, 2)[..., None] if len(shape) == 4 and blind.ndim == 3 else blind[..., None]
-    return np.broadcast_to(blind, shape) if fits(blind.shape, shape) else False
-
-
-def fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
-    """Whether an array can be broadcast."""
-    return len(shape) <= len(into) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(into), strict=False))
-
-
-def replaced(carry: Any, old: Any, new: Any) -> Any:
-    if carry is old:
-        return new
-    return tuple(replaced(part, old, new) for part in carry) if isinstance(carry, tuple) else carry
 
 
 def reference(

@@ -1,6 +1,7 @@
-"""The judge as a library: `assert_parity` for an implementation of your own, `compare` for two traces."""
+"""The judge as a library: `assert_parity` and `replay` for an implementation of your own."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,16 +9,18 @@ import numpy as np
 
 from attn_np import contract
 from attn_np.contract import Config
-from parity_tests.bounds.error_array import ErrArray, delivered, widened
-from parity_tests.bounds.precision import UNDERFLOW, UNIT, precision_of
-from parity_tests.explain.causes import Judged, explain, verdicts
+from parity_tests.bounds.precision import precision_of
+from parity_tests.explain.causes import explain
 from parity_tests.explain.findings import Cause, Finding, told
-from parity_tests.explain.patterns import axes_of, patterns
+from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.candidates import output_shapes, pulled
 from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given
-from parity_tests.judge.judging import Row, reference, without_consequence
-from parity_tests.ports.adapters import Names, Port, Weights, port
+from parity_tests.judge.judging import Row, reference
+from parity_tests.ports.adapters import port
+from parity_tests.ports.names import Names, Weights, framework_of
+from parity_tests.ports.port import Port
 from parity_tests.ports.trace import Trace, record
+from parity_tests.ports.untested import Untested, untested
 
 OWN_CALLS = (*CALLS, "self")
 
@@ -29,8 +32,8 @@ class ParityError(AssertionError):
         finding: the first difference, what it looks like, and the known mistakes that give its numbers.
     """
 
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(told(finding))
+    def __init__(self, finding: Finding, note: str = "") -> None:
+        super().__init__(told(finding) + (f"\n  {note}" if note else ""))
         self.finding = finding
 
 
@@ -39,12 +42,16 @@ class Verdict:
     """What `assert_parity` found where it found no difference.
 
     Attributes:
-        rows: the verdict on every array of every call.
-        traces: what was computed, by call.
+        rows: the verdict on every array of every call, in float64 first where both types were judged.
+        traces: what was computed in the candidate's own type, by call.
+        untested: the config's fields that these runs did not determine, where float64 was not judged.
+        why: why float64 was not judged; "" where it was, or was not asked for.
     """
 
     rows: list[Row]
     traces: dict[str, Trace] = field(default_factory=dict)
+    untested: list[Untested] = field(default_factory=list)
+    why: str = ""
 
     @property
     def worst(self) -> Row:
@@ -54,9 +61,12 @@ class Verdict:
         numbers = sum(row.elements for row in self.rows)
         loose = sum(row.vacuous for row in self.rows)
         more = f"; {loose:,} numbers had a bound above their array's size" if loose else ""
+        more += f"; not judged in float64: {self.why}" if self.why else ""
+        more += f"; not tested: {', '.join(map(str, self.untested))}" if self.untested else ""
+        types = " and ".join(dict.fromkeys(row.case.dtype for row in self.rows))
         return (
-            f"agrees: {len(self.rows)} arrays, {numbers:,} numbers, worst error/bound {self.worst.ratio:.3g} "
-            f"({self.worst.stage} {self.worst.name}){more}; called with "
+            f"agrees in {types}: {len(self.rows)} arrays, {numbers:,} numbers, worst error/bound "
+            f"{self.worst.ratio:.3g} ({self.worst.stage} {self.worst.name}){more}; called with "
             + "; with ".join(", ".join(trace.drawn.inputs) for trace in self.traces.values())
         )
 
@@ -85,14 +95,20 @@ def assert_parity(
     with random weights as its first argument, a dictionary under our names. A module's own weights are read and stay
     as they are. Nothing is put into evaluation mode: do that first.
 
+    What a candidate means is judged in float64, where a wrong eps shows, and its numbers in its own type: first a copy
+    of a module with its weights in float64, or the function with float64 arrays, then the candidate as it is. Where it
+    cannot be had in float64, because something in it computes in a fixed type, the verdict says why, and which fields
+    of the config a run in its own type does not determine.
+
     Args:
         candidate: a torch module, a Flax NNX module, or a function; of NumPy arrays unless `framework` says otherwise.
         variant: the variant that it should be, such as "mha".
         config: the variant's Config, or its fields.
-        weights: how its parameters map to ours: see `parity_tests.ports.adapters.Names`, as for the next four.
+        weights: how its parameters map to ours: see `parity_tests.ports.names.Names`, as for the next four.
         arguments, outputs, taps, call: how its arguments, results, submodules and call map to ours.
         framework: "torch", "jax" or "numpy": whose arrays a function takes.
-        dtype: of inputs and weights; by default that of a module's weights, float64 for a function of NumPy arrays.
+        dtype: of inputs and weights, the only one that is judged. By default float64, and then that of a module's
+            weights or float32 for a function of tensors or JAX arrays.
         calls: which of "plain", "full", "shared" and "self" (see `parity_tests.judge.cases.Case`).
         empty_rows: whether masks hide every key from some query; what then comes out is 0 in the reference.
         seed: of everything random.
@@ -120,18 +136,74 @@ def assert_parity(
         raise ValueError(f"assert_parity: expected calls= of {', '.join(OWN_CALLS)}, got {got}; name one or more")
     names = Names(weights, arguments, outputs, taps or {}, call)
     found = port(candidate, made, names, framework, dtype, device)
+    rows, why = [], ""
+    if dtype is None and found.dtype != "float64":
+        with float64_in_jax(framework or framework_of(candidate)):
+            rows, why = judged_wide(
+                lambda: port(candidate, made, names, framework, "float64", device),
+                lambda copy: runs(copy, made, calls, empty_rows, seed, outputs),
+                names,
+            )
+    traces = list(runs(found, made, calls, empty_rows, seed, outputs))
+    rows = rows + judged_rows(found, traces, names)
+    unseen = untested(traces) if found.dtype != "float64" and (why or dtype is not None) else []
+    return Verdict(rows, {trace.case.call: trace for trace in traces}, unseen, why)
+
+
+def judged_rows(found: Port, traces: list[Trace], names: Names, note: str = "") -> list[Row]:
+    """The verdicts on a candidate's traces.
+
+    Raises:
+        ParityError: one of them differs.
+    """
+    __tracebackhide__ = True
     rows: list[Row] = []
-    traces: dict[str, Trace] = {}
-    for trace in runs(found, made, calls, empty_rows, seed, outputs):
+    for trace in traces:
         finding = explain(trace.judged())
         if finding is not None:
             if by_chance(found, trace, finding):
                 finding.causes = [Cause("by chance", CHANCE, 0.0, "the same call, run again, gives other numbers")]
-            raise ParityError(finding)
+            raise ParityError(finding, note)
         rows += verdicts(trace.judged())[0]
-        traces[trace.case.call] = trace
-    refuse_unjudged(traces.values(), rows, names)
-    return Verdict(rows, traces)
+    refuse_unjudged(traces, rows, names)
+    return rows
+
+
+WIDE = "judged in float64, which shows what is meant: a copy of it, or the function with such arrays"
+
+
+def judged_wide(
+    copied: Callable[[], Port], run: Callable[[Port], Iterable[Trace]], names: Names
+) -> tuple[list[Row], str]:
+    """The verdicts on a candidate in float64; none, and why, where it cannot be had in it.
+
+    That something in it is computed in a narrower type is no reason while it agrees. Where it differs, the type may be
+    what makes the difference.
+
+    Raises:
+        ParityError: it differs, and computes in float64 alone.
+    """
+    __tracebackhide__ = True
+    try:
+        found = copied()
+        traces = list(run(found))
+    except Exception as error:  # whatever a candidate raises in a type that it was not made for
+        return [], f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+    if found.narrow and not all(row.ok for trace in traces for row in verdicts(trace.judged())[0]):
+        return [], f"it computes in a narrower type: {', '.join(sorted(found.narrow)[:3])}"
+    return judged_rows(found, traces, names, WIDE), ""
+
+
+@contextmanager
+def float64_in_jax(framework: str) -> Iterator[None]:
+    """Let JAX compute in float64 meanwhile."""
+    if framework != "jax":
+        yield
+        return
+    import jax
+
+    with jax.enable_x64(True):
+        yield
 
 
 CHANCE = "call eval() first: dropout belongs to training; leave nothing else to chance"
@@ -255,167 +327,3 @@ def seeing(case: Case, name: str, x: np.ndarray) -> np.ndarray:
     t, s = x.shape[-2:]
     own = np.minimum(np.arange(t) + max(s - t, 0), s - 1)[:, None]
     return (x | (np.arange(s) == own)) & (np.arange(s) != (own + s - 1) % s)
-
-
-# Two traces -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Line:
-    """One name of two traces.
-
-    Attributes:
-        kind, name, axes: which array.
-        apart: largest difference of the two.
-        ratio: largest difference over the sum of the bounds of both, from the inputs on.
-        one, other: largest error/bound of each on its own inputs of this stage; None where it was not recorded.
-    """
-
-    kind: str
-    name: str
-    axes: str
-    apart: float | None
-    ratio: float | None
-    one: float | None
-    other: float | None
-
-    @property
-    def ok(self) -> bool:
-        return all(x is None or x <= 1 for x in (self.ratio, self.one, self.other))
-
-
-@dataclass
-class Comparison:
-    """What two traces say about each other.
-
-    Attributes:
-        given: differences in what the two were given, in words; where there is one, nothing behind it is comparable.
-        lines: every name in dataflow order.
-        findings: what is wrong with either, judged on its own numbers.
-        wrong: whether that is so of the one and of the other.
-    """
-
-    one: Trace
-    other: Trace
-    given: list[str] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    wrong: tuple[bool, bool] = (False, False)
-
-    @property
-    def first(self) -> Line | None:
-        """The first name that differs although what it is made of agrees."""
-        return next((line for line in self.lines if not line.ok), None)
-
-    @property
-    def shared(self) -> int:
-        """How many arrays both recorded."""
-        return sum(line.apart is not None for line in self.lines)
-
-    @property
-    def agree(self) -> bool:
-        return not self.given and not self.findings and self.first is None and self.shared > 0
-
-
-def compare(one: Trace, other: Trace) -> Comparison:
-    """Walk two traces in dataflow order: the first name that differs although its inputs agree, on whose side, why."""
-    found = Comparison(one, other, list(given_apart(one, other)))
-    sides = [trace.judged() for trace in (one, other)]
-    judged = [verdicts(side) for side in sides]
-    rows = [{(row.stage, row.name): row for row in part} for part, _ in judged]
-    hidden = next((anchor.values["allowed"] for _, anchor in judged if "allowed" in anchor.values), None)
-    hidden = hidden if one.partial or other.partial else None
-    bounds = [whole(side, other.case.dtype) for side, other in zip(sides, reversed(sides), strict=True)]
-    kinds = (("tape", "tape"), ("outputs", "output"), ("cotangents", "cotangent"), ("grads", "gradient"))
-    for kind, stage in kinds:
-        held = [getattr(side.outcome, kind) for side in sides]
-        order = {name: i for i, name in enumerate(judged[0][1].values)}
-        for name in sorted({**held[0], **held[1]}, key=lambda name: order.get(name, len(order))):
-            line = Line(stage, name, "", None, None, *(worst(part, stage, name) for part in rows))
-            x = next(part[name] for part in held if name in part)
-            line.axes = axes_of(one.case, name, x.ndim)
-            if all(name in part for part in held):
-                skip = without_consequence(name, hidden, x.shape)
-                line.apart, line.ratio = distance(
-                    held[0][name], held[1][name], bounds[0].get(name), bounds[1].get(name), skip
-                )
-            if (line.apart, line.one, line.other) != (None, None, None):
-                found.lines.append(line)
-    whose = [explain(side) for side in sides]
-    found.findings = [finding for finding in whose if finding is not None]
-    found.wrong = (whose[0] is not None, whose[1] is not None)
-    return found
-
-
-def worst(rows: Mapping[tuple[str, str], Row], stage: str, name: str) -> float | None:
-    held = [rows[s, name].ratio for s in (stage, f"stage {stage}") if (s, name) in rows]
-    return max(held, default=None)
-
-
-def whole(side: Judged, other: str) -> dict[str, ErrArray]:
-    """Value and bound of every name from the inputs on, without going on from the candidate's numbers.
-
-    Where the other side has the coarser dtype, what this one was given is uncertain by that type's rounding.
-    """
-    tape: dict[str, Any] = {}
-    rounding = other if UNIT[other] > UNIT[side.case.dtype] else None
-    found, grads = reference(side.case, side.drawn, tape, side.precision, rounding=rounding)
-    ends = {name: delivered(x, side.case.dtype) for name, x in (found | grads).items()}
-    return {name: x for name, x in tape.items() if isinstance(x, ErrArray) and name not in ends} | ends
-
-
-def distance(
-    x: np.ndarray, y: np.ndarray, bx: ErrArray | None, by: ErrArray | None, skip: np.ndarray | bool = False
-) -> tuple[float, float | None]:
-    """Largest difference of two arrays, and largest share of what the two bounds together allow."""
-    if x.shape != y.shape:
-        return float("inf"), float("inf")
-    if x.dtype == bool or y.dtype == bool:
-        same = bool(np.array_equal(x, y))
-        return float(not same), 0.0 if same else float("inf")
-    with np.errstate(invalid="ignore", divide="ignore"):
-        gap = np.where((x == y) | (np.isnan(x) & np.isnan(y)) | skip, 0.0, np.abs(x - y))
-        gap = np.where(np.isnan(gap), np.inf, gap)
-        apart = float(np.max(gap, initial=0.0))
-        if bx is None or by is None or bx.shape != x.shape or by.shape != x.shape:
-            return apart, None
-        share = np.where(gap == 0, 0.0, gap / (bx.b + by.b))
-    return apart, float(np.max(np.where(np.isnan(share), np.inf, share), initial=0.0))
-
-
-def given_apart(one: Trace, other: Trace):
-    """What the two runs were given and should share: variant, config, inputs, weights and incoming gradients."""
-    if one.case.variant != other.case.variant:
-        yield f"variant: {one.case.variant} and {other.case.variant}"
-        return
-    mine, theirs = one.case.config.as_dict(), other.case.config.as_dict()
-    for name in mine:
-        if mine[name] != theirs[name]:
-            yield f"config: {name}={mine[name]!r} and {name}={theirs[name]!r}"
-    parts = (
-        ("input", one.drawn.inputs, other.drawn.inputs),
-        ("weight", one.drawn.params, other.drawn.params),
-        ("incoming gradient", one.drawn.pulled, other.drawn.pulled),
-    )
-    for what, a, b in parts:
-        for name in dict.fromkeys([*a, *b]):
-            if name not in a or name not in b:
-                yield f"{what} {name}: only {(one if name in a else other).who} has it"
-                continue
-            want, got = rounded_to(a[name], one.case.dtype, other.case.dtype), widened(b[name])
-            how = (
-                [] if isinstance(want, ErrArray) else [] if np.array_equal(want, got) else ["the two are not the same"]
-            )
-            if isinstance(want, ErrArray):
-                how = patterns(got, want, axes_of(one.case, name, got.ndim))
-            if how:
-                yield f"{what} {name}: {'; '.join(how[:3])}"
-
-
-def rounded_to(x: np.ndarray, mine: str, theirs: str) -> Any:
-    """An array with the bound for what the coarser of two types leaves of it; exact where the types are the same."""
-    if x.dtype == bool or x.dtype.kind in "iu":
-        return x
-    v = widened(x)
-    coarse = max((mine, theirs), key=lambda name: UNIT[name])
-    return ErrArray(v, 0.0 if mine == theirs else UNIT[coarse] * np.abs(v) + UNDERFLOW[coarse])

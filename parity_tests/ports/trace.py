@@ -20,7 +20,7 @@ from attn_np.weights import tensors
 from attn_np.weights._safetensors import TensorFile, write_tensors
 from parity_tests.bounds.error_array import widened
 from parity_tests.bounds.precision import precision_of
-from parity_tests.explain.causes import Judged
+from parity_tests.explain.verdicts import Judged
 from parity_tests.judge.candidates import (
     Candidate,
     Outcome,

@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from itertools import groupby
 
-from attn_np import contract
 from parity_tests.judge import frameworks
 from parity_tests.judge.workers import workers
 from parity_tests.judge.xla import compile_quickly
@@ -46,12 +44,8 @@ class Verdict:
 
 @cache
 def everything() -> tuple[tuple[str, Mutant], ...]:
-    """The common planted bugs with their themes, and those that the test of a variant adds as `MUTANTS`."""
-    found = [(theme, mutant) for theme, mutants in THEMES.items() for mutant in mutants]
-    for variant in contract.variants():
-        tests = import_module(f"parity_tests.tests.variants.test_{variant}")
-        found += [(variant, mutant) for mutant in getattr(tests, "MUTANTS", ())]
-    return tuple(found)
+    """The catalogue with its themes."""
+    return tuple((theme, mutant) for theme, mutants in THEMES.items() for mutant in mutants)
 
 
 def places(modes: Iterable[str], short: bool) -> list[Place]:

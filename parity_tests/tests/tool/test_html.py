@@ -20,7 +20,7 @@ from parity_tests.judge.frameworks import DTYPES
 from parity_tests.judge.judging import Row, ratios
 from parity_tests.judge.ratchet import Comparison, Drift
 from parity_tests.judge.result import Result
-from parity_tests.report import html
+from parity_tests.report import cells, html, pictures
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 NAMES = [f"stage{i}" for i in range(30)]
@@ -231,10 +231,10 @@ def test_every_failing_row_is_shown(tmp_path: Path) -> None:
     assert len(result.failed) == 11
     assert f"11 of {len(result.rows):,} arrays" in page.text
     for row in result.failed:
-        assert f"{row.stage} {row.name} {html.words(row)}" in page.text
+        assert f"{row.stage} {row.name} {cells.words(row)}" in page.text
         assert row.case.name in page.text
     notes = [text for case in json.loads(page.data)["cases"] for text in case[4].values()]
-    assert sorted(notes) == sorted(html.words(row) for row in result.failed)
+    assert sorted(notes) == sorted(cells.words(row) for row in result.failed)
 
 
 def test_finding_is_explained(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_names_are_text(tmp_path: Path) -> None:
 # Pictures -------------------------------------------------------------------------------------------------------------
 
 
-def cells(path: str) -> list[tuple[int, int]]:
+def covered(path: str) -> list[tuple[int, int]]:
     """Cells that a path covers."""
     found = []
     for x, y, width in re.findall(r"M(\d+) (\d+)h(\d+)", path):
@@ -316,7 +316,7 @@ def cells(path: str) -> list[tuple[int, int]]:
 
 def drawn(markup: str) -> dict[tuple[int, int], str]:
     """The class of every cell of a picture."""
-    return {cell: name for name, path in re.findall(r'class="(\w+)" d="([^"]*)"', markup) for cell in cells(path)}
+    return {cell: name for name, path in re.findall(r'class="(\w+)" d="([^"]*)"', markup) for cell in covered(path)}
 
 
 @pytest.mark.parametrize("shape", [(5,), (7, 11), (2, 3, 7, 11), (2, 3, 101, 97), (1, 1)])
@@ -324,7 +324,7 @@ def test_picture_shows_the_slice_around_the_worst(shape: tuple[int, ...]) -> Non
     """Every cell is drawn once, with the shade of its own number; the ring is on the worst."""
     rows = rows_of(Case("mha", "cross", "full", "float32"), "torch eager")
     finding = finding_of(rows, 3, shape)
-    picture = html.pictures(finding, html.WINDOW)
+    picture = pictures.pictures(finding, html.WINDOW)
     assert picture is not None
     assert finding.got is not None and finding.want is not None and finding.bound is not None
     share = ratios(finding.got, finding.want, finding.bound)
@@ -338,7 +338,7 @@ def test_picture_shows_the_slice_around_the_worst(shape: tuple[int, ...]) -> Non
     assert 0 <= picture["x"] < width
     assert 0 <= picture["y"] < height
     for (x, y), name in shown.items():
-        assert name == html.shade(float(plane[top + y, left + x]))
+        assert name == cells.shade(float(plane[top + y, left + x]))
     assert shown[picture["x"], picture["y"]].startswith("f")
     assert picture["beyond"] == sum(name.startswith("f") for name in shown.values())
 
@@ -348,7 +348,7 @@ def test_picture_of_what_is_not_finite() -> None:
     row = Row("torch eager", case, "tape", "probs", np.inf, index=(0, 0))
     want = np.array([[0.5, -1.0], [0.0, 2.0]])
     got = np.array([[np.nan, -1.0], [0.0, 2.0]])
-    picture = html.pictures(Finding("torch eager", case.name, row, "t s", got, want, np.zeros((2, 2))), html.WINDOW)
+    picture = pictures.pictures(Finding("torch eager", case.name, row, "t s", got, want, np.zeros((2, 2))), html.WINDOW)
     assert picture is not None
     assert drawn(str(picture["shown"][0][1])) == {(0, 0): "f4", (1, 0): "p0", (0, 1): "p0", (1, 1): "p0"}
     assert drawn(str(picture["shown"][1][1])) == {(0, 0): "x", (1, 0): "n3", (0, 1): "z", (1, 1): "q4"}
@@ -369,13 +369,13 @@ def test_arrays_of_other_shapes_have_no_picture(shape: tuple[int, int], tmp_path
     ("size", "at", "first", "last"), [(100, 0, 0, 48), (100, 50, 26, 74), (100, 99, 52, 100), (5, 3, 0, 5)]
 )
 def test_window_is_full_where_the_array_is_long_enough(size: int, at: int, first: int, last: int) -> None:
-    assert html.window(size, at, 48) == slice(first, last)
+    assert pictures.window(size, at, 48) == slice(first, last)
 
 
 def test_words_of_a_failure() -> None:
     row = Row("x", Case("mha", "cross", "full", "float32"), "tape", "q", 3.0, (1, 2), 1.5, -0.5, 0.25)
-    assert html.words(row) == "at (1, 2): got 1.5, expected -0.5, bound 0.25"
-    assert html.words(replace(row, note="shape (2,), expected (3,)")) == "shape (2,), expected (3,)"
+    assert cells.words(row) == "at (1, 2): got 1.5, expected -0.5, bound 0.25"
+    assert cells.words(replace(row, note="shape (2,), expected (3,)")) == "shape (2,), expected (3,)"
 
 
 @pytest.mark.parametrize(
@@ -395,8 +395,8 @@ def test_words_of_a_failure() -> None:
     ],
 )
 def test_shades_and_figures(ratio: float, name: str, text: str) -> None:
-    assert html.shade(ratio) == name
-    assert html.figure(ratio) == text
+    assert cells.shade(ratio) == name
+    assert cells.figure(ratio) == text
 
 
 def test_script_shades_as_the_page_does() -> None:
@@ -404,15 +404,15 @@ def test_script_shades_as_the_page_does() -> None:
     script = (Path(html.__file__).parent / "templates" / "report.js").read_text(encoding="utf-8")
     found = re.search(r"passes = \[(.*?)\], fails = \[(.*?)\]", script)
     assert found is not None
-    assert tuple(map(float, found[1].split(","))) == html.PASSES
-    assert tuple(map(float, found[2].split(","))) == html.FAILS
+    assert tuple(map(float, found[1].split(","))) == cells.PASSES
+    assert tuple(map(float, found[2].split(","))) == cells.FAILS
 
 
 def test_every_shade_has_a_colour_in_light_and_dark() -> None:
     style = (Path(html.__file__).parent / "templates" / "report.css").read_text(encoding="utf-8")
     light, dark = re.findall(r":root \{(.*?)\}", style, flags=re.DOTALL)[:2]
-    values = ["z", "x", *(f"{sign}{level + 1}" for sign in "nq" for level in range(html.VALUE_LEVELS))]
-    for name in [name for name, _ in html.legend()] + values:
+    values = ["z", "x", *(f"{sign}{level + 1}" for sign in "nq" for level in range(pictures.VALUE_LEVELS))]
+    for name in [name for name, _ in cells.legend()] + values:
         assert f"--{name}:" in light
         assert f"--{name}:" in dark
         assert re.search(rf"\.{name} \{{ --c: var\(--{name}\)", style)

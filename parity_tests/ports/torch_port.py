@@ -1,0 +1,183 @@
+"""Ports in PyTorch: a module, listened to by forward hooks, or a function of tensors."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+
+from attn_np import contract
+from attn_np.contract import Config
+from parity_tests.judge.candidates import Candidate, Outcome, accelerators, collect, from_torch, scoped, to_torch
+from parity_tests.judge.cases import Case, Drawn
+from parity_tests.ports.names import (
+    Names,
+    accepted,
+    in_our_axes,
+    invoke,
+    letters_of,
+    needed,
+    read_weights,
+    returned,
+    tapped,
+)
+from parity_tests.ports.port import MissingDeviceError, Port, pulling, refuse_unknown
+
+
+def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, device: str | None) -> Port:
+    """A torch module, by its parameters and forward hooks; or a function of tensors."""
+    import torch
+
+    is_module = isinstance(candidate, torch.nn.Module)
+    wanted = None if device is None else torch_device(device)
+    frozen = is_module and not all(x.requires_grad for x in candidate.parameters())
+    narrow: set[str] = set()
+    if is_module and dtype == "float64":
+        buffers = candidate.named_buffers()
+        narrow |= {f"buffer {name} {words_of(x.dtype)}" for name, x in buffers if narrower(x)}
+    if is_module and (dtype or wanted or frozen):
+        candidate = deepcopy(candidate).to(device=wanted, dtype=getattr(torch, dtype) if dtype else None)
+        for x in candidate.parameters():  # frozen ones too: their gradients are judged
+            x.requires_grad_(x.is_floating_point())
+    own = dict(candidate.named_parameters()) if is_module else {}
+    floats = [x for x in own.values() if x.is_floating_point()]
+    dtype = dtype or (str(floats[0].dtype).rpartition(".")[2] if floats else "float32")
+    where: Any = floats[0].device if floats else wanted or torch.device("cpu")
+    params, moves = None, []
+    if is_module:
+        params, moves = read_weights(names.weights, config, {name: from_torch(x) for name, x in own.items()})
+    taken = accepted(candidate, config, names)
+
+    @torch.enable_grad()
+    def run(case: Case, drawn: Drawn, taped: bool) -> Outcome:
+        sizes, outcome = letters_of(case, drawn), Outcome()
+        given = {name: to_torch(x, where) for name, x in drawn.inputs.items()}
+        leaves = {name: x.requires_grad_() for name, x in given.items() if x.is_floating_point()}
+        given = {name: x.clone() for name, x in given.items()}  # a candidate may write into what it gets
+        weights = {} if is_module else {name: to_torch(x, where) for name, x in drawn.params.items()}
+        weights = {name: x.requires_grad_() for name, x in weights.items()}
+        copies = {name: x.clone() for name, x in weights.items()}
+        function = candidate if is_module or not weights else lambda *a, **k: candidate(copies, *a, **k)
+        watched = watching(narrow) if dtype == "float64" else nothing()
+        with hooked(candidate, names) if taped and is_module else nothing() as seen, watched:
+            outputs, tape = returned(invoke(function, given, taken, names, sizes), names, sizes)
+        tape |= dict(tapped(seen, names))
+        strange = [f"{name} {type(x).__name__}" for name, x in (outputs | tape).items() if not torch.is_tensor(x)]
+        if strange:
+            raise TypeError(
+                f"assert_parity: expected tensors from the candidate, got {', '.join(strange)}; "
+                f"take the tensor out of it with call="
+            )
+        used = {name: own[name] for step in moves for name in step.keys}
+        taps = {name: x for name, x in tape.items() if x.requires_grad}
+        targets = [*leaves.values(), *weights.values(), *used.values(), *taps.values()]
+        collect(outcome, "outputs", outputs, from_torch)
+        collect(outcome, "tape", in_our_axes(tape, names, sizes), from_torch)
+        dys = pulling(outputs, drawn)
+        if targets and dys is not None:
+            # What does not depend on anything has the gradient 0: a cut is a difference, and is told as one.
+            through = {name: x for name, x in dys.items() if outputs[name].requires_grad}
+            pull = [to_torch(x, where).to(outputs[name].dtype) for name, x in through.items()]
+            sources = [outputs[name] for name in through]
+            found = torch.autograd.grad(sources, targets, pull, allow_unused=True) if through else [None] * len(targets)
+            found = [torch.zeros_like(x) if g is None else g for x, g in zip(targets, found, strict=True)]
+            keys = [*leaves, *weights, *(("own", name) for name in used), *(("tap", name) for name in taps)]
+            by_key = dict(zip(keys, found, strict=True))
+            grads = {f"d{name}": by_key[name] for name in (*leaves, *weights)}
+            collect(outcome, "grads", grads, from_torch)
+            theirs = {name: from_torch(by_key["own", name]) for name in used}
+            mine = {f"d{name}": x for step in moves for name, x in step.ours(theirs).items()}
+            collect(outcome, "grads", mine, np.asarray)
+            moved = in_our_axes({name: by_key["tap", name] for name in taps}, names, sizes)
+            collect(outcome, "cotangents", {scoped(name): x for name, x in moved.items()}, from_torch)
+        return outcome
+
+    kind = "module" if is_module else "function"
+    return Port(
+        Candidate("your torch", kind, where.type, run),
+        params,
+        dtype,
+        tuple(taken),
+        needed(candidate, config, names, taken),
+        narrow,
+    )
+
+
+def words_of(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def narrower(x: Any) -> bool:
+    """Whether a tensor holds floats of fewer digits than float64."""
+    import torch
+
+    return torch.is_tensor(x) and x.is_floating_point() and x.dtype != torch.float64
+
+
+def watching(narrow: set[str]) -> Any:
+    """A context that adds to `narrow` each operation that takes or gives floats narrower than float64."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            for x in tree_leaves((args, kwargs, out)):
+                if narrower(x):
+                    narrow.add(f"{func.overloadpacket.__name__} in {words_of(x.dtype)}")
+            return out
+
+    return Watch()
+
+
+def torch_device(name: str) -> Any:
+    import torch
+
+    kind = name.partition(":")[0]
+    known = ["cpu", *accelerators("torch")]
+    refuse_unknown("torch", kind, ("cpu", "cuda", "mps", "xpu"))
+    if kind not in known:
+        raise MissingDeviceError(f"device: expected one of {', '.join(known)}, got {name!r}; torch finds no other here")
+    return torch.device(name)
+
+
+@contextmanager
+def nothing() -> Iterator[dict[str, Any]]:
+    yield {}
+
+
+@contextmanager
+def hooked(module: Any, names: Names) -> Iterator[dict[str, Any]]:
+    """Forward hooks on the submodules that a tap's pattern finds; their outputs by the submodule's name.
+
+    The module goes on with a copy, so that what it writes into it later is not seen here.
+    """
+    import torch
+
+    seen: dict[str, Any] = {}
+    known = dict(module.named_modules())
+    handles = []
+    for pattern in names.taps:
+        found = [name for name in known if re.fullmatch(pattern, name)]
+        if not found:
+            raise ValueError(
+                f"assert_parity: expected a submodule named like {pattern!r} in taps=, got none; "
+                f"{contract.nearest(pattern, tuple(name for name in known if name))}"
+            )
+        for name in found:
+
+            def keep(_: Any, __: Any, out: Any, name: str = name) -> Any:
+                first = out[0] if isinstance(out, tuple) and out else out
+                if not torch.is_tensor(first):
+                    return out
+                seen[name] = first
+                return first.clone() if first is out else (first.clone(), *out[1:]) if type(out) is tuple else out
+
+            handles.append(known[name].register_forward_hook(keep))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
