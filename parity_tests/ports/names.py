@@ -35,6 +35,7 @@ class Names:
         taps: a pattern that finds a submodule's or an intermediate's name to the name on our tape, or (that name,
             "their axes -> ours").
         call: called as `call(candidate, **arguments)` with our names, in place of the candidate itself.
+        gradients: whether they are asked for.
     """
 
     weights: Weights = None
@@ -42,6 +43,7 @@ class Names:
     outputs: tuple[Named | None, ...] = ("y",)
     taps: Mapping[str, Named] = field(default_factory=dict)
     call: Callable[..., Any] | None = None
+    gradients: bool = True
 
 
 def framework_of(candidate: Any) -> str:
