@@ -30,7 +30,7 @@ def main(
 
     from attn_np import contract
     from parity_tests.commands._shared import console, listed, progress, writable
-    from parity_tests.explain.causes import catalogue
+    from parity_tests.explain.catalogue import catalogue
     from parity_tests.judge.runner import DTYPES, FRAMEWORKS, prepare
 
     writable(json)

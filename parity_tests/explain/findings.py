@@ -41,6 +41,9 @@ class Finding:
         causes: the known mistakes that explain it, best first; empty where none does.
         patterns: what the difference looks like, in words, strongest first.
         rows: every verdict of this candidate in this case, in dataflow order.
+        after: what else is wrong, where the first cause explains the first difference and not all.
+        explains_all: with the causes made the reference gives all of the candidate's numbers.
+        next_step: what would show more, where no known mistake explains it.
     """
 
     candidate: str
@@ -53,6 +56,9 @@ class Finding:
     causes: list[Cause] = field(default_factory=list)
     patterns: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    after: "Finding | None" = None
+    explains_all: bool = False
+    next_step: str = ""
 
 
 def told(finding: Finding) -> str:
@@ -70,6 +76,17 @@ def told(finding: Finding) -> str:
         lines.append(f"  agree before it: {', '.join(before)}")
     for pattern in finding.patterns:
         lines.append(f"  seen: {pattern}")
+    lines += why(finding)
+    if finding.after is not None:
+        later = finding.after.first
+        lines.append(f"with this mended it differs next at {later.stage} {later.name}")
+        lines += why(finding.after)
+    return "\n".join(lines)
+
+
+def why(finding: Finding) -> list[str]:
+    """The causes in words, or what would show more."""
+    lines = []
     for i, cause in enumerate(finding.causes[:MOST]):
         word = "cause" if i == 0 else "fits too"
         lines.append(f"  {word}: {cause.name}")
@@ -78,4 +95,6 @@ def told(finding: Finding) -> str:
             lines.append(f"  fix: {cause.fix}")
     if not finding.causes:
         lines.append("  cause: none of the known mistakes gives these numbers")
-    return "\n".join(lines)
+    if finding.next_step:
+        lines.append(f"  next: {finding.next_step}")
+    return lines

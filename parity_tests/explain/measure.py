@@ -7,8 +7,9 @@ import numpy as np
 
 from attn_np import contract
 from parity_tests.bounds.error_arrays import precision_of
-from parity_tests.explain.causes import Judged, explain
+from parity_tests.explain.causes import explain
 from parity_tests.explain.findings import Finding
+from parity_tests.explain.verdicts import Judged
 from parity_tests.judge.cases import CALLS, Case, draw
 from parity_tests.judge.judging import Anchor, reference
 from parity_tests.mistakes import MUTANTS, TREES, Mutant, outcome_of, planted

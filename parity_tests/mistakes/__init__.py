@@ -5,7 +5,10 @@ stays whole. Every mistake here is one that people really make: see the traps in
 advice are also what a judged port that has such a mistake is told.
 """
 
-from parity_tests.mistakes import backward, masks, projections, recurrent, rotary, scores, weights
+from importlib import import_module
+from pkgutil import iter_modules
+
+from parity_tests.mistakes import backward, masks, norms, of_variants, projections, recurrent, rotary, scores, weights
 from parity_tests.mistakes.common_mode import call_of, oracle_free, reference_with
 from parity_tests.mistakes.evidence import evidence, outcome_of
 from parity_tests.mistakes.plant import SHARED, TREES, Mutant, copied, edited, file_of, planted
@@ -33,7 +36,12 @@ THEMES = {
     "weights": weights.MUTANTS,
     "projections": projections.MUTANTS,
     "recurrent": recurrent.MUTANTS,
+    "norms": norms.MUTANTS,
     "rotary": rotary.MUTANTS,
     "backward": backward.MUTANTS,
+    **{
+        info.name: import_module(f"{of_variants.__name__}.{info.name}").MUTANTS
+        for info in iter_modules(of_variants.__path__)
+    },
 }
 MUTANTS = tuple(mutant for theme in THEMES.values() for mutant in theme)

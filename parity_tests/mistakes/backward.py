@@ -228,4 +228,14 @@ MUTANTS = (
         "e = exp(scores - ",
         "e = exp(jax.lax.stop_gradient(scores) - ",
     ),
+    # Gradients
+    *(
+        at(SHARED, "mha", "split", trees=NUMPY)(
+            f"gradient stopped at the {name}",
+            f"let the gradient through the {name}: no detach() or stop_gradient on them",
+            "dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)",
+            f"dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)\n    {letter} = 0.0 * {letter}",
+        )
+        for name, letter in (("queries", "dq"), ("keys", "dk"), ("values", "dv"))
+    ),
 )

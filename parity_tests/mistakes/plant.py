@@ -2,9 +2,9 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -41,11 +41,14 @@ class Mutant:
             tree's own words.
         variant, example, call, dtype: the case that must reveal it. The variant "attend" is that function by itself,
             and the calls "greedy" and "generate" are those of seq2seq.
+        fields: fields of the config that are other than the example's, as pairs.
         fix: one line of advice to somebody whose code has this mistake.
         trees: where it is planted; the hand-written backward exists in NumPy only.
         needs: names of shared files that the edit uses and the file does not import.
         beside: another text of that file, where several shared files hold `old`.
         many: the text stands more than once and every place is edited.
+        pattern: `old` is a regular expression, and `new` what replaces it, with its groups; the mistake is one of every
+            variant that has such code.
         raises: trees in which the bug shows itself by an exception; elsewhere an exception is no evidence.
         gain: factor on the arrays of the case, for bugs that only large numbers show.
         survives: why the bug may live where no reference is whole, when it is planted in all three trees at once.
@@ -59,11 +62,13 @@ class Mutant:
     example: str
     call: str = "full"
     dtype: str = "float64"
+    fields: tuple[tuple[str, Any], ...] = ()
     fix: str = ""
     trees: tuple[str, ...] = TREES
     needs: tuple[str, ...] = ()
     beside: str = ""
     many: bool = False
+    pattern: bool = False
     raises: tuple[str, ...] = ()
     gain: float = 1.0
     survives: str = ""
@@ -73,7 +78,8 @@ class Mutant:
 
     @property
     def case(self) -> Case:
-        return Case(self.variant, self.example, self.call, self.dtype)
+        case = Case(self.variant, self.example, self.call, self.dtype)
+        return replace(case, given=replace(case.config, **dict(self.fields))) if self.fields else case
 
 
 def at(file: str, variant: str, example: str, **common: Any) -> Callable[..., Mutant]:
@@ -112,19 +118,38 @@ def compiled(file: str, source: str) -> CodeType:
     return compile(source, f"<copy of {file}>", "exec")
 
 
-def renamed(code: CodeType, tree: str, alias: str) -> CodeType:
-    """The same code with the imports of a copy.
-
-    The copy takes its own files, but the contract and the weights are shared, as they are in a real tree.
-    """
-    mine = re.compile(rf"\b{tree}\.(?!contract|weights)")
+def renamed(code: CodeType, modules: Mapping[str, str]) -> CodeType:
+    """The same code with other modules imported: the names of the one to those of the other."""
 
     def change(x: Any) -> Any:
         if isinstance(x, str):
-            return mine.sub(f"{alias}.", x) if tree in x else x
-        return renamed(x, tree, alias) if isinstance(x, CodeType) else x
+            return modules.get(x, x)
+        return renamed(x, modules) if isinstance(x, CodeType) else x
 
     return code.replace(co_consts=tuple(map(change, code.co_consts)), co_names=tuple(map(change, code.co_names)))
+
+
+@cache
+def importers(tree: str, file: str) -> frozenset[str]:
+    """A file of a tree by its module's name, and every module that imports it, directly or by others."""
+    found, todo = set(), [module_of(tree, root(tree) / file)]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += [other for other, names in imported(tree).items() if name in names]
+    return frozenset(found)
+
+
+@cache
+def imported(tree: str) -> dict[str, frozenset[str]]:
+    """The modules of a tree, and the names of those that each imports."""
+    line = re.compile(rf"^\s*(?:from|import) ({tree}[\w.]*)", re.MULTILINE)
+    return {module_of(tree, path): frozenset(line.findall(source)) for path, source in sources(tree).items()}
+
+
+def module_of(tree: str, path: Path) -> str:
+    return ".".join((tree, *path.relative_to(root(tree)).with_suffix("").parts)).removesuffix(".__init__")
 
 
 @cache
@@ -151,6 +176,12 @@ def spelled(text: str, tree: str) -> str:
     return text
 
 
+def places_of(mutant: Mutant, tree: str, source: str) -> int:
+    """How often a source has what the mutant edits."""
+    old = spelled(mutant.old, tree)
+    return len(re.findall(old, source)) if mutant.pattern else source.count(old)
+
+
 @cache
 def file_of(mutant: Mutant, tree: str) -> str:
     """The name of the file that the mutant edits.
@@ -161,34 +192,40 @@ def file_of(mutant: Mutant, tree: str) -> str:
     if mutant.file != SHARED:
         return mutant.file
     old, beside = spelled(mutant.old, tree), spelled(mutant.beside, tree)
-    files = sorted(name for name, source in shared(tree).items() if old in source and beside in source)
+    every = shared(tree).items()
+    files = sorted(name for name, source in every if places_of(mutant, tree, source) and beside in source)
     if len(files) != 1:
         got = " and ".join(files) or "none"
         raise ValueError(f"mutants: expected {old!r} in one shared file of {tree}, got {got}; mend the mutant")
     return files[0]
 
 
-def edited(mutant: Mutant, tree: str) -> str:
-    """The source of the file with the bug in it.
+def edited(mutant: Mutant, tree: str, source: str | None = None) -> str:
+    """The source of the file with the bug in it; of a source that holds other bugs already, if one is given.
 
     Raises:
         ValueError: the text does not stand there once, or in none or several of the shared files.
     """
     old, new, file = spelled(mutant.old, tree), spelled(mutant.new, tree), file_of(mutant, tree)
-    source = sources(tree)[root(tree) / file]
-    count = source.count(old)
+    source = sources(tree)[root(tree) / file] if source is None else source
+    count = places_of(mutant, tree, source)
     if count == 0 or (count > 1 and not mutant.many):
         raise ValueError(f"mutants: expected {old!r} once in {file} of {tree}, got {count} times; mend the mutant")
     imports = "".join(f"from {defining(name, tree)} import {name}\n" for name in mutant.needs)
-    return imports + source.replace(old, new)
+    return imports + (re.sub(old, new, source) if mutant.pattern else source.replace(old, new))
 
 
 class _Copy(MetaPathFinder, Loader):
-    """Finds and runs the modules of a tree's copy, one of its files edited."""
+    """Finds and runs the modules of a tree's copy, some of its files edited.
 
-    def __init__(self, tree: str, alias: str, file: str, source: str) -> None:
+    The copy takes what it imports from the tree itself, but for the edited files and what imports them.
+    """
+
+    def __init__(self, tree: str, alias: str, files: Mapping[str, str]) -> None:
         self.tree, self.alias, self.root = tree, alias, root(tree)
-        self.file, self.code = file, compiled(file, source)
+        self.codes = {self.root / file: compiled(file, source) for file, source in files.items()}
+        names = frozenset[str]().union(*(importers(tree, file) for file in files))
+        self.modules = {name: name.replace(tree, alias, 1) for name in names}
 
     def path(self, name: str) -> Path:
         place = self.root.joinpath(*name.split(".")[1:])
@@ -205,22 +242,26 @@ class _Copy(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         path = self.path(module.__name__)
-        code = self.code if path == self.root / self.file else compiled(path.name, sources(self.tree)[path])
-        exec(renamed(code, self.tree, self.alias), module.__dict__)
+        code = self.codes.get(path) or compiled(path.name, sources(self.tree)[path])
+        exec(renamed(code, self.modules), module.__dict__)
 
 
 @contextmanager
-def planted(mutant: Mutant, tree: str) -> Iterator[str]:
-    """A copy of a tree with one bug in it, importable under the name this gives."""
-    with copied(tree, file_of(mutant, tree), edited(mutant, tree)) as alias:
+def planted(mutant: Mutant, tree: str, *more: Mutant) -> Iterator[str]:
+    """A copy of a tree with one bug in it, or several, importable under the name this gives."""
+    files: dict[str, str] = {}
+    for one in (mutant, *more):
+        file = file_of(one, tree)
+        files[file] = edited(one, tree, files.get(file))
+    with copied(tree, files) as alias:
         yield alias
 
 
 @contextmanager
-def copied(tree: str, file: str, source: str) -> Iterator[str]:
-    """A copy of a tree in which one file has another source, importable under the name this gives."""
+def copied(tree: str, files: Mapping[str, str]) -> Iterator[str]:
+    """A copy of a tree in which some files have another source, importable under the name this gives."""
     alias = f"{tree}_copy{next(_numbers)}"
-    finder = _Copy(tree, alias, file, source)
+    finder = _Copy(tree, alias, files)
     sys.meta_path.insert(0, finder)
     try:
         yield alias

@@ -3,6 +3,7 @@
 from parity_tests.mistakes.plant import SHARED, at
 
 split, wide, cross = (at("mha.py", "mha", example) for example in ("split", "wide", "cross"))
+patterned = at("mha.py", "mha", "split", pattern=True)
 fused, single = at("fused_qkv.py", "fused_qkv", "heads"), at("self_attention.py", "self_attention", "plain")
 shared = at(SHARED, "attend", "")
 
@@ -16,7 +17,15 @@ REPEATED = "arange(q.shape[2], q) // (q.shape[2] // x.shape[2])"
 
 OWN = "give queries, keys and values each their own weights"
 ORDER = "read the joint projection in the order of its file: (3, heads, width), q then k then v"
+SEPARATE = "reshape (b, t, h k) to (b, t, h, k) first and move the head axis afterwards"
+VIEWED = r"(lambda x: x.reshape(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).swapaxes(1, 2))(\1)"
 CONSECUTIVE = "let consecutive query heads share a key/value head: repeat (repeat_interleave), do not tile"
+
+
+def projected(letters: str) -> str:
+    """A pattern of the projections with these weights, whatever their axes are called."""
+    return rf"(linear\(\"[^\"]+\", \w+, self\.w_{letters}, [\w.]+\))"
+
 
 MUTANTS = (
     # Projections in
@@ -69,14 +78,27 @@ MUTANTS = (
     split(
         "heads split before their axis stands behind the positions",
         "reshape to (b, t, h, k) and exchange the axes; reshaping to (b, h, t, k) mixes positions and heads",
-        f"{K}\n",
-        f'{K}.reshape(n["b"], n["h"], n["s"], n["k"]).swapaxes(1, 2)\n',
+        projected("k"),
+        VIEWED,
+        pattern=True,
+    ),
+    *(
+        patterned(f"{name} reshaped to (b, h, t, k) without moving the head axis", SEPARATE, projected(letter), VIEWED)
+        for letter, name in (("q", "queries"), ("v", "values"))
+    ),
+    patterned(
+        "queries, keys and values reshaped to (b, h, t, k) without moving the head axis",
+        SEPARATE,
+        projected("[qkv]"),
+        VIEWED,
+        many=True,
     ),
     split(
         "heads merged without moving their axis back",
         "move the head axis behind the positions before the heads are merged",
-        Y,
-        Y.replace("context,", "context.swapaxes(1, 2).reshape(context.shape),"),
+        r", (context|gated|normed), self\.w_o, ([\w.]+)\)",
+        r", \1.swapaxes(1, 2).reshape(\1.shape), self.w_o, \2)",
+        pattern=True,
     ),
     cross(
         "heads merged in reverse order",

@@ -2,6 +2,13 @@
 
 from parity_tests.mistakes.plant import NUMPY, SHARED, at
 
+OFF_BY_ONE = "give queries and keys the same positions: in decoding too a query's own key has its position"
+LATER = r"rotate(rotate(\1, cos, sin, c.layout), cos[:, 1:2] / c.amplitude(), sin[:, 1:2] / c.amplitude(), c.layout)"
+# What is rotated, as the variants write it.
+KEYS = r"rotate\((k|(?:linear|einsum)\([^\n]*self\.w_k\w*(?:, [\w.]+)?\)), cos, sin, c\.layout\)"
+QUERIES = r"rotate\((q|q\[[^\n]*?\]|linear\([^\n]*self\.w_q, [\w.]+\)), cos, sin, c\.layout\)"
+
+turned = at("rotary.py", "rotary", "interleaved", pattern=True)
 yarn, interleaved = (at(SHARED, "rotary", example) for example in ("yarn", "interleaved"))
 MUTANTS = (
     interleaved(
@@ -29,12 +36,26 @@ MUTANTS = (
         " * config.amplitude()",
         "",
     ),
-    interleaved(
+    turned("queries one position further than their keys", OFF_BY_ONE, QUERIES, LATER),
+    turned("keys one position further than their queries", OFF_BY_ONE, KEYS, LATER),
+    turned(
+        "keys and queries rotated in opposite directions",
+        "rotate queries and keys by the same angles in the same direction",
+        KEYS,
+        r"rotate(\1, cos, -sin, c.layout)",
+    ),
+    turned(
         "keys not turned by their positions",
         "turn the keys as the queries, before they go into a cache",
-        'rotate(linear("bsd,dhk->bshk", key, self.w_k, self.b_k), cos, sin, c.layout)',
-        'linear("bsd,dhk->bshk", key, self.w_k, self.b_k)',
-        file="rotary.py",
+        KEYS,
+        r"\1",
+    ),
+    turned("queries not rotated", "rotate the queries as the keys", QUERIES, r"\1"),
+    interleaved(
+        "rotated along the heads",
+        "let the angle follow the position, not the head: cosines and sines belong to the axis of the sequence",
+        "cos, sin = cos[:, :, None], sin[:, :, None]",
+        "cos, sin = cos[:, None, : x.shape[2]], sin[:, None, : x.shape[2]]",
     ),
     interleaved(
         "rotary gradient turned forwards once more",

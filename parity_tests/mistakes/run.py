@@ -5,12 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import groupby
 from multiprocessing import get_context
 
-from attn_np import contract
 from parity_tests.judge.xla import compile_quickly
 from parity_tests.mistakes import THEMES, TREES, Mutant, evidence, oracle_free
 
@@ -45,13 +42,8 @@ class Verdict:
 
 @cache
 def everything() -> tuple[tuple[str, Mutant], ...]:
-    """The common planted bugs with their themes, and those that the test of a variant adds as `MUTANTS`."""
-    found = [(theme, mutant) for theme, mutants in THEMES.items() for mutant in mutants]
-    for variant in contract.variants():
-        name = f"parity_tests.tests.variants.test_{variant}"
-        own = getattr(import_module(name), "MUTANTS", ()) if find_spec(name) else ()
-        found += [(variant, mutant) for mutant in own]
-    return tuple(found)
+    """The catalogue with its themes."""
+    return tuple((theme, mutant) for theme, mutants in THEMES.items() for mutant in mutants)
 
 
 def places(modes: Iterable[str], short: bool) -> list[Place]:

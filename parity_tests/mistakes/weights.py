@@ -31,6 +31,8 @@ def rounded(text: str, like: str, to: str = "bfloat16") -> str:
     return f'to_dtype(to_dtype({text}, "{to}"), dtype_name({like}))'
 
 
+SINKS = "with_sinks(scores, allowed, record(tape, sinks=sinks))"
+
 MUTANTS = (
     # The softmax
     cross("softmax over the queries", OVER_KEYS, PROBS, "probs=softmax(scores, allowed, -2))"),
@@ -241,5 +243,18 @@ MUTANTS = (
         'return output(dtype, to_dtype(y, "float16"), weights, return_weights)',
         file="mha.py",
         needs=("to_dtype",),
+    ),
+    # Sinks
+    at(SHARED, "sinks", "learned")(
+        "sink left out of the sum",
+        "add exp(sink) to the sum that the exponentials are divided by",
+        "probs=spread[..., :-1])",
+        "probs=softmax(scores, allowed))",
+    ),
+    at(SHARED, "sinks", "learned", fields=(("softcap", 1.5),))(
+        "softcap applied to the sinks",
+        "cap the scores of the keys alone; the sink's score joins them afterwards, as it is",
+        SINKS,
+        SINKS.replace("=sinks", "=sinks if softcap is None else softcap * tanh(sinks / softcap)"),
     ),
 )

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from parity_tests.bounds.error_arrays import UNDERFLOW, UNIT, ErrArray, delivered, widened
-from parity_tests.explain.causes import Judged, explain, verdicts
+from parity_tests.explain.causes import explain
 from parity_tests.explain.findings import Finding
 from parity_tests.explain.patterns import axes_of, patterns
+from parity_tests.explain.verdicts import Judged, verdicts
 from parity_tests.judge.consequences import consequences
 from parity_tests.judge.judging import Row, reference
 from parity_tests.ports.trace import Trace

@@ -14,7 +14,7 @@ import numpy as np
 
 from attn_np import contract
 from parity_tests.bounds.error_arrays import precision_of
-from parity_tests.explain.causes import Judged, verdicts
+from parity_tests.explain.verdicts import Judged, verdicts
 from parity_tests.judge.candidates import Outcome, output_shapes, pulled, run_numpy, run_torch, scoped
 from parity_tests.judge.cases import CALLS, Case, Drawn, given
 from parity_tests.judge.consequences import consequences

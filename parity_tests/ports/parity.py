@@ -10,8 +10,9 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config
 from parity_tests.bounds.error_arrays import precision_of
-from parity_tests.explain.causes import explain, verdicts
+from parity_tests.explain.causes import explain
 from parity_tests.explain.findings import Cause, Finding, told
+from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.candidates import output_shapes, pulled
 from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given
 from parity_tests.judge.judging import Row, reference

@@ -19,7 +19,7 @@ from attn_np._ops import DTYPES
 from attn_np.weights import tensors
 from attn_np.weights._safetensors import TensorFile, write_tensors
 from parity_tests.bounds.error_arrays import precision_of, widened
-from parity_tests.explain.causes import Judged
+from parity_tests.explain.verdicts import Judged
 from parity_tests.judge.candidates import (
     Candidate,
     Outcome,

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from parity_tests.explain.causes import verdicts
 from parity_tests.explain.findings import FAR, Finding
+from parity_tests.explain.verdicts import verdicts
 from parity_tests.ports.compare import Comparison
 from parity_tests.report.summary import as_dict, show_finding, versions
 

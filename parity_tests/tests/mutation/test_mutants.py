@@ -2,14 +2,11 @@
 
 import json
 from dataclasses import replace
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from attn_np import contract
 from parity_tests.commands.app import app
 from parity_tests.mistakes import MUTANTS, SHARED, TREES, Mutant, evidence, file_of, oracle_free, planted, run
 from parity_tests.mistakes.plant import edited, shared
@@ -18,20 +15,13 @@ from parity_tests.mistakes.run import MODES, Verdict, missed, places
 NOTHING = Mutant("nothing planted", "mha.py", "w_q: Float", "w_q: Float", "mha", "cross")
 
 
-def every_mutant() -> tuple[Mutant, ...]:
-    """The common planted bugs, and those that the test of a variant adds as `MUTANTS`."""
-    modules = [f"parity_tests.tests.variants.test_{variant}" for variant in contract.variants()]
-    own = [mutant for name in modules if find_spec(name) for mutant in getattr(import_module(name), "MUTANTS", ())]
-    return (*MUTANTS, *own)
-
-
 def planted_somewhere() -> list[tuple[Mutant, str]]:
     """Every mutant in NumPy, where it takes milliseconds, and in one other tree: a twelfth in JAX, which compiles.
 
     `attn-parity mutants` plants each in all of its trees.
     """
     pairs = []
-    for number, mutant in enumerate(every_mutant()):
+    for number, mutant in enumerate(MUTANTS):
         others = "attn_torch" if number % 12 else "attn_jax"
         pairs += [(mutant, tree) for tree in mutant.trees if len(mutant.trees) == 1 or tree in ("attn_np", others)]
     return pairs
@@ -46,7 +36,7 @@ def test_planted_bug_dies(mutant: Mutant, tree: str) -> None:
 
 def planted_in_all() -> list[Mutant]:
     """Every eighth of those that all trees can have; `attn-parity mutants` takes all."""
-    return [mutant for mutant in every_mutant() if mutant.trees == TREES][::8]
+    return [mutant for mutant in MUTANTS if mutant.trees == TREES][::8]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -76,12 +66,12 @@ def test_there_are_enough_of_them() -> None:
     """At least 80 in all three trees, 20 of the backward written by hand, and no cause named twice."""
     assert sum(mutant.trees == TREES for mutant in MUTANTS) >= 80
     assert sum(mutant.trees == ("attn_np",) for mutant in MUTANTS) >= 20
-    assert len({mutant.name for mutant in every_mutant()}) == len(every_mutant())
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 
 def test_every_cause_comes_with_advice() -> None:
     """One line, as a person is told it who has made the mistake."""
-    for mutant in every_mutant():
+    for mutant in MUTANTS:
         assert mutant.fix, mutant.name
         assert "\n" not in mutant.fix, mutant.name
         assert not mutant.fix.endswith("."), mutant.name
@@ -90,7 +80,7 @@ def test_every_cause_comes_with_advice() -> None:
 
 def test_every_mutant_fits_the_source() -> None:
     """A line that has changed, or that now stands twice: said here, before searches for causes trip over it."""
-    for mutant in every_mutant():
+    for mutant in MUTANTS:
         for tree in mutant.trees:
             assert edited(mutant, tree)
 
@@ -131,7 +121,7 @@ def test_planting_leaves_no_trace() -> None:
 def test_a_run_takes_every_bug_in_every_tree_that_can_have_it() -> None:
     whole, sample = (places(MODES, short) for short in (False, True))
     assert len(set(whole)) == len(whole)
-    assert len(whole) == sum(len(mutant.trees) + (mutant.trees == TREES) for mutant in every_mutant())
+    assert len(whole) == sum(len(mutant.trees) + (mutant.trees == TREES) for mutant in MUTANTS)
     assert set(sample) < set(whole)
     assert {mode for mode, _ in sample} == set(MODES)
 

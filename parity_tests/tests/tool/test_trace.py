@@ -18,10 +18,12 @@ from attn_np.weights._safetensors import TensorFile, write_tensors
 from parity_tests import Trace, compare, load, record, replay
 from parity_tests.bounds.error_arrays import EXACT, ErrArray, precision_of
 from parity_tests.commands.app import app
-from parity_tests.explain.causes import CALLS as CALL_MISTAKES
-from parity_tests.explain.causes import catalogue, explain
+from parity_tests.explain.calls import CALLS as CALL_MISTAKES
+from parity_tests.explain.catalogue import catalogue
+from parity_tests.explain.causes import Search, described, explain
 from parity_tests.explain.measure import measured, planted_cases, stages_of
 from parity_tests.explain.patterns import axes_of, patterns
+from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.cases import CALLS, Case, draw
 from parity_tests.judge.judging import Anchor, reference
 from parity_tests.mistakes import MUTANTS, outcome_of, planted
@@ -390,10 +392,9 @@ def test_the_reference_itself_passes_every_mistake_by() -> None:
     trace = made()
     run = trace.judged()
     silent = {"softmax without subtracting the maximum", "maximum added before exp"}  # they need larger scores
-    from parity_tests.explain.causes import Search, once, plain, reproduced, verdicts
-
-    search = Search("y", plain(run, False), once(verdicts(run)[1]))
-    fits = {m.name for m in catalogue("mha") if not m.backward and reproduced(run, m, False, search)}
+    rows, anchor = verdicts(run)
+    search = Search(run, run.setup, described(run, next(r for r in rows if r.name == "y"), rows, anchor), anchor)
+    fits = {m.name for m in catalogue("mha") if not m.backward and search.tried(m)}
     wider = {m.name for m in catalogue("mha") if m.name.startswith(("computed in", "matrix products in"))}
     shown = {m.name for m in MUTANTS if (m.variant, m.example, m.call) == ("mha", "cross", "full")}
     assert not (fits - silent - wider) & shown - rounding(shown), fits

@@ -8,7 +8,6 @@ import pytest
 from attn_np.contract import mha
 from attn_np.contract.alibi import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes.plant import at
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
@@ -119,49 +118,3 @@ def test_a_window_is_refused_in_words(tree: Tree) -> None:
 def test_widths_must_fit(tree: Tree) -> None:
     with pytest.raises(ValueError, match="alibi: expected d_model divisible by num_heads, got d_model=7, num_heads=2"):
         tree.package.build("alibi", d_model=7, num_heads=2)
-
-
-# Planted bugs ---------------------------------------------------------------------------------------------------------
-
-causal, both = at("alibi.py", "alibi", "causal"), at("alibi.py", "alibi", "both")
-
-MUTANTS = (
-    causal(
-        "distances added instead of taken off",
-        "lower a score by its distance: the bias of ALiBi is negative",
-        "alibi=-constants(",
-        "alibi=constants(",
-    ),
-    both(
-        "distances with a sign",
-        "without causality take the absolute distance, or later keys are raised",
-        "abs(query_at[:, :, None] - key_at[:, None, :])",
-        "query_at[:, :, None] - key_at[:, None, :]",
-    ),
-    causal(
-        "slopes of the heads in reverse",
-        "give the first head the first slope of the sequence",
-        "constants(c.slopes(), q)",
-        "constants(c.slopes()[::-1], q)",
-    ),
-    causal(
-        "slopes of a plain geometric sequence for heads that are no power of two",
-        "take the slopes of the next lower power of two, then every second one of twice that power",
-        "constants(c.slopes(), q)",
-        "constants([2.0 ** (-8 * (h + 1) / c.num_heads) for h in range(c.num_heads)], q)",
-    ),
-    causal(
-        "linear biases scaled with the scores",
-        "add the linear biases after the scores were scaled",
-        "* distance[:, None])",
-        "* distance[:, None] * (q.shape[-1] ** -0.5 if c.scale is None else c.scale))",
-    ),
-    causal(
-        "given bias lost beside the linear biases",
-        "add both biases",
-        "mask=mask, bias=alibi if bias is None else alibi + bias",
-        "mask=mask, bias=alibi",
-        example="both",
-        raises=("attn_torch",),
-    ),
-)

@@ -11,7 +11,6 @@ from attn_np.contract import Config as AnyConfig
 from attn_np.contract import gqa, rotary
 from attn_np.contract.decoder import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes.plant import at
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.variants.test_rotary import published, turned
 from parity_tests.tests.witness import (
@@ -243,51 +242,3 @@ def test_fields_that_do_not_go_together(why: str) -> None:
     with pytest.raises(ValueError) as caught:
         Config(**SMALL | fields)
     assert str(caught.value).startswith(f"decoder: expected {words}")
-
-
-sinks, gated, plain = (at("decoder.py", "decoder", example) for example in EXAMPLES)
-MUTANTS = (
-    sinks(
-        "queries normed once more after they turn",
-        "norm queries and keys once, before they turn",
-        "q_rot=rotate(q, cos, sin, c.layout), ",
-        "q_rot=normed(c, rotate(q, cos, sin, c.layout), self.w_q_norm), ",
-    ),
-    sinks(
-        "offset of the norm's weight forgotten",
-        "Gemma 3 and Qwen3-Next keep norm weights less 1: add 1 to them",
-        "c.norm_offset == 0.0 else",
-        "c.norm_offset != 0.0 else",
-    ),
-    gated(
-        "norm over all heads made over each",
-        "OLMo 2 norms all heads of a position as one vector; Qwen 3 each head by itself",
-        'c.norm_over == "all"',
-        'c.norm_over == "none"',
-        many=True,
-    ),
-    gated(
-        "mean kept in the layer norm of queries and keys",
-        "a layer norm subtracts the mean; an rms norm does not",
-        'if c.norm == "rms" else layer_norm(x, weight, None, c.norm_eps)',
-        'if c.norm != "none" else layer_norm(x, weight, None, c.norm_eps)',
-    ),
-    gated(
-        "gate without its sigmoid",
-        "the gate is a sigmoid of its projection",
-        "gate=sigmoid(linear(",
-        "gate=(linear(",
-    ),
-    sinks(
-        "learned sinks of the decoder taken as zero",
-        "hand the learned sinks on to the softmax; a sink of 0 is softmax off by one",
-        "sinks=upcast(self.sinks), keep",
-        "sinks=None if self.sinks is None else 0.0 * upcast(self.sinks), keep",
-    ),
-    sinks(
-        "window of the decoder left out",
-        "a layer with a window attends to the last positions only",
-        "causal=c.causal, window=c.window, scale",
-        "causal=c.causal, scale",
-    ),
-)

@@ -10,7 +10,6 @@ import torch
 
 from attn_np.contract.delta import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes import Mutant
 from parity_tests.tests.forms import forms_apart, padding_seen, scalar_rows, steps_apart
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import bounded, disagreement, layer_of, ratio, torch_gradients, weights_of
@@ -132,57 +131,3 @@ def test_a_value_written_again_replaces_the_old_one(tree: Tree) -> None:
     x = np.array([[[1.0, 5.0, 1.0], [1.0, 7.0, 1.0]]])
     states = tree.trace(layer, {"query": x})[1]["states"]
     assert np.all(np.abs(states.ravel() - [5.0, 7.0]) <= 32 * np.finfo(np.float64).eps * 7)
-
-
-# Planted bugs ---------------------------------------------------------------------------------------------------------
-
-
-def planted(name: str, fix: str, old: str, new: str, example: str, **own: Any) -> Mutant:
-    return Mutant(name, "delta.py", old, new, "delta", example, fix=fix, **own)
-
-
-MUTANTS = (
-    planted(
-        "old value not taken out of the state",
-        "write the difference to what the state holds for the key, not the value",
-        'corrected = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))',
-        "corrected = beta[..., None] * v",
-        "recurrent",
-    ),
-    planted(
-        "triangular system not solved",
-        "solve for the corrected values row by row: a row takes the corrected rows before it",
-        'unit[:, None] - einsum("bhs,bhsj->bhj", pair, rows)',
-        "unit[:, None] - pair",
-        "whole",
-    ),
-    planted(
-        "queries of a chunk read the given values",
-        "within a chunk too a query reads what was written: the corrected values",
-        "kept, corrected.reshape(v.shape)) + einsum",
-        "kept, v * beta) + einsum",
-        "chunked",
-    ),
-    planted(
-        "writing strength missing in what a chunk erases",
-        "scale the keys by beta on both sides of the system",
-        'einsum("bths,bshk->bthk", solved, k * beta)',
-        'einsum("bths,bshk->bthk", solved, k)',
-        "chunked",
-    ),
-    planted(
-        "norm of the keys before silu",
-        "apply silu first, then divide by the length",
-        "l2_norm(silu(k), c.eps)",
-        "silu(l2_norm(k, c.eps))",
-        "recurrent",
-    ),
-    planted(
-        "gradient of a state not taken out along the key",
-        "a state's gradient loses what its key takes out of the state",
-        'return dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dcorrected), (dcorrected, dk)',
-        "return dstate, (dcorrected, dk)",
-        "recurrent",
-        trees=("attn_np",),
-    ),
-)

@@ -9,7 +9,6 @@ from attn_np.contract import mha
 from attn_np.contract.dilated import EXAMPLES, Config
 from parity_tests.bounds.error_arrays import ErrArray
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes.plant import NUMPY, at
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
@@ -129,44 +128,3 @@ def test_fields_that_cannot_be(tree: Tree) -> None:
     for field, value in (("dilation", 0), ("steps", (1, -1))):
         with pytest.raises(ValueError, match=f"dilated: expected {field} to be "):
             tree.package.build("dilated", d_model=6, num_heads=2, **{"dilation": 2, field: value})
-
-
-# Planted bugs ---------------------------------------------------------------------------------------------------------
-
-both, causal = at("dilated.py", "dilated", "both"), at("dilated.py", "dilated", "causal")
-COUNT = "count the reach in steps of the dilation: left * dilation positions to the left"
-
-MUTANTS = (
-    causal("reach of a dilated window counted in positions", COUNT, "offset >= -left * c.dilation", "offset >= -left"),
-    both(
-        "one step more to the right than asked for",
-        "see no key beyond right * dilation positions",
-        "offset <= right * c.dilation",
-        "offset < (right + 1) * c.dilation + 1",
-    ),
-    both(
-        "dilated keys counted from the first position",
-        "take whole dilations from the query's own position: (s - t) mod dilation is 0",
-        "in_window = offset % c.dilation == 0",
-        "in_window = (key_at[:, None, :] + 0 * offset) % c.dilation == 0",
-    ),
-    both(
-        "gaps of the window forgotten",
-        "a dilated window hides the positions between its steps",
-        "in_window = offset % c.dilation == 0",
-        "in_window = offset == offset",
-    ),
-    causal(
-        "pattern of the dilation forgotten where a mask is given",
-        "apply the given mask and the pattern together",
-        "in_window[:, None] & mask",
-        "mask",
-    ),
-    both(
-        "dropped weights kept in the backward of a dilated window",
-        "drop in the backward what the forward dropped, and divide by the same share",
-        "attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)",
-        "attend_vjp(tape, dcontext, scale=c.scale)",
-        trees=NUMPY,
-    ),
-)

@@ -10,7 +10,6 @@ import torch
 from attn_np.contract import mha
 from attn_np.contract.disentangled import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes.plant import at
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
@@ -240,67 +239,3 @@ def test_buckets_that_do_not_fit_are_refused(tree: Tree, buckets: int) -> None:
         f"an even number of buckets below 2 max_distance - 2 = 14, got {buckets}; half of them hold one distance each"
     )
     assert str(caught.value) == f"disentangled: expected {words}, the others reach to max_distance"
-
-
-# Planted bugs ---------------------------------------------------------------------------------------------------------
-
-both, c2p, p2c = (at("disentangled.py", "disentangled", example) for example in ("both", "c2p", "p2c"))
-
-MUTANTS = (
-    both(
-        "position to content by the query's view of the distance",
-        "pick position to content by delta(j, i): the distance as the key sees it",
-        '-distance if c.p2c_view == "key" else distance',
-        "distance",
-    ),
-    p2c(
-        "bucket looked up by the distance itself",
-        "the buckets begin with that of -max_distance: add max_distance to a distance to find its own",
-        "clip(distance, -limit, limit) + limit]",
-        "clip(distance, -limit, limit)]",
-    ),
-    both(
-        "embeddings of distances projected without the biases of the contents",
-        "project the table as the contents are projected, biases included",
-        "(w_k, b_k) if self.w_rel_k is None",
-        "(w_k, None) if self.w_rel_k is None",
-        survives="the bias of the keys adds the same to every score of a query, which the softmax takes away",
-    ),
-    both(
-        "norm of the distances without its bias",
-        "the table's layer norm has a weight and a bias",
-        "layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps)",
-        "layer_norm(rel, self.w_rel_norm, None, c.norm_eps)",
-    ),
-    both(
-        "scale of the content term alone",
-        "divide by sqrt(3 head_dim) where three terms are added",
-        '1 / sqrt(n["k"] * len(terms)) if',
-        '1 / sqrt(n["k"]) if',
-    ),
-    both(
-        "last distance given a row that is not its own",
-        "distances of max_distance and beyond share the last row, 2 max_distance - 1",
-        "row=clip(distance + span, 0, 2 * span - 1))",
-        "row=clip(distance + span, 0, 2 * span - 2))",
-    ),
-    p2c(
-        "position to content not turned back",
-        "exchange the axes of position to content: its keys were the rows",
-        "p2c_scores=gather_last(distances, row).swapaxes(2, 3))",
-        "p2c_scores=gather_last(distances, row))",
-    ),
-    c2p(
-        "distance of the pair read as key minus query",
-        "delta(i, j) is query minus key plus max_distance",
-        "record(tape, row=clip(distance + span",
-        "record(tape, row=clip(span - distance",
-    ),
-    both(
-        "gradient of the distances from one term",
-        "both terms read the table of distances: add their gradients",
-        'w["w_rel"] = total(*dw_rel)',
-        'w["w_rel"] = dw_rel[0]',
-        trees=("attn_np",),
-    ),
-)

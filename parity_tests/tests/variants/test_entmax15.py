@@ -8,7 +8,6 @@ import pytest
 from attn_np import contract
 from attn_np.contract.entmax15 import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes.plant import at
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import bounded, disagreement, each_row, layer_of, of_heads, ratio, stacked, weights_of
 
@@ -94,50 +93,3 @@ def test_between_softmax_and_sparsemax(tree: Tree) -> None:
         found[variant] = np.mean(weights == 0)
     assert found["mha"] == 0
     assert 0 < found["entmax15"] < found["sparsemax"]
-
-
-causal, cross = (at("entmax15.py", "entmax15", example) for example in EXAMPLES)
-MUTANTS = (
-    causal(
-        "softmax in the place of 1.5-entmax",
-        "square how far half the scores lie above the threshold: weights below it are 0",
-        "weigh=entmax15",
-        "weigh=softmax",
-        needs=("softmax",),
-    ),
-    causal(
-        "sparsemax in the place of 1.5-entmax",
-        "halve the scores before the threshold and square what lies above it",
-        "weigh=entmax15",
-        "weigh=sparsemax",
-        needs=("sparsemax",),
-    ),
-    cross(
-        "scores not halved before 1.5-entmax",
-        "halve the scores before the threshold: alpha - 1 is 1/2",
-        "weigh=entmax15",
-        "weigh=lambda scores, allowed: entmax15(2.0 * scores, allowed)",
-    ),
-    cross(
-        "hidden keys take part in the 1.5-entmax",
-        "take hidden keys away before the threshold is computed, not after",
-        "weigh=entmax15",
-        "weigh=lambda scores, allowed: where(allowed, entmax15(scores), 0.0)",
-        needs=("where",),
-    ),
-    causal(
-        "gradient of 1.5-entmax weighted by the probs",
-        "weigh the gradients by the square roots of the probs, in the product and in the mean",
-        "weigh_vjp=entmax15_vjp",
-        "weigh_vjp=lambda p, dp: entmax15_vjp(p * p, dp)",
-        trees=("attn_np",),
-    ),
-    cross(
-        "gradient of sparsemax for 1.5-entmax",
-        "a weight of p passes on sqrt(p) of its gradient: only sparsemax passes it on whole",
-        "weigh_vjp=entmax15_vjp",
-        "weigh_vjp=lambda p, dp: where(p > 0, entmax15_vjp(where(p > 0, 1.0, 0.0), dp), 0.0)",
-        trees=("attn_np",),
-        needs=("where",),
-    ),
-)

@@ -12,7 +12,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from attn_np.contract import mha
 from attn_np.contract.gated import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes.plant import NUMPY, at
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.variants.test_mha import head, projected, within
 from parity_tests.tests.witness import (
@@ -172,36 +171,3 @@ def test_an_unknown_gate_is_refused() -> None:
     with pytest.raises(ValueError) as caught:
         Config(d_model=6, num_heads=2, gate="layer")
     assert str(caught.value) == "gated: expected gate to be one of element, head, got 'layer'; set gate="
-
-
-# Planted bugs ---------------------------------------------------------------------------------------------------------
-
-OPENED, GATED = "opened=sigmoid(gate)", "gated=context * opened"
-element, one = at("gated.py", "gated", "element"), at("gated.py", "gated", "head")
-
-MUTANTS = (
-    element("gate without a sigmoid", "put a sigmoid around the gate's scores", OPENED, "opened=gate"),
-    one("SiLU in place of the gate's sigmoid", "gate with the sigmoid alone", OPENED, "opened=gate * sigmoid(gate)"),
-    element(
-        "gate the wrong way round", "multiply by sigmoid, not by 1 - sigmoid", GATED, "gated=context * (1 - opened)"
-    ),
-    one(
-        "gates of the first head for all heads",
-        "give every head gates of its own",
-        GATED,
-        "gated=context * opened[:, :, :1]",
-    ),
-    element(
-        "bias of the gates dropped",
-        "add the bias of the gates before the sigmoid",
-        "query, self.w_gate, self.b_gate))\n",
-        "query, self.w_gate, None))\n",
-    ),
-    element(
-        "gate's part missing in the gradient of the query",
-        "the query reaches the output through the gate too: add both gradients",
-        "total(dquery, dgating)",
-        "dquery",
-        trees=NUMPY,
-    ),
-)

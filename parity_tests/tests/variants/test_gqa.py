@@ -11,7 +11,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from attn_np.contract import mha
 from attn_np.contract.gqa import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes.plant import NUMPY, SHARED, at
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.variants.test_mha import head, projected, within
 from parity_tests.tests.witness import (
@@ -190,53 +189,3 @@ def test_fields_that_do_not_go_together(why: str) -> None:
     with pytest.raises(ValueError) as caught:
         replace(Config(d_model=12, num_heads=1, num_kv_heads=1), **fields)
     assert str(caught.value) == f"gqa: expected {words}"
-
-
-# Planted bugs ---------------------------------------------------------------------------------------------------------
-
-CONSECUTIVE = "let consecutive query heads share a key/value head: repeat (repeat_interleave), do not tile"
-REMEMBERED = "        k, v = append(step, k=k, v=v)\n"
-MERGED = 'linear("bthv,hvd->btd", context,'
-grouped, shared = at("gqa.py", "gqa", "grouped"), at("gqa.py", "gqa", "cross")
-
-MUTANTS = (
-    grouped(
-        "keys and values of the groups tiled",
-        CONSECUTIVE,
-        REMEMBERED,
-        f"{REMEMBERED}        k, v = (concatenate([x] * (c.num_heads // c.num_kv_heads), 2) for x in (k, v))\n",
-        needs=("concatenate",),
-    ),
-    shared(
-        "values of the groups tiled, their keys not",
-        CONSECUTIVE,
-        REMEMBERED,
-        f"{REMEMBERED}        k, v = repeat_heads(k, q), concatenate([v] * (c.num_heads // c.num_kv_heads), 2)\n",
-        needs=("concatenate", "repeat_heads"),
-    ),
-    shared(
-        "one key/value head for all groups",
-        "let each group of query heads use a key/value head of its own",
-        REMEMBERED,
-        f"{REMEMBERED}        k, v = k[:, :, :1], v[:, :, :1]\n",
-    ),
-    grouped(
-        "scale from the width of a group",
-        "take the scale from the width of one query head, head_dim, not from d_model / num_kv_heads",
-        "scale=c.scale, softcap=c.softcap,\n",
-        "scale=(c.d_model / c.num_kv_heads) ** -0.5, softcap=c.softcap,\n",
-    ),
-    shared(
-        "grouped heads merged member by member",
-        "merge the heads as (groups, members, width), the order of their projections",
-        MERGED,
-        'linear("bthv,hvd->btd", context.reshape(n["b"], n["t"], n["g"], n["h"] // n["g"], n["v"])'
-        ".swapaxes(2, 3).reshape(context.shape),",
-    ),
-    at(SHARED, "gqa", "grouped", trees=NUMPY)(
-        "mean over a group in the gradient of its shared head",
-        "add the gradients of all query heads that share a key/value head",
-        "np.sum(dx.reshape(b, s, heads, h // heads, k), axis=3)",
-        "np.mean(dx.reshape(b, s, heads, h // heads, k), axis=3)",
-    ),
-)

@@ -10,7 +10,6 @@ import torch
 
 from attn_np.contract.linear import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes import Mutant
 from parity_tests.tests.forms import forms_apart, padding_seen, scalar_rows, steps_apart
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import bounded, disagreement, layer_of, ratio, torch_gradients, weights_of
@@ -150,57 +149,3 @@ def test_fields_that_do_not_go_together(tree: Tree, why: str) -> None:
     with pytest.raises(ValueError) as caught:
         tree.package.build("linear", d_model=6, num_heads=2, **fields)
     assert str(caught.value) == f"linear: expected {words}"
-
-
-# Planted bugs ---------------------------------------------------------------------------------------------------------
-
-
-def planted(name: str, fix: str, old: str, new: str, example: str, **own: Any) -> Mutant:
-    return Mutant(name, "linear.py", old, new, "linear", example, fix=fix, **own)
-
-
-MUTANTS = (
-    planted(
-        "feature map without its 1",
-        "map q and k by elu(x) + 1: features must be positive",
-        "return where(x > 0, x + 1.0, exp(where(x > 0, 0.0, x)))",
-        "return where(x > 0, x, exp(where(x > 0, 0.0, x)) - 1.0)",
-        "whole",
-    ),
-    planted(
-        "padding hidden before the feature map",
-        "hide padded keys behind the feature map: phi(0) is 1",
-        'zero_unseen("bt->bthk", real, features(k))',
-        'features(zero_unseen("bt->bthk", real, k))',
-        "whole",
-    ),
-    planted(
-        "a chunk begins with its own state",
-        "begin each chunk from the state before it",
-        "concatenate([start[:, None], states], 1)[:, :-1]",
-        "states",
-        "chunked",
-    ),
-    planted(
-        "a query reads before its own key is added",
-        "add the key of a position to the state first: a query sees itself",
-        'return einsum("bthk,bthkv->bthv", q, states), end',
-        'return einsum("bthk,bthkv->bthv", q, concatenate([start[:, None], states], 1)[:, :-1]), end',
-        "recurrent",
-    ),
-    planted(
-        "chunk not causal within itself",
-        "hide later keys of a query's own chunk too",
-        "kept=where(visible, scores, 0.0)",
-        "kept=scores",
-        "chunked",
-    ),
-    planted(
-        "gradient of the normaliser left out",
-        "the divisor depends on queries and keys too: give its gradient to both",
-        "-np.sum(dcontext * context / weight, axis=-1, keepdims=True)",
-        "0.0 * weight",
-        "whole",
-        trees=("attn_np",),
-    ),
-)

@@ -11,7 +11,6 @@ from attn_np.contract import mha
 from attn_np.contract.longformer import EXAMPLES, Config
 from parity_tests.bounds.error_arrays import ErrArray
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes.plant import NUMPY, at
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
@@ -107,43 +106,3 @@ def test_at_both_ends_it_is_multi_head_attention(tree: Tree, whole: bool) -> Non
 def test_it_does_not_decode(tree: Tree) -> None:
     with pytest.raises(ValueError, match="longformer: expected a layer that decodes, got a window to both sides"):
         tree.build(Config(d_model=6, num_heads=2, half_window=1)).init_cache(2, 5)
-
-
-# Planted bugs ---------------------------------------------------------------------------------------------------------
-
-split, wide = at("longformer.py", "longformer", "split"), at("longformer.py", "longformer", "wide")
-OWN = "ask the queries of global positions, and them alone, by the global projections of queries, keys and values"
-
-MUTANTS = (
-    split(
-        "global positions that are not seen by the others",
-        "global attention goes both ways: every position sees the global ones",
-        "local = (in_window[:, None] | is_global[:, None, None, :]) & ~from_global",
-        "local = in_window[:, None] & ~from_global",
-    ),
-    split(
-        "keys of the window for the queries of global positions",
-        OWN,
-        "q_global, k_global, v_global, mask=from_global",
-        "q_global, k, v_global, mask=from_global",
-    ),
-    split(
-        "values of the window for the queries of global positions",
-        OWN,
-        "q_global, k_global, v_global, mask=from_global",
-        "q_global, k_global, v, mask=from_global",
-    ),
-    split(
-        "window of neighbours to the left alone",
-        "without causality the window reaches as far to the right",
-        "in_window = (offset <= c.half_window)",
-        "in_window = (offset <= 0)",
-    ),
-    wide(
-        "scale left out of the backward of global queries",
-        "multiply the gradient of the scores by the scale, too",
-        'scope(tape, "global"), dcontext, scale=c.scale',
-        'scope(tape, "global"), dcontext, scale=1.0',
-        trees=NUMPY,
-    ),
-)

@@ -13,7 +13,6 @@ from attn_np.contract import Config as AnyConfig
 from attn_np.contract import additive, dot_product
 from attn_np.contract.luong import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes.plant import NUMPY, at
 from parity_tests.tests.inputs import TREES, Arrays, Tree, first_difference
 from parity_tests.tests.witness import (
     bounded,
@@ -379,54 +378,3 @@ def test_fields_that_do_not_go_together(tree: Tree, why: str) -> None:
     with pytest.raises(ValueError) as caught:
         tree.package.build("luong", query_dim=3, **fields)
     assert str(caught.value) == f"luong: expected {words}"
-
-
-# Planted bugs ---------------------------------------------------------------------------------------------------------
-
-monotone, predicted = at("luong.py", "luong", "dot"), at("luong.py", "luong", "predicted")
-
-MUTANTS = (
-    monotone(
-        "monotone window aligned at the last key",
-        "p_t = t: count queries and keys from the first, whatever their lengths",
-        'place - (arange(n["t"], query)[:, None] + 1)',
-        'place - (arange(n["t"], query)[:, None] + 1 + n["s"] - n["t"])',
-    ),
-    monotone(
-        "monotone window to the left alone",
-        "a window reaches half_window keys to both sides",
-        "mask = allowed = allowed & (ahead <= c.half_window)",
-        "mask = allowed = allowed & (ahead <= 0)",
-    ),
-    predicted(
-        "padding counted as words of the source",
-        "S is the length of the sentence: count the keys that may be seen",
-        "visible.sum(2)",
-        "visible.sum(2) * 0 + shape[2]",
-    ),
-    predicted(
-        "Gaussian with a sigma of the whole half window",
-        "sigma is half of half_window: the exponent is -2 (s - p_t)^2 / half_window^2",
-        "-2.0 / c.half_window**2",
-        "-0.5 / c.half_window**2",
-    ),
-    predicted(
-        "Gaussian inside of the softmax",
-        "multiply the weights by the Gaussian behind the softmax: they add up to less than 1",
-        "probs = record(tape, align=probs) * nearness",
-        "probs = record(tape, align=softmax(scores - 2.0 * ahead * ahead, allowed))",
-    ),
-    predicted(
-        "window of a predicted center left out",
-        "hide what stands more than half_window from the center: the Gaussian alone only makes it faint",
-        "            allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)\n            key,",
-        "            key,",
-    ),
-    predicted(
-        "no gradient of the predicted center to the query",
-        "a query is used twice, for its scores and for its center: add both gradients",
-        "total(dquery, dposition)",
-        "total(dquery, 0.0 * dposition)",
-        trees=NUMPY,
-    ),
-)

@@ -9,7 +9,6 @@ import pytest
 from attn_np.contract import mha
 from attn_np.contract.prefix import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes.plant import NUMPY, at
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
@@ -119,50 +118,3 @@ def test_a_prefix_is_one_integer_for_each_sequence(tree: Tree) -> None:
         tree(layer, {"query": x, "prefix": np.array([True, False])})
     with pytest.raises(ValueError, match=r"prefix: expected prefix of shape \(b=2,\), got \(3,\)"):
         tree(layer, {"query": x, "prefix": np.zeros(3, int)})
-
-
-# Planted bugs ---------------------------------------------------------------------------------------------------------
-
-split, wide = at("prefix.py", "prefix", "split"), at("prefix.py", "prefix", "wide")
-NEAR = "visible = in_prefix[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])"
-BORDER = "the prefix has as many positions as its number says: those below it, counted from 0"
-
-MUTANTS = (
-    split(
-        "prefix one position too long",
-        BORDER,
-        "in_prefix = key_at < prefix[:, None]",
-        "in_prefix = key_at <= prefix[:, None]",
-    ),
-    split(
-        "prefix seen by what follows it alone",
-        "let the prefix see itself in both directions, or it stays causal",
-        NEAR,
-        "visible = key_at[:, None, :] <= query_at[:, :, None] + 0 * prefix[:, None, None]",
-    ),
-    wide(
-        "prefix that sees everything",
-        "hide what follows the prefix from it: only keys are in the prefix or not",
-        NEAR,
-        "visible = in_prefix[:, :, None] | in_prefix[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])",
-    ),
-    split(
-        "prefix of the first sequence used for all",
-        "give each sequence of a batch the length of its own prefix",
-        "in_prefix = key_at < prefix[:, None]",
-        "in_prefix = key_at < prefix[:1, None]",
-    ),
-    split(
-        "prefix forgotten where a mask is given",
-        "apply the given mask and the prefix together",
-        "visible[:, None] & mask",
-        "mask",
-    ),
-    wide(
-        "scale of a prefix's scores left out of the backward",
-        "multiply the gradient of the scores by the scale, too",
-        "attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)",
-        "attend_vjp(tape, dcontext, scale=1.0, rate=c.dropout)",
-        trees=NUMPY,
-    ),
-)

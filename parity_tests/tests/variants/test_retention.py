@@ -10,7 +10,6 @@ import torch
 
 from attn_np.contract.retention import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes import Mutant
 from parity_tests.tests.forms import forms_apart, padding_seen, scalar_rows, steps_apart
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import bounded, disagreement, layer_of, ratio, torch_gradients, weights_of
@@ -190,79 +189,3 @@ def test_angles_per_position() -> None:
 def test_only_pairs_turn(tree: Tree) -> None:
     with pytest.raises(ValueError, match="retention: expected an even head width with rope_base, got 3; set head_dim="):
         tree.package.build("retention", d_model=6, num_heads=2, rope_base=50.0)
-
-
-# Planted bugs ---------------------------------------------------------------------------------------------------------
-
-
-def planted(name: str, fix: str, old: str, new: str, example: str, **own: Any) -> Mutant:
-    return Mutant(name, "retention.py", old, new, "retention", example, fix=fix, **own)
-
-
-MUTANTS = (
-    planted(
-        "padding lets the state fade",
-        "count distances in real positions",
-        "one = where(real, 1.0 + zeros((b, t), logs), 0.0)",
-        "one = 1.0 + zeros((b, t), logs)",
-        "chunked",
-    ),
-    planted(
-        "state read at the start of a chunk without fading",
-        "let the state before a chunk fade by the place in the chunk",
-        'from_state = einsum("bthk,bhkv->bthv", q, start) * decay.from_start[..., None]',
-        'from_state = einsum("bthk,bhkv->bthv", q, start)',
-        "chunked",
-    ),
-    planted(
-        "keys of a chunk added without fading",
-        "let a key fade up to the end of its chunk before it joins the state",
-        'added = einsum("bshk,bshv->bhkv", k * decay.to_end[..., None], v)',
-        'added = einsum("bshk,bshv->bhkv", k, v)',
-        "chunked",
-    ),
-    planted(
-        "a key fades at its own position",
-        "a key's weight at its own position is 1: add it after the state faded",
-        "state = factors[:, :, None, None] * state + added\n",
-        "state = factors[:, :, None, None] * (state + added)\n",
-        "recurrent",
-    ),
-    planted(
-        "gate before the norm",
-        "norm the heads first, gate then",
-        "gated=silu(g) * normed",
-        "gated=silu(g) * context",
-        "pairs",
-    ),
-    planted(
-        "keys that do not turn",
-        "turn queries and keys, each by its own position: the score then knows the distance",
-        "k_rot=rotate(k, cos, sin, c.layout)",
-        "k_rot=k",
-        "recurrent",
-    ),
-    planted(
-        "padding takes a place where positions turn",
-        "count positions over the real ones, as the decay does",
-        "real=is_real if step is None else None",
-        "real=is_real | ~is_real if step is None else None",
-        "chunked",
-    ),
-    planted(
-        "gradient turned further in place of back",
-        "turn gradients back, by the negative angles",
-        "rotate(dk, cos, sin, c.layout, back=True)",
-        "rotate(dk, cos, sin, c.layout)",
-        "recurrent",
-        trees=("attn_np",),
-    ),
-    planted(
-        "gradient of the states does not fade",
-        "a state's gradient fades on its way to the state before it",
-        "dstate = dstate + later[:, :, None, None] * dlater",
-        "dstate = dstate + dlater",
-        "recurrent",
-        trees=("attn_np",),
-    ),
-)

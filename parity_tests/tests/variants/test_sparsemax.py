@@ -7,7 +7,6 @@ import pytest
 
 from attn_np.contract.sparsemax import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes.plant import at
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
@@ -91,42 +90,3 @@ def test_most_weights_are_zero(tree: Tree) -> None:
     _, weights = tree(layer, {"query": normal(2, 31, 7)}, return_weights=True)
     assert (weights == 0).mean() > 1 / 2
     assert (weights.max(-1) > 0).all()
-
-
-causal, cross = (at("sparsemax.py", "sparsemax", example) for example in EXAMPLES)
-MUTANTS = (
-    causal(
-        "softmax in the place of sparsemax",
-        "project the scores onto the simplex: weights below the threshold are 0",
-        "weigh=sparsemax",
-        "weigh=softmax",
-        needs=("softmax",),
-    ),
-    cross(
-        "hidden keys take part in the sparsemax",
-        "take hidden keys away before the threshold is computed, not after",
-        "weigh=sparsemax",
-        "weigh=lambda scores, allowed: where(allowed, sparsemax(scores), 0.0)",
-        needs=("where",),
-    ),
-    cross(
-        "sparsemax over the queries",
-        "project each query's scores over the keys, the last axis",
-        "weigh=sparsemax",
-        "weigh=lambda scores, allowed: sparsemax(scores, allowed, -2)",
-    ),
-    cross(
-        "sparsemax of twice the scores",
-        "scale the scores once: sparsemax depends on their size more than softmax does",
-        "weigh=sparsemax",
-        "weigh=lambda scores, allowed: sparsemax(2.0 * scores, allowed)",
-    ),
-    causal(
-        "gradient of the softmax for sparsemax",
-        "the gradient is dp minus its mean over the support, and 0 beside it",
-        "weigh_vjp=sparsemax_vjp",
-        "weigh_vjp=lambda p, dp: p * (dp - einsum('bhts,bhts->bht', p, dp)[..., None])",
-        trees=("attn_np",),
-        needs=("einsum",),
-    ),
-)

@@ -9,7 +9,6 @@ import pytest
 from attn_np.contract import mha
 from attn_np.contract.t5_bias import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes.plant import at
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
@@ -173,48 +172,3 @@ def test_fields_that_do_not_go_together(tree: Tree, why: str) -> None:
     with pytest.raises(ValueError) as caught:
         tree.package.build("t5_bias", d_model=6, num_heads=2, **fields)
     assert str(caught.value).startswith(f"t5_bias: expected {words}")
-
-
-# Planted bugs ---------------------------------------------------------------------------------------------------------
-
-encoder, decoder = at("t5_bias.py", "t5_bias", "encoder"), at("t5_bias.py", "t5_bias", "decoder")
-
-MUTANTS = (
-    encoder(
-        "offset of the bucket is query minus key",
-        "look up the bucket of the key's position minus the query's",
-        "key_at[:, :, None] - query_at[:, None, :]",
-        "query_at[:, None, :] - key_at[:, :, None]",
-    ),
-    decoder(
-        "T5's scores divided by the root of the width",
-        "leave the scores of T5 unscaled, or scale them by what the config says",
-        "scale=c.scale, keep",
-        "scale=None, keep",
-    ),
-    encoder(
-        "table of biases read one bucket late",
-        "the first row of the table is that of the position itself",
-        "[offset + c.max_distance]",
-        "[clip(offset + c.max_distance + 1, 0, 2 * c.max_distance)]",
-    ),
-    encoder(
-        "buckets of both sides alike",
-        "add half of the buckets where the key stands behind the query",
-        "[offset + c.max_distance]",
-        "[c.max_distance - abs(offset)]",
-    ),
-    encoder(
-        "table of biases scaled with the scores",
-        "add the table's numbers after the scores were scaled",
-        "take(self.w_bias, bucket).swapaxes(1, 3))",
-        "take(self.w_bias, bucket).swapaxes(1, 3) * q.shape[-1] ** -0.5)",
-    ),
-    encoder(
-        "gradient of the table from one sequence",
-        "every sequence of the batch reads the table: add up all their gradients",
-        'sum_to(tape["dbiased"], tape["position_bias"].shape)',
-        'tape["dbiased"][:1]',
-        trees=("attn_np",),
-    ),
-)

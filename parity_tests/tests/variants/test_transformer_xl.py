@@ -9,7 +9,6 @@ import torch
 from attn_np.contract import mha
 from attn_np.contract.transformer_xl import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
-from parity_tests.mistakes.plant import at
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.witness import (
     bounded,
@@ -146,48 +145,3 @@ def test_fields_that_cannot_be(tree: Tree, why: str) -> None:
     with pytest.raises(ValueError) as caught:
         tree.package.build("transformer_xl", num_heads=2, head_dim=3, **fields)
     assert str(caught.value) == f"transformer_xl: expected {words}"
-
-
-# Planted bugs ---------------------------------------------------------------------------------------------------------
-
-both, causal = (at("transformer_xl.py", "transformer_xl", example) for example in ("both", "causal"))
-
-MUTANTS = (
-    both(
-        "encoding of the distance key minus query",
-        "encode the distance query minus key: it is 0 or more for what came before",
-        "clip(query_at[:, :, None] - key_at[:, None, :], low, high - 1)",
-        "clip(key_at[:, None, :] - query_at[:, :, None], low, high - 1)",
-    ),
-    causal(
-        "biases of contents and of distances exchanged",
-        "add u where contents are compared and v where distances are",
-        "q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)",
-        "q_content, q_position = q + upcast(self.b_position), q + upcast(self.b_content)",
-    ),
-    causal(
-        "part of the distances not scaled",
-        "divide both parts of the scores by sqrt(head_dim)",
-        'scores=(content + position) * (1 / sqrt(n["k"]) if c.scale is None else c.scale))',
-        'scores=content * (1 / sqrt(n["k"]) if c.scale is None else c.scale) + position)',
-    ),
-    causal(
-        "every query reads the distances of the last",
-        "shift the row of distances by one more for each query",
-        "position = gather_last(distances, row)",
-        "position = gather_last(distances, row[:, -1:] + 0 * row)",
-    ),
-    causal(
-        "bias of the contents left out",
-        "add the learned vectors to the queries, one for contents and one for distances",
-        "= q + upcast(self.b_content), ",
-        "= q + 0 * upcast(self.b_content), ",
-    ),
-    both(
-        "gradient of the queries from the contents alone, in Transformer-XL",
-        "the queries meet contents and distances: add both gradients",
-        "dq=total(dq_content, dq_position)",
-        "dq=dq_content",
-        trees=("attn_np",),
-    ),
-)

@@ -1,0 +1,270 @@
+"""Mistakes in how a layer is called, configured and filled: made in the arguments, the fields and the weights."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from parity_tests.judge.cases import Case, Drawn
+
+Change = Callable[[Case, Drawn], tuple[Case, Drawn] | None]
+
+
+def inputs(**changes: Callable[[Any], Any]) -> Change:
+    """Other arguments; nothing where one of them was not given."""
+
+    def change(case: Case, drawn: Drawn) -> tuple[Case, Drawn] | None:
+        if not set(changes) <= set(drawn.inputs):
+            return None
+        held = dict(drawn.inputs)
+        for name, how in changes.items():
+            x = how(held.pop(name))
+            if x is not None:
+                held[name] = x
+        return case, replace(drawn, inputs=held)
+
+    return change
+
+
+def fields(**changes: Any) -> Change:
+    """Another config with parameters of the same shapes; nothing where it has no such field or the value already."""
+
+    def change(case: Case, drawn: Drawn) -> tuple[Case, Drawn] | None:
+        config, values = case.config, {}
+        for name, value in changes.items():
+            if name not in config.fields():
+                return None
+            values[name] = value(config) if callable(value) else value
+            if values[name] == getattr(config, name) or values[name] is NotImplemented:
+                return None
+        other = replace(config, **values)
+        return (replace(case, given=other), drawn) if other.shapes() == config.shapes() else None
+
+    return change
+
+
+def params(how: Callable[[str, np.ndarray, dict[str, int]], np.ndarray | None]) -> Change:
+    """Other weights of the same shapes; nothing where none changes."""
+
+    def change(case: Case, drawn: Drawn) -> tuple[Case, Drawn] | None:
+        sizes, held = case.config.sizes(), dict(drawn.params)
+        for name, x in drawn.params.items():
+            new = how(name, x, sizes)
+            if new is not None and new.shape == x.shape:
+                held[name] = np.ascontiguousarray(new)
+        same = all(np.array_equal(held[name], x) for name, x in drawn.params.items())
+        return None if same else (case, replace(drawn, params=held))
+
+    return change
+
+
+def swapped(one: str, other: str) -> Change:
+    """Two weights in each other's place."""
+
+    def change(case: Case, drawn: Drawn) -> tuple[Case, Drawn] | None:
+        held = dict(drawn.params)
+        pairs = [(f"{kind}_{one}", f"{kind}_{other}") for kind in ("w", "b")]
+        pairs = [(a, b) for a, b in pairs if a in held and b in held]
+        if not pairs or any(held[a].shape != held[b].shape for a, b in pairs):
+            return None
+        for a, b in pairs:
+            held[a], held[b] = held[b], held[a]
+        return case, replace(drawn, params=held)
+
+    return change
+
+
+def split_the_other_way(name: str, x: np.ndarray, sizes: dict[str, int]) -> np.ndarray | None:
+    """A projection whose width was split as (k h): the head runs fastest."""
+    if name not in ("w_q", "w_k", "w_v", "b_q", "b_k", "b_v") or "h" not in sizes:
+        return None
+    *lead, h, k = x.shape
+    return np.swapaxes(x.reshape(*lead, k, h), -1, -2)
+
+
+def merged_the_other_way(name: str, x: np.ndarray, sizes: dict[str, int]) -> np.ndarray | None:
+    """An output projection that reads its input as (v h)."""
+    if name != "w_o" or x.ndim != 3:
+        return None
+    h, v, d = x.shape
+    return x.reshape(v, h, d).transpose(1, 0, 2)
+
+
+def transposed(*names: str) -> Callable[[str, np.ndarray, dict[str, int]], np.ndarray | None]:
+    def how(name: str, x: np.ndarray, sizes: dict[str, int]) -> np.ndarray | None:
+        if name.rpartition(".")[2] not in names:
+            return None
+        flat = x.reshape(x.shape[0], -1) if name.endswith(("w_q", "w_k", "w_v", "w_x")) else x.reshape(-1, x.shape[-1])
+        return flat.T.reshape(x.shape) if flat.shape[0] == flat.shape[1] else None
+
+    return how
+
+
+def gates(order: tuple[int, int, int]) -> Callable[[str, np.ndarray, dict[str, int]], np.ndarray | None]:
+    def how(name: str, x: np.ndarray, sizes: dict[str, int]) -> np.ndarray | None:
+        return x[list(order)] if name.rpartition(".")[2] in ("w_x", "w_h", "b_x", "b_h") and len(x) == 3 else None
+
+    return how
+
+
+def interleaved(name: str, x: np.ndarray, sizes: dict[str, int]) -> np.ndarray | None:
+    """A joint projection read as (h p k), q k v of one head next to each other, where it is (p h k)."""
+    if name not in ("w_qkv", "b_qkv") or x.ndim < 3:
+        return None
+    *lead, p, h, k = x.shape
+    return np.moveaxis(x.reshape(*lead, h, p, k), -2, -3)
+
+
+def without(*names: str) -> Callable[[str, np.ndarray, dict[str, int]], np.ndarray | None]:
+    return lambda name, x, sizes: np.zeros_like(x) if name.rpartition(".")[2] in names else None
+
+
+def moved_window(left: int, right: int) -> Callable[[Any], Any]:
+    """The window some keys wider on each side."""
+
+    def how(config: Any) -> Any:
+        if config.window is None:
+            return NotImplemented
+        sides = zip(config.window, (left, right), strict=True)
+        new = tuple(None if side is None else side + by for side, by in sides)
+        return NotImplemented if any(side is not None and side < 0 for side in new) else new
+
+    return how
+
+
+def over_queries(x: np.ndarray) -> np.ndarray | None:
+    """A padding mask of the keys spread over the queries."""
+    t, s = x.shape[-2:]
+    if t == s:
+        return np.swapaxes(x, -1, -2)
+    return None
+
+
+CALLS: tuple[tuple[str, str, Change], ...] = (
+    (
+        "mask with the opposite meaning",
+        "True means may attend here: pass ~mask, as torch.nn.MultiheadAttention's masks mean the opposite",
+        inputs(mask=lambda x: ~x),
+    ),
+    ("mask not passed on", "hand the mask to the attention: keys that it hides are seen", inputs(mask=lambda x: None)),
+    (
+        "mask with queries and keys exchanged",
+        "let the mask's last axis be the keys: transpose its last two axes",
+        inputs(mask=over_queries),
+    ),
+    (
+        "bias not passed on",
+        "add the bias to the scores, after the scale and before the mask",
+        inputs(bias=lambda x: None),
+    ),
+    ("bias with the opposite sign", "add the bias to the scores; it is subtracted", inputs(bias=lambda x: -x)),
+    (
+        "bias with queries and keys exchanged",
+        "let the bias' last axis be the keys: transpose its last two axes",
+        inputs(bias=over_queries),
+    ),
+    ("dropout mask not used", "drop the weights that keep marks False", inputs(keep=lambda x: None)),
+    (
+        "dropout mask with the opposite meaning",
+        "True means kept here: pass ~keep",
+        inputs(keep=lambda x: ~x),
+    ),
+    (
+        "keys taken from the queries' input",
+        "project the keys from key, not from query",
+        inputs(key=lambda x: None),
+    ),
+    ("causal, where it should not be", "build it with causal=False", fields(causal=True)),
+    ("not causal, where it should be", "hide the keys after a query's own position", fields(causal=False)),
+    ("window ignored", "hide the keys outside of the window", fields(window=None)),
+    (
+        "window one key too wide on the left",
+        "count the query's own key once: left=2 sees two keys before it and itself",
+        fields(window=moved_window(1, 0)),
+    ),
+    (
+        "window one key too narrow on the left",
+        "count the query's own key extra: left=2 sees two keys before it and itself",
+        fields(window=moved_window(-1, 0)),
+    ),
+    (
+        "window one key too wide on the right",
+        "right=1 sees one key after the query's own",
+        fields(window=moved_window(0, 1)),
+    ),
+    (
+        "window one key too narrow on the right",
+        "right=1 sees one key after the query's own",
+        fields(window=moved_window(0, -1)),
+    ),
+    ("scores not scaled", "divide the scores by sqrt(head_dim), or pass scale=1.0 to ours", fields(scale=1.0)),
+    (
+        "scores scaled, where they should not be",
+        "leave the scale out, or pass scale=None to ours",
+        fields(scale=lambda c: None),
+    ),
+    (
+        "scaled by the model's width",
+        "divide by sqrt(head_dim), the width of one head, not of the model",
+        fields(scale=lambda c: c.sizes()["d"] ** -0.5 if "d" in c.sizes() else NotImplemented),
+    ),
+    ("softcap ignored", "pass the scores through softcap * tanh(scores / softcap)", fields(softcap=None)),
+    (
+        "softmax over the queries",
+        "normalise over the keys: softmax over the last axis of the scores (dim=-1)",
+        fields(normalize_over="queries"),
+    ),
+    (
+        "softmax over the keys, where it should be over the queries",
+        "normalise over the queries: softmax over the last axis but one (dim=-2)",
+        fields(normalize_over="keys"),
+    ),
+    ("weights of queries and keys exchanged", "put w_q in the place of w_k and the other way round", swapped("q", "k")),
+    (
+        "weights of queries and values exchanged",
+        "put w_q in the place of w_v and the other way round",
+        swapped("q", "v"),
+    ),
+    ("weights of keys and values exchanged", "put w_k in the place of w_v and the other way round", swapped("k", "v")),
+    (
+        "heads split the other way",
+        "split the projected width as (heads, head_dim): reshape(b, t, heads, head_dim), the head's width fastest",
+        params(split_the_other_way),
+    ),
+    (
+        "heads merged the other way",
+        "move the head axis back before merging: transpose to b t h v, then reshape(b, t, h * v)",
+        params(merged_the_other_way),
+    ),
+    *(
+        (
+            f"weight {name} transposed",
+            "transpose the square weight: torch.nn.Linear keeps [out, in], Flax and Keras [in, out]",
+            params(transposed(name)),
+        )
+        for name in ("w_q", "w_k", "w_v", "w_o")
+    ),
+    (
+        "all weights transposed",
+        "transpose the square weights: torch.nn.Linear keeps [out, in], Flax and Keras [in, out]",
+        params(transposed("w_q", "w_k", "w_v", "w_o")),
+    ),
+    (
+        "joint projection read head by head",
+        "split the joint projection as (q k v, head, width); some models keep q, k and v of one head together",
+        params(interleaved),
+    ),
+    *(
+        (f"bias {name} left out", f"add the bias {name} after its product", params(without(name)))
+        for name in ("b_q", "b_k", "b_v", "b_o", "b_x", "b_h", "b_qkv")
+    ),
+    (
+        "all biases left out",
+        "add the biases of the projections",
+        params(without("b_q", "b_k", "b_v", "b_o", "b_qkv", "b_x", "b_h")),
+    ),
+    ("gates in the order z r n", "reorder the gates: torch keeps r z n, Keras z r h", params(gates((1, 0, 2)))),
+    ("gates in the order r n z", "reorder the gates to r z n", params(gates((0, 2, 1)))),
+    ("gates in the order n z r", "reorder the gates to r z n", params(gates((2, 1, 0)))),
+)

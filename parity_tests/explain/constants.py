@@ -1,0 +1,182 @@
+"""Constants as parameters: the value of a field, or of a factor, with which the reference gives a candidate's numbers.
+
+Each is searched by itself: the decade that comes nearest, then Gauss-Newton steps. Where the mistake is this constant,
+the difference vanishes at its value, and the steps end there.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from math import exp, log, log10, sqrt
+from typing import Any
+
+import numpy as np
+
+from parity_tests.explain.catalogue import Mistake, in_variant
+from parity_tests.explain.verdicts import Setup
+from parity_tests.mistakes.constants import FACTORS
+
+# What a field is called in a message.
+WORDS = {
+    "rope_base": "rotary base",
+    "norm_eps": "eps of the norm",
+    "eps": "eps",
+    "scale": "scale of the scores",
+    "softcap": "softcap",
+    "norm_offset": "offset of the norm's weight",
+    "attention_factor": "attention factor",
+    "max_distance": "largest distance",
+}
+STEPS = 12  # Gauss-Newton converges in five or six, or not at all
+STEP = 1e-6  # relative, for derivatives in float64
+DECADES = 8  # how far a constant may be off
+WHOLE = 64  # whole numbers that are tried
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One number that the reference computes with.
+
+    Attributes:
+        name, fix: what it is called, and what to do where a candidate has another.
+        value: the reference's; None where it has none.
+        made: the setup with another value; None where that is refused.
+        whole: it is a whole number.
+        own: it stands in the variant's own file.
+    """
+
+    name: str
+    fix: str
+    value: float | None
+    made: Callable[[Setup, float], Setup | None]
+    whole: bool = False
+    own: bool = False
+
+    def mistake(self, value: float) -> Mistake:
+        """The mistake of having this value instead."""
+        mine = "none" if self.value is None else f"{self.value:.6g}"
+        name = f"{self.name} {value:.6g} in place of {mine}"
+        return Mistake(name, self.fix, lambda setup: self.made(setup, value), rank=0 if self.own else 4)
+
+
+def constants_of(setup: Setup) -> Iterator[Constant]:
+    """The numbers of the config, and the factors of the code."""
+    config = setup.case.config
+    for name, kind in ((f.name, str(f.type)) for f in fields(config)):
+        value = getattr(config, name)
+        if not isinstance(value, int | float | None) or isinstance(value, bool) or name == "dropout":
+            continue
+        if value is None and kind.replace("None", "").strip(" |") != "float":
+            continue
+        start = 1 / sqrt(config.sizes()["k"]) if name == "scale" and value is None and "k" in config.sizes() else value
+        words = WORDS.get(name, name)
+        fix = f"set it to {start:.6g}; if yours is meant, build ours with {name}=" if start is not None else (
+            f"leave it out; if it is meant, build ours with {name}="
+        )  # fmt: skip
+        yield Constant(words, fix, start, field(name), isinstance(value, int))
+    for factor in FACTORS:
+        own = in_variant(factor, config.variant)
+        if own is not None:
+            yield Constant(own.name, own.fix, 1.0, factor_made(own), own=factor.file == f"{config.variant}.py")
+
+
+def field(name: str) -> Callable[[Setup, float], Setup | None]:
+    """Another value of a field, with parameters of the same shapes; None where the config refuses it."""
+
+    def made(setup: Setup, value: float) -> Setup | None:
+        config = setup.case.config
+        try:
+            other = replace(config, **{name: value})
+        except (ValueError, OverflowError):
+            return None
+        same = other.shapes() == config.shapes() and other.arguments().keys() == config.arguments().keys()
+        return replace(setup, case=replace(setup.case, given=other)) if same else None
+
+    return made
+
+
+def factor_made(mutant: Any) -> Callable[[Setup, float], Setup]:
+    def made(setup: Setup, value: float) -> Setup:
+        edit = replace(mutant, new=mutant.new.replace("{value}", f"({value!r})"))
+        return replace(setup, edits=(*setup.edits, edit))
+
+    return made
+
+
+Residual = Callable[[float], np.ndarray | None]
+
+
+def fitted(constant: Constant, residual: Residual) -> float | None:
+    """The value at which the residual nearly vanishes; None where there is none.
+
+    Args:
+        constant: which number.
+        residual: value -> candidate less reference, at the first array that differs; None where it cannot be computed.
+    """
+    own = constant.value
+    start = residual(own) if own is not None else None
+    values = list(whole_numbers(constant) if constant.whole else decades(constant))
+    sizes = {value: size for value in values if (size := norm(residual(value))) is not None}
+    if not sizes or (start is not None and all(size == norm(start) for size in sizes.values())):
+        return None
+    best = min(sizes, key=lambda value: sizes[value])
+    if constant.whole:  # of several that fit the roundest: a power of two before others
+        return min((value for value in sizes if sizes[value] <= 2 * sizes[best]), key=lambda n: (n & (n - 1) != 0, n))
+    if best != 0:
+        best = newton(best, residual)
+    return shortest(best, residual)
+
+
+def decades(constant: Constant) -> Iterator[float]:
+    """Values around the reference's own, ten times apart, of both signs; nothing at all too."""
+    middle = abs(constant.value) if constant.value else 1.0
+    for power in range(-DECADES, DECADES + 1):
+        yield from (middle * 10.0**power, -middle * 10.0**power)
+    yield from (middle * 2.0, middle / 2.0, 0.0)
+
+
+def whole_numbers(constant: Constant) -> Iterator[int]:
+    value = int(constant.value or 1)
+    yield from (n for n in range(1, WHOLE) if n != value)
+    yield from (n for n in (2 * value, 4 * value, value // 2) if n >= WHOLE)
+
+
+def norm(error: np.ndarray | None) -> float | None:
+    return None if error is None or not np.isfinite(error).all() else float(np.sqrt(np.sum(error**2)))
+
+
+def newton(start: float, residual: Residual) -> float:
+    """Gauss-Newton on the logarithm of a value; the best value on the way."""
+    sign, at = (1.0 if start > 0 else -1.0), log(abs(start))
+    best, least = start, np.inf
+    for _ in range(STEPS):
+        error, beside = residual(sign * exp(at)), residual(sign * exp(at + STEP))
+        size = norm(error)
+        if size is None or beside is None or not np.isfinite(beside).all():
+            break
+        if size < least:
+            best, least = sign * exp(at), size
+        slope = (beside - error) / STEP
+        square = float(np.sum(slope * slope))
+        if not square or size == 0:
+            break
+        step = -float(np.sum(slope * error)) / square
+        at += min(max(step, -3.0), 3.0)
+        if abs(step) < 1e-14 or not -600 < at < 600:
+            break
+    return best
+
+
+def shortest(value: float, residual: Residual) -> float:
+    """The number with the fewest digits that fits as well."""
+    least = norm(residual(value))
+    if value == 0 or least is None:
+        return value
+    for digits in range(1, 17):
+        short = float(f"{value:.{digits}g}")
+        size = norm(residual(short))
+        # The best value also fits some of the roundings: one that is right may be a little further away.
+        if size is not None and size <= 2 * least:
+            return short
+        if abs(log10(abs(short / value))) < 1e-15:
+            break
+    return value

@@ -1,0 +1,124 @@
+"""One candidate's run, and the verdict on every array of it, against the reference as it is or with mistakes made."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from parity_tests.bounds.error_arrays import Precision, adopt, disown, widened
+from parity_tests.judge.candidates import Outcome, extras, leaves, numpy_layer, pulled
+from parity_tests.judge.cases import Case, Drawn
+from parity_tests.judge.consequences import consequences
+from parity_tests.judge.judging import Anchor, Row, judge_ends, reference, tape_rows
+from parity_tests.mistakes.plant import Mutant, planted
+
+FORWARD = ("tape", "output")
+STAGES = ("tape", "output", "cotangent", "stage gradient", "gradient")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the reference computes: the call, the edits of its source, and the precision of its bounds."""
+
+    case: Case
+    drawn: Drawn
+    precision: Precision
+    edits: tuple[Mutant, ...] = ()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One candidate's run with everything that is needed to judge it again.
+
+    Attributes:
+        who: name of the candidate.
+        case, drawn: the call.
+        outcome: what it computed.
+        precision: what it promises.
+        fused: a compiler may hand values on before their last rounding.
+        partial: the candidate records what it likes and returns the gradients it has.
+    """
+
+    who: str
+    case: Case
+    drawn: Drawn
+    outcome: Outcome
+    precision: Precision
+    fused: bool = False
+    partial: bool = False
+
+    @property
+    def setup(self) -> Setup:
+        """The reference without a mistake."""
+        return Setup(self.case, self.drawn, self.precision)
+
+    def against(self, setup: Setup) -> "Judged":
+        """The same run, to be judged against the reference of another setup."""
+        return replace(self, case=setup.case, drawn=setup.drawn, precision=setup.precision)
+
+    def results(self) -> dict[str, np.ndarray]:
+        """Every array of the run by name."""
+        return self.outcome.tape | self.outcome.cotangents | self.outcome.outputs | self.outcome.grads
+
+
+def verdicts(
+    run: Judged, tree: str = "attn_np", backward: bool = True, strict: bool = False
+) -> tuple[list[Row], Anchor]:
+    """Every verdict on a run, in dataflow order, each stage on the run's own numbers.
+
+    Raises:
+        Departure: something is beyond its bound, where that is asked for by `strict`.
+    """
+    taps = run.outcome.tape | run.outcome.cotangents
+    matter = consequences(run.case, run.drawn) if run.partial else None
+    anchor = Anchor(taps, run.precision, run.fused, strict, matter)
+    found, grads = reference(run.case, run.drawn, anchor, run.precision, tree, backward)
+    rows = list(tape_rows(run.case, run.who, run.outcome, anchor, {}, run.partial))
+    ends, stages = (found, grads) if backward else (found, {})
+    if run.partial:
+        ends = {name: want for name, want in ends.items() if name in run.outcome.outputs}
+        stages = {name: want for name, want in stages.items() if name in run.outcome.grads}
+    outcome = run.outcome if backward else replace(run.outcome, grads={})
+    rows += judge_ends(run.case, run.who, outcome, ends, stages)
+    # An output that the candidate taped is judged as a stage first.
+    anchor.wanted |= {name: want for name, want in (ends | stages).items() if name not in run.outcome.tape}
+    rows = rows if backward else [row for row in rows if row.stage in FORWARD]
+    inputs = {f"d{name}" for name in run.case.config.arguments()}
+
+    def place(row: Row) -> tuple[int, bool]:
+        """In the order of the computation: the gradients of the inputs come last, after those of the weights."""
+        return STAGES.index(row.stage), row.stage.endswith("gradient") and row.name in inputs
+
+    return sorted(rows, key=place), anchor
+
+
+@contextmanager
+def tree_of(setup: Setup) -> Iterator[str]:
+    """The name of attn_np, or of a copy of it with the setup's edits that can derive bounds."""
+    if not setup.edits:
+        yield "attn_np"
+        return
+    with planted(setup.edits[0], "attn_np", *setup.edits[1:]) as alias:
+        import_module(f"{alias}.{setup.case.config.variant}")
+        adopt(alias)
+        try:
+            yield alias
+        finally:
+            disown(alias)
+
+
+def exact(setup: Setup, backward: bool, tree: str = "attn_np") -> dict[str, Any]:
+    """Every array of the reference by name, in float64 without bounds: twenty times faster than with them."""
+    case, drawn, tape = setup.case, setup.drawn, {}
+    layer = numpy_layer(case.at("float64"), {name: widened(x) for name, x in drawn.params.items()}, tree)
+    given = {name: widened(x) for name, x in drawn.inputs.items()}
+    with np.errstate(all="ignore"):
+        found = leaves(layer(**given, **extras(case.config.variant, case.config.layer), tape=tape))
+        if not backward:
+            return tape | found
+        dys = pulled(case, drawn, {name: x.shape for name, x in found.items()})
+        grads = layer.vjp(tape, *(widened(dy) for dy in dys.values()))
+    return tape | found | {f"d{name}": x for name, x in (grads.inputs | grads.params).items()}

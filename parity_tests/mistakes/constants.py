@@ -1,0 +1,30 @@
+"""Constants of the code that no field holds, as factors: `{value}` stands where the reference has 1."""
+
+from parity_tests.mistakes.plant import SHARED, at
+
+FACTORS = (
+    at("alibi.py", "alibi", "causal")(
+        "factor on the slopes",
+        "take the slopes of ALiBi as they are: 2^(-8 (h + 1) / H) for a number of heads that is a power of two",
+        "-constants(c.slopes(), q)",
+        "-{value} * constants(c.slopes(), q)",
+    ),
+    at(SHARED, "mha", "cross")(
+        "factor on the bias",
+        "add the bias to the scaled scores as it is",
+        "biased=scores + bias)",
+        "biased=scores + {value} * bias)",
+    ),
+    at(SHARED, "rotary", "interleaved")(
+        "factor on the rotary positions",
+        "count positions one by one; a model with scaled positions has scaling= and scaling_factor= in its config",
+        "angles = xp.arange(length, dtype=xp.float64)[:, None] * ",
+        "angles = {value} * xp.arange(length, dtype=xp.float64)[:, None] * ",
+    ),
+    at(SHARED, "rotary", "interleaved")(
+        "factor on the rotated dimensions",
+        "multiply cosines and sines by the attention factor of yarn and longrope, and by nothing else",
+        " * config.amplitude()",
+        " * config.amplitude() * {value}",
+    ),
+)

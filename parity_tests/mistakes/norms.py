@@ -1,0 +1,49 @@
+"""Mistakes in the norms of queries, keys and latents: eps, the mean, and the order with the rotation."""
+
+from parity_tests.mistakes.plant import SHARED, at
+
+decoder, shared_norm = at("decoder.py", "decoder", "sinks"), at(SHARED, "decoder", "plain")
+
+SQUARES = "{np}.sum(x * x, {axis}=-1, {keepdims}=True)"
+UNDER_THE_ROOT = "add eps under the root: x / sqrt(mean(x^2) + eps)"
+NORMED = """\
+        q = record(tape, q_norm=normed(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all))
+        k = record(tape, k_norm=normed(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all))
+        cos, sin = rotation(c, positions, n["t"], like=query, step=step)
+        q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
+"""
+TURNED_FIRST = """\
+        cos, sin = rotation(c, positions, n["t"], like=query, step=step)
+        q, k = rotate(q, cos, sin, c.layout), rotate(k, cos, sin, c.layout)
+        q = normed(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all)
+        k = normed(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all)
+        q, k = record(tape, q_rot=q, k_rot=k)
+"""
+
+MUTANTS = (
+    decoder("norm after the rotation", "norm queries and keys before they are rotated", NORMED, TURNED_FIRST),
+    shared_norm(
+        "eps of the norm added to the root",
+        UNDER_THE_ROOT,
+        f"unit = x / sqrt({SQUARES} / x.shape[-1] + eps)",
+        f"unit = x / (sqrt({SQUARES} / x.shape[-1]) + eps)",
+    ),
+    shared_norm(
+        "sum of the squares where the norm has their mean",
+        "divide the sum of the squares by their number: the mean, not the sum",
+        f"unit = x / sqrt({SQUARES} / x.shape[-1] + eps)",
+        f"unit = x / sqrt({SQUARES} + eps)",
+    ),
+    shared_norm(
+        "not normalised",
+        "divide by the root mean square before the weight is multiplied",
+        f"unit = x / sqrt({SQUARES} / x.shape[-1] + eps)",
+        "unit = x",
+    ),
+    at(SHARED, "qk_norm", "l2")(
+        "eps of the l2 norm added to the root",
+        UNDER_THE_ROOT,
+        f"return x / sqrt({SQUARES} + eps)",
+        f"return x / (sqrt({SQUARES}) + eps)",
+    ),
+)

@@ -1,0 +1,51 @@
+"""Mistakes that stand in decoder's own file, or that its examples alone can show."""
+
+from attn_np.contract.decoder import EXAMPLES
+from parity_tests.mistakes.plant import at
+
+sinks, gated, plain = (at("decoder.py", "decoder", example) for example in EXAMPLES)
+MUTANTS = (
+    sinks(
+        "queries normed once more after they turn",
+        "norm queries and keys once, before they turn",
+        "q_rot=rotate(q, cos, sin, c.layout), ",
+        "q_rot=normed(c, rotate(q, cos, sin, c.layout), self.w_q_norm), ",
+    ),
+    sinks(
+        "offset of the norm's weight forgotten",
+        "Gemma 3 and Qwen3-Next keep norm weights less 1: add 1 to them",
+        "c.norm_offset == 0.0 else",
+        "c.norm_offset != 0.0 else",
+    ),
+    gated(
+        "norm over all heads made over each",
+        "OLMo 2 norms all heads of a position as one vector; Qwen 3 each head by itself",
+        'c.norm_over == "all"',
+        'c.norm_over == "none"',
+        many=True,
+    ),
+    gated(
+        "mean kept in the layer norm of queries and keys",
+        "a layer norm subtracts the mean; an rms norm does not",
+        'if c.norm == "rms" else layer_norm(x, weight, None, c.norm_eps)',
+        'if c.norm != "none" else layer_norm(x, weight, None, c.norm_eps)',
+    ),
+    gated(
+        "gate without its sigmoid",
+        "the gate is a sigmoid of its projection",
+        "gate=sigmoid(linear(",
+        "gate=(linear(",
+    ),
+    sinks(
+        "learned sinks of the decoder taken as zero",
+        "hand the learned sinks on to the softmax; a sink of 0 is softmax off by one",
+        "sinks=upcast(self.sinks), keep",
+        "sinks=None if self.sinks is None else 0.0 * upcast(self.sinks), keep",
+    ),
+    sinks(
+        "window of the decoder left out",
+        "a layer with a window attends to the last positions only",
+        "causal=c.causal, window=c.window, scale",
+        "causal=c.causal, scale",
+    ),
+)

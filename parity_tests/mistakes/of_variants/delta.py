@@ -1,0 +1,56 @@
+"""Mistakes that stand in delta's own file, or that its examples alone can show."""
+
+from typing import Any
+
+from parity_tests.mistakes.plant import Mutant
+
+
+def planted(name: str, fix: str, old: str, new: str, example: str, **own: Any) -> Mutant:
+    return Mutant(name, "delta.py", old, new, "delta", example, fix=fix, **own)
+
+
+MUTANTS = (
+    planted(
+        "old value not taken out of the state",
+        "write the difference to what the state holds for the key, not the value",
+        'corrected = beta[..., None] * (v - einsum("bhk,bhkv->bhv", k, state))',
+        "corrected = beta[..., None] * v",
+        "recurrent",
+    ),
+    planted(
+        "triangular system not solved",
+        "solve for the corrected values row by row: a row takes the corrected rows before it",
+        'unit[:, None] - einsum("bhs,bhsj->bhj", pair, rows)',
+        "unit[:, None] - pair",
+        "whole",
+    ),
+    planted(
+        "queries of a chunk read the given values",
+        "within a chunk too a query reads what was written: the corrected values",
+        "kept, corrected.reshape(v.shape)) + einsum",
+        "kept, v * beta) + einsum",
+        "chunked",
+    ),
+    planted(
+        "writing strength missing in what a chunk erases",
+        "scale the keys by beta on both sides of the system",
+        'einsum("bths,bshk->bthk", solved, k * beta)',
+        'einsum("bths,bshk->bthk", solved, k)',
+        "chunked",
+    ),
+    planted(
+        "norm of the keys before silu",
+        "apply silu first, then divide by the length",
+        "l2_norm(silu(k), c.eps)",
+        "silu(l2_norm(k, c.eps))",
+        "recurrent",
+    ),
+    planted(
+        "gradient of a state not taken out along the key",
+        "a state's gradient loses what its key takes out of the state",
+        'return dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dcorrected), (dcorrected, dk)',
+        "return dstate, (dcorrected, dk)",
+        "recurrent",
+        trees=("attn_np",),
+    ),
+)

@@ -1,0 +1,71 @@
+"""Mistakes that stand in differential's own file, or that its examples alone can show."""
+
+from parity_tests.mistakes.plant import NUMPY, at
+
+PROBS, NORMED = (
+    "probs=maps[:, :, 0] - factor * maps[:, :, 1]",
+    "rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.start())",
+)
+TURNED = "return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, back=back)"
+FACTOR = "factor=raised[:1] - raised[1:] + c.start()"
+first, causal = (at("differential.py", "differential", example) for example in ("cross", "causal"))
+MUTANTS = (
+    first("maps added", "subtract the second map from the first", PROBS, PROBS.replace(" - factor", " + factor")),
+    first(
+        "maps exchanged",
+        "the factor stands at the second map: a1 - lambda a2",
+        PROBS,
+        "probs=factor * maps[:, :, 1] - maps[:, :, 0]",
+    ),
+    causal(
+        "factor's constant part left out",
+        "add lambda_init to the difference of the exponentials",
+        FACTOR,
+        FACTOR.replace(" + c.start()", ""),
+    ),
+    first(
+        "learned factor in place of its start behind the norm",
+        "multiply by 1 - lambda_init, a constant, behind the norm",
+        NORMED,
+        NORMED.replace("1.0 - c.start()", "1.0 - factor"),
+    ),
+    causal(
+        "constant behind the norm left out",
+        "multiply what comes out of the norm by 1 - lambda_init",
+        NORMED,
+        NORMED.replace(" * (1.0 - c.start())", ""),
+    ),
+    causal(
+        "norm of the heads left out",
+        "normalise what each head found by the root of its mean square",
+        NORMED,
+        "context * (1.0 - c.start())",
+    ),
+    causal(
+        "positions of the first map alone",
+        "turn the queries and keys of both maps by their positions",
+        TURNED,
+        f"{TURNED.replace('(x,', '(x[..., :1, :],').replace('return ', 'return concatenate([')}, x[..., 1:, :]], 3)",
+        needs=("concatenate",),
+    ),
+    causal(
+        "shared heads repeated as a block",
+        "query head h uses key and value head h // r: copies of one stand beside each other",
+        "k, v = repeat_heads(k, q), repeat_heads(v, q)",
+        "k, v = repeat_heads(k, q), concatenate([v, v], 2)",
+        needs=("concatenate",),
+    ),
+    causal(
+        "another number under the root",
+        "the norm adds norm_eps to the mean square",
+        NORMED,
+        NORMED.replace("c.norm_eps", "1e-6"),
+    ),
+    first(
+        "gradient of the factor with one sign",
+        "the second exponential is subtracted: its gradient has a minus",
+        "concatenate([dfactor, -dfactor], 0)",
+        "concatenate([dfactor, dfactor], 0)",
+        trees=NUMPY,
+    ),
+)

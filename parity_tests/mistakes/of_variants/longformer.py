@@ -1,0 +1,39 @@
+"""Mistakes that stand in longformer's own file, or that its examples alone can show."""
+
+from parity_tests.mistakes.plant import NUMPY, at
+
+split, wide = at("longformer.py", "longformer", "split"), at("longformer.py", "longformer", "wide")
+OWN = "ask the queries of global positions, and them alone, by the global projections of queries, keys and values"
+MUTANTS = (
+    split(
+        "global positions that are not seen by the others",
+        "global attention goes both ways: every position sees the global ones",
+        "local = (in_window[:, None] | is_global[:, None, None, :]) & ~from_global",
+        "local = in_window[:, None] & ~from_global",
+    ),
+    split(
+        "keys of the window for the queries of global positions",
+        OWN,
+        "q_global, k_global, v_global, mask=from_global",
+        "q_global, k, v_global, mask=from_global",
+    ),
+    split(
+        "values of the window for the queries of global positions",
+        OWN,
+        "q_global, k_global, v_global, mask=from_global",
+        "q_global, k_global, v, mask=from_global",
+    ),
+    split(
+        "window of neighbours to the left alone",
+        "without causality the window reaches as far to the right",
+        "in_window = (offset <= c.half_window)",
+        "in_window = (offset <= 0)",
+    ),
+    wide(
+        "scale left out of the backward of global queries",
+        "multiply the gradient of the scores by the scale, too",
+        'scope(tape, "global"), dcontext, scale=c.scale',
+        'scope(tape, "global"), dcontext, scale=1.0',
+        trees=NUMPY,
+    ),
+)

@@ -1,0 +1,50 @@
+"""Mistakes that stand in luong's own file, or that its examples alone can show."""
+
+from parity_tests.mistakes.plant import NUMPY, at
+
+monotone, predicted = at("luong.py", "luong", "dot"), at("luong.py", "luong", "predicted")
+MUTANTS = (
+    monotone(
+        "monotone window aligned at the last key",
+        "p_t = t: count queries and keys from the first, whatever their lengths",
+        'place - (arange(n["t"], query)[:, None] + 1)',
+        'place - (arange(n["t"], query)[:, None] + 1 + n["s"] - n["t"])',
+    ),
+    monotone(
+        "monotone window to the left alone",
+        "a window reaches half_window keys to both sides",
+        "mask = allowed = allowed & (ahead <= c.half_window)",
+        "mask = allowed = allowed & (ahead <= 0)",
+    ),
+    predicted(
+        "padding counted as words of the source",
+        "S is the length of the sentence: count the keys that may be seen",
+        "visible.sum(2)",
+        "visible.sum(2) * 0 + shape[2]",
+    ),
+    predicted(
+        "Gaussian with a sigma of the whole half window",
+        "sigma is half of half_window: the exponent is -2 (s - p_t)^2 / half_window^2",
+        "-2.0 / c.half_window**2",
+        "-0.5 / c.half_window**2",
+    ),
+    predicted(
+        "Gaussian inside of the softmax",
+        "multiply the weights by the Gaussian behind the softmax: they add up to less than 1",
+        "probs = record(tape, align=probs) * nearness",
+        "probs = record(tape, align=softmax(scores - 2.0 * ahead * ahead, allowed))",
+    ),
+    predicted(
+        "window of a predicted center left out",
+        "hide what stands more than half_window from the center: the Gaussian alone only makes it faint",
+        "            allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)\n            key,",
+        "            key,",
+    ),
+    predicted(
+        "no gradient of the predicted center to the query",
+        "a query is used twice, for its scores and for its center: add both gradients",
+        "total(dquery, dposition)",
+        "total(dquery, 0.0 * dposition)",
+        trees=NUMPY,
+    ),
+)

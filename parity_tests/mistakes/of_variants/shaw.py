@@ -1,0 +1,44 @@
+"""Mistakes that stand in shaw's own file, or that its examples alone can show."""
+
+from parity_tests.mistakes.plant import at
+
+both, causal, keys = (at("shaw.py", "shaw", example) for example in ("both", "causal", "keys"))
+MUTANTS = (
+    both(
+        "row of query minus key",
+        "look up the vector of the key's position minus the query's",
+        "clip(key_at[:, None, :] - query_at[:, :, None], ",
+        "clip(query_at[:, :, None] - key_at[:, None, :], ",
+    ),
+    both(
+        "position part of the scores not scaled",
+        "divide the position part of the scores by sqrt(head_dim) too",
+        'scores=(content + position) * (1 / sqrt(n["k"]) if c.scale is None else c.scale))',
+        'scores=content * (1 / sqrt(n["k"]) if c.scale is None else c.scale) + position)',
+    ),
+    both(
+        "values moved by the vectors of the keys' table in reverse",
+        "use one and the same offset for the vectors of keys and of values",
+        "take(self.w_rel_v, row)",
+        "take(self.w_rel_v, 2 * c.max_distance - row)",
+    ),
+    both(
+        "vectors of the values averaged before dropout",
+        "average the vectors of the values by the weights after dropout",
+        'einsum("bhts,btsv->bthv", kept, rel_v)',
+        'einsum("bhts,btsv->bthv", probs, rel_v)',
+    ),
+    keys(
+        "keys moved by the vector in place of the queries' product with it",
+        "multiply the vector of the distance with the query, not with the key",
+        'einsum("bthk,btsk->bhts", q, rel_k)',
+        'einsum("bshk,btsk->bhts", k, rel_k)',
+    ),
+    causal(
+        "gradient of the queries from the contents alone",
+        "the queries meet keys and vectors: add both gradients",
+        "dq=total(dq, dq_rel)",
+        "dq=dq",
+        trees=("attn_np",),
+    ),
+)

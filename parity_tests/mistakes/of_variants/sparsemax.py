@@ -1,0 +1,42 @@
+"""Mistakes that stand in sparsemax's own file, or that its examples alone can show."""
+
+from attn_np.contract.sparsemax import EXAMPLES
+from parity_tests.mistakes.plant import at
+
+causal, cross = (at("sparsemax.py", "sparsemax", example) for example in EXAMPLES)
+MUTANTS = (
+    causal(
+        "softmax in the place of sparsemax",
+        "project the scores onto the simplex: weights below the threshold are 0",
+        "weigh=sparsemax",
+        "weigh=softmax",
+        needs=("softmax",),
+    ),
+    cross(
+        "hidden keys take part in the sparsemax",
+        "take hidden keys away before the threshold is computed, not after",
+        "weigh=sparsemax",
+        "weigh=lambda scores, allowed: where(allowed, sparsemax(scores), 0.0)",
+        needs=("where",),
+    ),
+    cross(
+        "sparsemax over the queries",
+        "project each query's scores over the keys, the last axis",
+        "weigh=sparsemax",
+        "weigh=lambda scores, allowed: sparsemax(scores, allowed, -2)",
+    ),
+    cross(
+        "sparsemax of twice the scores",
+        "scale the scores once: sparsemax depends on their size more than softmax does",
+        "weigh=sparsemax",
+        "weigh=lambda scores, allowed: sparsemax(2.0 * scores, allowed)",
+    ),
+    causal(
+        "gradient of the softmax for sparsemax",
+        "the gradient is dp minus its mean over the support, and 0 beside it",
+        "weigh_vjp=sparsemax_vjp",
+        "weigh_vjp=lambda p, dp: p * (dp - einsum('bhts,bhts->bht', p, dp)[..., None])",
+        trees=("attn_np",),
+        needs=("einsum",),
+    ),
+)

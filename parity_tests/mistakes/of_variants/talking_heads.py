@@ -1,0 +1,53 @@
+"""Mistakes that stand in talking_heads's own file, or that its examples alone can show."""
+
+from parity_tests.mistakes.plant import NUMPY, at
+
+MIXED = 'mixed=einsum("bgts,gh->bhts", scores, self.w_mix_scores)'
+BLENDED = 'blended=einsum("bhts,hg->bgts", kept, self.w_mix_weights)'
+scores, weights = (at("talking_heads.py", "talking_heads", example) for example in ("scores", "weights"))
+MUTANTS = (
+    scores(
+        "scores mixed by the transposed map",
+        "sum the scores over the first axis of the map, the heads; its second are the softmaxes",
+        MIXED,
+        MIXED.replace("gh->", "hg->"),
+    ),
+    weights(
+        "weights mixed by the transposed map",
+        "sum the weights over the first axis of the map, the softmaxes; its second are the heads",
+        BLENDED,
+        BLENDED.replace("hg->", "gh->"),
+    ),
+    scores(
+        "scores masked before they are mixed",
+        "hide keys after the scores are mixed, or what is hidden in one head shows in the others",
+        MIXED,
+        MIXED.replace(", scores,", ", where(unmasked_by_bias(allowed, bias), scores, 0.0),"),
+        needs=("where",),
+    ),
+    weights(
+        "dropout behind the mixing of the weights",
+        "drop the weights of the softmaxes, then mix them",
+        BLENDED,
+        'blended=dropout(einsum("bhts,hg->bgts", probs, self.w_mix_weights), keep, c.dropout)',
+    ),
+    weights(
+        "mixed weights returned",
+        "return the weights of the softmaxes, before they are mixed",
+        "output(dtype, y, probs,",
+        "output(dtype, y, kept,",
+    ),
+    scores(
+        "bias added before the scores are mixed",
+        "mix the scores of the heads alone; the bias belongs to the softmaxes",
+        f"{MIXED})\n",
+        f'{MIXED} + (0.0 if bias is None else einsum("bgts,gh->bhts", bias, self.w_mix_scores) - bias))\n',
+    ),
+    scores(
+        "gradient of the scores not mixed back",
+        "send the gradient of the mixed scores back through the map",
+        'dscores, w["w_mix_scores"] = einsum_vjp(',
+        '_, w["w_mix_scores"] = einsum_vjp(',
+        trees=NUMPY,
+    ),
+)
