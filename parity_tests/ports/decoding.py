@@ -9,8 +9,9 @@ import numpy as np
 from attn_np._decode import DecodeStep, begin_step, end_step
 from attn_np.contract import Config
 from parity_tests.bounds.error_arrays import ErrArray, delivered
-from parity_tests.explain.causes import explain, verdicts
+from parity_tests.explain.causes import explain
 from parity_tests.explain.findings import Cause, Finding
+from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.candidates import numpy_layer
 from parity_tests.judge.cases import given
 from parity_tests.judge.consequences import wide

@@ -36,7 +36,7 @@ def free_tree(framework: str) -> Iterator[str]:
     body = body.replace("return x if allowed is None else where(any_visible(spec, allowed), x, 0.0)", "return x")
     if body == source.partition("def zero_unseen(")[2]:
         raise ValueError(f"free ports: expected the line of zero_unseen in {tree}/_masks.py, got another; mend this")
-    with copied(tree, "_masks.py", head + mark + body) as alias:
+    with copied(tree, {"_masks.py": head + mark + body}) as alias:
         yield alias
 
 

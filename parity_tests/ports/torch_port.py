@@ -22,6 +22,8 @@ from parity_tests.ports.names import (
     read_weights,
     returned,
     tapped,
+    theirs_of,
+    weights_of,
 )
 from parity_tests.ports.port import MissingDeviceError, Port, pulling, refuse_unknown
 
@@ -68,6 +70,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
         ):
             outputs, tape = returned(invoke(function, given, taken, names, sizes), names, sizes)
         tape |= dict(tapped(seen, names))
+        outcome.names |= theirs_of(seen, names) | weights_of(moves)
         strange = [f"{name} {type(x).__name__}" for name, x in (outputs | tape).items() if not torch.is_tensor(x)]
         if strange:
             raise TypeError(
