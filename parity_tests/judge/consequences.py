@@ -160,13 +160,15 @@ class Consequences:
     def _on_the_way(self, name: str) -> bool:
         """Whether the outputs of some call depend on an array; else it is only recorded, and compared."""
         case = replace(self.case, call="full")
-        drawn = draw(case)
-        masks = {name for name, arg in case.config.arguments().items() if arg.kind in ("mask", "keep")}
-        inputs = {name: np.ones_like(x) if name in masks else x for name, x in drawn.inputs.items()}
-        drawn = replace(drawn, inputs=inputs)
-        tape: dict[str, Any] = {}
-        outputs = outputs_of(case, drawn, tape)
-        return name in tape and not inert(case, drawn, outputs, name, np.ones(tape[name].shape, bool))
+        drawn, arguments = draw(case), case.config.arguments()
+        for marks in (False, True):  # positions that are set apart, all or none
+            inputs = {n: np.full_like(x, marks if arguments[n].kind == "marks" else True) if x.dtype == bool else x
+                      for n, x in drawn.inputs.items()}  # fmt: skip
+            open_call, tape = replace(drawn, inputs=inputs), {}
+            outputs = outputs_of(case, open_call, tape)
+            if name in tape and not inert(case, open_call, outputs, name, np.ones(tape[name].shape, bool)):
+                return True
+        return False
 
     @cached_property
     def _outputs(self) -> dict[str, np.ndarray]:
