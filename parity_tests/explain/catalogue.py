@@ -4,17 +4,21 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import fields as dataclass_fields
+from functools import cache, partial
 from typing import Any
 
 from attn_np import contract
+from parity_tests.bounds.error_arrays import EXACT
 from parity_tests.explain.calls import CALLS, fields
-from parity_tests.explain.roundings import PRECISIONS, WIDE
+from parity_tests.explain.roundings import ONCE, PRECISIONS, WIDE
 from parity_tests.explain.verdicts import Setup
 from parity_tests.judge.cases import CALLS as CALLED
-from parity_tests.judge.cases import Case, draw
+from parity_tests.judge.cases import Case, Drawn, draw
 from parity_tests.mistakes import MUTANTS, Mutant, file_of
 from parity_tests.mistakes.plant import places_of, root, sources, spelled
+
+NOTHING = Drawn({}, {}, 0)
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ def source_mistakes(variant: str) -> Iterator[Mistake]:
         if own is not None:
             alone = mutant.trees == ("attn_np",)
             rank = 0 if mutant.file == f"{variant}.py" else 1  # what the variant alone has is said first
-            yield Mistake(own.name, own.fix, planting(own), backward=alone, rank=rank, rounding=own.fix == WIDE)
+            yield Mistake(own.name, own.fix, planting(own), backward=alone, rank=rank, rounding=own.fix in (WIDE, ONCE))
 
 
 def planting(mutant: Mutant) -> Callable[[Setup], Setup]:
@@ -162,18 +166,26 @@ def call_mistakes(variant: str) -> Iterator[Mistake]:
 
 def field_mistakes(variant: str) -> Iterator[Mistake]:
     """Another choice of a field than the config's: the values that it has in the examples of any variant."""
-    examples = [config for other in contract.variants() for config in contract.examples(other).values()]
-    for name in next(iter(contract.examples(variant).values())).fields():
-        met = {getattr(config, name) for config in examples if name in config.fields()}
-        met |= {True, False} if met & {True, False} == met - {None} else set()
+    own = contract.examples(variant).values()
+    every = [config for other in contract.variants() for config in contract.examples(other).values()]
+    for name, kind in ((f.name, str(f.type)) for f in dataclass_fields(next(iter(own)))):
+        met = {getattr(config, name) for config in every if name in config.fields()}
+        met |= {True, False} if "bool" in kind else set()
         for value in sorted((x for x in met if isinstance(x, bool | str)), key=str):
+            made = partial(other_field, name=name, value=value)
+            if any(made(Setup(Case(variant, "", "", "float64", given=config), NOTHING, EXACT)) for config in own):
+                fix = f"compute with the {name} of the config, or build ours with {name}={value!r}"
+                yield Mistake(f"computed with {name}={value!r}", fix, made, rank=3)
 
-            def made(setup: Setup, name: str = name, value: bool | str = value) -> Setup | None:
-                found = fields(**{name: value})(setup.case, setup.drawn)
-                return None if found is None else replace(setup, case=found[0])
 
-            fix = f"compute with the {name} of the config, or build ours with {name}={value!r}"
-            yield Mistake(f"computed with {name}={value!r}", fix, made, rank=3)
+def other_field(setup: Setup, name: str, value: float | str) -> Setup | None:
+    """The setup with another value of a field; None where the config refuses it or has other parameters then."""
+    try:
+        found = fields(**{name: value})(setup.case, setup.drawn)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    same = found is not None and found[0].config.arguments().keys() == setup.case.config.arguments().keys()
+    return replace(setup, case=found[0]) if found is not None and same else None
 
 
 def precision_mistakes() -> Iterator[Mistake]:

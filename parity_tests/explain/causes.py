@@ -17,7 +17,7 @@ from parity_tests.explain.catalogue import Mistake, catalogue
 from parity_tests.explain.constants import Constant, constants_of, fitted
 from parity_tests.explain.findings import Cause, Finding
 from parity_tests.explain.patterns import axes_of, patterns
-from parity_tests.explain.roundings import balanced, evidence, likeness, rounded_arrays
+from parity_tests.explain.roundings import CERTAIN, balanced, evidence, likeness, rounded_arrays
 from parity_tests.explain.verdicts import FORWARD, Judged, Setup, exact, tree_of, verdicts
 from parity_tests.judge.consequences import consequences, source_of
 from parity_tests.judge.judging import Anchor, Departure, Row
@@ -64,15 +64,14 @@ def explained(
     finding = described(run, first, rows, anchor)
     if not causes:
         return finding
-    finding.causes = list(evident(run, finding))
+    finding.causes = list(dropped(run))
     search = Search(run, setup, finding, anchor)
     fits = search.fits() if finding.got is not None else []
     if fits and fits[0].stop and most > 1 and not finding.causes:
         finding.after = explained(run, fits[0].setup, backward and fits[0].mistake.backward, True, most - 1)
-    finding.causes += told_once(fits)
-    finding.explains_all = bool(fits) and (
-        not fits[0].stop or (finding.after is not None and finding.after.explains_all)
-    )
+    finding.causes += [*told_once(fits), *cut_off(finding)]
+    rest = finding.after
+    finding.explains_all = bool(fits) and (not fits[0].stop or (rest is not None and rest.explains_all))
     if not finding.causes and most > 1:
         finding.causes, finding.after = two_at_once(run, search)
     if not finding.causes:
@@ -102,11 +101,15 @@ def described(run: Judged, first: Row, rows: list[Row], anchor: Anchor) -> Findi
     return finding
 
 
-def evident(run: Judged, finding: Finding) -> Iterator[Cause]:
-    """Causes that need no numbers to be compared: they are seen by what is there."""
+def dropped(run: Judged) -> Iterator[Cause]:
+    """Dropout in evaluation: seen by what was recorded, without a comparison."""
     if "keep" in run.outcome.tape and "keep" not in run.drawn.inputs:
         text = "a mask of kept weights was recorded, and none was given"
         yield Cause("dropout in evaluation", "call eval() first: dropout belongs to training", 0.0, text)
+
+
+def cut_off(finding: Finding) -> Iterator[Cause]:
+    """A gradient that is 0 everywhere although it should not be."""
     backward = finding.first.stage not in FORWARD
     if backward and finding.got is not None and finding.want is not None and not finding.got.any():
         yield Cause(
@@ -190,7 +193,10 @@ class Search:
     shares: list[tuple[float, Mistake]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.first = self.finding.first
+        finding, self.first = self.finding, self.finding.first
+        self.got: Any = finding.got
+        self.want: Any = finding.want
+        self.bound: Any = finding.bound
         self.backward = self.first.stage not in FORWARD
         # In a scan a mistake comes back in the next step, also in arrays before it.
         self.bounds = {name: want for name, want in self.anchor.wanted.items() if name not in self.anchor.steps}
@@ -198,7 +204,7 @@ class Search:
             self.whole = exact(self.setup, self.backward, tree)
         self.order = {name: i for i, name in enumerate(self.whole)}
         self.loose = {(row.stage, row.name): row.vacuous for row in self.finding.rows}
-        self.compared = np.ones(np.shape(self.finding.got), bool)
+        self.compared = np.ones(np.shape(self.got), bool)
         hidden = self.anchor.hidden.get(self.first.name)
         if hidden is not None and hidden.shape == self.compared.shape:
             self.compared &= ~hidden
@@ -217,7 +223,7 @@ class Search:
 
     def nan(self) -> bool:
         """Whether the candidate has NaN, as plain softmax has in a row without a key; it hides what else is wrong."""
-        got = self.finding.got
+        got = self.got
         return not self.backward and got is not None and got.dtype.kind == "f" and bool(np.isnan(got).any())
 
     def best(self, found: list[Fit]) -> list[Fit]:
@@ -250,7 +256,9 @@ class Search:
 
     def remember(self, mistake: Mistake, arrays: dict[str, Any]) -> None:
         """Keep a mistake that leaves little of the difference, with the share that it leaves."""
-        got, right, array = self.finding.got, self.whole.get(self.first.name), arrays.get(self.first.name)
+        got: Any = self.got
+        right: Any = self.whole.get(self.first.name)
+        array: Any = arrays.get(self.first.name)
         if any(x is None or np.shape(x) != np.shape(got) or np.asarray(x).dtype.kind != "f" for x in (right, array)):
             return
         places = self.compared & np.isfinite(got) & np.isfinite(array)
@@ -272,7 +280,7 @@ class Search:
 
     def near(self, array: np.ndarray) -> bool:
         """Whether most of an array is about what the candidate has."""
-        got, bound = self.finding.got, self.finding.bound
+        got, bound = self.got, self.bound
         if got is None or bound is None or got.shape != array.shape or self.first.name in self.anchor.steps:
             return True
         apart, finite = np.abs(array - got), np.isfinite(array) & np.isfinite(got) & self.compared
@@ -314,7 +322,7 @@ class Search:
 
     def few(self) -> bool:
         """Whether so few numbers differ that a mistake may give them by chance."""
-        got, want, bound = self.finding.got, self.finding.want, self.finding.bound
+        got, want, bound = self.got, self.want, self.bound
         if got is None or want is None or bound is None or got.shape != want.shape:
             return True
         with np.errstate(invalid="ignore"):
@@ -323,11 +331,11 @@ class Search:
     # Constants
 
     def constants(self) -> list[Constant]:
-        return [] if self.finding.bound is None else list(constants_of(self.setup))
+        return [] if self.bound is None else list(constants_of(self.setup))
 
     def fitted_constant(self, constant: Constant) -> Fit | None:
         """Whether the reference with another value of one constant gives this run's numbers."""
-        got = self.finding.got
+        got = self.got
         places = self.compared & np.isfinite(got) if got is not None else self.compared
 
         def residual(value: float) -> np.ndarray | None:
@@ -348,45 +356,50 @@ class Search:
 
     def rounding(self, mistake: Mistake) -> Fit | None:
         """Whether the candidate's errors are those that a smaller type makes in the reference."""
-        setup, want = mistake.made(self.setup), self.finding.want
-        if setup is None or want is None or want.shape != np.shape(self.finding.got):
+        setup, want = mistake.made(self.setup), self.want
+        if setup is None or want is None or want.shape != np.shape(self.got):
             return None
         try:
             with tree_of(setup) as tree, np.errstate(all="ignore"):
                 arrays = rounded_arrays(setup, self.backward, tree)
                 error, made = self.moved(arrays)
-                if not error.any() or not balanced(error, want[self.places(arrays)]):
+                if not balanced(error, want[self.places(arrays)]):
                     return None
+                correlation = likeness(error, made)
                 fit = self.judged(mistake, setup, tree, arrays)
         except REFUSALS:
             return None
-        return None if fit is None else replace(fit, text=evidence(likeness(error, made)))
+        if fit is None and correlation >= CERTAIN:  # a number between two of the type may be rounded to the other
+            fit = Fit(mistake, setup, 0.0, 0)
+        return None if fit is None else replace(fit, text=evidence(correlation))
 
     def places(self, arrays: dict[str, Any]) -> np.ndarray:
         """Where the first array that differs can be compared with that of a mistake: both are finite."""
-        finding, name = self.finding, self.first.name
-        every = (finding.got, finding.want, arrays[name], self.whole[name])
+        name = self.first.name
+        every = (self.got, self.want, arrays[name], self.whole[name])
         return self.compared & np.all([np.isfinite(x) for x in every], axis=0)
 
     def moved(self, arrays: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """The errors of the first array that differs, and what a mistake does there."""
-        finding, name, places = self.finding, self.first.name, self.places(arrays)
+        name, places = self.first.name, self.places(arrays)
         rounded = arrays[name]
         if self.first.stage in ("output", "stage gradient", "gradient"):
             rounded = nearest(rounded, self.run.precision.out)
-        return (finding.got - finding.want)[places], (rounded - self.whole[name])[places]
+        return (self.got - self.want)[places], (rounded - self.whole[name])[places]
 
     def alike(self, arrays: dict[str, Any]) -> bool:
         """Whether a mistake moves the first array that differs in the directions in which the candidate is off.
 
         Wide bounds hold errors of any kind: this is what tells them apart.
         """
-        name, shape = self.first.name, np.shape(self.finding.got)
-        arrays_here = (self.finding.want, arrays.get(name), self.whole.get(name))
-        if name in self.anchor.steps or any(x is None or np.shape(x) != shape for x in arrays_here):
+        name = self.first.name
+        every = (self.got, self.want, self.bound, arrays.get(name), self.whole.get(name))
+        if name in self.anchor.steps or any(x is None or np.shape(x) != np.shape(self.got) for x in every):
             return True
         error, made = self.moved(arrays)
-        return not error.any() or likeness(error, made) > 0
+        if not np.any(np.abs(error) > self.bound[self.places(arrays)]):  # NaN and infinity are all that differs
+            return True
+        return likeness(error, made) > 0
 
 
 def beside_nan(mistake: Mistake) -> Mistake:

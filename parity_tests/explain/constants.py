@@ -6,12 +6,13 @@ the difference vanishes at its value, and the steps end there.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import exp, log, log10, sqrt
 from typing import Any
 
 import numpy as np
 
-from parity_tests.explain.catalogue import Mistake, in_variant
+from parity_tests.explain.catalogue import Mistake, in_variant, other_field
 from parity_tests.explain.verdicts import Setup
 from parity_tests.mistakes.constants import FACTORS
 
@@ -72,26 +73,15 @@ def constants_of(setup: Setup) -> Iterator[Constant]:
         fix = f"set it to {start:.6g}; if yours is meant, build ours with {name}=" if start is not None else (
             f"leave it out; if it is meant, build ours with {name}="
         )  # fmt: skip
-        yield Constant(words, fix, start, field(name), isinstance(value, int))
+        yield Constant(words, fix, start, partial(with_value, name), isinstance(value, int))
     for factor in FACTORS:
         own = in_variant(factor, config.variant)
         if own is not None:
             yield Constant(own.name, own.fix, 1.0, factor_made(own), own=factor.file == f"{config.variant}.py")
 
 
-def field(name: str) -> Callable[[Setup, float], Setup | None]:
-    """Another value of a field, with parameters of the same shapes; None where the config refuses it."""
-
-    def made(setup: Setup, value: float) -> Setup | None:
-        config = setup.case.config
-        try:
-            other = replace(config, **{name: value})
-        except (ValueError, OverflowError):
-            return None
-        same = other.shapes() == config.shapes() and other.arguments().keys() == config.arguments().keys()
-        return replace(setup, case=replace(setup.case, given=other)) if same else None
-
-    return made
+def with_value(name: str, setup: Setup, value: float) -> Setup | None:
+    return other_field(setup, name, value)
 
 
 def factor_made(mutant: Any) -> Callable[[Setup, float], Setup]:
@@ -120,7 +110,9 @@ def fitted(constant: Constant, residual: Residual) -> float | None:
         return None
     best = min(sizes, key=lambda value: sizes[value])
     if constant.whole:  # of several that fit the roundest: a power of two before others
-        return min((value for value in sizes if sizes[value] <= 2 * sizes[best]), key=lambda n: (n & (n - 1) != 0, n))
+        return min(
+            (value for value in sizes if sizes[value] <= 2 * sizes[best]), key=lambda n: (int(n) & (int(n) - 1) != 0, n)
+        )
     if best != 0:
         best = newton(best, residual)
     return shortest(best, residual)
@@ -151,7 +143,7 @@ def newton(start: float, residual: Residual) -> float:
     for _ in range(STEPS):
         error, beside = residual(sign * exp(at)), residual(sign * exp(at + STEP))
         size = norm(error)
-        if size is None or beside is None or not np.isfinite(beside).all():
+        if error is None or size is None or beside is None or not np.isfinite(beside).all():
             break
         if size < least:
             best, least = sign * exp(at), size

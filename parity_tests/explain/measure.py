@@ -98,6 +98,7 @@ def stages_of(mutant: Mutant, tree: str, case: Case) -> set[str]:
     good = outcome_of(tree, tree, case, True, drawn)
     anchor = Anchor(good.tape | good.cotangents, precision_of(case.dtype), False)
     reference(case, drawn, anchor, precision_of(case.dtype))
+    inputs = {f"d{name}" for name in case.config.arguments()}
     for kind in ("tape", "outputs", "cotangents", "grads"):
         a, b = getattr(good, kind), getattr(bad, kind)
         extra = [name for name in b if name not in a]
@@ -105,10 +106,10 @@ def stages_of(mutant: Mutant, tree: str, case: Case) -> set[str]:
             return {extra[0]}
         order = {name: i for i, name in enumerate(anchor.values)}
         differ = [name for name in a if name not in b or a[name].tobytes() != b[name].tobytes()]
-        differ.sort(key=lambda name: order.get(name, len(order)))
+        differ.sort(key=lambda name: (order.get(name, len(order)), kind == "grads" and name in inputs))
         if differ:
             together = differ[:1] if differ[0] not in anchor.steps else scanned(differ, anchor)
-            return {min(together, key=lambda name: first_step(a[name], b[name], kind == "cotangents"))}
+            return {min(together, key=lambda name: first_step(a[name], b.get(name), kind == "cotangents"))}
     return set()
 
 
@@ -118,9 +119,9 @@ def scanned(names: list[str], anchor: Anchor) -> list[str]:
     return [name for name in names if name in anchor.steps and name.rpartition(".")[0] == prefix]
 
 
-def first_step(a: np.ndarray, b: np.ndarray, backwards: bool) -> int:
+def first_step(a: np.ndarray, b: np.ndarray | None, backwards: bool) -> int:
     """The first position in time at which two arrays differ; a backward pass begins at the last."""
-    if a.shape != b.shape or a.ndim < 2:
+    if b is None or a.shape != b.shape or a.ndim < 2:
         return 0
     apart = ~((a == b) | (np.isnan(a) & np.isnan(b)))
     steps = np.flatnonzero(apart.any(axis=tuple(i for i in range(a.ndim) if i != 1)))

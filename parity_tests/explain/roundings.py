@@ -20,10 +20,12 @@ from parity_tests.judge.judging import reference
 CORRELATION = 0.5
 # How many standard deviations chance is allowed: more are met once in 30,000 times.
 DEVIATIONS = 4.0
+CERTAIN = 0.99  # of a few numbers only such a correlation says anything
 # How many times larger or smaller the errors may be. The order of a sum and the places where a type is left and entered
 # change them by less than this; the types that are told apart, float32, float16 and bfloat16, differ by 8 and more.
 SIZE = 2.0
 
+ONCE = "round once, to the type asked for"
 WIDE = "compute 16-bit inputs in float32 and float64 inputs in float64, and round once, at the end"
 FULL = 'ask for full products: torch.set_float32_matmul_precision("highest"), jax.default_matmul_precision("highest")'
 
@@ -62,8 +64,9 @@ def balanced(error: np.ndarray, value: np.ndarray) -> bool:
 
     Errors that have a rounding in common are not independent, so a few more of one sign are no sign of anything.
     """
-    enough = error.size / 6
-    return all(min(np.sum(x > 0), np.sum(x < 0)) >= enough for x in (error, error * np.sign(value)) if x.any())
+    enough = np.count_nonzero(error) / 6
+    ways = (error, error * np.sign(value))
+    return bool(error.any()) and all(min(np.sum(x > 0), np.sum(x < 0)) >= enough for x in ways if x.any())
 
 
 def likeness(error: np.ndarray, made: np.ndarray) -> float:
@@ -77,7 +80,7 @@ def likeness(error: np.ndarray, made: np.ndarray) -> float:
     if not 0 < size <= SIZE * made_size or not made_size <= SIZE * size:
         return 0.0
     correlation = float(np.sum(error * made)) / (size * made_size)
-    chance = DEVIATIONS / np.sqrt(np.count_nonzero(error))
+    chance = min(DEVIATIONS / np.sqrt(np.count_nonzero(error)), CERTAIN)
     return correlation if correlation >= max(CORRELATION, chance) else 0.0
 
 

@@ -121,4 +121,5 @@ def exact(setup: Setup, backward: bool, tree: str = "attn_np") -> dict[str, Any]
             return tape | found
         dys = pulled(case, drawn, {name: x.shape for name, x in found.items()})
         grads = layer.vjp(tape, *(widened(dy) for dy in dys.values()))
-    return tape | found | {f"d{name}": x for name, x in (grads.inputs | grads.params).items()}
+    # In the order of the computation, as the verdicts are: the gradients of the inputs come last.
+    return tape | found | {f"d{name}": x for name, x in (grads.params | grads.inputs).items()}

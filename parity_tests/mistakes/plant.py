@@ -131,8 +131,12 @@ def renamed(code: CodeType, modules: Mapping[str, str]) -> CodeType:
 
 @cache
 def importers(tree: str, file: str) -> frozenset[str]:
-    """A file of a tree by its module's name, and every module that imports it, directly or by others."""
-    found, todo = set(), [module_of(tree, root(tree) / file)]
+    """A file of a tree by its module's name, and every module that imports it, directly or by others.
+
+    What finds modules by their names at run time, as a layer finds those that it is made of, may import any.
+    """
+    by_name = [module_of(tree, path) for path, source in sources(tree).items() if "import_module(" in source]
+    found, todo = set(), [module_of(tree, root(tree) / file), *by_name]
     while todo:
         name = todo.pop()
         if name not in found:
@@ -161,11 +165,13 @@ def shared(tree: str) -> dict[str, str]:
 
 @cache
 def defining(name: str, tree: str) -> str:
-    """The shared module that offers a name."""
+    """The shared module that defines a name; of names that frameworks define, the dialect."""
     for file in sorted(shared(tree)):
         module = f"{tree}.{file.removesuffix('.py')}"
-        if name in getattr(import_module(module), "__all__", ()):
+        if getattr(getattr(import_module(module), name, None), "__module__", "") == module:
             return module
+    if hasattr(import_module(f"{tree}._ops"), name):
+        return f"{tree}._ops"
     raise ValueError(f"mutants: expected {name!r} in a shared file of {tree}, got none; mend the mutant")
 
 

@@ -6,7 +6,7 @@ Nothing here comes from the library but the config, so that a mistake in a port 
 from collections.abc import Callable
 from functools import partial
 from math import log, sqrt
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,7 +24,7 @@ class Port:
     """
 
     def __init__(self, lib: Any, config: Config) -> None:
-        self.lib, self.c = lib, config
+        self.lib, self.c = lib, cast(Any, config)
         self.w: dict[str, Any] = {}
         self.tape: dict[str, Any] = {}
 
@@ -263,7 +263,7 @@ class Port:
 class FusedPort(Port):
     """Queries, keys and values from one projection; the heads side by side in the output."""
 
-    def __call__(self, weights: Any, query: Any, mask: Any = None, bias: Any = None) -> dict[str, Any]:
+    def __call__(self, weights: Any, query: Any, mask: Any = None, bias: Any = None) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.w, self.tape = weights, {}
         q, k, v = self.parts(query)
         context = self.attend(q, k, v, self.everything(mask, q, k), bias)
@@ -279,7 +279,7 @@ class FusedPort(Port):
 class LatentPort(Port):
     """Multi-head latent attention in the expanded form."""
 
-    def __call__(self, weights: Any, query: Any, mask: Any = None, bias: Any = None) -> dict[str, Any]:
+    def __call__(self, weights: Any, query: Any, mask: Any = None, bias: Any = None) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.w, self.tape, lib = weights, {}, self.lib
         t, n = query.shape[1], self.c.nope_dim
         q = lib.einsum("btd,dhk->bthk", query, self.w["w_q"])
@@ -304,7 +304,7 @@ class LatentPort(Port):
 class LinearPort(Port):
     """Linear attention without causality: the keys are summed up once."""
 
-    def __call__(self, weights: Any, query: Any) -> dict[str, Any]:
+    def __call__(self, weights: Any, query: Any) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.w, self.tape = weights, {}
         q, k, v = (self.project(query, name) for name in "qkv")
         q, k = self.features(q), self.features(k)
@@ -349,7 +349,7 @@ def with_arguments(call: Callable[..., Any], config: Config) -> Callable[..., An
         arguments = ["query"]
     kind = Parameter.POSITIONAL_OR_KEYWORD
     optional = {n: (Parameter.empty if n == "query" else None) for n in arguments}
-    function.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
+    function.__signature__ = Signature(
         [Parameter("weights", kind), *(Parameter(n, kind, default=x) for n, x in optional.items())]
     )
     return function

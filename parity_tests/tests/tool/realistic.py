@@ -166,7 +166,8 @@ wrong(
 wrong("sinks left out of the sum", "decoder", "probs", "sink", divided=sinks_outside)
 wrong("normed after the rotation", "decoder", "q_rot", "norm", position=norm_after_turn)
 wrong(
-    "queries at positions from 1", "decoder", "q_rot", "position|off by one", query_positions=lambda self, t: np.arange(1, t + 1)
+    "queries at positions from 1", "decoder", "q_rot", "position|off by one",
+    query_positions=lambda self, t: np.arange(1, t + 1),
 )  # fmt: skip
 wrong("turned along the heads", "decoder", "q_rot", "head", turn=turned_along_heads)
 wrong("window counts the query extra", "decoder", "probs", "window", left=lambda self, left: left - 1)
@@ -178,7 +179,7 @@ wrong(
     kv_head=lambda self, i, h, g: i % g,
 )
 wrong("softcap of 6", "decoder", "probs", "softcap", cap=lambda self, x: 6.0 * self.lib.tanh(x / 6.0))
-wrong("layer norm for rms norm", "decoder", "q_norm", "mean|layer norm", unit=layer_norm)
+wrong("layer norm for rms norm", "decoder", "q_norm", "mean|layer", unit=layer_norm)
 wrong(
     "norm offset forgotten", "decoder", "q_norm", "offset", fields={"norm_offset": 1.0},
     norm=lambda self, x, name: self.unit(x) * self.w[name],
@@ -188,8 +189,8 @@ wrong(
     share=lambda self, x: old("share")(self, self.stopped(x) if x is not self.tape.get("k_rot") else x),
 )  # fmt: skip
 wrong(
-    "eps of 1e-2 and scale of the model's width", "decoder", "q_norm", r"eps .*\b0\.01 ", eps=lambda self: 1e-2,
-    scale=lambda self, q: 1 / sqrt(self.c.d_model),
+    "eps of 1e-2 and scale of the model's width", "decoder", "q_norm", r"eps .*\b0\.01 |model's width",
+    eps=lambda self: 1e-2, scale=lambda self, q: 1 / sqrt(self.c.d_model),
 )  # fmt: skip
 # Grouped heads
 wrong("keys viewed without moving the head axis", "gqa", "scores", "split|reshape|order", split=only("k", scrambled))
@@ -249,7 +250,9 @@ wrong("turned along the heads", "rotary", "scores", "head", turn=turned_along_he
 wrong("eps of 1e-2 in the latent's norm", "mla", "latent", r"eps .*\b0\.01 ", eps=lambda self: 1e-2)
 wrong("scale of the unrotated part", "mla", "scores", "scale", scale=lambda self, q: 1 / sqrt(self.c.nope_dim))
 wrong("halves paired, not neighbours", "mla", "q_rot", "layout|pair",
-      turned=turned_as(lambda self, a, b, cos, sin: self.lib.concatenate([a * cos - b * sin, b * cos + a * sin], -1)))  # fmt: skip
+      turned=turned_as(
+          lambda self, a, b, cos, sin: self.lib.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+      ))  # fmt: skip
 wrong("latent not normed", "mla", "latent", "norm", latent=lambda self, x: x @ self.w["w_dkv"])
 wrong("rotary base of 1e5", "mla", "q_rot", r"base 100000 ", base=lambda self: 1e5)
 # T5's buckets
@@ -259,7 +262,8 @@ wrong(
 wrong("offsets of the other sign", "t5_bias", "probs", "sign|offset|bucket|direction|query minus",
       buckets=lambda self, q, k: old("buckets")(self, k, q))  # fmt: skip
 wrong("farthest bucket at 32", "t5_bias", "probs", "largest distance|max_distance",
-      fields={"max_distance": 4}, buckets=lambda self, q, k: self.bucket(q - k, self.c.num_buckets, 16, True))  # fmt: skip
+      fields={"max_distance": 4},
+      buckets=lambda self, q, k: self.bucket(q - k, self.c.num_buckets, 16, True))  # fmt: skip
 wrong("buckets of a decoder", "t5_bias", "probs", "bidirectional|side|direction|bucket",
       buckets=lambda self, q, k: self.bucket(q - k, self.c.num_buckets, self.c.max_distance, False))  # fmt: skip
 # Linear biases
@@ -299,8 +303,8 @@ class Said:
         mistake, setting: which, and framework, dtype, and whether intermediates were shown.
         first: the first array that differs; "" where none did.
         stage_right: it is where the mistake stands.
-        causes: what was named, best first.
-        cause: "right", "wrong", or "absent" where none was named.
+        causes: the cause that is named first, then that of what differs with the first one mended.
+        cause: "right", "wrong" where one of them is, or "absent" where none is named.
     """
 
     mistake: Mistake
@@ -313,7 +317,7 @@ class Said:
     def cause(self) -> str:
         if not self.causes:
             return "absent"
-        return "right" if re.search(self.mistake.cause, self.causes[0]) else "wrong"
+        return "right" if all(re.search(self.mistake.cause, cause) for cause in self.causes) else "wrong"
 
 
 def setting_of(number: int) -> tuple[str, str, bool]:
@@ -322,7 +326,11 @@ def setting_of(number: int) -> tuple[str, str, bool]:
 
 
 def judged(
-    variant: str, methods: dict[str, Any], setting: tuple[str, str, bool], fields: dict[str, Any] | None = None
+    variant: str,
+    methods: dict[str, Any],
+    setting: tuple[str, str, bool],
+    fields: dict[str, Any] | None = None,
+    **options: Any,
 ) -> None:
     """Judge a port with these methods replaced.
 
@@ -333,7 +341,7 @@ def judged(
     lib = import_module({"torch": "torch", "jax": "jax.numpy"}[framework])
     config = contract.config(variant, **FIELDS[variant] | (fields or {}))
     function = build(lib, config, methods, taps)
-    assert_parity(function, variant, config, framework=framework, dtype=dtype, empty_rows=False)
+    assert_parity(function, variant, config, framework=framework, dtype=dtype, empty_rows=False, **options)
 
 
 def said(number: int) -> Said:
@@ -344,7 +352,8 @@ def said(number: int) -> Said:
     except ParityError as error:
         finding = error.finding
         ends = mistake.gradient or (mistake.stage if setting[2] else "y")
-        causes = [cause.name for cause in finding.causes]
+        parts = [finding] if finding.after is None else [finding, finding.after]
+        causes = [cause.name for part in parts for cause in part.causes[:1]]
         return Said(mistake, setting, finding.first.name, finding.first.name == ends, causes)
     return Said(mistake, setting, "", False, [])
 

@@ -368,7 +368,7 @@ def test_both_names_and_the_neighbours_are_shown(tmp_path: Path) -> None:
     text = page_of(tmp_path, Result(rows), [finding]).text
     text = text.replace(" ,", ",").replace(" .", ".")
     assert "tape scores, attn.qk in yours" in text
-    assert "Made of q 0.5, k not recorded; it goes into probs not recorded." in text
+    assert "Made of q 0.5, k not recorded ; it goes into probs not recorded." in text
 
 
 def test_picture_of_what_is_not_finite() -> None:

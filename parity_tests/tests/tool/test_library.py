@@ -731,7 +731,7 @@ def turning(module: torch.nn.Module, **fields: Any) -> Finding:
     ("made", "fields", "cause"),
     [
         ({}, {"rope_base": 1000000.0}, "rotary base of 10000 whatever the config says"),
-        ({"factor": 1.01}, {}, None),
+        ({"factor": 1.01}, {}, "scale of the scores 0.36066 in place of 0.353553"),
         ({}, {"layout": "interleaved"}, "rotary layouts exchanged"),
     ],
     ids=["base", "factor", "layout"],
@@ -754,7 +754,7 @@ def test_a_rounding_is_called_one() -> None:
         e = np.exp(scores - scores.max(-1, keepdims=True))
         return (e / e.sum(-1, keepdims=True) @ value).astype(np.float16).astype(np.float64)
 
-    with pytest.raises(ParityError, match="at random as roundings do"):
+    with pytest.raises(ParityError, match="this is a statistical finding"):
         assert_parity(attention, "dot_product")
 
 

@@ -1,0 +1,184 @@
+"""Is the cause that is named the right one? The catalogue by variant, constants, roundings, two mistakes at once."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attn_np import contract
+from parity_tests import Trace, record
+from parity_tests.bounds.error_arrays import nearest
+from parity_tests.explain.catalogue import catalogue, reached
+from parity_tests.explain.causes import explain
+from parity_tests.explain.constants import Constant, fitted
+from parity_tests.explain.findings import Finding, told
+from parity_tests.explain.roundings import balanced, likeness
+from parity_tests.judge.cases import Case
+from parity_tests.mistakes import MUTANTS
+from parity_tests.mistakes.plant import planted
+from parity_tests.ports.parity import ParityError
+from parity_tests.ports.trace import candidate
+from parity_tests.tests.tool.realistic import MISTAKES, judged, said, setting_of
+
+NAMED = {mutant.name: mutant for mutant in MUTANTS}
+
+
+def names(variant: str) -> set[str]:
+    return {mistake.name for mistake in catalogue(variant)}
+
+
+# The catalogue --------------------------------------------------------------------------------------------------------
+
+
+def test_a_variant_has_the_mistakes_of_what_it_calls() -> None:
+    assert ("_ops.py", "rms_norm") in reached("decoder")
+    assert ("_ops.py", "rms_norm") not in reached("mha")
+    assert "eps of the norm added to the root" in names("decoder") - names("mha")
+    assert not [name for name in names("decoder") if "gates in" in name or "reset" in name or "update gate" in name]
+    assert "gates in the order z r n" in names("gru")
+    assert "shared heads tiled" in names("decoder") & names("gqa")
+
+
+def test_a_mistake_of_one_file_is_looked_for_wherever_its_text_stands() -> None:
+    merged = "heads merged without moving their axis back"
+    have = {variant for variant in contract.variants() if merged in names(variant)}
+    assert {"mha", "gqa", "decoder", "rotary", "alibi", "t5_bias", "gated", "sinks", "linear"} <= have
+    assert not have & {"dot_product", "gru", "additive", "seq2seq"}
+
+
+def test_mistakes_of_single_variants_are_in_the_catalogue() -> None:
+    assert {"keys and values of the groups tiled", "one key/value head for all groups"} <= names("gqa")
+    assert "offset of the bucket is query minus key" in names("t5_bias") - names("mha")
+
+
+def test_several_edits_stand_in_one_copy() -> None:
+    bugs = [NAMED["scale missing"], NAMED["bias of the scores dropped"]]
+    with planted(bugs[0], "attn_np", *bugs[1:]) as alias:
+        source = __import__(f"{alias}._attend", fromlist=["attend"]).attend
+    assert source.__module__ == f"{alias}._attend"
+
+
+# Realistic ports ------------------------------------------------------------------------------------------------------
+
+# Some that PyTorch runs, of several kinds; `python -m parity_tests.tests.tool.realistic` makes all.
+SAMPLE = (0, 2, 5, 7, 10, 24, 42, 48)
+
+
+@pytest.mark.parametrize("number", SAMPLE, ids=lambda number: MISTAKES[number].name)
+def test_a_realistic_mistake_is_named(number: int) -> None:
+    found = said(number)
+    assert found.first and found.stage_right and found.cause == "right", found
+
+
+def test_there_are_sixty_realistic_mistakes() -> None:
+    assert len(MISTAKES) == 60
+    assert len({mistake.variant for mistake in MISTAKES}) >= 12
+    kinds = {setting_of(number) for number in range(60)}
+    assert {framework for framework, _, _ in kinds} == {"torch", "jax"}
+    assert {dtype for _, dtype, _ in kinds} == {"float32", "float64"}
+
+
+@pytest.mark.parametrize("variant", ["decoder", "mla", "t5_bias", "linear"])
+def test_the_ports_themselves_are_right(variant: str) -> None:
+    judged(variant, {}, ("torch", "float64", True))
+
+
+# Two at once, and none ------------------------------------------------------------------------------------------------
+
+
+def wrong_in(methods: dict[str, Callable[..., Any]], taps: bool, call: str) -> Finding:
+    with pytest.raises(ParityError) as caught:
+        judged("mha", methods, ("torch", "float64", taps), calls=(call,))
+    return caught.value.finding
+
+
+@pytest.mark.parametrize("taps", [True, False])
+def test_two_mistakes_at_once_are_both_named(taps: bool) -> None:
+    methods = {"scale": lambda self, q: 1 / sqrt(self.c.d_model), "add": lambda self, scores, bias: scores - bias}
+    finding = wrong_in(methods, taps, "full")
+    assert finding.after is not None
+    both = [part.causes[0].name for part in (finding, finding.after)]
+    assert any("width of the model" in name or "model's width" in name for name in both), both
+    assert any(name.startswith("bias") for name in both), both
+    assert "with this mended it differs next at" in told(finding)
+
+
+def test_where_no_cause_fits_the_next_step_is_said() -> None:
+    finding = wrong_in({"cap": lambda self, x: x + 0.1 * x**3}, False, "plain")
+    assert not finding.causes
+    assert "show q, k, v, scores, probs, kept (taps=)" in finding.next_step, finding.next_step
+    assert "float64" not in finding.next_step and f"next: {finding.next_step}" in told(finding)
+
+
+# Constants ------------------------------------------------------------------------------------------------------------
+
+
+def constant(value: float | None, whole: bool = False) -> Constant:
+    return Constant("x", "", value, lambda setup, value: setup, whole)
+
+
+@pytest.mark.parametrize("true", [10500.0, 1e-9, 3.0, -0.25])
+def test_a_constant_is_found_by_the_numbers(true: float) -> None:
+    x = np.linspace(0.5, 2.0, 20)
+    start = 1e4 if true > 1e3 else 1e-6 if abs(true) < 1e-3 else 1.0
+
+    def function(value: float) -> np.ndarray:
+        return abs(value) ** x * np.sign(value)
+
+    assert fitted(constant(start), lambda value: function(value) - function(true) if value else None) == true
+
+
+def test_a_constant_without_effect_is_none() -> None:
+    assert fitted(constant(1.0), lambda value: np.ones(5)) is None
+
+
+def test_of_whole_numbers_that_fit_the_roundest_is_said() -> None:
+    assert fitted(constant(4, True), lambda n: np.zeros(3) if n > 9 else np.ones(3)) == 16
+
+
+# Roundings ------------------------------------------------------------------------------------------------------------
+
+
+def lowered(how: Callable[[np.ndarray], np.ndarray]) -> Trace:
+    """A run of mha whose weights were changed on their way to the context."""
+    trace = record(candidate("numpy"), Case("mha", "cross", "plain", "float64"))
+    tape = trace.outcome.tape
+    return replace(trace, outcome=replace(trace.outcome, tape=tape | {"kept": how(tape["kept"])}))
+
+
+def test_roundings_are_named_by_what_they_do() -> None:
+    finding = explain(lowered(lambda x: nearest(x, "bfloat16")).judged())
+    assert finding is not None and finding.first.name == "kept"
+    assert finding.causes and finding.causes[0].name == "weights rounded to bfloat16"
+    assert "as if rounded to bfloat16: no number has more digits" in finding.patterns
+    assert "this is a statistical finding" in finding.causes[0].evidence
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda x: x * (1 + 2.0**-9),
+        lambda x: x + 2.0**-9 * np.abs(x).max(),
+        lambda x: x + 2.0**-9 * np.sin(97 * np.arange(x.size)).reshape(x.shape) * np.abs(x),
+    ],
+    ids=["a factor", "an offset", "noise"],
+)
+def test_what_is_as_small_as_a_rounding_is_none(how: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Wide bounds hold them all; they are not in the directions in which a type rounds."""
+    finding = explain(lowered(how).judged())
+    assert finding is not None and finding.first.name == "kept"
+    assert not [text for text in [*finding.patterns, *(cause.name for cause in finding.causes)] if "round" in text]
+
+
+def test_likeness() -> None:
+    rng = np.random.default_rng(0)
+    error, other = rng.normal(size=(2, 200))
+    assert likeness(error, error) == pytest.approx(1)
+    assert likeness(error, 0.5 * error + 0.5 * other) > 0.5
+    assert likeness(error, other) == 0 and likeness(error, -error) == 0
+    assert likeness(error, 4 * error) == 0
+    assert likeness(error[:3], error[:3]) > 0.99 and likeness(error[:9], 0.8 * error[:9] + 0.6 * other[:9]) == 0
+    assert balanced(error, other) and not balanced(np.abs(error), other) and not balanced(error, error)
