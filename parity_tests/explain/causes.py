@@ -19,6 +19,7 @@ from parity_tests.explain.findings import Cause, Finding
 from parity_tests.explain.patterns import axes_of, patterns
 from parity_tests.explain.roundings import CERTAIN, balanced, evidence, likeness, rounded_arrays
 from parity_tests.explain.verdicts import FORWARD, Judged, Setup, exact, tree_of, verdicts
+from parity_tests.judge.consequences import consequences, source_of
 from parity_tests.judge.judging import Anchor, Departure, Row
 from parity_tests.mistakes import MUTANTS
 
@@ -36,7 +37,11 @@ ENOUGH = 8  # numbers that must differ before a mistake that explains one stage 
 
 def explain(run: Judged, causes: bool = True) -> Finding | None:
     """What is wrong with a run; None where nothing is."""
-    return explained(run, run.setup, causes=causes)
+    finding = explained(run, run.setup, causes=causes)
+    if finding is not None and causes:
+        near = consequences(run.case, run.drawn).neighbours(finding.first.name)
+        finding.made_of, finding.goes_into = near
+    return finding
 
 
 def explained(
@@ -76,15 +81,20 @@ def explained(
 
 def described(run: Judged, first: Row, rows: list[Row], anchor: Anchor) -> Finding:
     """The first difference with its arrays and what it looks like."""
-    finding = Finding(run.who, run.case.name, first, rows=rows)
+    theirs = run.outcome.names.get(first.name, run.outcome.names.get(source_of(first.name), ""))
+    finding = Finding(run.who, run.case.name, first, rows=rows, theirs="" if theirs == first.name else theirs)
     got, want = run.results().get(first.name), anchor.wanted.get(first.name)
     if got is None or want is None:
         return finding
     finding.axes, finding.got = axes_of(run.case, first.name, got.ndim), got
+    finding.hidden = anchor.hidden.get(first.name)
     if isinstance(want, ErrArray):
+        if finding.hidden is not None and got.shape == want.shape:
+            got = np.where(finding.hidden, want.v, got)
         finding.want, finding.bound = want.v, want.b
         allowed = anchor.get("allowed")
-        allowed = None if isinstance(allowed, ErrArray) else allowed
+        # What is hidden was not compared, so it says nothing.
+        allowed = None if isinstance(allowed, ErrArray) or finding.hidden is not None else allowed
         finding.patterns = patterns(got, want, finding.axes, allowed)
     else:
         finding.want = np.asarray(want)

@@ -44,6 +44,9 @@ class Finding:
         after: what else is wrong, where the first cause explains the first difference and not all.
         explains_all: with the causes made the reference gives all of the candidate's numbers.
         next_step: what would show more, where no known mistake explains it.
+        theirs: the candidate's own name of the first array, where it is known and another one.
+        made_of, goes_into: the names before and behind the first array in the dataflow of the reference.
+        hidden: the places of the first array that are not compared, because nothing depends on them.
     """
 
     candidate: str
@@ -59,11 +62,16 @@ class Finding:
     after: "Finding | None" = None
     explains_all: bool = False
     next_step: str = ""
+    theirs: str = ""
+    made_of: list[str] = field(default_factory=list)
+    goes_into: list[str] = field(default_factory=list)
+    hidden: np.ndarray | None = None
 
 
 def told(finding: Finding) -> str:
     """A finding in words: where, how much, what it looks like, why."""
-    row, lines = finding.first, [f"{finding.candidate} differs first at {finding.first.stage} {finding.first.name}"]
+    row, theirs = finding.first, f" (yours: {finding.theirs})" if finding.theirs else ""
+    lines = [f"{finding.candidate} differs first at {row.stage} {row.name}{theirs}"]
     if row.note:
         lines.append(f"  {row.note}")
     else:

@@ -26,6 +26,7 @@ class Outcome:
         tape: named intermediates in the order they were computed; booleans as they are.
         cotangents: gradient of each taped float array, by "d" + name; absent where the result does not depend on it.
         dtypes: dtype names of outputs and gradients, to be compared exactly.
+        names: what the candidate itself calls arrays, by our names; those that it calls as we do may be absent.
     """
 
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class Outcome:
     tape: dict[str, np.ndarray] = field(default_factory=dict)
     cotangents: dict[str, np.ndarray] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ same when all weights and inputs move a little does not depend on them, so its c
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -57,6 +58,12 @@ class Poison:
         return self.values.get(name)
 
 
+def source_of(name: str) -> str:
+    """The name whose cotangent a name is, as a scoped tape writes it."""
+    prefix, dot, last = name.rpartition(".")
+    return f"{prefix}{dot}{last.removeprefix('d')}"
+
+
 def replaced(carry: Any, old: Any, new: Any) -> Any:
     """A carry, maybe nested, with one array exchanged."""
     if carry is old:
@@ -78,6 +85,41 @@ class Consequences:
             self._hidden[name] = self._find(name)
         hidden = self._hidden[name]
         return hidden if isinstance(hidden, np.ndarray) and hidden.shape == shape else False
+
+    def neighbours(self, name: str) -> tuple[list[str], list[str]]:
+        """The names that an array is made of and those that are made of it, without a third between; or of a cotangent.
+
+        An array is made of another if it changes where that one is moved.
+        """
+        forward = self._graph
+        behind = name not in forward
+        here = source_of(name) if behind else name
+        if here not in forward:
+            return [], []
+
+        def nearest(names: list[str], of: Callable[[str, str], bool]) -> list[str]:
+            return [n for n in names if not any(of(n, m) for m in names if m != n)]
+
+        before = nearest([n for n in forward if here in forward[n]], lambda n, m: m in forward[n])
+        after = nearest([n for n in forward if n in forward[here]], lambda n, m: n in forward[m])
+        if behind:
+            known = self._sources
+            return [scoped(n) for n in after if scoped(n) in known], [scoped(n) for n in before if scoped(n) in known]
+        return before, after
+
+    @cached_property
+    def _graph(self) -> dict[str, set[str]]:
+        """For each float array of the forward pass those that change when it is moved."""
+        whole: dict[str, Any] = {}
+        outputs_of(self.case, self.drawn, whole)
+        floats = {n: x for n, x in whole.items() if isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.size}
+        graph: dict[str, set[str]] = {}
+        for name, x in floats.items():
+            tape = Poison(name, np.ones(x.shape, bool), 0)
+            outputs_of(self.case, self.drawn, tape)
+            moved = {n for n in floats if n != name and not np.array_equal(tape.values[n], floats[n], equal_nan=True)}
+            graph[name] = moved
+        return graph
 
     def _find(self, name: str) -> np.ndarray | bool:
         tape, nudged = self._tapes
@@ -118,13 +160,15 @@ class Consequences:
     def _on_the_way(self, name: str) -> bool:
         """Whether the outputs of some call depend on an array; else it is only recorded, and compared."""
         case = replace(self.case, call="full")
-        drawn = draw(case)
-        masks = {name for name, arg in case.config.arguments().items() if arg.kind in ("mask", "keep")}
-        inputs = {name: np.ones_like(x) if name in masks else x for name, x in drawn.inputs.items()}
-        drawn = replace(drawn, inputs=inputs)
-        tape: dict[str, Any] = {}
-        outputs = outputs_of(case, drawn, tape)
-        return name in tape and not inert(case, drawn, outputs, name, np.ones(tape[name].shape, bool))
+        drawn, arguments = draw(case), case.config.arguments()
+        for marks in (False, True):  # positions that are set apart, all or none
+            inputs = {n: np.full_like(x, marks if arguments[n].kind == "marks" else True) if x.dtype == bool else x
+                      for n, x in drawn.inputs.items()}  # fmt: skip
+            open_call, tape = replace(drawn, inputs=inputs), {}
+            outputs = outputs_of(case, open_call, tape)
+            if name in tape and not inert(case, open_call, outputs, name, np.ones(tape[name].shape, bool)):
+                return True
+        return False
 
     @cached_property
     def _outputs(self) -> dict[str, np.ndarray]:

@@ -20,6 +20,8 @@ from parity_tests.ports.names import (
     read_weights,
     returned,
     tapped,
+    theirs_of,
+    weights_of,
 )
 from parity_tests.ports.port import MissingDeviceError, Port, pulling, refuse_unknown
 
@@ -53,6 +55,7 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
     if is_module:
         params, moves = read_weights(names.weights, config, {name: np.asarray(x) for name, x in own.items()})
     narrow: set[str] = set()
+    own_names = weights_of(moves)
     taken, turns = accepted(candidate, config, names), count()
 
     def with_weights(held: Mapping[str, Any]) -> Any:
@@ -81,6 +84,7 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         else:
             result = invoke(function, given, taken, names, sizes)
         outputs, tape = returned(result, names, sizes)
+        own_names.update(theirs_of(seen, names))
         return outputs, in_our_axes(tape | dict(tapped(seen, names)), names, sizes)
 
     def run(case: Case, drawn: Drawn, taped: bool) -> Outcome:
@@ -97,9 +101,13 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
 
         if dtype == "float64":
             narrow.update(narrower(jax.make_jaxpr(forward)(held, leaves).jaxpr))
+        if not names.gradients:
+            collect(outcome, "outputs", call(held, leaves, rest, sizes)[0], np.asarray)
+            return outcome
         sources, pull, (outputs, tape) = vjp(forward, held, leaves, has_aux=True)
         collect(outcome, "outputs", outputs, np.asarray)
         collect(outcome, "tape", tape, np.asarray)
+        outcome.names |= own_names
         if pulling(outputs, drawn) is None:
             return outcome
         dheld, dleaves = pull({n: jnp.asarray(drawn.pulled[n], x.dtype) for n, x in sources.items()})

@@ -1,7 +1,7 @@
 """How a candidate's names, axes and arguments map to ours. Names are mapped, never guessed."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from typing import Any
@@ -35,6 +35,7 @@ class Names:
         taps: a pattern that finds a submodule's or an intermediate's name to the name on our tape, or (that name,
             "their axes -> ours").
         call: called as `call(candidate, **arguments)` with our names, in place of the candidate itself.
+        gradients: whether they are asked for.
     """
 
     weights: Weights = None
@@ -42,6 +43,7 @@ class Names:
     outputs: tuple[Named | None, ...] = ("y",)
     taps: Mapping[str, Named] = field(default_factory=dict)
     call: Callable[..., Any] | None = None
+    gradients: bool = True
 
 
 def framework_of(candidate: Any) -> str:
@@ -272,6 +274,17 @@ def returned(result: Any, names: Names, sizes: Mapping[str, int]) -> tuple[dict[
             f"{', '.join(absent)}; outputs= names what it returns in order, call= may return a dictionary of our names"
         )
     return {name: arranged(x, wanted[name], sizes, axes_moved) for name, x in found.items()}, tape
+
+
+def theirs_of(values: Iterable[str], names: Names) -> dict[str, str]:
+    """The candidate's own names of the intermediates that it taps, by ours."""
+    every = list(values)
+    return {pair(ours)[0]: n for pattern, ours in names.taps.items() for n in every if re.fullmatch(pattern, n)}
+
+
+def weights_of(moves: Iterable[Step]) -> dict[str, str]:
+    """The candidate's own names of the gradients of its parameters, by ours."""
+    return {f"d{ours}": ", ".join(step.keys) for step in moves for ours in step.params}
 
 
 def tapped(values: Mapping[str, Any], names: Names) -> Iterator[tuple[str, Any]]:

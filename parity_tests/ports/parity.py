@@ -125,32 +125,65 @@ def assert_parity(
         ValueError, TypeError: names, fields or shapes that do not fit.
     """
     __tracebackhide__ = True
-    made = config if isinstance(config, Config) else contract.config(variant, **dict(config or {}), **fields)
-    if made.variant != variant:
-        raise ValueError(f"assert_parity: expected a Config of {variant}, got one of {made.variant}; name its variant")
-    if fields and made is config:
-        raise ValueError(f"assert_parity: expected a Config or fields, got both, {', '.join(fields)}; give one of them")
+    made = config_of("assert_parity", variant, config, fields)
     unknown = [call for call in calls if call not in OWN_CALLS]
     if unknown or not calls:
         got = repr(unknown[0]) if unknown else "none"
         raise ValueError(f"assert_parity: expected calls= of {', '.join(OWN_CALLS)}, got {got}; name one or more")
     names = Names(weights, arguments, outputs, taps or {}, call)
-    found = port(candidate, made, names, framework, dtype, device)
+    return judged_in_types(
+        lambda kind: port(candidate, made, names, framework, kind, device),
+        lambda found: runs(found, made, calls, empty_rows, seed, outputs),
+        lambda found, traces, note: judged_rows(found, traces, names, note),
+        framework or framework_of(candidate),
+        dtype,
+    )
+
+
+def config_of(who: str, variant: str, config: Config | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> Config:
+    """The Config of a call, which gives it or its fields.
+
+    Raises:
+        ValueError: another variant's, or a Config and fields.
+    """
+    made = config if isinstance(config, Config) else contract.config(variant, **dict(config or {}), **fields)
+    if made.variant != variant:
+        raise ValueError(f"{who}: expected a Config of {variant}, got one of {made.variant}; name its variant")
+    if fields and made is config:
+        raise ValueError(f"{who}: expected a Config or fields, got both, {', '.join(fields)}; give one of them")
+    return made
+
+
+Check = Callable[[Port, list[Trace], str], list[Row]]
+
+
+def judged_in_types(
+    made: Callable[[str | None], Port],
+    run: Callable[[Port], Iterable[Trace]],
+    check: Check,
+    framework: str,
+    dtype: str | None,
+) -> Verdict:
+    """The verdict on a candidate in float64 and in its own type; in one type where `dtype` names it.
+
+    Args:
+        made: gives the port in a type.
+        run: gives its traces.
+        check: gives the verdicts on them; raises ParityError, with a note to add to its message.
+    """
+    __tracebackhide__ = True
+    found = made(dtype)
     rows, why = [], ""
     if dtype is None and found.dtype != "float64":
-        with float64_in_jax(framework or framework_of(candidate)):
-            rows, why = judged_wide(
-                lambda: port(candidate, made, names, framework, "float64", device),
-                lambda copy: runs(copy, made, calls, empty_rows, seed, outputs),
-                names,
-            )
-    traces = list(runs(found, made, calls, empty_rows, seed, outputs))
-    rows = rows + judged_rows(found, traces, names)
+        with float64_in_jax(framework):
+            rows, why = judged_wide(lambda: made("float64"), run, check)
+    traces = list(run(found))
+    rows = rows + check(found, traces, "")
     unseen = untested(traces) if found.dtype != "float64" and (why or dtype is not None) else []
     return Verdict(rows, {trace.case.call: trace for trace in traces}, unseen, why)
 
 
-def judged_rows(found: Port, traces: list[Trace], names: Names, note: str = "") -> list[Row]:
+def judged_rows(found: Port, traces: list[Trace], names: Names, note: str) -> list[Row]:
     """The verdicts on a candidate's traces.
 
     Raises:
@@ -173,7 +206,7 @@ WIDE = "judged in float64, which shows what is meant: a copy of it, or the funct
 
 
 def judged_wide(
-    copied: Callable[[], Port], run: Callable[[Port], Iterable[Trace]], names: Names
+    copied: Callable[[], Port], run: Callable[[Port], Iterable[Trace]], check: Check
 ) -> tuple[list[Row], str]:
     """The verdicts on a candidate in float64; none, and why, where it cannot be had in it.
 
@@ -191,7 +224,7 @@ def judged_wide(
         return [], f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
     if found.narrow and not all(row.ok for trace in traces for row in verdicts(trace.judged())[0]):
         return [], f"it computes in a narrower type: {', '.join(sorted(found.narrow)[:3])}"
-    return judged_rows(found, traces, names, WIDE), ""
+    return check(found, traces, WIDE), ""
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from parity_tests.ports.names import (
     read_weights,
     returned,
     tapped,
+    theirs_of,
+    weights_of,
 )
 from parity_tests.ports.port import MissingDeviceError, Port, pulling, refuse_unknown
 
@@ -61,9 +63,14 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
         copies = {name: x.clone() for name, x in weights.items()}
         function = candidate if is_module or not weights else lambda *a, **k: candidate(copies, *a, **k)
         watched = watching(narrow) if dtype == "float64" else nothing()
-        with hooked(candidate, names) if taped and is_module else nothing() as seen, watched:
+        with (
+            hooked(candidate, names) if taped and is_module else nothing() as seen,
+            watched,
+            torch.set_grad_enabled(names.gradients),
+        ):
             outputs, tape = returned(invoke(function, given, taken, names, sizes), names, sizes)
         tape |= dict(tapped(seen, names))
+        outcome.names |= theirs_of(seen, names) | weights_of(moves)
         strange = [f"{name} {type(x).__name__}" for name, x in (outputs | tape).items() if not torch.is_tensor(x)]
         if strange:
             raise TypeError(
@@ -76,7 +83,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
         collect(outcome, "outputs", outputs, from_torch)
         collect(outcome, "tape", in_our_axes(tape, names, sizes), from_torch)
         dys = pulling(outputs, drawn)
-        if targets and dys is not None:
+        if targets and dys is not None and names.gradients:
             # What does not depend on anything has the gradient 0: a cut is a difference, and is told as one.
             through = {name: x for name, x in dys.items() if outputs[name].requires_grad}
             pull = [to_torch(x, where).to(outputs[name].dtype) for name, x in through.items()]

@@ -11,6 +11,8 @@ from parity_tests.judge.judging import Row, ratios
 from parity_tests.report.cells import STAGES, figure, shade
 
 VALUE_LEVELS = 4
+NEAR = 12  # names beside the first difference that are listed
+HIDDEN = "hid"  # the class of a place that is not compared
 
 
 def strokes(classes: np.ndarray) -> Markup:
@@ -59,13 +61,17 @@ def pictures(finding: Finding, most: int) -> dict[str, Any] | None:
     if got.shape != want.shape or got.size == 0:
         return None
     bound = np.zeros_like(want) if finding.bound is None else np.broadcast_to(finding.bound, want.shape)
-    share = ratios(got, want, bound)
-    index = np.unravel_index(int(np.argmax(share)), share.shape)
-    flat = [x.reshape((1,) * max(0, 2 - x.ndim) + x.shape) for x in (share, got, want)]
+    hidden = np.zeros(want.shape, bool) if finding.hidden is None else np.broadcast_to(finding.hidden, want.shape)
+    share = np.where(hidden, 0.0, ratios(got, want, bound))
+    # The place that the text names; another one only where it names none.
+    index = (
+        finding.first.index if len(finding.first.index) == want.ndim else np.unravel_index(share.argmax(), share.shape)
+    )
+    flat = [x.reshape((1,) * max(0, 2 - x.ndim) + x.shape) for x in (share, got, want, hidden)]
     place = [int(i) for i in (0,) * max(0, 2 - share.ndim) + tuple(index)]
     rows, columns = (window(n, at, most) for n, at in zip(flat[0].shape[-2:], place[-2:], strict=True))
-    share, got, want = (x[(*place[:-2], rows, columns)] for x in flat)
-    scale = float(np.max(np.abs(want), where=np.isfinite(want), initial=0.0))
+    share, got, want, hidden = (x[(*place[:-2], rows, columns)] for x in flat)
+    scale = float(np.max(np.abs(want), where=np.isfinite(want) & ~hidden, initial=0.0))
     letters = finding.axes.split()
     letters = letters if len(letters) == len(index) else [f"axis {i}" for i in range(len(index))]
     letters = [""] * max(0, 2 - len(index)) + letters
@@ -81,13 +87,14 @@ def pictures(finding: Finding, most: int) -> dict[str, Any] | None:
         "down": f"{letters[-2]} from {rows.start} to {rows.stop - 1}" if letters[-2] else "",
         "across": f"{letters[-1]} from {columns.start} to {columns.stop - 1}" if letters[-1] else "",
         "beyond": int(np.sum(~(share <= 1))),
-        "cells": share.size,
+        "cells": int(np.sum(~hidden)),
+        "hidden": int(np.sum(hidden)),
         "scale": f"{scale:.3g}",
         "whole": share.shape == flat[0].shape[-2:],
         "shown": [
-            ("error/bound", strokes(np.vectorize(shade, otypes=[object])(share))),
-            ("got", strokes(np.vectorize(value_class, otypes=[object])(got, scale))),
-            ("expected", strokes(np.vectorize(value_class, otypes=[object])(want, scale))),
+            ("error/bound", strokes(np.where(hidden, HIDDEN, np.vectorize(shade, otypes=[object])(share)))),
+            ("got", strokes(np.where(hidden, HIDDEN, np.vectorize(value_class, otypes=[object])(got, scale)))),
+            ("expected", strokes(np.where(hidden, HIDDEN, np.vectorize(value_class, otypes=[object])(want, scale)))),
         ],
     }
 
@@ -124,6 +131,9 @@ def finding_view(finding: Finding, most: int) -> dict[str, Any]:
         "shade": shade(row.ratio),
         "axes": finding.axes,
         "place": place_of(finding),
+        "theirs": finding.theirs,
+        "made_of": neighbours(finding, finding.made_of),
+        "goes_into": neighbours(finding, finding.goes_into),
         "shapes": shapes(finding),
         "pictures": pictures(finding, most) if most else None,
         "causes": [(cause.name, cause.fix, figure(cause.ratio)) for cause in finding.causes[:8]],
@@ -131,6 +141,12 @@ def finding_view(finding: Finding, most: int) -> dict[str, Any]:
         "stages": chips(finding.rows[:200], row),
         "more": max(0, len(finding.rows) - 200),
     }
+
+
+def neighbours(finding: Finding, names: list[str]) -> list[tuple[str, str, str]]:
+    """Names beside the first difference, each with its ratio and shade; both empty where it was not recorded."""
+    rows = {row.name: row for row in reversed(finding.rows)}
+    return [(n, figure(rows[n].ratio), shade(rows[n].ratio)) if n in rows else (n, "", "") for n in names[:NEAR]]
 
 
 def shapes(finding: Finding) -> str:

@@ -343,6 +343,35 @@ def test_picture_shows_the_slice_around_the_worst(shape: tuple[int, ...]) -> Non
     assert picture["beyond"] == sum(name.startswith("f") for name in shown.values())
 
 
+def test_picture_shows_the_place_that_the_text_names() -> None:
+    """Hidden places are grey and not counted, and the ring is in the head of the text, however wrong the hidden are."""
+    case = Case("mha", "cross", "full", "float64")
+    want, hidden = np.ones((2, 3, 4, 5)), np.zeros((2, 3, 4, 5), bool)
+    got = want.copy()
+    got[1, 2, 3, 4], got[0, 0, 0, 0], hidden[0, 0, 0], hidden[1, 2, 0] = 2.0, 1e9, True, True
+    got[1, 2, 0, 1] = np.nan
+    row = Row("yours", case, "tape", "scores", 5.0, (1, 2, 3, 4), 2.0, 1.0, 0.2)
+    finding = Finding("yours", case.name, row, "b h t s", got, want, np.full(want.shape, 0.2), hidden=hidden)
+    picture = pictures.pictures(finding, html.WINDOW)
+    assert picture is not None
+    assert (picture["fixed"], picture["x"], picture["y"]) == ("b = 1, h = 2", 4, 3)
+    assert (picture["beyond"], picture["cells"], picture["hidden"]) == (1, 15, 5)
+    for _, markup in picture["shown"]:
+        assert {cell for cell, name in drawn(str(markup)).items() if name == pictures.HIDDEN} == {
+            (x, 0) for x in range(5)
+        }
+
+
+def test_both_names_and_the_neighbours_are_shown(tmp_path: Path) -> None:
+    case = Case("mha", "cross", "full", "float64")
+    rows = [Row("yours", case, "tape", "q", 0.5), Row("yours", case, "tape", "scores", 5.0, (1,), 2.0, 1.0, 0.2)]
+    finding = Finding("yours", case.name, rows[1], rows=rows, theirs="attn.qk", made_of=["q", "k"], goes_into=["probs"])
+    text = page_of(tmp_path, Result(rows), [finding]).text
+    text = text.replace(" ,", ",").replace(" .", ".")
+    assert "tape scores, attn.qk in yours" in text
+    assert "Made of q 0.5, k not recorded ; it goes into probs not recorded." in text
+
+
 def test_picture_of_what_is_not_finite() -> None:
     case = Case("mha", "cross", "full", "float32")
     row = Row("torch eager", case, "tape", "probs", np.inf, index=(0, 0))

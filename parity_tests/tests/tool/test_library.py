@@ -760,3 +760,80 @@ def test_a_rounding_is_called_one() -> None:
 
 def test_the_verdict_says_how_it_was_called() -> None:
     assert "called with query; with query, mask" in str(judge(own()))
+
+
+RMS = {"d_model": 8, "num_heads": 2, "norm": "rms", "qkv_bias": False, "output_bias": False}
+
+
+def normed(eps: float) -> torch.nn.Module:
+    return attn_torch.build("decoder", **RMS, norm_eps=eps).eval()
+
+
+@pytest.mark.parametrize("eps", [1e-5, 1e-9])
+def test_a_wrong_eps_is_seen_by_default(eps: float) -> None:
+    """In float32 it is below the bounds, in float64 far above; the module itself stays in float32."""
+    module = normed(eps)
+    with pytest.raises(ParityError, match="judged in float64") as caught:
+        assert_parity(module, "decoder", RMS, norm_eps=1e-6, calls=("plain",))
+    assert caught.value.finding.case.endswith("float64")
+    assert {x.dtype for x in module.parameters()} == {torch.float32}
+
+
+def test_a_run_in_one_type_says_what_it_did_not_test() -> None:
+    verdict = assert_parity(normed(1e-6), "decoder", RMS, norm_eps=1e-6, calls=("plain",), dtype="float32")
+    (field,) = verdict.untested
+    assert (field.name, field.value, field.dtype) == ("norm_eps", 1e-6, "float32")
+    assert field.up_to > 1e-6
+    assert "not tested: norm_eps=1e-06 (nor would" in str(verdict)
+    whole = assert_parity(normed(1e-6), "decoder", RMS, norm_eps=1e-6, calls=("plain",))
+    assert {row.case.dtype for row in whole.rows} == {"float64", "float32"}
+    assert (whole.untested, whole.why) == ([], "")
+
+
+class Narrow(torch.nn.Module):
+    """A right module that takes its softmax in float32, whatever its weights are in, as many do."""
+
+    def __init__(self, right: torch.nn.Module) -> None:
+        super().__init__()
+        self.right = right
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.right.softmax.forward = lambda scores: torch.softmax(scores.float(), -1).to(scores.dtype)
+        return self.right(x)
+
+
+def test_a_fixed_type_inside_is_no_difference() -> None:
+    """It cannot be had in float64: the verdict says why, and what was not tested."""
+    names = {n: (f"right.{x[0]}", *x[1:]) if isinstance(x, tuple) else f"right.{x}" for n, x in LINEAR.items()}
+    module = Narrow(own())
+    verdict = assert_parity(module, "mha", d_model=12, num_heads=3, weights=names, calls=("plain",))
+    assert {row.case.dtype for row in verdict.rows} == {"float32"}
+    assert "computes in a narrower type" in verdict.why
+    assert "not judged in float64" in str(verdict)
+
+
+def test_flax_modules_are_judged_in_both_types() -> None:
+    module = Counting()
+    module.eval()
+    with jax.enable_x64(False):
+        verdict = assert_parity(module, "dot_product", calls=("plain",))
+        assert not jax.config.jax_enable_x64
+    assert {row.case.dtype for row in verdict.rows} == {"float64", "float32"}
+    assert module.norm.scale[...].dtype == jnp.float32
+
+
+def test_a_jax_module_of_a_fixed_type_is_no_difference() -> None:
+    """Flax takes this softmax in float32 always."""
+    module = nnx.MultiHeadAttention(num_heads=3, in_features=12, decode=False, rngs=nnx.Rngs(0))
+    verdict = assert_parity(
+        module, "mha", d_model=12, num_heads=3, weights=KERNELS, arguments={"query": "inputs_q"}, calls=("plain",)
+    )
+    assert {row.case.dtype for row in verdict.rows} == {"float32"}
+    assert "float32" in verdict.why
+
+
+def test_both_names_of_an_array_are_told() -> None:
+    with pytest.raises(ParityError, match=r"tape probs \(yours: softmax\)") as caught:
+        judge(own("axis"), taps={"softmax": "probs"}, calls=("full",))
+    finding = caught.value.finding
+    assert (finding.made_of, finding.goes_into) == (["scores"], ["kept"])

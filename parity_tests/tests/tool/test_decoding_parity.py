@@ -1,0 +1,140 @@
+"""Steps with a cache of one's own: right ones pass, and what is wrong with a cache has a name."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import attn_torch
+from parity_tests import ParityError, assert_decoding_parity
+
+ROTARY = {"d_model": 12, "num_heads": 3, "causal": True}
+
+
+def turned(x: Any, positions: np.ndarray) -> np.ndarray:
+    """Rotary embedding of four dimensions, the two halves of a head as pairs."""
+    angles = positions[:, None] * 10000.0 ** (-np.arange(2) / 2)
+    cos, sin = np.cos(angles)[None, :, None], np.sin(angles)[None, :, None]
+    a, b = x[..., :2], x[..., 2:]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def step(params: Any, x: Any, cache: Any, wrong: str = "") -> Any:
+    """One step with arrays of fixed length, as people write them, `wrong` in the way of a name after the prompt."""
+    kinds = ("q", "k", "v")
+    q, k, v = (np.einsum("btd,dhk->bthk", x, params[f"w_{n}"]) + params[f"b_{n}"] for n in kinds)
+    done, n = cache["done"], x.shape[1]
+    wrong = wrong if done else ""
+    start = done - (wrong == "length")
+    at = start + np.arange(n) + {"plus": 1, "minus": -1, "restart": -done}.get(wrong, 0)
+    q, k = turned(q, at), turned(k, at)
+    slot = start + {"late": 1, "early": -1}.get(wrong, 0)
+    for name, new in (("k", k), ("v", v)):
+        room = cache[name][:, slot : slot + n].shape[1]
+        cache[name][:, slot : slot + n] = new[:, :room]
+    seen = np.arange(cache["k"].shape[1])
+    reach = start + np.arange(n)[:, None] + {"newest": -1, "future": 1}.get(wrong, 0)
+    mask = (seen <= reach) & (seen < start + n)
+    if wrong == "forget":
+        mask &= seen >= start
+    scores = np.where(mask, np.einsum("bthk,bshk->bhts", q, cache["k"]) / 2, -np.inf)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    y = np.einsum("bhts,bshk->bthk", e / e.sum(-1, keepdims=True), cache["v"])
+    return np.einsum("bthk,hkd->btd", y, params["w_o"]) + params["b_o"], cache | {"done": start + n}
+
+
+def empty(_: Any, b: int, room: int) -> Any:
+    return {"k": np.zeros((b, room, 3, 4)), "v": np.zeros((b, room, 3, 4)), "done": 0}
+
+
+def judged(wrong: str) -> Any:
+    return assert_decoding_parity(
+        lambda params, x, cache: step(params, x, cache, wrong),
+        "rotary",
+        ROTARY,
+        step=lambda f, x, cache: f(x, cache),
+        init=empty,
+    )
+
+
+def test_a_right_cache_agrees_with_the_full_pass_and_with_our_steps() -> None:
+    verdict = judged("")
+    assert len(verdict.rows) == 2
+    assert verdict.worst.ratio <= 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    {
+        "plus": "cache position one too large",
+        "minus": "cache position one too small",
+        "restart": "positions start again at 0 in every step",
+        "late": "keys and values written one slot too late",
+        "early": "keys and values written one slot too early",
+        "newest": "the newest key is not seen",
+        "future": "one key of the future is seen",
+        "forget": "the cache is not seen",
+        "length": "cache length one too small",
+    }.items(),
+)
+def test_a_mistake_with_the_cache_is_named(wrong: str, name: str) -> None:
+    with pytest.raises(ParityError, match="first wrong at position 2, in step 1 after the prompt") as caught:
+        judged(wrong)
+    assert caught.value.finding.causes[0].name == name
+
+
+class Stepping(torch.nn.Module):
+    """Our own layer behind a step of another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = attn_torch.build("mha", **ROTARY).eval()
+
+    def decode(self, x: torch.Tensor, cache: Any) -> Any:
+        return self.layer.step(x, cache)
+
+
+def test_a_module_is_judged_in_both_types_and_stays_as_it_is() -> None:
+    module = Stepping()
+    verdict = assert_decoding_parity(
+        module,
+        "mha",
+        ROTARY,
+        weights={name: f"layer.{name}" for name in module.layer.params()},
+        step=lambda m, x, cache: m.decode(x, cache),
+        init=lambda m, b, room: m.layer.init_cache(b, room, dtype=str(m.layer.w_q.dtype).removeprefix("torch.")),
+    )
+    assert {row.case.dtype for row in verdict.rows} == {"float32", "float64"} or verdict.why
+    assert module.layer.w_q.dtype == torch.float32
+
+
+def test_a_function_of_jax_arrays_decodes() -> None:
+    def linear(params: Any, x: Any, state: Any) -> Any:
+        q, k, v = (jnp.einsum("btd,dhk->bthk", x, params[f"w_{n}"]) + params[f"b_{n}"] for n in "qkv")
+        state = (k, v) if state is None else tuple(jnp.concatenate(pair, 1) for pair in zip(state, (k, v), strict=True))
+        k, v = state
+        t, s = q.shape[1], k.shape[1]
+        mask = jnp.arange(s)[None] <= jnp.arange(t)[:, None] + s - t
+        scores = jnp.where(mask, jnp.einsum("bthk,bshk->bhts", q, k) / 2, -jnp.inf)
+        e = jnp.exp(scores - scores.max(-1, keepdims=True))
+        y = jnp.einsum("bhts,bshk->bthk", e / e.sum(-1, keepdims=True), v)
+        return jnp.einsum("bthk,hkd->btd", y, params["w_o"]) + params["b_o"], state
+
+    verdict = assert_decoding_parity(linear, "mha", ROTARY, framework="jax", step=lambda f, x, state: f(x, state))
+    assert {row.case.dtype for row in verdict.rows} == {"float32", "float64"}
+
+
+@pytest.mark.parametrize(
+    ("variant", "options", "words"),
+    [
+        ("mha", {"d_model": 12, "num_heads": 3}, "expected a layer that decodes one sequence"),
+        ("mha", ROTARY, "expected step= to return the outputs and the cache, got Tensor"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(variant: str, options: Any, words: str) -> None:
+    module = Stepping()
+    names = {name: f"layer.{name}" for name in module.layer.params()}
+    with pytest.raises((ValueError, TypeError), match=words):
+        assert_decoding_parity(module, variant, options, weights=names, step=lambda m, x, cache: m.layer(x))
