@@ -1,0 +1,172 @@
+"""The two sides of a comparison: a module or function of any framework, ready to be run and listened to."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from attn_np._ops import DTYPES
+from parity_tests.bounds.error_arrays import UNIT, widened
+from parity_tests.ports.modules.recordings import Arrays, Attention, Call, Recording, Run, flat, mapped
+
+Caller = Callable[..., Any] | None
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a module is run.
+
+    Attributes:
+        dtype: of inputs and weights.
+        exact: float64 wherever the code asks for a smaller type.
+        moved: constants are moved by one rounding.
+    """
+
+    dtype: str
+    exact: bool = False
+    moved: bool = False
+
+
+@dataclass
+class Side:
+    """A module or a function.
+
+    Attributes:
+        who: framework and class.
+        dtype: the type of its weights; of the inputs if there are none.
+        weights: by name, in that type.
+        constants: names of the constants in a smaller type than float64.
+        run: from inputs (positional and by keyword), weights and a mode to what was called, in order, and gradients.
+        in_first: the weights that are stored as [in, out].
+        attention: finds the submodules that are attention, from all the weights.
+    """
+
+    who: str
+    dtype: str
+    weights: Arrays
+    constants: tuple[str, ...]
+    run: Callable[[tuple[Any, ...], dict[str, Any], Arrays, Mode], Run]
+    in_first: list[str] = field(default_factory=list)
+    attention: Callable[[Arrays], dict[str, Attention]] = lambda _: {}
+
+
+def side_of(module: Any, call: Caller, framework: str | None, weights: bool, inputs: Any) -> Side:
+    """A torch module, a Flax NNX or Linen module, or a function, as one side.
+
+    Args:
+        module: a Linen module comes with its variables, `(module, variables)`, or alone to get weights of the other
+            side.
+        call: called as `call(module, *inputs)` in place of the module itself.
+        framework: whose arrays a function takes: "numpy", "torch" or "jax".
+        weights: a function takes a dictionary of weights first.
+        inputs: a Linen module without variables is initialised with these.
+
+    Raises:
+        TypeError: it is none of them.
+    """
+    names = {f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in type(module).__mro__}
+    linen = module[0] if isinstance(module, tuple) and module else module
+    if any(base.__module__ == "flax.linen.module" and base.__name__ == "Module" for base in type(linen).__mro__):
+        from parity_tests.ports.modules.listen_jax import linen_side
+
+        return linen_side(module, call, inputs)
+    if "torch.Module" in names:
+        from parity_tests.ports.modules.listen_torch import torch_side
+
+        return torch_side(module, call)
+    if "flax.Module" in names:
+        from parity_tests.ports.modules.listen_jax import nnx_side
+
+        return nnx_side(module, call)
+    if not callable(module) or isinstance(module, type):
+        raise TypeError(
+            f"compare_modules: expected a torch module, a Flax module or a function, got {type(module).__name__}; "
+            f"give an object that can be called, a Linen module as (module, variables)"
+        )
+    framework = framework or "numpy"
+    if framework == "torch":
+        from parity_tests.ports.modules.listen_torch import torch_function_side
+
+        return torch_function_side(module, call, weights)
+    if framework == "jax":
+        from parity_tests.ports.modules.listen_jax import jax_function_side
+
+        return jax_function_side(module, call, weights)
+    if framework != "numpy":
+        raise ValueError(f"compare_modules: expected framework= numpy, torch or jax, got {framework!r}; name one")
+    return numpy_function_side(module, call, weights)
+
+
+def numpy_function_side(function: Any, call: Caller, weights: bool) -> Side:
+    """A function of NumPy arrays: its inputs and outputs, no gradients."""
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any], params: Arrays, mode: Mode) -> Run:
+        def typed(name: str, x: Any) -> np.ndarray:
+            return x.astype(DTYPES[mode.dtype]) if is_float(x) else x.copy()
+
+        first = ({name: typed(name, x) for name, x in params.items()},) if weights else ()
+        args, kwargs = mapped(args, typed), mapped(kwargs, typed)
+        inputs = named(args, kwargs)
+        result = call(function, *first, *args, **kwargs) if call else function(*first, *args, **kwargs)
+        outputs = {name: widened(np.asarray(x)) for name, x in flat(result)}
+        return Run([Call("", "function", {name: widened(x) for name, x in inputs.items()}, outputs)])
+
+    return Side(f"numpy {function_name(function)}", "", {}, (), run)
+
+
+def function_name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def is_float(x: Any) -> bool:
+    return str(x.dtype).rpartition(".")[2] in UNIT
+
+
+def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a call, by keyword or place."""
+    return dict(flat(args)) | dict(flat(kwargs))
+
+
+def cotangent(shape: tuple[int, ...]) -> np.ndarray:
+    """The same random gradient of the output on both sides, in numbers that every type holds exactly."""
+    return np.random.default_rng(11).integers(-8, 9, shape) / 8.0
+
+
+def moved(x: np.ndarray, unit: float) -> np.ndarray:
+    """Numbers that stand for others, one rounding away: each is moved by it, up or down at random."""
+    return x * (1 + unit * np.random.default_rng(12).choice([-1.0, 1.0], x.shape))
+
+
+def record(side: Side, inputs: Any, weights: Arrays | None = None) -> Recording:
+    """Run a side in float64 and in its own type, on weights of another side or its own."""
+    args, kwargs = split(inputs)
+    params = side.weights | (weights or {})
+    arrays = named(args, kwargs)
+    own = side.dtype or next((dtype_of(x) for x in arrays.values() if is_float(x)), "float32")
+    probe = "float32" if own == "float64" else own
+    exact = side.run(args, kwargs, params, Mode("float64", exact=True))
+    moved = side.run(args, kwargs, params, Mode("float64", exact=True, moved=True)) if side.constants else None
+    return Recording(
+        side.who, own, exact, side.run(args, kwargs, params, Mode(probe)), moved, arrays, params, side.in_first,
+        side.attention(params),
+    )  # fmt: skip
+
+
+def dtype_of(x: Any) -> str:
+    return str(x.dtype).rpartition(".")[2]
+
+
+def split(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword inputs, their arrays as NumPy's."""
+    given = inputs if isinstance(inputs, tuple | list | Mapping) else (inputs,)
+    given = mapped(given, lambda _, x: as_numpy(x))
+    return ((), dict(given)) if isinstance(given, Mapping) else (tuple(given), {})
+
+
+def as_numpy(x: Any) -> np.ndarray:
+    if type(x).__module__.partition(".")[0] == "torch":
+        from parity_tests.judge.candidates import from_torch
+
+        return from_torch(x)
+    return np.asarray(x)
