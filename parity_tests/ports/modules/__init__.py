@@ -6,7 +6,7 @@ from typing import Any
 
 from parity_tests.ports.modules.names import Names, copied, pairs, refuse_unused
 from parity_tests.ports.modules.recordings import Recording, load_modules
-from parity_tests.ports.modules.sides import Caller, record, side_of
+from parity_tests.ports.modules.sides import Caller, go_on, record, side_of
 from parity_tests.ports.modules.walk import ModuleComparison, Row, compare_recordings
 
 __all__ = [
@@ -33,7 +33,8 @@ def compare_modules(
     """Run two modules on the same inputs and weights, and find the first submodule that differs.
 
     Both run in float64 and in their own types, and the difference of the two runs gives the bounds
-    (`parity_tests.ports.modules.bounds`). Neither module is changed. Nothing is put into evaluation mode: do that first.
+    (`parity_tests.ports.modules.bounds`). Neither module is changed. Nothing is put into evaluation mode: do that
+    first.
 
     Args:
         a, b: torch modules, Flax NNX modules, Linen modules as `(module, variables)` or, if it gets the weights of the
@@ -68,7 +69,11 @@ def compare_modules(
         params = copied(recorded, pairs(recorded, other, names, need_all=True))
     partner = record(other, inputs, params)
     refuse_unused(recorded, [*partner.weights, *(call.name for call in partner.exact.calls)], names)
-    return compare_recordings(recorded, partner, names)
+
+    def local(of_a: Any, of_b: Any) -> Any:
+        return go_on(one, recorded, of_a), go_on(other, partner, of_b)
+
+    return compare_recordings(recorded, partner, names, local if one.constants or other.constants else None)
 
 
 def renamed(recording: Recording, names: Names) -> dict[str, Any]:

@@ -5,20 +5,22 @@ roundings $|\delta_i| \le u$, and the $c_i$ depend on the computation, not on th
 with unit roundoff $u$, measured against the run in float64, thus says what the error of the float64 run is: about
 $e\,u_{64}/u$. No bound needs to be picked, and an ill-conditioned module gets a wider one.
 
-*Meaning.* Two float64 runs of one function differ by about $e\,u_{64}/u$, and two functions whose difference can be seen
-in the module's own type differ by $e$ or more. The bound is the geometric mean of the two,
+*Meaning.* Two float64 runs of one function differ by about $e\,u_{64}/u$, and two functions whose difference can be
+seen in the module's own type differ by $e$ or more. The bound is the geometric mean of the two,
 
 $$ |a_{64} - b_{64}| \le \sqrt{u_{64}/u_a}\; e_a + \sqrt{u_{64}/u_b}\; e_b. $$
 
-For float32 it is $2^{14.5}$ times above the first and below the second. The estimate rests on the draw of the roundings.
-If only one rounding matters, the quotient of two draws exceeds $k$ with a probability of about $2/(\pi k)$,
-$2^{-15}$ here; for an array in which $n$ of them matter, the largest of each counts, and the power is $n$. $e$ is the
-largest error in the array, and at least one rounding of its largest number, as a sum may happen to be exact.
+For float32 it is $2^{14.5}$ times above the first and below the second. The estimate rests on one draw of the
+roundings. Where a single rounding matters, the quotient of two draws exceeds $k$ with a probability of about
+$2/(\pi k)$, $2^{-15}$ here; where $n$ of them matter independently, the largest counts, and it is a power $n$ of that.
+$e$ is the largest error in the array, and at least one rounding of its largest number, as a sum may happen to be exact.
 
 *Constants.* A table that was rounded when it was made, such as the frequencies of rotary positions, has that error in
-float64, too. A third run with each of its numbers moved by one rounding, up or down at random, says how much that
-matters. Roundings are at most as large, so the difference's root mean square is a standard deviation for them, and 10.6 times
-it is exceeded by one of $2^{40}$ numbers with a probability of $2^{-40}$.
+float64, too. A third run with each of its numbers moved by 16 roundings, up or down at random, says how much that
+matters: a power multiplies the rounding of its exponent by the logarithm of its base, which is 13.8 for a million, and
+the operations around it round once each. The error itself is at most as large, so the root mean square of the change is
+at least its standard deviation, and 10.6 times it is what $2^{40}$ normally distributed numbers exceed with a
+probability of $2^{-40}$.
 
 *Precision.* A float32 side whose error is $2^{6.5}$ times that of the other, and of one rounding, is less precise: half
 way, as a power, from float32 to the type with the next larger roundoff, TF32 or float16.

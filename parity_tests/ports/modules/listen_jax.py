@@ -12,19 +12,21 @@ from flax import linen, nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.extend.core import Primitive
 
-from parity_tests.bounds.error_arrays import UNIT, widened
+from parity_tests.bounds.error_arrays import widened
 from parity_tests.ports.modules import known
 from parity_tests.ports.modules.recordings import Arrays, Call, Run, flat, mapped
 from parity_tests.ports.modules.sides import (
     Caller,
     Mode,
     Side,
+    Turns,
     cotangent,
     dtype_of,
     function_name,
     is_float,
     moved,
     named,
+    rounded,
     split,
 )
 
@@ -62,23 +64,24 @@ def nnx_side(module: nnx.Module, call: Caller) -> Side:
     """A Flax NNX module: every run is of a copy with the weights given."""
     graph, held, rest = nnx.split(module, (nnx.Param, nnx.BatchStat), ...)
     weights = {dotted(path): np.asarray(x[...]) for path, x in nnx.to_flat_state(held)}
-    constants = [dotted(path) for path, x in nnx.to_flat_state(rest) if value_of(x).dtype in SMALL]
+    others = {dotted(path): np.asarray(value_of(x)) for path, x in nnx.to_flat_state(rest)}
+    constants = [name for name, x in others.items() if is_float(x) and rounded(x).any()]
 
     def build(own: Mapping[str, Any], mode: Mode) -> nnx.Module:
         params = nnx.from_flat_state([(path, x.replace(own[dotted(path)])) for path, x in nnx.to_flat_state(held)])
-        others = []
+        left = []
         for path, x in nnx.to_flat_state(rest):
             if mode.exact and dotted(path) in constants:
-                unit = UNIT[dtype_of(value_of(x))] if mode.moved else 0.0
-                new = jnp.asarray(moved(widened(value_of(x)), unit))
+                constant = others[dotted(path)]
+                new = jnp.asarray(moved(constant) if mode.moved else widened(constant))
                 x = x.replace(new) if isinstance(x, nnx.Variable) else new
-            others.append((path, x))
-        return nnx.merge(graph, params, nnx.from_flat_state(others), copy=True)
+            left.append((path, x))
+        return nnx.merge(graph, params, nnx.from_flat_state(left), copy=True)
 
     def run(args: Any, kwargs: Any, params: Arrays, mode: Mode) -> Run:
         def forward(own: Mapping[str, Any], args: Any, kwargs: Any, calls: list[Call] | None) -> Any:
             copy = build(own, mode)
-            with nnx_listening(copy, calls):
+            with nnx_listening(copy, calls, Turns(mode)):
                 return call(copy, *args, **kwargs) if call else copy(*args, **kwargs)
 
         return run_jax(forward, args, kwargs, params, mode)
@@ -115,7 +118,7 @@ def linen_side(module: Any, call: Caller, inputs: Any) -> Side:
             method = None if call is None else lambda m, *a, **k: call(m, *a, **k)
             with ExitStack() as stack:
                 if calls is not None:
-                    stack.enter_context(linen.intercept_methods(linen_interceptor(calls)))
+                    stack.enter_context(linen.intercept_methods(linen_interceptor(calls, Turns(mode))))
                 return module.apply(everything, *args, method=method, **kwargs)
 
         result = run_jax(forward, args, kwargs, params, mode)
@@ -158,7 +161,7 @@ def run_jax(forward: Callable[..., Any], args: Any, kwargs: Any, params: Arrays,
             calls.append(Call("", "function", arrays(inputs), arrays(outputs)))
         result.calls = calls
         first = next((name for name, x in outputs.items() if is_float(x)), None)
-        if first is not None:
+        if first is not None and not mode.values:
             leaves = {name: x for name, x in inputs.items() if is_float(x)}
 
             def of_leaves(own: Any, leaves: Any) -> Any:
@@ -176,7 +179,7 @@ def arrays(tree: Any) -> Arrays:
 
 
 @contextmanager
-def nnx_listening(module: nnx.Module, calls: list[Call] | None) -> Iterator[None]:
+def nnx_listening(module: nnx.Module, calls: list[Call] | None, turns: Turns) -> Iterator[None]:
     """Put the calls of a module and all its submodules into a list, in the order in which they end.
 
     The classes are wrapped while it listens: Python finds `__call__` on the class alone.
@@ -192,6 +195,7 @@ def nnx_listening(module: nnx.Module, calls: list[Call] | None) -> Iterator[None
             # A class that calls its parent's is one call.
             if calls is not None and id(self) in names and type(self) is cls:
                 calls.append(Call(names[id(self)], cls.__name__, arrays(named(args, kwargs)), arrays(output)))
+                output = turns.settle(names[id(self)], output, like)
             return output
 
         return listened
@@ -203,13 +207,18 @@ def nnx_listening(module: nnx.Module, calls: list[Call] | None) -> Iterator[None
         yield
 
 
-def linen_interceptor(calls: list[Call]) -> Any:
+def like(value: np.ndarray, x: Any) -> Any:
+    return jnp.asarray(value, x.dtype)
+
+
+def linen_interceptor(calls: list[Call], turns: Turns) -> Any:
     def listened(inner: Any, args: Any, kwargs: Any, context: Any) -> Any:
         output = inner(*args, **kwargs)
         if context.method_name == "__call__":
             module = context.module
             given, name = named(args, kwargs), dotted(module.path)
             calls.append(Call(name, type(module).__name__, arrays(given), arrays(output)))
+            output = turns.settle(name, output, like)
         return output
 
     return listened

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from parity_tests.bounds.error_arrays import UNIT, widened
+from parity_tests.bounds.error_arrays import widened
 from parity_tests.judge.candidates import from_torch, to_torch
 from parity_tests.ports.modules import known
 from parity_tests.ports.modules.recordings import Arrays, Call, Run, flat, mapped
-from parity_tests.ports.modules.sides import Caller, Mode, Side, cotangent, dtype_of, function_name, moved, named
+from parity_tests.ports.modules.sides import Caller, Mode, Side, Turns, cotangent, function_name, moved, named, rounded
 
 SMALL = (torch.float32, torch.float16, torch.bfloat16)
 SHORT = {torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16}
@@ -45,7 +45,8 @@ class Exact(TorchFunctionMode):
 def torch_side(module: torch.nn.Module, call: Caller) -> Side:
     """A module: every run is of a copy with the weights given."""
     state = {name: x for name, x in module.state_dict().items() if x.is_floating_point()}
-    constants = [(n, x) for n, x in module.named_buffers() if n not in state and x.dtype in SMALL]
+    buffers = {n: from_torch(x) for n, x in module.named_buffers() if n not in state and x.is_floating_point()}
+    constants = {name: x for name, x in buffers.items() if rounded(x).any()}
     params = [x.dtype for x in module.parameters() if x.is_floating_point()]
     if any(x.is_meta for x in state.values()):
         raise ValueError("compare_modules: expected weights, got a module on the device meta; load them first")
@@ -57,9 +58,8 @@ def torch_side(module: torch.nn.Module, call: Caller) -> Side:
             copy = copy.to(dtype)
         held = dict(copy.named_buffers())
         if mode.moved:
-            for name, x in constants:
-                shifted = moved(widened(from_torch(x)), UNIT[dtype_of(x)])
-                held[name].copy_(to_torch(shifted, where))
+            for name, x in constants.items():
+                held[name].copy_(to_torch(moved(x), where))
         # Tied weights: the first name of an array decides.
         own: dict[int, Any] = {}
         with torch.no_grad():
@@ -72,7 +72,7 @@ def torch_side(module: torch.nn.Module, call: Caller) -> Side:
         with ExitStack() as stack:
             if mode.exact:
                 stack.enter_context(Exact())
-            calls = stack.enter_context(listening(copy))
+            calls = stack.enter_context(listening(copy, Turns(mode)))
             project(copy, call, args, kwargs, dict(copy.named_parameters()), mode, where, result)
             result.calls = calls
         return result
@@ -82,7 +82,7 @@ def torch_side(module: torch.nn.Module, call: Caller) -> Side:
         f"torch {type(module).__name__}",
         dtype_of_side,
         {name: from_torch(x) for name, x in state.items()},
-        tuple(name for name, _ in constants),
+        tuple(constants),
         run,
         # Linear layers of GPT-2 in transformers.
         [f"{name}.weight" for name, x in module.named_modules() if type(x).__name__ == "Conv1D"],
@@ -133,7 +133,7 @@ def project(
     output = call(function, *args, **kwargs) if call else function(*args, **kwargs)
     outputs = dict(flat(output))
     first = next((x for x in outputs.values() if x.is_floating_point()), None)
-    if first is not None and first.requires_grad:
+    if first is not None and first.requires_grad and not mode.values:
         targets = {**{("input", n): x for n, x in leaves.items()}, **{("weight", n): x for n, x in own.items()}}
         dy = to_torch(cotangent(tuple(first.shape)), where).to(first.dtype)
         grads = torch.autograd.grad([first], list(targets.values()), [dy], allow_unused=True)
@@ -144,7 +144,7 @@ def project(
 
 
 @contextmanager
-def listening(module: torch.nn.Module) -> Iterator[list[Call]]:
+def listening(module: torch.nn.Module, turns: Turns) -> Iterator[list[Call]]:
     """The calls of a module and all its submodules, in the order in which they end."""
     calls: list[Call] = []
     running: list[Call] = []
@@ -159,10 +159,11 @@ def listening(module: torch.nn.Module) -> Iterator[list[Call]]:
         def before(sub: Any, args: Any, kwargs: Any, name: str = name) -> None:
             running.append(Call(name, type(sub).__name__, arrays(args) | arrays(kwargs)))
 
-        def after(_: Any, args: Any, kwargs: Any, output: Any) -> None:
+        def after(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
             call = running.pop()
             call.outputs = arrays(output)
             calls.append(call)
+            return turns.settle(call.name, output, lambda value, x: to_torch(value, x.device).to(x.dtype))
 
         handles += [
             sub.register_forward_pre_hook(before, with_kwargs=True),

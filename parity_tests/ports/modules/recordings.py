@@ -69,8 +69,8 @@ class Recording:
         dtype: its own type.
         exact: the run in float64, in which every cast to a smaller type is left out.
         own: the run in its own type, or in float32 for a float64 module.
-        moved: the run in float64 with every constant, such as a table of frequencies, moved by one rounding; None if
-            the module holds no constants in a smaller type.
+        moved: the run in float64 with every rounded constant, such as a table of frequencies, moved by the error that
+            it may have; None if the module holds none.
         inputs, weights: what it ran with.
         in_first: the weights that are stored as [in, out].
         attention: submodules that are attention, by name.
@@ -162,7 +162,7 @@ def wide(part: Mapping[str, np.ndarray]) -> Arrays:
     return {name: widened(x) for name, x in part.items()}
 
 
-# Nested values ----------------------------------------------------------------------------------------------------------
+# Nested values --------------------------------------------------------------------------------------------------------
 
 
 def is_array(x: Any) -> bool:
@@ -192,6 +192,8 @@ def mapped(tree: Any, change: Callable[[str, Any], Any], name: str = "") -> Any:
         return change(name, tree)
     if isinstance(tree, Mapping):
         return {key: mapped(value, change, f"{name}.{key}" if name else str(key)) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*mapped(tuple(tree), change, name))
     if isinstance(tree, tuple | list):
         return type(tree)(mapped(value, change, f"{name}.{i}" if name else str(i)) for i, value in enumerate(tree))
     return tree

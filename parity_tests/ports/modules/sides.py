@@ -1,5 +1,6 @@
 """The two sides of a comparison: a module or function of any framework, ready to be run and listened to."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,8 +9,10 @@ import numpy as np
 
 from attn_np._ops import DTYPES
 from parity_tests.bounds.error_arrays import UNIT, widened
-from parity_tests.ports.modules.recordings import Arrays, Attention, Call, Recording, Run, flat, mapped
+from parity_tests.ports.modules.recordings import Arrays, Attention, Call, Recording, Run, flat, is_array, mapped
 
+# See `parity_tests.ports.modules.bounds`.
+ROUNDINGS = 16
 Caller = Callable[..., Any] | None
 
 
@@ -20,12 +23,15 @@ class Mode:
     Attributes:
         dtype: of inputs and weights.
         exact: float64 wherever the code asks for a smaller type.
-        moved: constants are moved by one rounding.
+        moved: rounded constants are moved by the error that they may have.
+        values: the first output of some calls, by name and turn, from which the run goes on in place of its own. Such a
+            run has no gradients.
     """
 
     dtype: str
     exact: bool = False
     moved: bool = False
+    values: Mapping[tuple[str, int], np.ndarray] = field(default_factory=dict)
 
 
 @dataclass
@@ -36,10 +42,11 @@ class Side:
         who: framework and class.
         dtype: the type of its weights; of the inputs if there are none.
         weights: by name, in that type.
-        constants: names of the constants in a smaller type than float64.
+        constants: names of arrays that are no weights and that were rounded to a smaller type than float64.
         run: from inputs (positional and by keyword), weights and a mode to what was called, in order, and gradients.
         in_first: the weights that are stored as [in, out].
         attention: finds the submodules that are attention, from all the weights.
+        given: the inputs that it ran with last.
     """
 
     who: str
@@ -49,6 +56,7 @@ class Side:
     run: Callable[[tuple[Any, ...], dict[str, Any], Arrays, Mode], Run]
     in_first: list[str] = field(default_factory=list)
     attention: Callable[[Arrays], dict[str, Attention]] = lambda _: {}
+    given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
 
 def side_of(module: Any, call: Caller, framework: str | None, weights: bool, inputs: Any) -> Side:
@@ -133,14 +141,52 @@ def cotangent(shape: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(11).integers(-8, 9, shape) / 8.0
 
 
-def moved(x: np.ndarray, unit: float) -> np.ndarray:
-    """Numbers that stand for others, one rounding away: each is moved by it, up or down at random."""
-    return x * (1 + unit * np.random.default_rng(12).choice([-1.0, 1.0], x.shape))
+def rounded(x: np.ndarray) -> np.ndarray:
+    """Which numbers of a constant were rounded to float32 or a smaller type, whatever type holds them now.
+
+    A number that bfloat16 holds, such as 1 or 0.5, is taken for exact unless it comes in bfloat16.
+    """
+    wide = widened(x)
+    with np.errstate(over="ignore"):
+        short = wide.astype(np.float32) == wide
+        few = wide.astype(DTYPES["bfloat16"]).astype(np.float64) == wide
+    return short & (~few | (dtype_of(x) == "bfloat16"))
+
+
+def moved(x: np.ndarray) -> np.ndarray:
+    """A constant with each rounded number moved by as much as the operations that made it err, up or down at random."""
+    unit = UNIT[dtype_of(x)] if dtype_of(x) != "float64" else UNIT["float32"]
+    signs = np.random.default_rng(12).choice([-1.0, 1.0], x.shape)
+    return widened(x) * (1 + np.where(rounded(x), ROUNDINGS * unit * signs, 0.0))
+
+
+class Turns:
+    """The value from which a run goes on after each call, where it is given."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.values, self.seen = mode.values, Counter[str]()
+
+    def settle(self, name: str, output: Any, make: Callable[[np.ndarray, Any], Any]) -> Any:
+        """The output of a call, or the same with the given value in place of its first floating array."""
+        value = self.values.get((name, self.seen[name]))
+        self.seen[name] += 1
+        first = next((key for key, x in flat(output) if is_float(x)), None)
+        if value is None or first is None or (not is_array(output) and not isinstance(output, tuple | list)):
+            return output
+        return mapped(output, lambda key, x: make(value, x) if key == first else x)
+
+
+def go_on(side: Side, recording: Recording, values: Mapping[tuple[str, int], np.ndarray]) -> tuple[Run, Run | None]:
+    """The float64 run of a recording and the one with moved constants, going on from the values given."""
+    args, kwargs = side.given
+    modes = [Mode("float64", True, False, values), Mode("float64", True, True, values)]
+    first, *more = (side.run(args, kwargs, recording.weights, mode) for mode in modes[: 1 + bool(side.constants)])
+    return first, next(iter(more), None)
 
 
 def record(side: Side, inputs: Any, weights: Arrays | None = None) -> Recording:
     """Run a side in float64 and in its own type, on weights of another side or its own."""
-    args, kwargs = split(inputs)
+    side.given = args, kwargs = split(inputs)
     params = side.weights | (weights or {})
     arrays = named(args, kwargs)
     own = side.dtype or next((dtype_of(x) for x in arrays.values() if is_float(x)), "float32")

@@ -1,45 +1,21 @@
 """The walk through two recordings: the first submodule that differs although its inputs agree."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from parity_tests.explain.findings import Finding, told
+from parity_tests.explain.findings import Finding
 from parity_tests.ports.modules import known
-from parity_tests.ports.modules.bounds import Distance, distance, measure
-from parity_tests.ports.modules.match import Match, matches, numbered
-from parity_tests.ports.modules.names import Names, Pair, pairs
-from parity_tests.ports.modules.recordings import Arrays, Call, Recording, Run
+from parity_tests.ports.modules.bounds import Distance
+from parity_tests.ports.modules.match import Match, matches
+from parity_tests.ports.modules.names import Names, pairs
+from parity_tests.ports.modules.recordings import Recording, Run
+from parity_tests.ports.modules.rows import Lookup, Row, first_outputs, gradients, row_of
 
-
-@dataclass
-class Row:
-    """A submodule of a and the one of b that is the same; or a gradient.
-
-    Attributes:
-        a, b: their names; "" for the modules themselves.
-        kinds: the names of their classes; "gradient" for a gradient.
-        how: how it is known that they are the same: "name", "numbers" or "order".
-        inputs, output: how far each pair of arrays is apart; of several, the one furthest beyond its bound.
-        places: of the two calls, in the runs in float64.
-        verdict: "agrees", "differs", "less precise" (in its own type alone), or "follows" from its inputs or from
-            submodules of its own.
-    """
-
-    a: str
-    b: str
-    kinds: tuple[str, str]
-    how: str
-    inputs: Distance | None
-    output: Distance
-    places: tuple[int, int] = (-1, -1)
-    verdict: str = "agrees"
-
-    @property
-    def label(self) -> str:
-        names = [name or "the module itself" for name in (self.a, self.b)]
-        return names[0] if names[0] == names[1] else f"{names[0]} (a), {names[1]} (b)"
+# From the values after some calls of each side, by name and turn, to its runs with them: in float64, and with moved
+# constants.
+Local = Callable[..., tuple[tuple[Run, Run | None], tuple[Run, Run | None]]]
 
 
 @dataclass
@@ -69,14 +45,11 @@ class ModuleComparison:
     @property
     def agree(self) -> bool:
         """Whether the modules agree: their outputs, precision and gradients."""
-        ends = [row for row in self.rows if not row.a]
-        return all(row.verdict == "agrees" for row in [*ends, *self.gradients])
+        return not self.differences
 
     @property
     def differences(self) -> list[Row]:
-        """What differs and does not follow from another difference; empty where the modules agree."""
-        if self.agree:
-            return []
+        """What differs and does not follow from another difference."""
         return [row for row in [*self.rows, *self.gradients] if row.verdict in ("differs", "less precise")]
 
     @property
@@ -85,11 +58,18 @@ class ModuleComparison:
         return next(iter(self.differences), None)
 
     def __str__(self) -> str:
+        from parity_tests.report.modules import words
+
         return "\n".join(words(self))
 
 
-def compare_recordings(a: Recording, b: Recording, names: Names = None) -> ModuleComparison:
+def compare_recordings(a: Recording, b: Recording, names: Names = None, local: Local | None = None) -> ModuleComparison:
     """Match the submodules of two recordings, and walk them in the order in which they were called.
+
+    Args:
+        a, b: the recordings.
+        names: names in a to names in b.
+        local: runs both again from values that are given; None where the modules are not at hand.
 
     Raises:
         ValueError: the two were given different inputs, or give no array that both have.
@@ -116,69 +96,45 @@ def compare_recordings(a: Recording, b: Recording, names: Names = None) -> Modul
         list(dict.fromkeys(call.name for i, call in enumerate(side.exact.calls) if i not in part))
         for side, part in zip((a, b), taken, strict=True)
     ]
+    if ends_agree(rows):
+        for row in rows:
+            row.verdict = "elsewhere" if row.verdict == "differs" else row.verdict
+    if local is not None:
+        refine(rows, sides, local)
     result = ModuleComparison(a, b, names, rows, list(gradients(a, b, names)), *alone)
-    if not all(row.verdict == "agrees" for row in rows if not row.a):
+    if any(row.places[0] >= 0 for row in result.differences):
         for row in result.gradients:  # where the outputs differ, gradients follow
             row.verdict = "agrees" if row.output.ok else "follows"
     take_over(result)
     return result
 
 
-class Lookup:
-    """A recording, and for each call of its float64 run the same call of its other runs."""
+def refine(rows: list[Row], sides: tuple[Lookup, Lookup], local: Local) -> None:
+    """Judge again what agrees, each submodule on the values of a.
 
-    def __init__(self, recording: Recording) -> None:
-        self.recording, self.calls = recording, recording.exact.calls
-        self.own, self.moved = (self.aligned(run) for run in (recording.own, recording.moved))
-
-    def aligned(self, run: Run | None) -> list[Call | None]:
-        places = {} if run is None else numbered([call.name for call in run.calls])
-        turns = numbered([call.name for call in self.calls])
-        found: list[Call | None] = [None] * len(self.calls)
-        for key, i in turns.items():
-            if run is not None and key in places:
-                found[i] = run.calls[places[key]]
-        return found
-
-    def part(self, i: int, part: str) -> tuple[Arrays, Arrays, Arrays | None]:
-        """The inputs or the outputs of a call, in each run."""
-        own, moved = self.own[i], self.moved[i]
-        return getattr(self.calls[i], part), getattr(own, part, {}), getattr(moved, part, None)
-
-
-def distances(sides: tuple[Lookup, Lookup], i: int, j: int, part: str) -> Iterator[Distance]:
-    """The arrays of two calls, each with the next of the same shape on the other side."""
-    one, other = sides[0].part(i, part), sides[1].part(j, part)
-    free = list(other[0])
-    for name, x in one[0].items():
-        kind = x.dtype.kind
-        partner = next((k for k in free if other[0][k].shape == x.shape and other[0][k].dtype.kind == kind), None)
-        if partner is not None:
-            free.remove(partner)
-            yield distance(measure(sides[0].recording, *one, name), measure(sides[1].recording, *other, partner))
+    Rounded constants widen the bound of everything after them. With the values of a after every call that agrees, they
+    widen only the bound of the submodule that uses them, and a small difference shows in its own place.
+    """
+    settled = [row for row in rows if row.a and row.verdict == "agrees" and row.how == "name"]
+    values: list[dict[tuple[str, int], np.ndarray]] = [{}, {}]
+    for row in settled:
+        x = next((x for x in sides[0].calls[row.places[0]].outputs.values() if x.dtype.kind == "f"), None)
+        for side, place, part in zip(sides, row.places, values, strict=True):
+            if x is not None:
+                part[side.turn(place)] = x
+    again: list[Lookup] = []
+    for side, (exact, moved) in zip(sides, local(*values), strict=True):
+        again.append(Lookup(replace(side.recording, exact=exact, moved=moved)))
+    for row in rows:
+        if row.verdict == "agrees":
+            places = [new.find(side.turn(n)) for new, side, n in zip(again, sides, row.places, strict=True)]
+            new = None if None in places else row_of((again[0], again[1]), Match(places[0], places[1], row.how))
+            row.output, row.inputs = (row.output, row.inputs) if new is None else (new.output, new.inputs)
+    judge_rows(rows)
 
 
-def first_outputs(sides: tuple[Lookup, Lookup], i: int, j: int) -> Distance | None:
-    """How far the first outputs of two calls are apart, where they have one shape and hold numbers."""
-    outputs = [next(iter(side.calls[n].outputs.values()), None) for side, n in zip(sides, (i, j), strict=True)]
-    if any(x is None or x.dtype.kind != "f" or not x.any() for x in outputs):
-        return None
-    if outputs[0].shape != outputs[1].shape:  # type: ignore[union-attr] - None was left out
-        return None
-    return next(distances(sides, i, j, "outputs"), None)
-
-
-def row_of(sides: tuple[Lookup, Lookup], match: Match) -> Row | None:
-    """The verdict on two calls by themselves; None where they return nothing of one shape."""
-    inputs, outputs = (list(distances(sides, match.a, match.b, part)) for part in ("inputs", "outputs"))
-    if not outputs:
-        return None
-    calls = sides[0].calls[match.a], sides[1].calls[match.b]
-    worst = [max(part, key=lambda x: (x.ratio, x.less_precise or "")) if part else None for part in (inputs, outputs)]
-    output = worst[1]
-    return None if output is None else Row(
-        calls[0].name, calls[1].name, (calls[0].kind, calls[1].kind), match.how, worst[0], output, (match.a, match.b)
-    )  # fmt: skip
+def ends_agree(rows: list[Row]) -> bool:
+    return all(row.verdict == "agrees" for row in rows if not row.a)
 
 
 def judge_rows(rows: list[Row]) -> None:
@@ -206,35 +162,11 @@ def inside_of(part: str, whole: str) -> bool:
     return not whole or part == whole or part.startswith(f"{whole}.")
 
 
-def gradients(a: Recording, b: Recording, names: Names) -> Iterator[Row]:
-    """The gradients that both sides have: of the inputs, and of the weights in the axes of b."""
-
-    def row(name: str, other: str, kind: str, pair: Pair | None = None) -> Row | None:
-        parts = []
-        for recording, key in ((a, name), (b, other)):
-            runs = [
-                {} if run is None else getattr(run, kind) for run in (recording.exact, recording.own, recording.moved)
-            ]
-            if pair is not None and recording is a:
-                runs = [{key: pair.move(part[key])} if key in part else {} for part in runs]
-            if any(key not in part for part in runs[:2]):
-                return None
-            parts.append(measure(recording, runs[0], runs[1], runs[2] or None, key))
-        apart = distance(*parts)
-        verdict = "agrees" if apart.ok and not apart.less_precise else "differs" if not apart.ok else "less precise"
-        what = "input" if pair is None else "weight"
-        return Row(name, other, (f"gradient of the {what}",) * 2, "name", None, apart, verdict=verdict)
-
-    found = [row(name, name, "input_grads") for name in a.exact.input_grads]
-    found += [row(pair.a, pair.b, "weight_grads", pair) for pair in pairs(a, b, names, need_all=False)]
-    yield from (x for x in found if x is not None)
-
-
 # What to do next ------------------------------------------------------------------------------------------------------
 
 
 def take_over(result: ModuleComparison) -> None:
-    """Where the first difference is attention that is known here, judge it with the reference; else say where to look."""
+    """Judge the first difference with the reference if it is attention that is known here; else say where to look."""
     first = result.first
     if first is None or first.places[0] < 0:
         return
@@ -285,45 +217,3 @@ def where_inside(result: ModuleComparison, first: Row) -> str:
     before = f"{right} agree" if right else ""
     after = f"{late} get other inputs" if late else ""
     return f"look at its own code around its submodules: {'; '.join(x for x in (before, after) if x)}"
-
-
-def words(result: ModuleComparison) -> Iterator[str]:
-    """The comparison in words."""
-    count, first = sum(row.places[0] >= 0 for row in result.rows), result.first
-    types = f"{result.a.dtype} and {result.b.dtype}" if result.a.dtype != result.b.dtype else result.a.dtype
-    if first is None:
-        whole = next(row for row in result.rows if not row.a)
-        yield (
-            f"agree: {result.a.who} and {result.b.who}, {count} submodules and {len(result.gradients)} gradients, in "
-            f"float64 and {types}; outputs {whole.output.apart:.2g} apart in float64, {whole.output.own:.2g} in their "
-            f"own type"
-        )
-        odd = [row.label for row in result.rows if row.verdict != "agrees"]
-        if odd:
-            yield f"  give other numbers, without consequence: {', '.join(odd)}"
-        return
-    gradient = first.places[0] < 0
-    what = f"{first.kinds[0]} {first.label}" if gradient else first.label
-    kinds = "" if gradient else f": {first.kinds[0]} and {first.kinds[1]}"
-    if first.verdict == "less precise":
-        whose = result.a if first.output.less_precise == "a" else result.b
-        yield f"mean the same, but {first.output.less_precise} ({whose.who}) is less precise first at {what}{kinds}"
-        yield f"  errors in float32: {first.output.errors[0]:.2g} in a, {first.output.errors[1]:.2g} in b"
-    else:
-        yield f"differ first at {what}{kinds}"
-        if first.inputs is not None:
-            yield f"  inputs agree: {first.inputs.apart:.2g} apart in float64, with a bound of {first.inputs.bound:.1g}"
-        out = first.output
-        yield f"  {'gradients' if gradient else 'outputs'}: {out.apart:.2g} apart in float64, bound {out.bound:.1g}"
-        yield f"  in their own types ({types}): {out.own:.2g} apart"
-    before = result.rows[: result.rows.index(first)] if not gradient else result.rows
-    yield f"  agree before it: {sum(row.verdict == 'agrees' for row in before)} submodules"
-    if first.how != "name":
-        yield f"  matched by {first.how}; names= makes it sure"
-    more = [f"{row.kinds[0]} {row.label}" if row.places[0] < 0 else row.label for row in result.differences[1:]]
-    if more:
-        yield f"  differ by themselves, too: {', '.join(more)}"
-    if result.finding is not None:
-        yield from (f"  {line}" for line in told(result.finding).splitlines())
-    if result.advice:
-        yield f"  next: {result.advice}"
