@@ -1,15 +1,41 @@
 """The tests, and the tool that checks whether implementations of attention agree.
 
-As a library: `assert_parity` judges an implementation of your own, `compare` walks two traces.
+As a library: `assert_parity` judges an implementation of your own, `compare` walks two traces, `compare_modules` finds
+where any two modules part.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from parity_tests.ports.modules import (
+        ModuleComparison,
+        compare_modules,
+        compare_recordings,
+        load_modules,
+        record_modules,
+    )
     from parity_tests.ports.parity import ParityError, Verdict, assert_parity, compare, replay
     from parity_tests.ports.trace import Trace, load, record
 
-__all__ = ["ParityError", "Trace", "Verdict", "assert_parity", "compare", "load", "record", "replay"]
+__all__ = [
+    "ModuleComparison",
+    "ParityError",
+    "Trace",
+    "Verdict",
+    "assert_parity",
+    "compare",
+    "compare_modules",
+    "compare_recordings",
+    "load",
+    "load_modules",
+    "record",
+    "record_modules",
+    "replay",
+]
+ROOMS = {
+    "trace": ("Trace", "load", "record"),
+    "modules": ("ModuleComparison", "compare_modules", "compare_recordings", "load_modules", "record_modules"),
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -18,6 +44,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(
-        import_module(f"{__name__}.ports.{'trace' if name in ('Trace', 'load', 'record') else 'parity'}"), name
-    )
+    room = next((room for room, names in ROOMS.items() if name in names), "parity")
+    return getattr(import_module(f"{__name__}.ports.{room}"), name)

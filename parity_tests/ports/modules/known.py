@@ -1,5 +1,6 @@
 """Submodules that are attention that we have: their variant, config and weights; and what is wrong with the other's."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -85,10 +86,10 @@ def judged(who: str, known: Attention, call: Call, dtype: str) -> tuple[bool, Fi
     return True, explain(Trace(case, drawn, outcome, who, partial=True).judged())
 
 
-def advice(known: Attention, a: str, b: str, whose: str, found: list[Pair]) -> str:
-    """The call of `assert_parity` that judges the other side's attention with every argument that it takes."""
-    name, partners = (b, {pair.a: pair for pair in found}) if whose == "a" else (a, {})
-    weights = {}
+def advice(known: Attention, who: str, call: Call, found: list[Pair]) -> str:
+    """The call of `assert_parity` that judges a submodule of b by itself, with its gradients."""
+    name, partners = call.name, {pair.a: pair for pair in found}
+    weights: dict[str, tuple[str, str]] = {}
     for ours, (key, pattern) in known.keys.items():
         pair = partners.get(key)
         if pair is None:
@@ -100,6 +101,14 @@ def advice(known: Attention, a: str, b: str, whose: str, found: list[Pair]) -> s
         if len(pair.shape) != len(parse(f"{left} -> {right}")[0]):
             left = left.replace("(", "").replace(")", "")
         weights[ours] = (pair.b.removeprefix(f"{name}."), f"{left} -> {right}")
-    config = nondefault_fields(contract.config(known.variant, **known.config))
-    call = f"assert_parity({'b' if whose == 'a' else 'a'}.{name}, {known.variant!r}, {config}"
-    return f"{call}, weights={weights})" if weights else f"{call}, weights={{...}})"
+    config = contract.config(known.variant, **known.config)
+    fields, first = nondefault_fields(config), next(iter(config.arguments()))
+    given = next((key for key, x in call.inputs.items() if x.dtype.kind == "f"), "0")
+    given = first if given.isdecimal() else f"{given}={first}"
+    where = re.sub(r"\.(\d+)", r"[\1]", f"b.{name}".strip("."))
+    module = f"{where}, {known.variant!r}, {fields}, weights={weights}"
+    if who.startswith("linen"):
+        return (
+            f"wrap {name} of b in a function of its weights, and assert_parity(function, {module.partition(', ')[2]})"
+        )
+    return f"assert_parity({module}, call=lambda module, {first}: module({given}))"

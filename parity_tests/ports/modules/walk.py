@@ -43,6 +43,12 @@ class ModuleComparison:
     advice: str = ""
 
     @property
+    def unmatched_weights(self) -> list[str]:
+        """The weights of a that b has no place for."""
+        paired = {pair.a for pair in pairs(self.a, self.b, self.names, need_all=False)}
+        return [name for name in self.a.weights if name not in paired]
+
+    @property
     def agree(self) -> bool:
         """Whether the modules agree: their outputs, precision and gradients."""
         return not self.differences
@@ -192,7 +198,11 @@ def take_over(result: ModuleComparison) -> None:
             result.finding = known.judged(f"{name} of {'b' if whose == 'a' else 'a'}", layer, other, dtype)[1]
             if result.finding is not None:
                 break
-    result.advice = known.advice(layer, row.a, row.b, whose, pairs(result.a, result.b, result.names, need_all=False))
+    if whose == "a":
+        partner = result.b.exact.calls[row.places[1]]
+        result.advice = known.advice(
+            layer, result.b.who, partner, pairs(result.a, result.b, result.names, need_all=False)
+        )
 
 
 def enclosing(result: ModuleComparison, first: Row) -> tuple[Row, str, known.Attention] | None:

@@ -45,7 +45,9 @@ def how(framework: Any, mistake: str | None) -> How:
     """A port of a framework with one mistake."""
     silu, gelu = (F.silu, F.gelu) if framework is torch else (jax.nn.silu, jax.nn.gelu)
     return How(
-        gelu if mistake == "mlp" else silu, 1e-5 if mistake == "norm" else EPS, WIDTH if mistake == "attention" else HEAD
+        gelu if mistake == "mlp" else silu,
+        1e-5 if mistake == "norm" else EPS,
+        WIDTH if mistake == "attention" else HEAD,
     )
 
 
