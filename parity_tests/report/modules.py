@@ -49,11 +49,12 @@ def words(result: "ModuleComparison") -> Iterator[str]:
 
 def agreement(result: "ModuleComparison") -> Iterator[str]:
     """That the two agree, how well, and what was not compared."""
-    count, types = sum(row.places[0] >= 0 for row in result.rows), list(dict.fromkeys((result.a.dtype, result.b.dtype)))
+    count = sum(row.places[0] >= 0 for row in result.rows)
+    types = list(dict.fromkeys(("float64", result.a.probe, result.b.probe)))
     worst = max([*result.rows, *result.gradients], key=lambda row: row.output.ratio if row.verdict == "agrees" else 0.0)
     yield (
         f"agree: {result.a.who} and {result.b.who}, {count} submodules and {len(result.gradients)} gradients, in "
-        f"float64 and {' and '.join(types)}; largest difference/bound {worst.output.ratio:.3g} ({worst.label})"
+        f"{' and '.join(types)}; largest difference/bound {worst.output.ratio:.3g} ({worst.label})"
     )
     odd = [row.label for row in result.rows if row.verdict != "agrees"]
     if odd:

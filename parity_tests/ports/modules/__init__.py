@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from parity_tests.ports.modules.names import Names, copied, pairs, refuse_unused
+from parity_tests.ports.modules.bounds import gap
+from parity_tests.ports.modules.names import Names, copied, pairs, refuse_unused, translated
 from parity_tests.ports.modules.recordings import Recording, load_modules
-from parity_tests.ports.modules.sides import Caller, go_on, record, side_of
+from parity_tests.ports.modules.sides import Caller, Mode, Side, go_on, record, side_of
 from parity_tests.ports.modules.walk import ModuleComparison, Row, compare_recordings
 
 __all__ = [
@@ -61,6 +62,7 @@ def compare_modules(
         side_of(module, call, framework, weights == "copy" and module is b, inputs)
         for module, call in zip((a, b), calls, strict=True)
     )
+    one.adapted, other.adapted = (call is not None for call in calls)
     recorded = record(one, inputs)
     params: dict[str, Any] = {}
     if weights == "copy" and not other.weights:
@@ -73,13 +75,29 @@ def compare_modules(
     def local(of_a: Any, of_b: Any) -> Any:
         return go_on(one, recorded, of_a), go_on(other, partner, of_b)
 
-    return compare_recordings(recorded, partner, names, local if one.constants or other.constants else None)
+    result = compare_recordings(recorded, partner, names, local if one.constants or other.constants else None)
+    if not result.agree:
+        refuse_chance(("a", one, recorded), ("b", other, partner))
+    return result
+
+
+def refuse_chance(*sides: tuple[str, Side, Recording]) -> None:
+    """Two runs of one side that differ would be taken for a mistake.
+
+    Raises:
+        ValueError: a side gives other numbers when it is run again.
+    """
+    for name, side, recording in sides:
+        again = side.run(*side.given, recording.weights, Mode("float64", exact=True)).calls[-1].outputs
+        if any(gap(x, again[key]) for key, x in recording.exact.calls[-1].outputs.items()):
+            raise ValueError(
+                f"compare_modules: expected equal numbers from equal runs, but two runs of {name} give other numbers; "
+                f"call eval() first, as dropout belongs to training, and leave nothing else to chance"
+            )
 
 
 def renamed(recording: Recording, names: Names) -> dict[str, Any]:
     """The weights of a recording under the names that a function has for them, in their own axes."""
-    from parity_tests.ports.modules.names import translated
-
     return {translated(name, names)[0]: x for name, x in recording.weights.items()}
 
 
@@ -108,6 +126,7 @@ def record_modules(
         ValueError, TypeError: names, weights or inputs that do not fit.
     """
     side = side_of(module, call, framework, like is not None, inputs)
+    side.adapted = call is not None
     params: Mapping[str, Any] = {}
     if like is not None:
         other = load_modules(like)

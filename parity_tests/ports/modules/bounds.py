@@ -18,7 +18,8 @@ $e$ is the largest error in the array, and at least one rounding of its largest 
 *Constants.* A table that was rounded when it was made, such as the frequencies of rotary positions, has that error in
 float64, too. A third run with each of its numbers moved by 16 roundings, up or down at random, says how much that
 matters: a power multiplies the rounding of its exponent by the logarithm of its base, which is 13.8 for a million, and
-the operations around it round once each. The error itself is at most as large, so the root mean square of the change is
+the operations around it round once each. (A table in 16 bits was cast to them: its numbers are moved by one rounding of
+that type.) The error itself is at most as large, so the root mean square of the change is
 at least its standard deviation, and 10.6 times it is what $2^{40}$ normally distributed numbers exceed with a
 probability of $2^{-40}$.
 

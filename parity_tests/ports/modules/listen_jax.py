@@ -64,6 +64,7 @@ def nnx_side(module: nnx.Module, call: Caller) -> Side:
     """A Flax NNX module: every run is of a copy with the weights given."""
     graph, held, rest = nnx.split(module, (nnx.Param, nnx.BatchStat), ...)
     weights = {dotted(path): np.asarray(x[...]) for path, x in nnx.to_flat_state(held)}
+    own_type = first_type(weights)
     others = {dotted(path): np.asarray(value_of(x)) for path, x in nnx.to_flat_state(rest)}
     constants = [name for name, x in others.items() if is_float(x) and rounded(x).any()]
 
@@ -76,7 +77,12 @@ def nnx_side(module: nnx.Module, call: Caller) -> Side:
                 new = jnp.asarray(moved(constant) if mode.moved else widened(constant))
                 x = x.replace(new) if isinstance(x, nnx.Variable) else new
             left.append((path, x))
-        return nnx.merge(graph, params, nnx.from_flat_state(left), copy=True)
+        copy = nnx.merge(graph, params, nnx.from_flat_state(left), copy=True)
+        for _, sub in nnx.iter_modules(copy):
+            kind = getattr(sub, "dtype", None)
+            if kind is not None and (mode.exact or own_type == "float64"):
+                sub.dtype = mode.dtype if isinstance(kind, str) else jnp.dtype(mode.dtype)
+        return copy
 
     def run(args: Any, kwargs: Any, params: Arrays, mode: Mode) -> Run:
         def forward(own: Mapping[str, Any], args: Any, kwargs: Any, calls: list[Call] | None) -> Any:
@@ -88,7 +94,7 @@ def nnx_side(module: nnx.Module, call: Caller) -> Side:
 
     return Side(
         f"nnx {type(module).__name__}",
-        first_type(weights),
+        own_type,
         weights,
         tuple(constants),
         run,

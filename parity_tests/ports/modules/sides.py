@@ -46,6 +46,7 @@ class Side:
         run: from inputs (positional and by keyword), weights and a mode to what was called, in order, and gradients.
         in_first: the weights that are stored as [in, out].
         attention: finds the submodules that are attention, from all the weights.
+        adapted: a function calls it.
         given: the inputs that it ran with last.
     """
 
@@ -56,6 +57,7 @@ class Side:
     run: Callable[[tuple[Any, ...], dict[str, Any], Arrays, Mode], Run]
     in_first: list[str] = field(default_factory=list)
     attention: Callable[[Arrays], dict[str, Attention]] = lambda _: {}
+    adapted: bool = False
     given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
 
@@ -154,10 +156,11 @@ def rounded(x: np.ndarray) -> np.ndarray:
 
 
 def moved(x: np.ndarray) -> np.ndarray:
-    """A constant with each rounded number moved by as much as the operations that made it err, up or down at random."""
-    unit = UNIT[dtype_of(x)] if dtype_of(x) != "float64" else UNIT["float32"]
+    """A constant with each rounded number moved by as much as what made it errs, up or down at random."""
+    # A table is made in float32, and cast to a smaller type at most.
+    unit = UNIT[dtype_of(x)] if UNIT[dtype_of(x)] > UNIT["float32"] else ROUNDINGS * UNIT["float32"]
     signs = np.random.default_rng(12).choice([-1.0, 1.0], x.shape)
-    return widened(x) * (1 + np.where(rounded(x), ROUNDINGS * unit * signs, 0.0))
+    return widened(x) * (1 + np.where(rounded(x), unit * signs, 0.0))
 
 
 class Turns:
@@ -190,13 +193,25 @@ def record(side: Side, inputs: Any, weights: Arrays | None = None) -> Recording:
     params = side.weights | (weights or {})
     arrays = named(args, kwargs)
     own = side.dtype or next((dtype_of(x) for x in arrays.values() if is_float(x)), "float32")
-    probe = "float32" if own == "float64" else own
-    exact = side.run(args, kwargs, params, Mode("float64", exact=True))
-    moved = side.run(args, kwargs, params, Mode("float64", exact=True, moved=True)) if side.constants else None
+    modes = [Mode("float64", exact=True), Mode("float32" if own == "float64" else own)]
+    if side.constants:
+        modes.append(Mode("float64", exact=True, moved=True))
+    exact, probe, *moved = runs = [side.run(args, kwargs, params, mode) for mode in modes]
+    if side.adapted:  # an input that the calling function leaves out has no gradient there
+        used = [name for name, x in exact.input_grads.items() if x.any()]
+        for run in runs:
+            run.input_grads = {name: run.input_grads[name] for name in used}
     return Recording(
-        side.who, own, exact, side.run(args, kwargs, params, Mode(probe)), moved, arrays, params, side.in_first,
+        side.who,
+        own,
+        exact,
+        probe,
+        next(iter(moved), None),
+        arrays,
+        params,
+        side.in_first,
         side.attention(params),
-    )  # fmt: skip
+    )
 
 
 def dtype_of(x: Any) -> str:

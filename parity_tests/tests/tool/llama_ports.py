@@ -60,7 +60,7 @@ def turned(np_: Any, x: Any, rates: Any, positions: Any) -> Any:
     return join([one * cos - other * sin, other * cos + one * sin], -1)
 
 
-# The original, written as in transformers ------------------------------------------------------------------------------
+# The original, written as in transformers -----------------------------------------------------------------------------
 
 
 class RMSNorm(torch.nn.Module):
