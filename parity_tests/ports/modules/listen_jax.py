@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 
 from parity_tests.bounds.error_arrays import widened
 from parity_tests.ports.modules import known
-from parity_tests.ports.modules.recordings import Arrays, Call, Run, flat, mapped
+from parity_tests.ports.modules.recordings import Arrays, Call, Run, call_of, flat, mapped
 from parity_tests.ports.modules.sides import (
     Caller,
     Mode,
@@ -200,7 +200,7 @@ def nnx_listening(module: nnx.Module, calls: list[Call] | None, turns: Turns) ->
             output = inner(self, *args, **kwargs)
             # A class that calls its parent's is one call.
             if calls is not None and id(self) in names and type(self) is cls:
-                calls.append(Call(names[id(self)], cls.__name__, arrays(named(args, kwargs)), arrays(output)))
+                calls.append(call_of(names[id(self)], self, arrays(named(args, kwargs)), arrays(output)))
                 output = turns.settle(names[id(self)], output, like)
             return output
 
@@ -221,9 +221,8 @@ def linen_interceptor(calls: list[Call], turns: Turns) -> Any:
     def listened(inner: Any, args: Any, kwargs: Any, context: Any) -> Any:
         output = inner(*args, **kwargs)
         if context.method_name == "__call__":
-            module = context.module
-            given, name = named(args, kwargs), dotted(module.path)
-            calls.append(Call(name, type(module).__name__, arrays(given), arrays(output)))
+            name = dotted(context.module.path)
+            calls.append(call_of(name, context.module, arrays(named(args, kwargs)), arrays(output)))
             output = turns.settle(name, output, like)
         return output
 

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from parity_tests.bounds.error_arrays import widened
 from parity_tests.judge.candidates import from_torch, to_torch
 from parity_tests.ports.modules import known
-from parity_tests.ports.modules.recordings import Arrays, Call, Run, flat, mapped
+from parity_tests.ports.modules.recordings import Arrays, Call, Run, call_of, flat, mapped
 from parity_tests.ports.modules.sides import Caller, Mode, Side, Turns, cotangent, function_name, moved, named, rounded
 
 SMALL = (torch.float32, torch.float16, torch.bfloat16)
@@ -157,7 +157,7 @@ def listening(module: torch.nn.Module, turns: Turns) -> Iterator[list[Call]]:
     for name, sub in module.named_modules():
 
         def before(sub: Any, args: Any, kwargs: Any, name: str = name) -> None:
-            running.append(Call(name, type(sub).__name__, arrays(args) | arrays(kwargs)))
+            running.append(call_of(name, sub, arrays(args) | arrays(kwargs), {}))
 
         def after(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
             call = running.pop()

@@ -29,12 +29,20 @@ class Call:
         name: its path in the module, such as "layers.0.mlp"; "" for the module itself.
         kind: the name of its class.
         inputs, outputs: the arrays, by argument and by place in what is returned.
+        numbers: the attributes that are a float, such as the eps of a norm.
     """
 
     name: str
     kind: str
     inputs: Arrays = field(default_factory=dict)
     outputs: Arrays = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+def call_of(name: str, module: Any, inputs: Arrays, outputs: Arrays) -> Call:
+    """The call of a submodule."""
+    numbers = {key: x for key, x in vars(module).items() if type(x) is float}
+    return Call(name, type(module).__name__, inputs, outputs, numbers)
 
 
 @dataclass
@@ -99,7 +107,7 @@ class Recording:
             values |= {f"{kind}/{name}": x for name, x in part.items()}
         for kind, run in (("exact", self.exact), ("own", self.own), ("moved", self.moved)):
             if run is not None:
-                about["runs"][kind] = [[call.name, call.kind, list(call.inputs)] for call in run.calls]
+                about["runs"][kind] = [[call.name, call.kind, call.numbers] for call in run.calls]
                 values |= {f"{kind}/{name}": narrowest(x, self.probe) for name, x in flat_run(run)}
         about["attention"] = {
             name: {"variant": x.variant, "config": x.config, "keys": x.keys} for name, x in self.attention.items()
@@ -139,10 +147,10 @@ def load_modules(path: str | PathLike[str]) -> Recording:
 
     def run(kind: str) -> Run:
         calls = []
-        for i, (name, cls, _) in enumerate(about["runs"][kind]):
+        for i, (name, cls, numbers) in enumerate(about["runs"][kind]):
             at = f"{kind}/{i}/"
             inputs, outputs = part(f"{at}inputs/"), part(f"{at}outputs/")
-            calls.append(Call(name, cls, wide(inputs), wide(outputs)))
+            calls.append(Call(name, cls, wide(inputs), wide(outputs), numbers))
         return Run(calls, wide(part(f"{kind}/input_grads/")), wide(part(f"{kind}/weight_grads/")))
 
     attention = {

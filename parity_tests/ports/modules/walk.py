@@ -223,7 +223,13 @@ def where_inside(result: ModuleComparison, first: Row) -> str:
     right = ", ".join(row.a[start:] for row in parts if row.verdict == "agrees")
     late = ", ".join(row.a[start:] for row in parts if row.verdict == "follows")
     if not parts:
-        return "look at its code, at its constants and at its weights"
+        calls = result.a.exact.calls[first.places[0]], result.b.exact.calls[first.places[1]]
+        told = (
+            f"{side} has {', '.join(f'{name}={x!r}' for name, x in call.numbers.items())}"
+            for side, call in zip("ab", calls, strict=True)
+            if call.numbers
+        )
+        return "; ".join(["look at its code, its constants and its weights", *told])
     before = f"{right} agree" if right else ""
     after = f"{late} get other inputs" if late else ""
     return f"look at its own code around its submodules: {'; '.join(x for x in (before, after) if x)}"
