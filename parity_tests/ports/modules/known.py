@@ -86,7 +86,7 @@ def judged(who: str, known: Attention, call: Call, dtype: str) -> tuple[bool, Fi
     return True, explain(Trace(case, drawn, outcome, who, partial=True).judged())
 
 
-def advice(known: Attention, who: str, call: Call, found: list[Pair]) -> str:
+def advice(known: Attention, who: str, call: Call, found: list[Pair], dtype: str | None) -> str:
     """The call of `assert_parity` that judges a submodule of b by itself, with its gradients."""
     name, partners = call.name, {pair.a: pair for pair in found}
     weights: dict[str, tuple[str, str]] = {}
@@ -96,8 +96,8 @@ def advice(known: Attention, who: str, call: Call, found: list[Pair]) -> str:
             continue
         left, right = (side.strip() for side in pattern.split("->"))
         if pair.turned and len(parse(pattern)[0]) == 2:  # [in, out], and heads may have axes of their own
-            first, second = (f"({' '.join(axis)})" if len(axis) > 1 else axis[0] for axis in parse(pattern)[0])
-            left = f"{second} {first}"
+            words = [" ".join(axis) for axis in parse(pattern)[0]]
+            left = " ".join(f"({word})" if " " in word else word for word in reversed(words))
         if len(pair.shape) != len(parse(f"{left} -> {right}")[0]):
             left = left.replace("(", "").replace(")", "")
         weights[ours] = (pair.b.removeprefix(f"{name}."), f"{left} -> {right}")
@@ -107,6 +107,7 @@ def advice(known: Attention, who: str, call: Call, found: list[Pair]) -> str:
     given = first if given.isdecimal() else f"{given}={first}"
     where = re.sub(r"\.(\d+)", r"[\1]", f"b.{name}".strip("."))
     module = f"{where}, {known.variant!r}, {fields}, weights={weights}"
+    module += "" if dtype is None else f", dtype={dtype!r}"
     if who.startswith("linen"):
         return (
             f"wrap {name} of b in a function of its weights, and assert_parity(function, {module.partition(', ')[2]})"

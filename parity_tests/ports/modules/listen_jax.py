@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.core import Tracer
 from jax.extend.core import Primitive
 
 from parity_tests.bounds.error_arrays import widened
@@ -28,6 +29,7 @@ from parity_tests.ports.modules.sides import (
     named,
     rounded,
     split,
+    with_whole,
 )
 
 SMALL = tuple(map(jnp.dtype, ("float32", "float16", "bfloat16")))
@@ -81,7 +83,7 @@ def nnx_side(module: nnx.Module, call: Caller) -> Side:
         for _, sub in nnx.iter_modules(copy):
             kind = getattr(sub, "dtype", None)
             if kind is not None and (mode.exact or own_type == "float64"):
-                sub.dtype = mode.dtype if isinstance(kind, str) else jnp.dtype(mode.dtype)
+                setattr(sub, "dtype", mode.dtype if isinstance(kind, str) else jnp.dtype(mode.dtype))  # noqa: B010
         return copy
 
     def run(args: Any, kwargs: Any, params: Arrays, mode: Mode) -> Run:
@@ -90,7 +92,7 @@ def nnx_side(module: nnx.Module, call: Caller) -> Side:
             with nnx_listening(copy, calls, Turns(mode)):
                 return call(copy, *args, **kwargs) if call else copy(*args, **kwargs)
 
-        return run_jax(forward, args, kwargs, params, mode)
+        return run_jax(forward, args, kwargs, params, mode, type(module).__name__)
 
     return Side(
         f"nnx {type(module).__name__}",
@@ -106,31 +108,28 @@ def nnx_side(module: nnx.Module, call: Caller) -> Side:
 def linen_side(module: Any, call: Caller, inputs: Any) -> Side:
     """A Linen module with its variables; without them, with zeros in their shapes."""
     module, variables = module if isinstance(module, tuple) else (module, None)
+    # Linen calls a method with the bound module first, as `call` wants it.
+    method = call
     if variables is None and module.scope is not None:
         module, variables = module.unbind()
     if variables is None:
         args, kwargs = split(inputs)
         args, kwargs = mapped((args, kwargs), lambda _, x: jnp.asarray(x))
-        method = None if call is None else lambda m, *a, **k: call(m, *a, **k)
         shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), *args, method=method, **kwargs))
         variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    flattened = flatten_dict(variables)
+    flattened: Any = flatten_dict(variables)
     paths = {dotted(path[1:]): path for path, x in flattened.items() if is_float(x)}
     weights = {name: np.asarray(flattened[path]) for name, path in paths.items()}
 
     def run(args: Any, kwargs: Any, params: Arrays, mode: Mode) -> Run:
         def forward(own: Mapping[str, Any], args: Any, kwargs: Any, calls: list[Call] | None) -> Any:
             everything = unflatten_dict(flattened | {path: own[name] for name, path in paths.items()})
-            method = None if call is None else lambda m, *a, **k: call(m, *a, **k)
             with ExitStack() as stack:
                 if calls is not None:
                     stack.enter_context(linen.intercept_methods(linen_interceptor(calls, Turns(mode))))
                 return module.apply(everything, *args, method=method, **kwargs)
 
-        result = run_jax(forward, args, kwargs, params, mode)
-        if call is not None:  # the module itself was not called: this is its call
-            result.calls = [x for x in result.calls if x.name] + result.calls[-1:]
-        return result
+        return run_jax(forward, args, kwargs, params, mode, type(module).__name__)
 
     return Side(f"linen {type(module).__name__}", first_type(weights), weights, (), run, in_first(weights))
 
@@ -143,12 +142,12 @@ def jax_function_side(function: Any, call: Caller, weights: bool) -> Side:
             first = (dict(own),) if weights else ()
             return call(function, *first, *args, **kwargs) if call else function(*first, *args, **kwargs)
 
-        return run_jax(forward, args, kwargs, params if weights else {}, mode)
+        return run_jax(forward, args, kwargs, params if weights else {}, mode, "function")
 
     return Side(f"jax {function_name(function)}", "", {}, (), run)
 
 
-def run_jax(forward: Callable[..., Any], args: Any, kwargs: Any, params: Arrays, mode: Mode) -> Run:
+def run_jax(forward: Callable[..., Any], args: Any, kwargs: Any, params: Arrays, mode: Mode, kind: str) -> Run:
     """The calls of one run, and the gradients of a random projection of the first output of another."""
     result, calls = Run(), []
     with ExitStack() as stack:
@@ -163,9 +162,7 @@ def run_jax(forward: Callable[..., Any], args: Any, kwargs: Any, params: Arrays,
         own = {name: array(name, x) for name, x in params.items()}
         inputs = named(args, kwargs)
         outputs = dict(flat(forward(own, args, kwargs, calls)))
-        if not calls or calls[-1].name:  # a function, or a module that was called by another method
-            calls.append(Call("", "function", arrays(inputs), arrays(outputs)))
-        result.calls = calls
+        result.calls = with_whole(calls, kind, arrays(inputs), arrays(outputs))
         first = next((name for name, x in outputs.items() if is_float(x)), None)
         if first is not None and not mode.values:
             leaves = {name: x for name, x in inputs.items() if is_float(x)}
@@ -181,7 +178,7 @@ def run_jax(forward: Callable[..., Any], args: Any, kwargs: Any, params: Arrays,
 
 def arrays(tree: Any) -> Arrays:
     """The arrays that hold numbers: those of a traced function do not."""
-    return {n: widened(np.asarray(x)) for n, x in flat(tree) if not isinstance(x, jax.core.Tracer)}
+    return {n: widened(np.asarray(x)) for n, x in flat(tree) if not isinstance(x, Tracer)}
 
 
 @contextmanager

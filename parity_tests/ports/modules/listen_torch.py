@@ -12,7 +12,18 @@ from parity_tests.bounds.error_arrays import widened
 from parity_tests.judge.candidates import from_torch, to_torch
 from parity_tests.ports.modules import known
 from parity_tests.ports.modules.recordings import Arrays, Call, Run, call_of, flat, mapped
-from parity_tests.ports.modules.sides import Caller, Mode, Side, Turns, cotangent, function_name, moved, named, rounded
+from parity_tests.ports.modules.sides import (
+    Caller,
+    Mode,
+    Side,
+    Turns,
+    cotangent,
+    function_name,
+    moved,
+    named,
+    rounded,
+    with_whole,
+)
 
 SMALL = (torch.float32, torch.float16, torch.bfloat16)
 SHORT = {torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16}
@@ -50,7 +61,7 @@ def torch_side(module: torch.nn.Module, call: Caller) -> Side:
     params = [x.dtype for x in module.parameters() if x.is_floating_point()]
     if any(x.is_meta for x in state.values()):
         raise ValueError("compare_modules: expected weights, got a module on the device meta; load them first")
-    where = next((x.device for x in state.values()), torch.device("cpu"))
+    where: Any = next((x.device for x in state.values()), "cpu")
 
     def run(args: Any, kwargs: Any, weights: Arrays, mode: Mode) -> Run:
         copy, dtype = deepcopy(module), getattr(torch, mode.dtype)
@@ -73,8 +84,9 @@ def torch_side(module: torch.nn.Module, call: Caller) -> Side:
             if mode.exact:
                 stack.enter_context(Exact())
             calls = stack.enter_context(listening(copy, Turns(mode)))
-            project(copy, call, args, kwargs, dict(copy.named_parameters()), mode, where, result)
-            result.calls = calls
+            outputs = project(copy, call, args, kwargs, dict(copy.named_parameters()), mode, where, result)
+        inputs = {name: widened(x) for name, x in named(args, kwargs).items()}
+        result.calls = with_whole(calls, type(module).__name__, inputs, outputs)
         return result
 
     dtype_of_side = str(params[0]).rpartition(".")[2] if params else ""
@@ -105,11 +117,9 @@ def torch_function_side(function: Any, call: Caller, weights: bool) -> Side:
         with ExitStack() as stack:
             if mode.exact:
                 stack.enter_context(Exact())
-            whole = Call("", "function")
-            outputs = project(called, None, args, kwargs, own, mode, torch.device("cpu"), result)
-            whole.inputs = {n: widened(x) for n, x in named(args, kwargs).items()}
-            whole.outputs = outputs
-            result.calls = [whole]
+            outputs = project(called, None, args, kwargs, own, mode, "cpu", result)
+        inputs = {name: widened(x) for name, x in named(args, kwargs).items()}
+        result.calls = with_whole([], "function", inputs, outputs)
         return result
 
     return Side(f"torch {function_name(function)}", "", {}, (), run)

@@ -50,9 +50,6 @@ class Lookup:
         """The name of a call, and which of its calls it is."""
         return next(key for key, i in self.turns.items() if i == place)
 
-    def find(self, turn: tuple[str, int]) -> int | None:
-        return self.turns.get(turn)
-
     def aligned(self, run: Run | None) -> list[Call | None]:
         places = {} if run is None else numbered([call.name for call in run.calls])
         found: list[Call | None] = [None] * len(self.calls)
@@ -118,8 +115,8 @@ def gradients(a: Recording, b: Recording, names: Names) -> Iterator[Row]:
             parts.append(measure(recording, runs[0], runs[1], runs[2] or None, key))
         apart = distance(*parts)
         verdict = "agrees" if apart.ok and not apart.less_precise else "differs" if not apart.ok else "less precise"
-        what = "input" if pair is None else "weight"
-        return Row(name, other, (f"gradient of the {what}",) * 2, "name", None, apart, verdict=verdict)
+        what = f"gradient of the {'input' if pair is None else 'weight'}"
+        return Row(name, other, (what, what), "name", None, apart, verdict=verdict)
 
     found = [row(name, name, "input_grads") for name in a.exact.input_grads]
     found += [row(pair.a, pair.b, "weight_grads", pair) for pair in pairs(a, b, names, need_all=False)]

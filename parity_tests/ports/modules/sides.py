@@ -76,19 +76,19 @@ def side_of(module: Any, call: Caller, framework: str | None, weights: bool, inp
         TypeError: it is none of them.
     """
     names = {f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in type(module).__mro__}
-    linen = module[0] if isinstance(module, tuple) and module else module
-    if any(base.__module__ == "flax.linen.module" and base.__name__ == "Module" for base in type(linen).__mro__):
+    single: Any = module[0] if isinstance(module, tuple) and module else module
+    if any(base.__module__ == "flax.linen.module" and base.__name__ == "Module" for base in type(single).__mro__):
         from parity_tests.ports.modules.listen_jax import linen_side
 
         return linen_side(module, call, inputs)
     if "torch.Module" in names:
         from parity_tests.ports.modules.listen_torch import torch_side
 
-        return torch_side(module, call)
+        return torch_side(single, call)
     if "flax.Module" in names:
         from parity_tests.ports.modules.listen_jax import nnx_side
 
-        return nnx_side(module, call)
+        return nnx_side(single, call)
     if not callable(module) or isinstance(module, type):
         raise TypeError(
             f"compare_modules: expected a torch module, a Flax module or a function, got {type(module).__name__}; "
@@ -136,6 +136,11 @@ def is_float(x: Any) -> bool:
 def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays of a call, by keyword or place."""
     return dict(flat(args)) | dict(flat(kwargs))
+
+
+def with_whole(calls: list[Call], kind: str, inputs: Arrays, outputs: Arrays) -> list[Call]:
+    """The calls of the submodules, and as the last one that of the whole, as its caller sees it."""
+    return [*(call for call in calls if call.name), Call("", kind, inputs, outputs)]
 
 
 def cotangent(shape: tuple[int, ...]) -> np.ndarray:

@@ -98,16 +98,16 @@ def compare_recordings(a: Recording, b: Recording, names: Names = None, local: L
         )
     judge_rows(rows)
     taken = {match.a for match in found}, {match.b for match in found}
-    alone = [
+    only_a, only_b = (
         list(dict.fromkeys(call.name for i, call in enumerate(side.exact.calls) if i not in part))
         for side, part in zip((a, b), taken, strict=True)
-    ]
+    )
     if ends_agree(rows):
         for row in rows:
             row.verdict = "elsewhere" if row.verdict == "differs" else row.verdict
     if local is not None:
         refine(rows, sides, local)
-    result = ModuleComparison(a, b, names, rows, list(gradients(a, b, names)), *alone)
+    result = ModuleComparison(a, b, names, rows, list(gradients(a, b, names)), only_a, only_b)
     if any(row.places[0] >= 0 for row in result.differences):
         for row in result.gradients:  # where the outputs differ, gradients follow
             row.verdict = "agrees" if row.output.ok else "follows"
@@ -133,8 +133,8 @@ def refine(rows: list[Row], sides: tuple[Lookup, Lookup], local: Local) -> None:
         again.append(Lookup(replace(side.recording, exact=exact, moved=moved)))
     for row in rows:
         if row.verdict == "agrees":
-            places = [new.find(side.turn(n)) for new, side, n in zip(again, sides, row.places, strict=True)]
-            new = None if None in places else row_of((again[0], again[1]), Match(places[0], places[1], row.how))
+            i, j = (new.turns.get(side.turn(n)) for new, side, n in zip(again, sides, row.places, strict=True))
+            new = None if i is None or j is None else row_of((again[0], again[1]), Match(i, j, row.how))
             row.output, row.inputs = (row.output, row.inputs) if new is None else (new.output, new.inputs)
     judge_rows(rows)
 
@@ -181,7 +181,8 @@ def take_over(result: ModuleComparison) -> None:
     if found is None:
         return
     row, whose, layer = found
-    for dtype, kind in (("float64", "exact"), (result.a.probe, "own"), ("float32", "own")):
+    own_type = None
+    for dtype, kind in (("float64", "exact"), ("float32", "own")):
         if kind == "own" and {result.a.probe, result.b.probe} != {"float32"}:
             break
         calls = {
@@ -197,12 +198,12 @@ def take_over(result: ModuleComparison) -> None:
             name = row.b if whose == "a" else row.a
             result.finding = known.judged(f"{name} of {'b' if whose == 'a' else 'a'}", layer, other, dtype)[1]
             if result.finding is not None:
+                own_type = None if dtype == result.b.dtype else dtype
                 break
     if whose == "a":
         partner = result.b.exact.calls[row.places[1]]
-        result.advice = known.advice(
-            layer, result.b.who, partner, pairs(result.a, result.b, result.names, need_all=False)
-        )
+        found_pairs = pairs(result.a, result.b, result.names, need_all=False)
+        result.advice = known.advice(layer, result.b.who, partner, found_pairs, own_type)
 
 
 def enclosing(result: ModuleComparison, first: Row) -> tuple[Row, str, known.Attention] | None:

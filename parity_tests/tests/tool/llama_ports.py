@@ -4,6 +4,7 @@ Each takes hidden states, `b t d`, and computes its rotary positions itself.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -300,7 +301,7 @@ class LinenModel(linen.Module):
         return LinenNorm(self.dtype, name="norm")(x)
 
 
-def original(kind: type, dtype: str, seed: int) -> Any:
+def original(kind: Callable[[], Any], dtype: str, seed: int) -> Any:
     """A module of ours with random weights of size 1, in a type."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
