@@ -5,10 +5,13 @@ from os import PathLike
 from typing import Any
 
 from parity_tests.ports.modules.bounds import gap
+from parity_tests.ports.modules.choose import side_of
+from parity_tests.ports.modules.comparison import ModuleComparison
 from parity_tests.ports.modules.names import Names, copied, pairs, refuse_unused, translated
 from parity_tests.ports.modules.recordings import Recording, load_modules
-from parity_tests.ports.modules.sides import Caller, Mode, Side, go_on, record, side_of
-from parity_tests.ports.modules.walk import ModuleComparison, Row, compare_recordings
+from parity_tests.ports.modules.rows import Row
+from parity_tests.ports.modules.sides import Caller, Mode, Side, go_on, record
+from parity_tests.ports.modules.walk import compare_recordings
 
 __all__ = [
     "ModuleComparison",

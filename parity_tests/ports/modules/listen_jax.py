@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax.extend.core import Primitive
 
 from parity_tests.bounds.error_arrays import widened
-from parity_tests.ports.modules import known
+from parity_tests.ports.modules.known import attention_of
 from parity_tests.ports.modules.recordings import Arrays, Call, Run, call_of, flat, mapped
 from parity_tests.ports.modules.sides import (
     Caller,
@@ -101,7 +101,7 @@ def nnx_side(module: nnx.Module, call: Caller) -> Side:
         tuple(constants),
         run,
         in_first(weights),
-        lambda weights: known.attention_of({dotted(path): sub for path, sub in nnx.iter_modules(module)}, weights),
+        lambda weights: attention_of({dotted(path): sub for path, sub in nnx.iter_modules(module)}, weights),
     )
 
 

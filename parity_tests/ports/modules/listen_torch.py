@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from parity_tests.bounds.error_arrays import widened
 from parity_tests.judge.candidates import from_torch, to_torch
-from parity_tests.ports.modules import known
+from parity_tests.ports.modules.known import attention_of
 from parity_tests.ports.modules.recordings import Arrays, Call, Run, call_of, flat, mapped
 from parity_tests.ports.modules.sides import (
     Caller,
@@ -98,7 +98,7 @@ def torch_side(module: torch.nn.Module, call: Caller) -> Side:
         run,
         # Linear layers of GPT-2 in transformers.
         [f"{name}.weight" for name, x in module.named_modules() if type(x).__name__ == "Conv1D"],
-        lambda weights: known.attention_of(dict(module.named_modules()), weights),
+        lambda weights: attention_of(dict(module.named_modules()), weights),
     )
 
 

@@ -1,72 +1,21 @@
 """The walk through two recordings: the first submodule that differs although its inputs agree."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
-from parity_tests.explain.findings import Finding
-from parity_tests.ports.modules import known
 from parity_tests.ports.modules.bounds import Distance
+from parity_tests.ports.modules.comparison import ModuleComparison
+from parity_tests.ports.modules.known import advice, judged
 from parity_tests.ports.modules.match import Match, matches
 from parity_tests.ports.modules.names import Names, pairs
-from parity_tests.ports.modules.recordings import Recording, Run
+from parity_tests.ports.modules.recordings import Attention, Recording, Run
 from parity_tests.ports.modules.rows import Lookup, Row, first_outputs, gradients, row_of
 
 # From the values after some calls of each side, by name and turn, to its runs with them: in float64, and with moved
 # constants.
 Local = Callable[..., tuple[tuple[Run, Run | None], tuple[Run, Run | None]]]
-
-
-@dataclass
-class ModuleComparison:
-    """What two recordings say about each other.
-
-    Attributes:
-        a, b: the recordings.
-        names: names in a to names in b.
-        rows: the submodules that both have, in the order in which those of a end.
-        gradients: of the inputs and of the weights.
-        only_a, only_b: the submodules that were called on one side alone.
-        finding: where the first difference is attention that is known here: what is wrong with it.
-        advice: what to do next, in words.
-    """
-
-    a: Recording
-    b: Recording
-    names: Names
-    rows: list[Row]
-    gradients: list[Row] = field(default_factory=list)
-    only_a: list[str] = field(default_factory=list)
-    only_b: list[str] = field(default_factory=list)
-    finding: Finding | None = None
-    advice: str = ""
-
-    @property
-    def unmatched_weights(self) -> list[str]:
-        """The weights of a that b has no place for."""
-        paired = {pair.a for pair in pairs(self.a, self.b, self.names, need_all=False)}
-        return [name for name in self.a.weights if name not in paired]
-
-    @property
-    def agree(self) -> bool:
-        """Whether the modules agree: their outputs, precision and gradients."""
-        return not self.differences
-
-    @property
-    def differences(self) -> list[Row]:
-        """What differs and does not follow from another difference."""
-        return [row for row in [*self.rows, *self.gradients] if row.verdict in ("differs", "less precise")]
-
-    @property
-    def first(self) -> Row | None:
-        """The first of the differences."""
-        return next(iter(self.differences), None)
-
-    def __str__(self) -> str:
-        from parity_tests.report.modules import words
-
-        return "\n".join(words(self))
 
 
 def compare_recordings(a: Recording, b: Recording, names: Names = None, local: Local | None = None) -> ModuleComparison:
@@ -193,20 +142,20 @@ def take_over(result: ModuleComparison) -> None:
         if trusted is None or other is None:
             break
         # The side that says what it is must be what it says, or nothing follows for the other.
-        could, wrong = known.judged(whose, layer, trusted, dtype)
+        could, wrong = judged(whose, layer, trusted, dtype)
         if could and wrong is None:
             name = row.b if whose == "a" else row.a
-            result.finding = known.judged(f"{name} of {'b' if whose == 'a' else 'a'}", layer, other, dtype)[1]
+            result.finding = judged(f"{name} of {'b' if whose == 'a' else 'a'}", layer, other, dtype)[1]
             if result.finding is not None:
                 own_type = None if dtype == result.b.dtype else dtype
                 break
     if whose == "a":
         partner = result.b.exact.calls[row.places[1]]
         found_pairs = pairs(result.a, result.b, result.names, need_all=False)
-        result.advice = known.advice(layer, result.b.who, partner, found_pairs, own_type)
+        result.advice = advice(layer, result.b.who, partner, found_pairs, own_type)
 
 
-def enclosing(result: ModuleComparison, first: Row) -> tuple[Row, str, known.Attention] | None:
+def enclosing(result: ModuleComparison, first: Row) -> tuple[Row, str, Attention] | None:
     """The attention that a row is or is a part of, with the side that says so."""
     for row in result.rows:
         if row.verdict == "agrees" or not inside_of(first.a, row.a):
