@@ -67,8 +67,11 @@ def from_transformers(name: str, module: Any, weights: Arrays) -> Iterator[Atten
                 return
 
 
-def judged(who: str, known: Attention, call: Call, dtype: str) -> tuple[bool, Finding | None]:
-    """Whether a recorded call of attention could be judged, and what is wrong with it; None where it is right."""
+def judged(who: str, known: Attention, call: Call, dtype: str, masked: Call) -> tuple[bool, Finding | None]:
+    """Whether a recorded call of attention could be judged, and what is wrong with it; None where it is right.
+
+    The mask is that of `masked`: the other side may give its own in another form, or forget it.
+    """
     config = contract.config(known.variant, **known.config)
     arguments = config.arguments()
     first = next(iter(arguments))
@@ -77,7 +80,7 @@ def judged(who: str, known: Attention, call: Call, dtype: str) -> tuple[bool, Fi
     if not arrays or y is None or arrays[0].ndim != len(arguments[first].axes.split()):
         return False, None
     inputs = {first: arrays[0].astype(dtype)}
-    mask = next((x for name, x in call.inputs.items() if "mask" in name), None)
+    mask = next((x for name, x in masked.inputs.items() if "mask" in name), None)
     if mask is not None and "mask" in arguments and mask.ndim == len(arguments["mask"].axes.split()):
         inputs["mask"] = mask if mask.dtype == bool else mask == 0
     case = Case(known.variant, call.name or "attention", "recorded", dtype, given=config)

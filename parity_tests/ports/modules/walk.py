@@ -142,10 +142,10 @@ def take_over(result: ModuleComparison) -> None:
         if trusted is None or other is None:
             break
         # The side that says what it is must be what it says, or nothing follows for the other.
-        could, wrong = judged(whose, layer, trusted, dtype)
+        could, wrong = judged(whose, layer, trusted, dtype, trusted)
         if could and wrong is None:
             name = row.b if whose == "a" else row.a
-            result.finding = judged(f"{name} of {'b' if whose == 'a' else 'a'}", layer, other, dtype)[1]
+            result.finding = judged(f"{name} of {'b' if whose == 'a' else 'a'}", layer, other, dtype, trusted)[1]
             if result.finding is not None:
                 own_type = None if dtype == result.b.dtype else dtype
                 break
