@@ -1,18 +1,13 @@
-"""What the package offers by name: build, save, load and load_pretrained, trace."""
+"""What the package offers by name: make a layer, save and load it, and see every intermediate of a call."""
 
 from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import Any
 
-import numpy as np
-from flax import nnx
-
-from attn_jax._layer import Layer, Output, check_dtype_on
+from attn_jax._layer import Layer, Output
+from attn_jax._ops import Device, DType, check_dtype, from_numpy, to_numpy
 from attn_np import contract
-from attn_np.contract import check_dtype
 from attn_np.weights import PathArg, drain, draw, read, read_pretrained, requested_dtype, require_savable, write
-
-__all__ = ["build", "layer_class", "load", "load_pretrained", "save", "trace"]
 
 
 def layer_class(variant: str) -> type[Layer[Any]]:
@@ -24,13 +19,14 @@ def layer_class(variant: str) -> type[Layer[Any]]:
     return getattr(import_module(f"attn_jax.{variant}"), contract.get(variant).Config.layer)
 
 
-def build(variant: str, /, *, seed: int = 0, dtype: Any = "float32", **config: Any) -> Any:
+def build(variant: str, /, *, seed: int = 0, dtype: DType = "float32", device: Device = None, **config: Any) -> Any:
     """A layer in evaluation mode, with weights that are the same bits in every tree.
 
     Args:
         variant: the variant's name, such as "mha".
         seed: integer from 0; draws every parameter.
         dtype: float64, float32, bfloat16 or float16.
+        device: where the parameters live, as the framework says it; in NumPy "cpu".
         config: the fields of the variant's Config.
 
     Raises:
@@ -38,11 +34,9 @@ def build(variant: str, /, *, seed: int = 0, dtype: Any = "float32", **config: A
         TypeError: an unknown or missing field.
     """
     fields = contract.config(variant, **config)
-    name = check_dtype_on(variant, dtype)
-    values: dict[str, Any] = draw(fields, seed, name)
-    layer = layer_class(fields.variant)(fields, rngs=nnx.Rngs(seed), param_dtype=name, _values=values)
-    layer.eval()
-    return layer
+    name = check_dtype(variant, dtype)
+    values = {key: from_numpy(x, device) for key, x in draw(fields, seed, name).items()}
+    return layer_class(fields.variant).restored(fields, values, name, seed)
 
 
 def save(
@@ -75,17 +69,9 @@ def save(
         ValueError: a path that `load` would not read, such as the name of an index of shards.
         TypeError: no layer of this package, or no path.
     """
-    require_savable("attn_jax", module, Layer, path)
-    write(
-        path,
-        module.config,
-        {key: np.asarray(x) for key, x in module.params().items()},
-        layout=layout,
-        layer=layer,
-        part=part,
-        prefix=prefix,
-        finite=finite,
-    )
+    require_savable(Layer, module, path)
+    values = {key: to_numpy(x) for key, x in module.params().items()}
+    write(path, module.config, values, layout=layout, layer=layer, part=part, prefix=prefix, finite=finite)
 
 
 def load(
@@ -97,9 +83,10 @@ def load(
     layer: int | None = None,
     part: str | None = None,
     prefix: str = "",
-    dtype: Any = None,
+    dtype: DType | None = None,
     cast: bool = False,
     finite: bool = True,
+    device: Device = None,
     **config: Any,
 ) -> Any:
     """A layer in evaluation mode with the weights of a file: one that `save` wrote, a model's, or a foreign layout's.
@@ -121,6 +108,7 @@ def load(
         dtype: the dtype to return; `into`'s, else the file's own by default.
         cast: accept a file of another dtype and round it once.
         finite: refuse NaN and infinities.
+        device: where the parameters of a new layer live.
         config: fields of the Config; those that the file states must agree.
 
     Raises:
@@ -128,28 +116,17 @@ def load(
         OSError: no regular file at the path.
         ValueError, TypeError: arguments that cannot be right.
     """
-    target = requested_dtype(into.config if into else None, into.params() if into else {}, dtype)
-    file = read(
-        path,
-        config=into.config if into else None,
-        layout=layout,
-        variant=variant,
-        layer=layer,
-        part=part,
-        prefix=prefix,
-        dtype=target,
-        cast=cast,
-        finite=finite,
-        **config,
-    )
-    values: dict[str, Any] = file.values
+    if into is not None and device is not None:
+        raise ValueError(f"{into.config.variant}: expected no device= with into=, got {device!r}; move the layer")
+    own = into.config if into else None
+    target = requested_dtype(own, into.params() if into else {}, dtype)
+    which: dict[str, Any] = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
+    file = read(path, config=own, dtype=target, cast=cast, finite=finite, **which, **config)
+    name = check_dtype(file.config.variant, file.dtype or target or "float32")
+    values = drain({key: from_numpy(file.values.pop(key), device) for key in file.config.shapes()})
     if into is None:
-        name = check_dtype_on(file.config.variant, file.dtype or target or "float32")
-        cls = layer_class(file.config.variant)
-        into = cls(file.config, rngs=nnx.Rngs(0), param_dtype=name, _values=values)
-    else:
-        check_dtype_on(into.config.variant, file.dtype or "float32")
-        into.set_params(values)
+        return layer_class(file.config.variant).restored(file.config, values, name)
+    into.set_params(values)
     into.eval()
     return into
 
@@ -163,9 +140,10 @@ def load_pretrained(
     layout: str | None = None,
     prefix: str = "",
     allow: Collection[str] = (),
-    dtype: Any = None,
+    dtype: DType | None = None,
     cast: bool = False,
     finite: bool = True,
+    device: Device = None,
     report: Callable[[str], object] | None = None,
     **config: Any,
 ) -> Any:
@@ -183,6 +161,7 @@ def load_pretrained(
         dtype: the dtype to return; the file's own by default.
         cast: accept a file of another dtype and round it once.
         finite: refuse NaN and infinities.
+        device: where the parameters live.
         report: called with a text that names the tensors that were read and those that were ignored, such as `print`.
         config: fields of the Config that such a file does not state: `dropout`, `max_positions`.
 
@@ -191,33 +170,20 @@ def load_pretrained(
         OSError: a folder or file that does not exist.
         ValueError, TypeError: arguments that cannot be right.
     """
-    pretrained = read_pretrained(
-        path,
-        layer,
-        part=part,
-        layout=layout,
-        prefix=prefix,
-        allow=allow,
-        dtype=None if dtype is None else check_dtype("load_pretrained", dtype),
-        cast=cast,
-        finite=finite,
-        **config,
-    )
+    target = None if dtype is None else check_dtype("load_pretrained", dtype)
+    which: dict[str, Any] = {"layout": layout, "part": part, "prefix": prefix, "allow": allow}
+    pretrained = read_pretrained(path, layer, dtype=target, cast=cast, finite=finite, **which, **config)
     if report is not None:
         report(pretrained.report())
-    name = check_dtype_on(pretrained.config.variant, pretrained.dtype)
-    values = drain(pretrained.values)
-    loaded = layer_class(pretrained.config.variant)(
-        pretrained.config, rngs=nnx.Rngs(0), param_dtype=name, _values=values
-    )
-    loaded.eval()
-    return loaded
+    name = check_dtype(pretrained.config.variant, pretrained.dtype)
+    values = drain({key: from_numpy(pretrained.values.pop(key), device) for key in pretrained.config.shapes()})
+    return layer_class(pretrained.config.variant).restored(pretrained.config, values, name)
 
 
-def trace(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:
+def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:
     """Call a layer and return its output and its tape: every named intermediate, in the order they were computed.
 
-    The tape is made inside, so this works under `jit`, `grad` and `vmap`. 16-bit layers compute in float32 and the tape
+    The tape is made inside, so this can be compiled and transformed. 16-bit layers compute in float32 and the tape
     holds what was computed, unrounded.
     """
     tape: dict[str, Any] = {}

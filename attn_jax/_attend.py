@@ -115,11 +115,8 @@ def attend(
     needs = {"return_weights": return_weights, "normalize_over": normalize_over, "weigh": weigh, "keep": keep}
     if contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), **needs):
         if step is not None and step.start is None:
-            mask, causal, window = (
-                attention_mask(mask, 0, 0, like=q, causal=causal, window=window, step=step),
-                False,
-                None,
-            )
+            mask = attention_mask(mask, 0, 0, like=q, causal=causal, window=window, step=step)
+            causal, window = False, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window}
         return fused(tape, q, k, v, **masks, scale=factor, softcap=softcap, sinks=sinks), None
     allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window, step=step)

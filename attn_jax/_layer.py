@@ -14,17 +14,9 @@ from flax import nnx
 
 from attn_jax._decode import Cache, begin_step, empty_cache, end_step
 from attn_jax._masks import visibility, zero_unseen
-from attn_jax._ops import DTYPES, Array, Tape, checked, dtype_name, record, to_dtype, upcast, where
-from attn_np.contract import Config, check_config, check_dtype, declared, within
+from attn_jax._ops import DTYPES, Array, Tape, check_dtype, checked, dtype_name, record, to_dtype, upcast, where
+from attn_np.contract import Config, check_config, declared, within
 from attn_np.contract._decode import check_arguments, check_step
-
-__all__ = [
-    "Layer",
-    "Output",
-    "inputs",
-    "output",
-    "specs",
-]
 
 C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
@@ -136,9 +128,9 @@ class Layer(nnx.Module, Generic[C]):
         _values: dict[str, Array] | None = None,
     ) -> None:
         check_config(type(self), config)
-        kind = DTYPES[check_dtype_on(config.variant, param_dtype)]
+        kind = DTYPES[check_dtype(config.variant, param_dtype)]
         self.config, self.deterministic, self.casts = config, False, dtype is not None
-        self.dtype = check_dtype_on(config.variant, param_dtype if dtype is None else dtype)
+        self.dtype = check_dtype(config.variant, param_dtype if dtype is None else dtype)
         if kind == jnp.float64 and self.dtype != "float64":
             raise ValueError(
                 f"{config.variant}: expected float64 inputs for float64 parameters, got dtype={self.dtype!r}; "
@@ -171,6 +163,13 @@ class Layer(nnx.Module, Generic[C]):
     def _child(self, config: Any, values: Any, rngs: nnx.Rngs, dtype: Any, param_dtype: Any) -> "Layer[Any]":
         cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
         return cls(config, rngs=rngs, dtype=dtype, param_dtype=param_dtype, _values=values)
+
+    @classmethod
+    def restored(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
+        """A layer in evaluation mode with given parameters; the seed is that of dropout, should it be trained."""
+        layer = cls(config, rngs=nnx.Rngs(seed), param_dtype=dtype, _values=values)
+        layer.eval()
+        return layer
 
     def set_view(self, deterministic: bool | None = None) -> None:
         """Set the mode of this layer alone, for `nnx.view(layer, deterministic=...)`, which visits every one."""
@@ -212,7 +211,7 @@ class Layer(nnx.Module, Generic[C]):
         Raises:
             ValueError: a layer that does not decode, or sizes below 1.
         """
-        kind = check_dtype_on(self.config.variant, dtype or self.dtype)
+        kind = check_dtype(self.config.variant, dtype or self.dtype)
         like = jnp.zeros((), DTYPES[kind])
         return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
 
@@ -254,21 +253,6 @@ class Layer(nnx.Module, Generic[C]):
         return jax.random.bernoulli(self.rngs(), 1 - rate, shape)
 
 
-def check_dtype_on(variant: str, dtype: Any) -> str:
-    """The name of a float dtype, if JAX can compute in it.
-
-    Raises:
-        ValueError: not a float type, or float64 while JAX has it switched off.
-    """
-    name = check_dtype(variant, dtype)
-    if name == "float64" and not jax.config.read("jax_enable_x64"):
-        raise ValueError(
-            f"{variant}: expected JAX to have float64 switched on, got jax_enable_x64=False; "
-            'call jax.config.update("jax_enable_x64", True) first, or set dtype="float32"'
-        )
-    return name
-
-
 def specs(variant: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every array, as the contract's checks take them; None for None."""
     return {name: spec_of(variant, name, x) for name, x in arrays.items()}
@@ -281,7 +265,7 @@ def refuse_silent_float32(variant: str, *arrays: Array | None) -> None:
         ValueError: naming JAX's switch.
     """
     if any(isinstance(x, np.ndarray) and dtype_name(x) == "float64" for x in arrays):
-        check_dtype_on(variant, "float64")
+        check_dtype(variant, "float64")
 
 
 def spec_of(variant: str, name: str, x: Any) -> tuple[tuple[int, ...], str] | None:

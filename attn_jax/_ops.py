@@ -11,74 +11,26 @@ from flax import nnx
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 from jax.nn import sigmoid
-from jax.numpy import broadcast_to, exp, log, maximum, sqrt, stack, tanh, where
+from jax.numpy import broadcast_to, exp, maximum, sqrt, where
+from jax.numpy import log as log
+from jax.numpy import stack as stack
+from jax.numpy import tanh as tanh
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import register_dataclass
 
-from attn_np.contract import check_tokens, checked, record, scope
-
-__all__ = [
-    "Array",
-    "Tape",
-    "amax",
-    "any_over",
-    "arange",
-    "argmax",
-    "broadcast_to",
-    "checked",
-    "clip",
-    "concatenate",
-    "concrete",
-    "constant",
-    "constants",
-    "cumsum",
-    "dropout",
-    "dtype_name",
-    "einsum",
-    "empty_slots",
-    "entmax15",
-    "exp",
-    "gather_last",
-    "hardmax",
-    "l2_norm",
-    "layer_norm",
-    "lerp",
-    "linear",
-    "log",
-    "maximum",
-    "pytree",
-    "record",
-    "reorder",
-    "repeat_heads",
-    "rms_norm",
-    "scan",
-    "scope",
-    "shapes_may_vary",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "softplus",
-    "sparsemax",
-    "sqrt",
-    "stack",
-    "straight_through",
-    "take",
-    "tanh",
-    "to_dtype",
-    "upcast",
-    "where",
-    "write_positions",
-    "write_slice",
-    "write_slots",
-    "zeros",
-]
+from attn_np import contract
+from attn_np.contract import check_tokens, record
+from attn_np.contract import checked as checked
+from attn_np.contract import scope as scope
 
 if TYPE_CHECKING:
     Array = jax.Array
 else:
     Array = jax.Array | np.ndarray | nnx.Variable  # calls may pass NumPy's arrays, and parameters are nnx.Params
 Tape = Any  # a dictionary of named intermediates, or None
+DType = Any  # as JAX takes it: a name, jnp.float32, a NumPy dtype
+Device = Any  # a jax.Device, a Sharding, the name of a platform such as "cpu", or None
 
 DTYPES = {
     "float64": jnp.float64,
@@ -202,6 +154,31 @@ def pytree(*, arrays: Sequence[str], static: Sequence[str]) -> Callable[[type], 
 
 def dtype_name(x: Any) -> str:
     return x.dtype.name
+
+
+def check_dtype(variant: str, dtype: DType) -> str:
+    """The name of a float dtype, if JAX can compute in it.
+
+    Raises:
+        ValueError: not a float type, or float64 while JAX has it switched off.
+    """
+    name = contract.check_dtype(variant, dtype)
+    if name == "float64" and not jax.config.read("jax_enable_x64"):
+        raise ValueError(
+            f"{variant}: expected JAX to have float64 switched on, got jax_enable_x64=False; "
+            'call jax.config.update("jax_enable_x64", True) first, or set dtype="float32"'
+        )
+    return name
+
+
+def from_numpy(x: np.ndarray, device: Device = None) -> Array:
+    """A NumPy array as an array of JAX, bit by bit, on a device, with a sharding, or where JAX puts it."""
+    return jax.device_put(x, jax.devices(device)[0] if isinstance(device, str) else device)
+
+
+def to_numpy(x: Array) -> np.ndarray:
+    """An array of JAX as a NumPy array, bit by bit."""
+    return np.asarray(x)
 
 
 def upcast(x: Any) -> Any:

@@ -1,21 +1,15 @@
-"""What the package offers by name: build, save, load and load_pretrained, trace, value_and_vjp."""
+"""What the package offers by name: make a layer, save and load it, and see every intermediate of a call."""
 
 from collections.abc import Callable, Collection
-from copy import copy, deepcopy
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
-
-import numpy as np
 
 from attn_np import contract
 from attn_np._layer import Layer, Output
-from attn_np._vjp import Grads
-from attn_np.contract import check_dtype
-from attn_np.contract._tape import Residuals
+from attn_np._ops import Device, DType, check_dtype, from_numpy, to_numpy
+from attn_np._vjp import value_and_vjp as value_and_vjp
+from attn_np.contract._tape import Residuals  # numpy: only its backward reads them
 from attn_np.weights import PathArg, drain, draw, read, read_pretrained, requested_dtype, require_savable, write
-
-__all__ = ["build", "layer_class", "load", "load_pretrained", "save", "trace", "value_and_vjp"]
 
 
 def layer_class(variant: str) -> type[Layer[Any]]:
@@ -27,13 +21,14 @@ def layer_class(variant: str) -> type[Layer[Any]]:
     return getattr(import_module(f"attn_np.{variant}"), contract.get(variant).Config.layer)
 
 
-def build(variant: str, /, *, seed: int = 0, dtype: str = "float32", **config: Any) -> Any:
+def build(variant: str, /, *, seed: int = 0, dtype: DType = "float32", device: Device = None, **config: Any) -> Any:
     """A layer in evaluation mode, with weights that are the same bits in every tree.
 
     Args:
         variant: the variant's name, such as "mha".
         seed: integer from 0; draws every parameter.
         dtype: float64, float32, bfloat16 or float16.
+        device: where the parameters live, as the framework says it; in NumPy "cpu".
         config: the fields of the variant's Config.
 
     Raises:
@@ -42,7 +37,8 @@ def build(variant: str, /, *, seed: int = 0, dtype: str = "float32", **config: A
     """
     fields = contract.config(variant, **config)
     name = check_dtype(variant, dtype)
-    return layer_class(fields.variant)(fields, rng=seed, dtype=name, _values=draw(fields, seed, name)).eval()
+    values = {key: from_numpy(x, device) for key, x in draw(fields, seed, name).items()}
+    return layer_class(fields.variant).restored(fields, values, name, seed)
 
 
 def save(
@@ -75,8 +71,9 @@ def save(
         ValueError: a path that `load` would not read, such as the name of an index of shards.
         TypeError: no layer of this package, or no path.
     """
-    require_savable("attn_np", module, Layer, path)
-    write(path, module.config, module.params(), layout=layout, layer=layer, part=part, prefix=prefix, finite=finite)
+    require_savable(Layer, module, path)
+    values = {key: to_numpy(x) for key, x in module.params().items()}
+    write(path, module.config, values, layout=layout, layer=layer, part=part, prefix=prefix, finite=finite)
 
 
 def load(
@@ -88,9 +85,10 @@ def load(
     layer: int | None = None,
     part: str | None = None,
     prefix: str = "",
-    dtype: str | None = None,
+    dtype: DType | None = None,
     cast: bool = False,
     finite: bool = True,
+    device: Device = None,
     **config: Any,
 ) -> Any:
     """A layer in evaluation mode with the weights of a file: one that `save` wrote, a model's, or a foreign layout's.
@@ -112,6 +110,7 @@ def load(
         dtype: the dtype to return; `into`'s, else the file's own by default.
         cast: accept a file of another dtype and round it once.
         finite: refuse NaN and infinities.
+        device: where the parameters of a new layer live.
         config: fields of the Config; those that the file states must agree.
 
     Raises:
@@ -119,25 +118,19 @@ def load(
         OSError: no regular file at the path.
         ValueError, TypeError: arguments that cannot be right.
     """
-    target = requested_dtype(into.config if into else None, into.params() if into else {}, dtype)
-    file = read(
-        path,
-        config=into.config if into else None,
-        layout=layout,
-        variant=variant,
-        layer=layer,
-        part=part,
-        prefix=prefix,
-        dtype=target,
-        cast=cast,
-        finite=finite,
-        **config,
-    )
+    if into is not None and device is not None:
+        raise ValueError(f"{into.config.variant}: expected no device= with into=, got {device!r}; move the layer")
+    own = into.config if into else None
+    target = requested_dtype(own, into.params() if into else {}, dtype)
+    which: dict[str, Any] = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
+    file = read(path, config=own, dtype=target, cast=cast, finite=finite, **which, **config)
+    name = check_dtype(file.config.variant, file.dtype or target or "float32")
+    values = drain({key: from_numpy(file.values.pop(key), device) for key in file.config.shapes()})
     if into is None:
-        cls = layer_class(file.config.variant)
-        return cls(file.config, rng=0, dtype=file.dtype or target or "float32", _values=file.values).eval()
-    into.set_params(file.values)
-    return into.eval()
+        return layer_class(file.config.variant).restored(file.config, values, name)
+    into.set_params(values)
+    into.eval()
+    return into
 
 
 def load_pretrained(
@@ -149,9 +142,10 @@ def load_pretrained(
     layout: str | None = None,
     prefix: str = "",
     allow: Collection[str] = (),
-    dtype: str | None = None,
+    dtype: DType | None = None,
     cast: bool = False,
     finite: bool = True,
+    device: Device = None,
     report: Callable[[str], object] | None = None,
     **config: Any,
 ) -> Any:
@@ -169,6 +163,7 @@ def load_pretrained(
         dtype: the dtype to return; the file's own by default.
         cast: accept a file of another dtype and round it once.
         finite: refuse NaN and infinities.
+        device: where the parameters live.
         report: called with a text that names the tensors that were read and those that were ignored, such as `print`.
         config: fields of the Config that such a file does not state: `dropout`, `max_positions`.
 
@@ -177,95 +172,22 @@ def load_pretrained(
         OSError: a folder or file that does not exist.
         ValueError, TypeError: arguments that cannot be right.
     """
-    pretrained = read_pretrained(
-        path,
-        layer,
-        part=part,
-        layout=layout,
-        prefix=prefix,
-        allow=allow,
-        dtype=None if dtype is None else check_dtype("load_pretrained", dtype),
-        cast=cast,
-        finite=finite,
-        **config,
-    )
+    target = None if dtype is None else check_dtype("load_pretrained", dtype)
+    which: dict[str, Any] = {"layout": layout, "part": part, "prefix": prefix, "allow": allow}
+    pretrained = read_pretrained(path, layer, dtype=target, cast=cast, finite=finite, **which, **config)
     if report is not None:
         report(pretrained.report())
-    cls = layer_class(pretrained.config.variant)
-    return cls(pretrained.config, rng=0, dtype=pretrained.dtype, _values=drain(pretrained.values)).eval()
+    name = check_dtype(pretrained.config.variant, pretrained.dtype)
+    values = drain({key: from_numpy(pretrained.values.pop(key), device) for key in pretrained.config.shapes()})
+    return layer_class(pretrained.config.variant).restored(pretrained.config, values, name)
 
 
-def trace(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:
+def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:
     """Call a layer and return its output and its tape: every named intermediate, in the order they were computed.
 
-    16-bit layers compute in float32 and the tape holds what was computed, unrounded.
+    The tape is made inside, so this can be compiled and transformed. 16-bit layers compute in float32 and the tape
+    holds what was computed, unrounded.
     """
-    tape: dict[str, Any] = Residuals() if options.get("implementation") == "fused" else {}
-    return layer(*inputs, tape=tape, **options), tape  # type: ignore[operator]
-
-
-def value_and_vjp(
-    layer: Layer[Any], *inputs: Any, recompute: bool = False, **options: Any
-) -> tuple[Output, Callable[..., Grads]]:
-    """The output, and a function `pull` from its gradient to the gradients of inputs and parameters.
-
-    `pull` takes the gradient of y, and of a recurrent layer's returned state as a second one, as often as it is called
-    and from any thread. It uses the parameters and the dropout of this call, whatever happens to the layer afterwards;
-    inputs and parameters themselves are not copied, so they must not be written to before.
-
-    Args:
-        layer: the layer.
-        inputs, options: what the layer is called with.
-        recompute: compute the forward pass again in each `pull`, a third more time in all. Until then only inputs and
-            output are kept in memory, and not every array that the backward pass reads.
-    """
-    if not recompute:
-        called, tape = bound(layer, lambda part: part.rng), Residuals()
-        y = called(*inputs, tape=tape, **options)
-        return y, lambda *cotangents: called.vjp(copy(tape), *cotangents)
-
-    called = bound(layer, lambda part: ReplayedGenerator(part.rng))
-    y = called(*inputs, **options)
-
-    def pull(*cotangents: np.ndarray) -> Grads:
-        tape, again = Residuals(), bound(called, lambda part: part.rng.replay())
-        again(*inputs, tape=tape, **options)
-        return again.vjp(tape, *cotangents)
-
-    return y, pull
-
-
-def bound(layer: Layer[Any], generator: Callable[[Any], Any]) -> Any:
-    """A layer bound to the same parameter arrays, whatever is set in the first one later, with other generators."""
-    twin = copy(layer)
-    twin.rng = generator(layer)
-    for name in layer.config.children():
-        parts = getattr(layer, name)
-        twins = [bound(part, generator) for part in parts] if isinstance(parts, list) else bound(parts, generator)
-        setattr(twin, name, twins)
-    return twin
-
-
-class ReplayedGenerator:
-    """Draws from a generator, and can draw the same again, even if other threads draw from it in between."""
-
-    def __init__(self, generator: np.random.Generator) -> None:
-        self.source, self.states = generator.bit_generator, list[Any]()
-
-    def random(self, shape: tuple[int, ...]) -> np.ndarray:
-        with self.source.lock:  # under which all threads draw
-            bits = deepcopy(self.source)
-            self.states.append(bits.state)
-            numbers = np.random.Generator(bits).random(shape)
-            self.source.state = bits.state
-        return numbers
-
-    def replay(self) -> Any:
-        """What draws the same arrays once more."""
-        states, bits = iter(self.states), deepcopy(self.source)
-
-        def random(shape: tuple[int, ...]) -> np.ndarray:
-            bits.state = next(states)
-            return np.random.Generator(bits).random(shape)
-
-        return SimpleNamespace(random=random)
+    tape: dict[str, Any] = {}
+    tape = Residuals() if options.get("implementation") == "fused" else tape  # numpy: the kernel keeps its own
+    return layer(*inputs, tape=tape, **options), tape

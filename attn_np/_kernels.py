@@ -231,7 +231,7 @@ def block_shape(args: Arguments) -> tuple[int, int]:
 
 
 def query_blocks(args: Arguments, least: int) -> list[Block]:
-    """All queries in at least so many blocks where possible; the last queries first, which see more if it is causal."""
+    """All queries in at least so many blocks where possible, the last queries first: causal, they see more keys."""
     (b, t, h, _), g, (queries, keys) = args.q.shape, args.k.shape[2], block_shape(args)
     if fits_one_block(args):
         return [Block(slice(b), slice(h), slice(g), Span(0, t))]
@@ -284,7 +284,7 @@ def hidden_scores(args: Arguments, block: Block, keys: Span) -> Array | None:
 
 @lru_cache(maxsize=32)
 def outside_window(t: int, s: int, ahead: int, left: int | None, right: int | None) -> Array:
-    """Which scores lie outside the window, `t s`, in a block whose first key stands `ahead` of its first query."""
+    """Which scores lie outside the window, `t s`, in a block whose first key is `ahead` of its first query."""
     distance = np.arange(s, dtype=np.int32) - np.arange(t, dtype=np.int32)[:, None] + ahead
     hidden = np.zeros((t, s), np.bool_)
     hidden = hidden if right is None else hidden | (distance > right)

@@ -12,14 +12,6 @@ from attn_np._ops import DTYPES, Array, Tape, checked, dtype_name, record, to_dt
 from attn_np.contract import Config, check_config, check_dtype, declared, within
 from attn_np.contract._decode import check_arguments, check_step
 
-__all__ = [
-    "Layer",
-    "Output",
-    "inputs",
-    "output",
-    "specs",
-]
-
 C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
 
@@ -115,6 +107,11 @@ class Layer(Generic[C]):
     def _child(self, config: Any, values: dict[str, Array] | None) -> "Layer[Any]":
         cls = getattr(import_module(f"{__package__}.{config.variant}"), config.layer)
         return cls(config, rng=self.rng, dtype=self.dtype, _values=values)
+
+    @classmethod
+    def restored(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
+        """A layer in evaluation mode with given parameters; the seed is that of dropout, should it be trained."""
+        return cls(config, rng=seed, dtype=dtype, _values=values).eval()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config}, dtype={self.dtype!r})"

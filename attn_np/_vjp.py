@@ -1,41 +1,16 @@
 """Derivative rules, each derived once: the gradients of operands from the gradient of their result."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import copy, deepcopy
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from attn_np._masks import zero_unseen
 from attn_np._ops import Array, dtype_name, einsum, primitive, record, sigmoid, sqrt, to_dtype, upcast, where
-
-__all__ = [
-    "Grads",
-    "cotangent",
-    "dropout_vjp",
-    "einsum_vjp",
-    "entmax15_vjp",
-    "grads",
-    "inputs_vjp",
-    "l2_norm_vjp",
-    "layer_norm_vjp",
-    "lerp_vjp",
-    "linear_vjp",
-    "part_of_softmax",
-    "part_of_softmax_vjp",
-    "pick_vjp",
-    "repeat_heads_vjp",
-    "rest_of",
-    "rms_norm_vjp",
-    "sigmoid_vjp",
-    "silu_vjp",
-    "softmax_vjp",
-    "softplus_vjp",
-    "sparsemax_vjp",
-    "sum_to",
-    "take_vjp",
-    "tanh_vjp",
-    "total",
-]
+from attn_np.contract._tape import Residuals
 
 
 @dataclass(frozen=True)
@@ -256,3 +231,73 @@ def inputs_vjp(tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dv
     if "key" not in tape:
         return {"query": total(dquery, dkey), "value": dvalue}
     return {"query": dquery, "key": dkey, "value": dvalue}
+
+
+# Of a whole layer -----------------------------------------------------------------------------------------------------
+
+
+def value_and_vjp(
+    layer: Any, *inputs: Any, recompute: bool = False, **options: Any
+) -> tuple[Any, Callable[..., Grads]]:
+    """The output, and a function `pull` from its gradient to the gradients of inputs and parameters.
+
+    `pull` takes the gradient of y, and of a recurrent layer's returned state as a second one, as often as it is called
+    and from any thread. It uses the parameters and the dropout of this call, whatever happens to the layer afterwards;
+    inputs and parameters themselves are not copied, so they must not be written to before.
+
+    Args:
+        layer: the layer.
+        inputs, options: what the layer is called with.
+        recompute: compute the forward pass again in each `pull`, a third more time in all. Until then only inputs and
+            output are kept in memory, and not every array that the backward pass reads.
+    """
+    if not recompute:
+        called, tape = bound(layer, lambda part: part.rng), Residuals()
+        y = called(*inputs, tape=tape, **options)
+        return y, lambda *cotangents: called.vjp(copy(tape), *cotangents)
+
+    called = bound(layer, lambda part: ReplayedGenerator(part.rng))
+    y = called(*inputs, **options)
+
+    def pull(*cotangents: np.ndarray) -> Grads:
+        tape, again = Residuals(), bound(called, lambda part: part.rng.replay())
+        again(*inputs, tape=tape, **options)
+        return again.vjp(tape, *cotangents)
+
+    return y, pull
+
+
+def bound(layer: Any, generator: Callable[[Any], Any]) -> Any:
+    """A layer bound to the same parameter arrays, whatever is set in the first one later, with other generators."""
+    twin = copy(layer)
+    twin.rng = generator(layer)
+    for name in layer.config.children():
+        parts = getattr(layer, name)
+        twins = [bound(part, generator) for part in parts] if isinstance(parts, list) else bound(parts, generator)
+        setattr(twin, name, twins)
+    return twin
+
+
+class ReplayedGenerator:
+    """Draws from a generator, and can draw the same again, even if other threads draw from it in between."""
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self.source, self.states = generator.bit_generator, list[Any]()
+
+    def random(self, shape: tuple[int, ...]) -> np.ndarray:
+        with self.source.lock:  # under which all threads draw
+            bits = deepcopy(self.source)
+            self.states.append(bits.state)
+            numbers = np.random.Generator(bits).random(shape)
+            self.source.state = bits.state
+        return numbers
+
+    def replay(self) -> Any:
+        """What draws the same arrays once more."""
+        states, bits = iter(self.states), deepcopy(self.source)
+
+        def random(shape: tuple[int, ...]) -> np.ndarray:
+            bits.state = next(states)
+            return np.random.Generator(bits).random(shape)
+
+        return SimpleNamespace(random=random)

@@ -261,7 +261,6 @@ class Seq2Seq(Layer[Config]):
         start, decoder = last if state is None else upcast(state), self.decoder
         b, s, _ = memory.shape
         allowed = None if mask is None else broadcast_to(mask, (b, 1, s))
-        memory = zero_unseen("bts->bse", allowed, memory)
         k, w = einsum("bsi,ie->bse", memory, decoder.attention.w_k), decoder.weights()
         step, w_o, b_o = decoder.make_step(k, memory, w), upcast(decoder.w_o), upcast(decoder.b_o)
         allowed = None if allowed is None else allowed[:, 0]

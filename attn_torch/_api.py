@@ -1,19 +1,13 @@
-"""What the package offers by name: build, save, load and load_pretrained, trace."""
+"""What the package offers by name: make a layer, save and load it, and see every intermediate of a call."""
 
 from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-import torch
-
 from attn_np import contract
-from attn_np.contract import check_dtype
 from attn_np.weights import PathArg, drain, draw, read, read_pretrained, requested_dtype, require_savable, write
 from attn_torch._layer import Layer, Output
-
-__all__ = ["build", "layer_class", "load", "load_pretrained", "save", "trace"]
+from attn_torch._ops import Device, DType, check_dtype, from_numpy, to_numpy
 
 
 def layer_class(variant: str) -> type[Layer[Any]]:
@@ -25,37 +19,14 @@ def layer_class(variant: str) -> type[Layer[Any]]:
     return getattr(import_module(f"attn_torch.{variant}"), contract.get(variant).Config.layer)
 
 
-def tensor(x: np.ndarray) -> torch.Tensor:
-    """A NumPy array as a tensor of its own, bit by bit: bfloat16 travels as its bits."""
-    if x.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(x.view(np.uint16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(x.copy())
-
-
-def array(x: torch.Tensor) -> np.ndarray:
-    """A tensor as a NumPy array, bit by bit: bfloat16 travels as its bits."""
-    x = x.detach().cpu().contiguous()
-    if x.dtype == torch.bfloat16:
-        return x.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-    return x.numpy()
-
-
-def build(
-    variant: str,
-    /,
-    *,
-    seed: int = 0,
-    dtype: str | torch.dtype = "float32",
-    device: torch.device | str | None = None,
-    **config: Any,
-) -> Any:
+def build(variant: str, /, *, seed: int = 0, dtype: DType = "float32", device: Device = None, **config: Any) -> Any:
     """A layer in evaluation mode, with weights that are the same bits in every tree.
 
     Args:
         variant: the variant's name, such as "mha".
         seed: integer from 0; draws every parameter.
         dtype: float64, float32, bfloat16 or float16.
-        device: where the parameters live.
+        device: where the parameters live, as the framework says it; in NumPy "cpu".
         config: the fields of the variant's Config.
 
     Raises:
@@ -64,8 +35,8 @@ def build(
     """
     fields = contract.config(variant, **config)
     name = check_dtype(variant, dtype)
-    values = {key: tensor(x) for key, x in draw(fields, seed, name).items()}
-    return layer_class(fields.variant)(fields, device=device, dtype=name, _values=values).eval()
+    values = {key: from_numpy(x, device) for key, x in draw(fields, seed, name).items()}
+    return layer_class(fields.variant).restored(fields, values, name, seed)
 
 
 def save(
@@ -98,17 +69,9 @@ def save(
         ValueError: a path that `load` would not read, such as the name of an index of shards.
         TypeError: no layer of this package, or no path.
     """
-    require_savable("attn_torch", module, Layer, path)
-    write(
-        path,
-        module.config,
-        {key: array(x) for key, x in module.params().items()},
-        layout=layout,
-        layer=layer,
-        part=part,
-        prefix=prefix,
-        finite=finite,
-    )
+    require_savable(Layer, module, path)
+    values = {key: to_numpy(x) for key, x in module.params().items()}
+    write(path, module.config, values, layout=layout, layer=layer, part=part, prefix=prefix, finite=finite)
 
 
 def load(
@@ -120,10 +83,10 @@ def load(
     layer: int | None = None,
     part: str | None = None,
     prefix: str = "",
-    dtype: str | torch.dtype | None = None,
+    dtype: DType | None = None,
     cast: bool = False,
     finite: bool = True,
-    device: torch.device | str | None = None,
+    device: Device = None,
     **config: Any,
 ) -> Any:
     """A layer in evaluation mode with the weights of a file: one that `save` wrote, a model's, or a foreign layout's.
@@ -153,28 +116,19 @@ def load(
         OSError: no regular file at the path.
         ValueError, TypeError: arguments that cannot be right.
     """
-    target = requested_dtype(into.config if into else None, into.params() if into else {}, dtype)
-    file = read(
-        path,
-        config=into.config if into else None,
-        layout=layout,
-        variant=variant,
-        layer=layer,
-        part=part,
-        prefix=prefix,
-        dtype=target,
-        cast=cast,
-        finite=finite,
-        **config,
-    )
-    values = {key: tensor(x) for key, x in file.values.items()}
-    if into is None:
-        cls = layer_class(file.config.variant)
-        return cls(file.config, device=device, dtype=file.dtype or target, _values=values).eval()
-    if device is not None:
+    if into is not None and device is not None:
         raise ValueError(f"{into.config.variant}: expected no device= with into=, got {device!r}; move the layer")
+    own = into.config if into else None
+    target = requested_dtype(own, into.params() if into else {}, dtype)
+    which: dict[str, Any] = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
+    file = read(path, config=own, dtype=target, cast=cast, finite=finite, **which, **config)
+    name = check_dtype(file.config.variant, file.dtype or target or "float32")
+    values = drain({key: from_numpy(file.values.pop(key), device) for key in file.config.shapes()})
+    if into is None:
+        return layer_class(file.config.variant).restored(file.config, values, name)
     into.set_params(values)
-    return into.eval()
+    into.eval()
+    return into
 
 
 def load_pretrained(
@@ -186,11 +140,11 @@ def load_pretrained(
     layout: str | None = None,
     prefix: str = "",
     allow: Collection[str] = (),
-    dtype: str | torch.dtype | None = None,
+    dtype: DType | None = None,
     cast: bool = False,
     finite: bool = True,
+    device: Device = None,
     report: Callable[[str], object] | None = None,
-    device: torch.device | str | None = None,
     **config: Any,
 ) -> Any:
     """One layer's attention from a model's folder, in evaluation mode, as `config.json` describes it.
@@ -207,8 +161,8 @@ def load_pretrained(
         dtype: the dtype to return; the file's own by default.
         cast: accept a file of another dtype and round it once.
         finite: refuse NaN and infinities.
-        report: called with a text that names the tensors that were read and those that were ignored, such as `print`.
         device: where the parameters live.
+        report: called with a text that names the tensors that were read and those that were ignored, such as `print`.
         config: fields of the Config that such a file does not state: `dropout`, `max_positions`.
 
     Raises:
@@ -216,29 +170,21 @@ def load_pretrained(
         OSError: a folder or file that does not exist.
         ValueError, TypeError: arguments that cannot be right.
     """
-    pretrained = read_pretrained(
-        path,
-        layer,
-        part=part,
-        layout=layout,
-        prefix=prefix,
-        allow=allow,
-        dtype=None if dtype is None else check_dtype("load_pretrained", dtype),
-        cast=cast,
-        finite=finite,
-        **config,
-    )
+    target = None if dtype is None else check_dtype("load_pretrained", dtype)
+    which: dict[str, Any] = {"layout": layout, "part": part, "prefix": prefix, "allow": allow}
+    pretrained = read_pretrained(path, layer, dtype=target, cast=cast, finite=finite, **which, **config)
     if report is not None:
         report(pretrained.report())
-    values = drain({key: tensor(pretrained.values.pop(key)) for key in pretrained.config.shapes()})
-    cls = layer_class(pretrained.config.variant)
-    return cls(pretrained.config, device=device, dtype=pretrained.dtype, _values=values).eval()
+    name = check_dtype(pretrained.config.variant, pretrained.dtype)
+    values = drain({key: from_numpy(pretrained.values.pop(key), device) for key in pretrained.config.shapes()})
+    return layer_class(pretrained.config.variant).restored(pretrained.config, values, name)
 
 
-def trace(layer: Layer[Any], *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:
+def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:
     """Call a layer and return its output and its tape: every named intermediate, in the order they were computed.
 
-    16-bit layers compute in float32 and the tape holds what was computed, unrounded.
+    The tape is made inside, so this can be compiled and transformed. 16-bit layers compute in float32 and the tape
+    holds what was computed, unrounded.
     """
     tape: dict[str, Any] = {}
     return layer(*inputs, tape=tape, **options), tape

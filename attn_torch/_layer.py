@@ -12,13 +12,6 @@ from attn_torch._decode import Cache, begin_step, empty_cache, end_step
 from attn_torch._masks import visibility, zero_unseen
 from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, checked, dtype_name, record, to_dtype, upcast, where
 
-__all__ = [
-    "Layer",
-    "Output",
-    "inputs",
-    "output",
-    "specs",
-]
 C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
 
@@ -110,6 +103,11 @@ class Layer(torch.nn.Module, Generic[C]):
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
             sublayers = [self._child(part, within(_values, p), device, kind) for p, part in parts.items()]
             setattr(self, name, torch.nn.ModuleList(sublayers) if isinstance(child, list) else sublayers[0])
+
+    @classmethod
+    def restored(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
+        """A layer in evaluation mode with given parameters; dropout draws from PyTorch's own generator, not a seed."""
+        return cls(config, dtype=dtype, _values=values).eval()
 
     def reset_parameters(self) -> None:
         """Draw every parameter again in place, as the constructor does: after `to_empty` of a layer made on "meta"."""

@@ -6,8 +6,6 @@ from typing import Any
 from attn_np.contract._band import Band, window_limits
 from attn_torch._ops import Array, any_over, arange, clip, concatenate, cumsum, reorder, where
 
-__all__ = ["any_visible", "attention_mask", "unmasked_by_bias", "visibility", "zero_unseen"]
-
 Window = tuple[int | None, int | None] | None
 
 
@@ -92,7 +90,7 @@ def unmasked_by_bias(allowed: Array | None, bias: Array | None) -> Array | None:
 
 
 def zero_unseen(spec: str, allowed: Array | None, x: Any) -> Any:
-    """x with 0 at keys that no query sees, `zero_unseen("bhts->bshk", allowed, k)`, or at queries that see no key: what
-    they hold, even NaN, reaches neither outputs nor gradients.
+    """x, set to 0 at keys that no query sees, `zero_unseen("bhts->bshk", allowed, k)`, or at queries that see no key,
+    `zero_unseen("bhts->bthk", allowed, q)`. Even NaN there then reaches neither outputs nor gradients.
     """
     return x if allowed is None else where(any_visible(spec, allowed), x, 0.0)

@@ -5,72 +5,24 @@ from functools import lru_cache, partial, wraps
 from math import prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
-from torch import Tensor, broadcast_to, concatenate, exp, log, sigmoid, sqrt, stack, tanh, where
+from torch import Tensor, broadcast_to, exp, sigmoid, sqrt, stack, where
+from torch import concatenate as concatenate
+from torch import log as log
+from torch import tanh as tanh
 from torch._subclasses import FakeTensor
 
 from attn_np import contract
-from attn_np.contract import Config, check_tokens, record, scope, tap_step
-
-__all__ = [
-    "Array",
-    "Tape",
-    "amax",
-    "any_over",
-    "arange",
-    "argmax",
-    "broadcast_to",
-    "checked",
-    "clip",
-    "concatenate",
-    "concrete",
-    "constant",
-    "constants",
-    "cumsum",
-    "dropout",
-    "dtype_name",
-    "einsum",
-    "empty_slots",
-    "entmax15",
-    "exp",
-    "gather_last",
-    "hardmax",
-    "l2_norm",
-    "layer_norm",
-    "lerp",
-    "linear",
-    "log",
-    "maximum",
-    "pytree",
-    "record",
-    "reorder",
-    "repeat_heads",
-    "rms_norm",
-    "scan",
-    "scope",
-    "shapes_may_vary",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "softplus",
-    "sparsemax",
-    "sqrt",
-    "stack",
-    "straight_through",
-    "take",
-    "tanh",
-    "to_dtype",
-    "upcast",
-    "where",
-    "write_positions",
-    "write_slice",
-    "write_slots",
-    "zeros",
-]
+from attn_np.contract import Config, check_tokens, record, tap_step
+from attn_np.contract import check_dtype as check_dtype
+from attn_np.contract import scope as scope
 
 Array = Tensor
 Tape = Any  # a dictionary of named intermediates, or None
+DType = str | torch.dtype
+Device = torch.device | str | None
 
 DTYPES = {
     "float64": torch.float64,
@@ -256,6 +208,19 @@ def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(x, *rest)
 
     return run
+
+
+def from_numpy(x: np.ndarray, device: Device = None) -> Array:
+    """A NumPy array as a tensor of its own, bit by bit: bfloat16 travels as its bits."""
+    bits = x.view(np.uint16) if x.dtype == ml_dtypes.bfloat16 else x
+    copy = torch.from_numpy(bits.copy())
+    return (copy if bits is x else copy.view(torch.bfloat16)).to(device=device)
+
+
+def to_numpy(x: Array) -> np.ndarray:
+    """A tensor as a NumPy array, bit by bit: bfloat16 travels as its bits."""
+    x = x.detach().cpu().contiguous()
+    return x.view(torch.uint16).numpy().view(ml_dtypes.bfloat16) if x.dtype == torch.bfloat16 else x.numpy()
 
 
 def upcast(x: Any) -> Any:

@@ -80,12 +80,13 @@ def check(
     return dtype
 
 
-def require_savable(package: str, layer: Any, base: type, path: PathArg) -> None:
-    """Refuse to save anything but a layer of a package, or to anything but a path.
+def require_savable(base: type, layer: Any, path: PathArg) -> None:
+    """Refuse to save anything but a layer of a package, that of the layers' base, or to anything but a path.
 
     Raises:
         TypeError: naming its type.
     """
+    package = base.__module__.partition(".")[0]
     if not isinstance(getattr(layer, "_orig_mod", layer), base):  # torch.compile wraps the layer
         kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
         todo = "call save(layer, path), of the layer's own package"

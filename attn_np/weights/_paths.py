@@ -4,7 +4,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from typing import Any, BinaryIO
 
@@ -52,7 +52,7 @@ def open_regular(path: str, what: str = "a weight file") -> BinaryIO:
         todo = nearby_files(os.path.dirname(path) or os.curdir, os.path.basename(path))
         raise FileNotFoundError(message(path, what, "no file of this name", todo)) from error
     except OSError as error:
-        raise reworded(error, path, what) from error
+        raise explained(error, path, what) from error
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(message(path, what, "a folder", nearby_files(path, "")))
     raise OSError(message(path, what, kind_of(mode), "copy its content into a regular file"))
@@ -77,7 +77,7 @@ def replace_file(path: str) -> Iterator[BinaryIO]:
         FileNotFoundError: an empty path, or a folder that does not exist.
         PermissionError: a read-only file or folder.
         ValueError: the name of an index of shards.
-        OSError: a folder, a FIFO, a device, a socket, or a link that leads nowhere.
+        OSError: a folder, a FIFO, a device or a socket.
     """
     target, mode = writable_target(path)
     folder = os.path.dirname(target)
@@ -88,7 +88,7 @@ def replace_file(path: str) -> Iterator[BinaryIO]:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         handle = os.open(draft, flags, 0o666 if mode is None else mode)
     except OSError as error:
-        raise reworded(error, path, "a folder that can be written to") from error
+        raise explained(error, path, "a folder that can be written to") from error
     try:
         with os.fdopen(handle, "wb") as stream:
             if mode is not None:  # without the umask
@@ -125,7 +125,7 @@ def writable_target(path: str) -> tuple[str, int | None]:
         todo = "make it, or check the path"
         raise FileNotFoundError(message(path, "a folder that exists", f"no folder {folder!r}", todo)) from error
     except OSError as error:
-        raise reworded(error, path, what) from error
+        raise explained(error, path, what) from error
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(message(path, what, "a folder", "name a file in it"))
     if not stat.S_ISREG(status.st_mode):
@@ -137,8 +137,8 @@ def writable_target(path: str) -> tuple[str, int | None]:
 
 
 def sync_folder(folder: str) -> None:
-    """Bring a renaming to the disk, where the system can open folders."""
-    if os.name == "posix":
+    """Bring a renaming to the disk, where the file system can: by now the file is replaced, whatever happens here."""
+    with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -151,9 +151,11 @@ def kind_of(mode: int) -> str:
     return next((kind for test, kind in KINDS if test(mode)), "no regular file")
 
 
-def reworded(error: OSError, path: str, expected: str) -> OSError:
-    """The same error in the house's words."""
-    return type(error)(message(path, expected, f"{error.strerror!r}", "check the path"))
+def explained(error: OSError, path: str, expected: str) -> OSError:
+    """An error of the same type and number, with a message that says what was expected."""
+    same = type(error)(message(path, expected, f"{error.strerror!r}", "check the path"))
+    same.errno = error.errno
+    return same
 
 
 def message(path: str, expected: str, got: str, todo: str) -> str:

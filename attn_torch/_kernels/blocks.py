@@ -82,7 +82,7 @@ class Blocked:
         return torch.bmm(x, y, out=self.room(name, (*x.shape[:-1], y.shape[-1])))
 
     def room(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Memory for a result, which the last one of this name had: new memory is dear."""
+        """Memory for a result, reused from the last result of this name: allocating takes longer than computing."""
         if name not in self.memory or self.memory[name].numel() < prod(shape):
             self.memory[name] = self.q.new_empty(prod(shape))
         return self.memory[name][: prod(shape)].view(shape)

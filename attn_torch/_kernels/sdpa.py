@@ -1,7 +1,7 @@
 """PyTorch's own kernel, `scaled_dot_product_attention`, which never writes the scores to memory.
 
-What it errs more than the textbook stands in its precision contract, `parity_tests.judge.kernels.contract`. Of finite
-scores it is right; of scores that overflow it differs from the textbook in two ways, which nothing here looks for:
+Its errors are larger than the textbook's by what `parity_tests.judge.kernels.contract` says. For scores that overflow
+it differs from the textbook in two ways, which are not checked for here:
 
 - a query whose every score is -inf gives 0, as one that sees no key does, where the textbook gives NaN;
 - it hides by adding -inf, so a hidden score of inf gives NaN, where the textbook selects.

@@ -12,7 +12,7 @@ Window = tuple[int | None, int | None]
 
 
 def known(condition: Any) -> bool:
-    """Whether a comparison of lengths holds for all lengths that a call stands for: compiled, they may vary."""
+    """Whether a comparison of lengths holds for every length of a compiled call, whose lengths may vary."""
     if not torch.compiler.is_compiling():
         return bool(condition)
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy, which takes 0.3 s

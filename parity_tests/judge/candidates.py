@@ -148,7 +148,7 @@ def layer_names(tape: dict[str, Any]) -> list[str]:
 
 
 def to_torch(x: np.ndarray, device: str) -> Any:
-    from attn_torch._api import tensor
+    from attn_torch._ops import from_numpy as tensor
 
     return tensor(np.ascontiguousarray(x)).to(device)
 

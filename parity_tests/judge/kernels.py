@@ -2,9 +2,10 @@
 
 A fast path has no intermediates to show, so it is judged end to end: the context and every gradient, against the bound
 that the textbook derives for the type. What a call may ask for are a few switches, and every combination of them is
-tried. Sizes, the type of every second number, the scale and how hard the numbers are on the arithmetic are drawn. In
-rounds of an even seed the blocks are so small that these sizes fill several, the last in part; in the others they are
-the path's own.
+tried. Sizes, the scale and how hard the numbers are on the arithmetic are drawn, and so is what kernels are written
+wrong for: rows of the batch with numbers of other sizes, keys that some heads alone may see, axes of length 1, windows
+that end where the lengths do, and NaN at every key and query that is hidden from all. In rounds of an even seed the
+blocks are so small that these sizes fill several, the last in part; in the others they are the path's own.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -103,37 +104,69 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
     t, s = ((short, long), (long, short), (long, long), (1, long))[rng.integers(4)]
     h, g = {"own": (3, 3), "shared": (6, int(rng.choice([2, 3]))), "one": (3, 1), "none": (1, 1)}[asked.heads]
     width = int(rng.choice([3, 5, 8]))
-    v, b = width if rng.random() < 0.5 else 7, int(rng.integers(1, 3))
+    v, b = width if rng.random() < 0.5 else 7, int(rng.choice([1, 2, 5]))
     style = HARD[rng.integers(len(HARD))]
     shapes = {"q": (b, t, h, width), "k": (b, s, g, width), "v": (b, s, g, v), "dy": (b, t, h, v)}
     wide = {"scores": (b, h, t, s), "pairs": (t, s), "keys": (b, 1, 1, s)}
+
+    def narrow(kind: str) -> tuple[int, ...]:
+        """One axis in six has length 1 and serves all."""
+        return tuple(n if rng.random() < 5 / 6 else 1 for n in wide[kind])
+
     found = {name: rng.normal(size=(*shape[:2], shape[2] * shape[3])) for name, shape in shapes.items()}
     if asked.bias:
-        found["bias"] = rng.normal(size=wide[asked.bias])
+        found["bias"] = rng.normal(size=narrow(asked.bias))
     if asked.sinks:
         found["sinks"] = rng.normal(size=h)
     if asked.mask:
-        found["mask"] = rng.random(wide[asked.mask]) < 0.7
+        found["mask"] = rng.random(narrow(asked.mask)) < 0.7
     found = STYLES[style](rng, Case("dot_product", "", "", dtype), Drawn(found, {}, seed)).inputs
     found = {name: x.reshape(shapes.get(name, x.shape)) for name, x in found.items()}
+    # What holds for one row and head does not hold for the others.
+    if rng.random() < 0.5:
+        found["k"][-1, :, -1] *= 10.0 if dtype == "float16" else 300.0
+    if rng.random() < 0.3:
+        found["v"][-1, :, -1] *= {"float16": 10.0, "float64": 1e15}.get(dtype, 1e28)
     if asked.bias and rng.random() < 0.5:  # hides as a mask does
-        found["bias"][..., t // 2, : s // 2] = -np.inf
+        found["bias"][..., min(t // 2, found["bias"].shape[-2] - 1), : s // 2] = -np.inf
     if asked.mask:
-        found["mask"][..., s // 2] = False
-        if asked.mask != "keys" and t > 1:
-            found["mask"][..., t // 2, :] = False
+        mask = found["mask"]
+        mask[..., s // 2 if mask.shape[-1] > 1 else slice(0)] = False
+        if mask.shape[-2] > 1:
+            mask[..., t // 2, :] = False
+        if mask.ndim == 4 and mask.shape[1] > 1:
+            mask[:, 0, :, : s // 3] = False
+    left, right = (int(max(0, n)) for n in rng.choice([0, 1, t - 2, t - 1, t, s - 2, s - 1, s, s // 2], 2))
+    window = {"": None, "before": (left, None), "around": (left, right)}[asked.window]
+    if rng.random() < 0.5:
+        seen = visible(found.get("mask"), (b, h, t, s), asked.causal, window)
+        shared = seen.reshape(b, g, h // g, t, s).any((2, 3)).swapaxes(1, 2)
+        found["q"][~seen.any(-1).swapaxes(1, 2)] = found["k"][~shared] = np.nan
+        found["v"][~shared] = rng.choice([0.0, np.inf])
     if asked.heads == "none":
         at = {name: 2 if name in shapes else 1 for name, x in found.items() if x.ndim == 4}
         found = {name: np.squeeze(x, at[name]) if name in at else x for name, x in found.items()}
-    reach = {"": None, "before": (int(rng.integers(s)), None), "around": tuple(int(n) for n in rng.integers(s, size=2))}
     options = {
         "causal": asked.causal,
-        "window": reach[asked.window],
+        "window": window,
         "softcap": float(rng.choice([0.5, 2.0, 20.0])) if asked.softcap else None,
         "scale": (None, None, None, 0.375, -0.5, 0.0)[rng.integers(6)],
     }
     kept = {name: x if x.dtype == bool else x.astype(DTYPES[dtype]) for name, x in found.items()}
     return Call(kept, kept.pop("dy"), options, style)
+
+
+def visible(
+    mask: np.ndarray | None, shape: tuple[int, ...], causal: bool, window: tuple[int | None, int | None] | None
+) -> np.ndarray:
+    """Which keys every query sees, `b h t s`, from the words of the contract: no code of the trees."""
+    t, s = shape[2:]
+    left, right = window or (None, None)
+    right = 0 if causal else right
+    ahead = np.arange(s) - (np.arange(t)[:, None] + s - t)
+    found = np.broadcast_to(True if mask is None else mask, shape)
+    found = found if left is None else found & (ahead >= -left)
+    return found if right is None else found & (ahead <= right)
 
 
 def expected(call: Call, framework: str) -> dict[str, Any]:

@@ -136,11 +136,13 @@ def shared(tree: str) -> dict[str, str]:
 
 @cache
 def defining(name: str, tree: str) -> str:
-    """The shared module that offers a name."""
+    """The shared module that defines a name; of names that frameworks define, the dialect."""
     for file in sorted(shared(tree)):
         module = f"{tree}.{file.removesuffix('.py')}"
-        if name in getattr(import_module(module), "__all__", ()):
+        if getattr(getattr(import_module(module), name, None), "__module__", "") == module:
             return module
+    if hasattr(import_module(f"{tree}._ops"), name):
+        return f"{tree}._ops"
     raise ValueError(f"mutants: expected {name!r} in a shared file of {tree}, got none; mend the mutant")
 
 

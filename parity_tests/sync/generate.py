@@ -118,7 +118,7 @@ def overloads(package: str, imports: set[Import]) -> list[str]:
 def order(name: str | None) -> tuple[int, str]:
     """isort's order of names: constants, classes, the rest."""
     name = name or ""
-    return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2, name)
+    return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2, name.lower())
 
 
 def import_lines(imports: set[Import], offered: set[Import]) -> list[str]:

@@ -114,7 +114,8 @@ def decoder(todo: Work, tree: str, copy: str | None = None) -> Decoder:
     if tree == "attn_torch":
         import torch
 
-        from attn_torch._api import array, tensor
+        from attn_torch._ops import from_numpy as tensor
+        from attn_torch._ops import to_numpy as array
 
         layer.set_params({name: tensor(x) for name, x in todo.drawn.params.items()})
 
@@ -224,7 +225,7 @@ def array_of(tree: str) -> Callable[[np.ndarray], Any]:
         import jax.numpy as jnp
 
         return jnp.asarray
-    return import_module("attn_torch._api").tensor
+    return import_module("attn_torch._ops").from_numpy
 
 
 def bare(x: Any) -> np.ndarray:
@@ -279,7 +280,8 @@ def test_compiled_steps_compile_once(variant: str, example: str) -> None:
     import torch
     from torch._dynamo.testing import CompileCounter
 
-    from attn_torch._api import array, tensor
+    from attn_torch._ops import from_numpy as tensor
+    from attn_torch._ops import to_numpy as array
 
     torch._dynamo.reset()
     todo, counter = work(variant, example), CompileCounter()

@@ -31,6 +31,17 @@ def test_fast_paths_keep_the_bounds_of_the_textbook(framework: str, seed: int) -
         )
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("seed", range(2, 8))
+def test_plain_calls_keep_them_too(framework: str, seed: int) -> None:
+    """Every combination of heads, padding and windows alone: those that go the shortest ways."""
+    every = enumerate(kernels.combinations())
+    numbers = [n for n, asked in every if not (asked.bias or asked.softcap or asked.sinks) and len(asked.mask) < 5]
+    dtype = "float32" if seed in (2, 4, 5) else "float64"
+    found = kernels.work(((framework,), (dtype,), seed, tuple(numbers)))
+    assert not found.alarms, "\n".join(found.alarms)
+
+
 def test_every_switch_is_in_the_share() -> None:
     """With each of its values, in the share of each framework and round."""
     every = kernels.combinations()

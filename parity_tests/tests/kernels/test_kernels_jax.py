@@ -11,6 +11,7 @@ from attn_jax import _kernels, attend
 from attn_jax._ops import linear
 from attn_np._attend import attend as reference
 from parity_tests.bounds.error_arrays import ErrArray, precision, precision_of
+from parity_tests.judge.kernels import visible
 from parity_tests.tests.inputs import Arrays
 from parity_tests.tests.kernels.test_attend import context_shape, given, held, judged
 from parity_tests.tests.witness import cotangent
@@ -251,3 +252,18 @@ def test_a_projection_of_nothing(shapes: tuple[tuple[int, ...], ...]) -> None:
     y, pull = jax.vjp(lambda x, weight: linear("btd,dhk->bthk", x, weight, None), x, weight)
     assert y.shape == (*x.shape[:2], *weight.shape[1:])
     assert [found.shape for found in pull(y)] == [x.shape, weight.shape]
+
+
+@pytest.mark.parametrize(("t", "s"), [(5, 5), (4, 7), (7, 4)])
+@pytest.mark.parametrize("small", [False, True])
+def test_edges_of_windows(small: bool, t: int, s: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries of 0 weigh what they see alike, and values that are columns of the identity say what that is."""
+    if small:
+        small_blocks(monkeypatch)
+    q, k, v = np.zeros((1, t, 1, 2)), np.ones((1, s, 1, 2)), np.eye(s)[None, :, None]
+    edges = sorted({n for n in (t - 2, t - 1, t, s - 2, s - 1, s) if n >= 0})
+    with jax.disable_jit():
+        for window in [x for n in edges for x in ((n, None), (None, n), (n, n), (n, 0), (0, n))]:
+            seen = visible(None, (1, 1, t, s), False, window)[0, 0]
+            context = np.asarray(attend(q, k, v, window=window, implementation="fused")[0])[0, :, 0]
+            np.testing.assert_array_equal(context > 0, seen, err_msg=str(window))

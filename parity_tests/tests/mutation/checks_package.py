@@ -61,7 +61,8 @@ def files(layer: Labelled, alias: str) -> None:
         module = package.build(config.variant, seed=3, dtype=dtype, **fields_of(config))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "weights.safetensors"
-            refuses(partial(package.save, path, module), TypeError, "attn_np.save: expected a layer of attn_np first, ")
+            words = f"{alias}.save: expected a layer of {alias} first, "
+            refuses(partial(package.save, path, module), TypeError, words)
             claim(package.save(module, path) is None and path.is_file(), "a file is written")
             found = package.load(path)
             claim(found.config == config and not found.training, "what is loaded")

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from attn_np import _kernels, contract
-from attn_np._api import ReplayedGenerator
+from attn_np._vjp import ReplayedGenerator
 from parity_tests.bounds.error_arrays import precision_of
 from parity_tests.judge.candidates import leaves, numpy_layer
 from parity_tests.judge.cases import Case, Drawn

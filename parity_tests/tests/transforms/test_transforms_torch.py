@@ -183,6 +183,24 @@ def test_compile(transform: str, variant: str) -> None:
     assert first_difference(found, want) is None
 
 
+FORMS = [
+    (variant, name)
+    for variant in ("linear", "retention", "delta", "gated_delta")
+    for name, config in contract.examples(variant).items()
+    if getattr(config, "form", "") in ("recurrent", "chunked")
+]
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("variant", "example"), FORMS)
+def test_every_form_is_one_graph(variant: str, example: str) -> None:
+    """The forms that loop, which the table leaves out where a variant has one that does not."""
+    config = contract.examples(variant)[example]
+    layer, inputs = layer_of(TORCH, config, weights_of(config)), random_inputs(config, "full", t=3, s=4)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    assert first_difference(results(layer, inputs, compiled), results(layer, inputs)) is None
+
+
 class Counted:
     """A backend for torch.compile that counts its graphs."""
 

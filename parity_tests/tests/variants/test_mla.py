@@ -1,7 +1,7 @@
 """Latent attention against scalar loops, its two forms against each other, and the heads that its latents stand for."""
 
 from dataclasses import replace
-from math import cos, exp, log, pi, sin, sqrt
+from math import exp, sqrt
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from parity_tests.bounds.error_arrays import ErrArray
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.mistakes.plant import at
 from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.variants.test_rotary import published, turned
 from parity_tests.tests.witness import (
     bounded,
     cotangent,
@@ -48,46 +49,20 @@ def normed(x: list[float], weight: list[float], eps: float) -> list[float]:
     return [a / size * g for a, g in zip(x, weight, strict=True)]
 
 
-def angles(c: Config) -> tuple[list[float], float]:
-    """By how much each pair turns from one position to the next, and what its length is multiplied with."""
-    s, length = c.scaling_factor or 1.0, c.original_max_positions or 1
-    found = [c.rope_base ** (-i / (c.rope_dim // 2)) for i in range(c.rope_dim // 2)]
-    if c.scaling == "longrope":
-        return [a / own for a, own in zip(found, c.long_factor or (), strict=True)], c.attention_factor or 1.0
-    turns = [length * a / (2 * pi) for a in found]
-    if c.scaling == "llama3":
-        low, high = c.low_freq_factor or 1, c.high_freq_factor or 4
-        keeps = [min(max((n - low) / (high - low), 0), 1) for n in turns]
-        return [a * (keep + (1 - keep) / s) for a, keep in zip(found, keeps, strict=True)], 1.0
-    # The number of a pair is linear in the logarithm of its turns; the ramp is over the numbers.
-    ends = [log(length / (2 * pi * n)) / log(c.rope_base) * c.rope_dim / 2 for n in (c.beta_fast, c.beta_slow) if n]
-    first, last = max(ends[0], 0), min(ends[1], c.rope_dim - 1)
-    keeps = [min(max((last - i) / (last - first), 0), 1) for i in range(len(found))]
-    return [a * (keep + (1 - keep) / s) for a, keep in zip(found, keeps, strict=True)], 1 + log(s) / 10
-
-
-def turned(c: Config, x: list[float], place: int) -> list[float]:
-    thetas, longer = angles(c)
-    out, half = list(x), len(x) // 2
-    for i, theta in enumerate(thetas):
-        first, second = (i, i + half) if c.layout == "half" else (2 * i, 2 * i + 1)
-        a, b, m = x[first] * longer, x[second] * longer, place * theta
-        out[first], out[second] = a * cos(m) - b * sin(m), a * sin(m) + b * cos(m)
-    return out
-
-
-def loops(c: Config, w: Any, x: Any, places: Any, mask: Any, bias: Any, keep: Any) -> tuple[Any, Any]:
+def loops(
+    c: Config, w: Any, x: Any, places: Any, thetas: list[float], mask: Any, bias: Any, keep: Any
+) -> tuple[Any, Any]:
     """Output and weights of one batch row: every head's keys and values are made, one number at a time."""
     t, n = len(x), c.nope_dim
     scale = 1 / sqrt(c.nope_dim + c.rope_dim) if c.scale is None else c.scale
     y, weights = [[0.0] * c.d_model for _ in x], []
     asked = x if c.q_rank is None else [normed(times(word, w["w_dq"]), w["w_q_norm"], c.norm_eps) for word in x]
     latents = [normed(times(word, w["w_dkv"]), w["w_kv_norm"], c.norm_eps) for word in x]
-    shared = [turned(c, times(word, w["w_k_rot"]), m) for word, m in zip(x, places, strict=True)]
+    shared = [turned(c, times(word, w["w_k_rot"]), m, thetas) for word, m in zip(x, places, strict=True)]
     for h in range(c.num_heads):
         w_q, w_uk, w_uv = ([row[h] for row in w[name]] for name in ("w_q", "w_uk", "w_uv"))
         q = [times(word, w_q) for word in asked]
-        q = [word[:n] + turned(c, word[n:], m) for word, m in zip(q, places, strict=True)]
+        q = [word[:n] + turned(c, word[n:], m, thetas) for word, m in zip(q, places, strict=True)]
         k = [times(latent, w_uk) + key for latent, key in zip(latents, shared, strict=True)]
         v = [times(latent, w_uv) for latent in latents]
         alphas = []
@@ -111,7 +86,9 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     places = inputs.get("positions", np.broadcast_to(np.arange(t), (b, t)))
     config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
     w = {name: p.tolist() for name, p in params.items()}
-    found = [loops(config, w, row[0], at.tolist(), *row[1:]) for row, at in zip(rows, places, strict=True)]
+    length = config.max_positions if "positions" in inputs else t
+    thetas = published(config, config.rope_dim, length or 0)
+    found = [loops(config, w, row[0], at.tolist(), thetas, *row[1:]) for row, at in zip(rows, places, strict=True)]
     return stacked(found, "y", "out1")
 
 

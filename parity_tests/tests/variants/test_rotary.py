@@ -69,7 +69,7 @@ def published(c: Config, width: int, length: int) -> list[float]:
         if c.scaling == "linear":
             theta /= s
         elif c.scaling == "yarn":
-            stays = 1.0 if i <= first else 0.0 if i >= last else (last - i) / (last - first)
+            stays = 1 - min(max((i - first) / (last - first or 0.001), 0.0), 1.0)
             theta = theta * stays + theta / s * (1 - stays)
         elif c.scaling == "llama3":
             wavelength, low, high = 2 * pi / theta, c.low_freq_factor or 1, c.high_freq_factor or 4
@@ -89,8 +89,9 @@ def stretch(c: Config) -> float:
     if c.attention_factor is not None:
         return c.attention_factor
     s = c.scaling_factor or 1.0
-    grown = {"yarn": 0.1 * log(s) + 1, "longrope": sqrt(1 + log(s) / log(c.original_max_positions or 2))}
-    return grown.get(c.scaling or "", 1.0) if s > 1 else 1.0
+    if s <= 1 or c.scaling not in ("yarn", "longrope"):
+        return 1.0
+    return 0.1 * log(s) + 1 if c.scaling == "yarn" else sqrt(1 + log(s) / log(c.original_max_positions or 2))
 
 
 def turned(c: Config, x: list[float], place: int, thetas: list[float]) -> list[float]:

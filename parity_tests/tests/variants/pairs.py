@@ -1,0 +1,62 @@
+"""Configs in which every two options meet: a covering design over the values that the examples of a variant use.
+
+Most mistakes with options need two of them (Kuhn, Wallace and Gallo 2004). All combinations would be too many; a few
+dozen configs hold every pair.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from attn_np import contract
+from attn_np.contract import Config
+
+TRIES = 40  # configs that are drawn for each that is kept
+
+
+def values(variant: str) -> dict[str, list[Any]]:
+    """The values of each field over the variant's examples; fields with one value are left out."""
+    found: dict[str, list[Any]] = {}
+    for config in contract.examples(variant).values():
+        for name, value in config.as_dict().items():
+            known = found.setdefault(name, [])
+            if value not in known:
+                known.append(value)
+    return {name: known for name, known in found.items() if len(known) > 1}
+
+
+def pairs(config: Config, fields: dict[str, list[Any]]) -> set[tuple[tuple[str, str], tuple[str, str]]]:
+    """Every two fields with their values."""
+    own = [(name, repr(getattr(config, name))) for name in fields]
+    return set(combinations(own, 2))
+
+
+def drawn(variant: str, fields: dict[str, list[Any]], rng: np.random.Generator) -> Config:
+    """An example in which some fields have values of other examples, as far as they fit."""
+    examples = list(contract.examples(variant).values())
+    config = examples[rng.integers(len(examples))]
+    for name in rng.permutation(list(fields)):
+        value = fields[name][rng.integers(len(fields[name]))]
+        try:
+            config = replace(config, **{name: value})
+        except (TypeError, ValueError):
+            continue
+    return config
+
+
+def covering(variant: str, most: int | None = None) -> Iterator[tuple[str, Config]]:
+    """Configs, each with the most pairs that none before had, until draws bring no new ones."""
+    fields, rng = values(variant), np.random.default_rng(len(variant))
+    seen = set().union(*(pairs(config, fields) for config in contract.examples(variant).values()))
+    number = 0
+    while most is None or number < most:
+        tried = [drawn(variant, fields, rng) for _ in range(TRIES)]
+        best = max(tried, key=lambda config: len(pairs(config, fields) - seen))
+        if not pairs(best, fields) - seen:
+            return
+        seen |= pairs(best, fields)
+        number += 1
+        yield f"pairs {number}", best
