@@ -1,7 +1,7 @@
 """The tests, and the tool that checks whether implementations of attention agree.
 
 As a library: `assert_parity` judges an implementation of your own, `assert_decoding_parity` its steps with a cache,
-`compare` walks two traces.
+`compare` walks two traces, `compare_modules` finds where any two modules part.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,24 +9,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from parity_tests.ports.compare import compare
     from parity_tests.ports.decoding import assert_decoding_parity
+    from parity_tests.ports.modules import compare_modules, record_modules
+    from parity_tests.ports.modules.comparison import ModuleComparison
+    from parity_tests.ports.modules.recordings import load_modules
+    from parity_tests.ports.modules.walk import compare_recordings
     from parity_tests.ports.parity import ParityError, Verdict, assert_parity, replay
     from parity_tests.ports.trace import Trace, load, record
 
 __all__ = [
+    "ModuleComparison",
     "ParityError",
     "Trace",
     "Verdict",
     "assert_decoding_parity",
     "assert_parity",
     "compare",
+    "compare_modules",
+    "compare_recordings",
     "load",
+    "load_modules",
     "record",
+    "record_modules",
     "replay",
 ]
 ROOMS = {
     "trace": ("Trace", "load", "record"),
     "compare": ("compare",),
     "decoding": ("assert_decoding_parity",),
+    "modules": ("ModuleComparison", "compare_modules", "compare_recordings", "load_modules", "record_modules"),
 }
 
 

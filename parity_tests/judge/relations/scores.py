@@ -7,7 +7,7 @@ from math import sqrt
 import numpy as np
 
 from parity_tests.judge.calls import Arrays, Call, Subject, attends, field, louder, score_shape
-from parity_tests.judge.frameworks import DTYPES
+from parity_tests.judge.candidates import DTYPES
 from parity_tests.judge.relations.relation import Pair, Relation, both, relation
 from parity_tests.judge.relations.values import without_keeps
 from parity_tests.judge.relations.weights import unordered

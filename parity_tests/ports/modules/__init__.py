@@ -1,0 +1,140 @@
+"""Compare any two modules: run both, listen to their submodules, and say where they part."""
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+from parity_tests.ports.modules.bounds import gap
+from parity_tests.ports.modules.choose import side_of
+from parity_tests.ports.modules.comparison import ModuleComparison
+from parity_tests.ports.modules.names import Names, copied, pairs, refuse_unused, translated
+from parity_tests.ports.modules.recordings import Recording, load_modules
+from parity_tests.ports.modules.rows import Row
+from parity_tests.ports.modules.sides import Caller, Mode, Side, go_on, record
+from parity_tests.ports.modules.walk import compare_recordings
+
+__all__ = [
+    "ModuleComparison",
+    "Recording",
+    "Row",
+    "compare_modules",
+    "compare_recordings",
+    "load_modules",
+    "record_modules",
+]
+
+
+def compare_modules(
+    a: Any,
+    b: Any,
+    inputs: Any,
+    *,
+    names: Names = None,
+    weights: str | None = "copy",
+    calls: tuple[Caller, Caller] = (None, None),
+    framework: str | None = None,
+) -> ModuleComparison:
+    """Run two modules on the same inputs and weights, and find the first submodule that differs.
+
+    Both run in float64 and in their own types, and the difference of the two runs gives the bounds
+    (`parity_tests.ports.modules.bounds`). Neither module is changed. Nothing is put into evaluation mode: do that
+    first.
+
+    Args:
+        a, b: torch modules, Flax NNX modules, Linen modules as `(module, variables)` or, if it gets the weights of the
+            other, alone; or a function.
+        inputs: positional inputs in a tuple, or keyword inputs in a dictionary, of both; arrays of any framework,
+            nested as the modules take them.
+        names: names in a to names in b, such as `{"layers.{i}.mlp": "blocks.{i}.ffn"}`; of modules, which holds for all
+            inside, or of weights. Equal names need none. With axes for a weight that is stored in another order:
+            `{"q_proj.weight": ("w_q", "(h k) d -> d h k")}`. Kernels of Flax are turned without.
+        weights: "copy" runs b with the weights of a; a function then takes a dictionary of them first, under the names
+            that `names` gives them. None leaves each side its own.
+        calls: functions that call a and b, as `call(module, *inputs)`, where they are not called alike.
+        framework: whose arrays a function takes: "numpy", "torch" or "jax".
+
+    Returns:
+        Where they part, and every submodule that both have; `print` it.
+
+    Raises:
+        ValueError, TypeError: names, weights, inputs or outputs that do not fit.
+    """
+    if weights not in ("copy", None):
+        raise ValueError(f"compare_modules: expected weights= 'copy' or None, got {weights!r}; choose one")
+    one, other = (
+        side_of(module, call, framework, weights == "copy" and module is b, inputs)
+        for module, call in zip((a, b), calls, strict=True)
+    )
+    one.adapted, other.adapted = (call is not None for call in calls)
+    recorded = record(one, inputs)
+    params: dict[str, Any] = {}
+    if weights == "copy" and not other.weights:
+        params = renamed(recorded, names)
+    elif weights == "copy":
+        params = copied(recorded, pairs(recorded, other, names, need_all=True))
+    partner = record(other, inputs, params)
+    refuse_unused(recorded, [*partner.weights, *(call.name for call in partner.exact.calls)], names)
+
+    def local(of_a: Any, of_b: Any) -> Any:
+        return go_on(one, recorded, of_a), go_on(other, partner, of_b)
+
+    result = compare_recordings(recorded, partner, names, local if one.constants or other.constants else None)
+    if not result.agree:
+        refuse_chance(("a", one, recorded), ("b", other, partner))
+    return result
+
+
+def refuse_chance(*sides: tuple[str, Side, Recording]) -> None:
+    """Two runs of one side that differ would be taken for a mistake.
+
+    Raises:
+        ValueError: a side gives other numbers when it is run again.
+    """
+    for name, side, recording in sides:
+        again = side.run(*side.given, recording.weights, Mode("float64", exact=True)).calls[-1].outputs
+        if any(gap(x, again[key]) for key, x in recording.exact.calls[-1].outputs.items()):
+            raise ValueError(
+                f"compare_modules: expected equal numbers from equal runs, but two runs of {name} give other numbers; "
+                f"call eval() first, as dropout belongs to training, and leave nothing else to chance"
+            )
+
+
+def renamed(recording: Recording, names: Names) -> dict[str, Any]:
+    """The weights of a recording under the names that a function has for them, in their own axes."""
+    return {translated(name, names)[0]: x for name, x in recording.weights.items()}
+
+
+def record_modules(
+    module: Any,
+    inputs: Any,
+    path: str | PathLike[str] | None = None,
+    *,
+    like: str | PathLike[str] | None = None,
+    names: Names = None,
+    call: Caller = None,
+    framework: str | None = None,
+) -> Recording:
+    """Run one module, listen to its submodules, and write all of it to a file for `compare_recordings`.
+
+    Args:
+        module, inputs, call, framework: as for `compare_modules`.
+        path: the file to write; None writes none.
+        like: the recording of the other side, whose weights this module gets.
+        names: names of the other side's to names in this module.
+
+    Returns:
+        The recording.
+
+    Raises:
+        ValueError, TypeError: names, weights or inputs that do not fit.
+    """
+    side = side_of(module, call, framework, like is not None, inputs)
+    side.adapted = call is not None
+    params: Mapping[str, Any] = {}
+    if like is not None:
+        other = load_modules(like)
+        params = copied(other, pairs(other, side, names, need_all=True)) if side.weights else renamed(other, names)
+    recording = record(side, inputs, dict(params))
+    if path is not None:
+        recording.save(path)
+    return recording

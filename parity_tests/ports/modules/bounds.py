@@ -1,0 +1,142 @@
+r"""How far two sides may be apart, from the errors that they make.
+
+Rounding errors are small, so they enter a result to first order: its error is a sum $\sum_i c_i \delta_i$ over all
+roundings $|\delta_i| \le u$, and the $c_i$ depend on the computation, not on the type. The error $e$ of a run in a type
+with unit roundoff $u$, measured against the run in float64, thus says what the error of the float64 run is: about
+$e\,u_{64}/u$. No bound needs to be picked, and an ill-conditioned module gets a wider one.
+
+*Meaning.* Two float64 runs of one function differ by about $e\,u_{64}/u$, and two functions whose difference can be
+seen in the module's own type differ by $e$ or more. The bound is the geometric mean of the two,
+
+$$ |a_{64} - b_{64}| \le \sqrt{u_{64}/u_a}\; e_a + \sqrt{u_{64}/u_b}\; e_b. $$
+
+For float32 it is $2^{14.5}$ times above the first and below the second. The estimate rests on one draw of the
+roundings. Where a single rounding matters, the quotient of two draws exceeds $k$ with a probability of about
+$2/(\pi k)$, $2^{-15}$ here; where $n$ of them matter independently, the largest counts, and it is a power $n$ of that.
+$e$ is the largest error in the array, and at least one rounding of its largest number, as a sum may happen to be exact.
+
+*Constants.* A table that was rounded when it was made, such as the frequencies of rotary positions, has that error in
+float64, too. A third run with each of its numbers moved by 16 roundings, up or down at random, says how much that
+matters: a power multiplies the rounding of its exponent by the logarithm of its base, which is 13.8 for a million, and
+the operations around it round once each. (A table in 16 bits was cast to them: its numbers are moved by one rounding of
+that type.) The error itself is at most as large, so the root mean square of the change is
+at least its standard deviation, and 10.6 times it is what $2^{40}$ normally distributed numbers exceed with a
+probability of $2^{-40}$.
+
+*Precision.* A float32 side whose error is $2^{6.5}$ times that of the other, and of one rounding, is less precise: half
+way, as a power, from float32 to the type with the next larger roundoff, TF32 or float16.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from parity_tests.bounds.error_array import widened
+from parity_tests.bounds.precision import UNIT
+from parity_tests.ports.modules.recordings import Arrays, Recording
+
+NORMAL = 10.6
+LESS_PRECISE = np.sqrt(UNIT["tf32"] / UNIT["float32"])
+# What is this low is there to hide a score, whichever of its numbers a type has for that.
+LOWEST = -3.38e38
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One array of one side in its runs.
+
+    Attributes:
+        exact, own: in float64 and in the type `dtype`.
+        moved: in float64 with the constants moved; None where there are none.
+    """
+
+    exact: np.ndarray
+    own: np.ndarray
+    moved: np.ndarray | None
+    dtype: str
+
+    @property
+    def error(self) -> float:
+        """The largest error of the own type, and at least one rounding of the largest number."""
+        return max(largest(self.own - self.exact), self.rounding)
+
+    @property
+    def rounding(self) -> float:
+        return UNIT[self.dtype] * largest(self.exact)
+
+    @property
+    def bound(self) -> float:
+        """How far the float64 run may be from what it means."""
+        bound = np.sqrt(UNIT["float64"] / UNIT[self.dtype]) * self.error
+        if self.moved is not None:
+            gap = finite(self.moved - self.exact)
+            bound += NORMAL * float(np.sqrt(np.mean(gap**2))) if gap.size else 0.0
+        return float(bound)
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Two arrays that should be the same.
+
+    Attributes:
+        apart: their largest difference in float64; infinite where one is NaN or has another shape.
+        bound: what it may be.
+        own: their largest difference in their own types.
+        errors: how far each is from its float64 run.
+        less_precise: "a" or "b" where one of two float32 sides computes in a smaller type.
+    """
+
+    apart: float
+    bound: float
+    own: float
+    errors: tuple[float, float]
+    less_precise: str | None = None
+
+    @property
+    def ratio(self) -> float:
+        """The difference as a share of the bound; at most 1 agrees."""
+        return 0.0 if self.apart == 0 else self.apart / self.bound if self.bound else np.inf
+
+    @property
+    def ok(self) -> bool:
+        return self.ratio <= 1
+
+
+def finite(x: np.ndarray) -> np.ndarray:
+    return x[np.isfinite(x)]
+
+
+def largest(x: np.ndarray) -> float:
+    return float(np.max(np.abs(finite(x)), initial=0.0))
+
+
+def gap(x: np.ndarray, y: np.ndarray) -> float:
+    """The largest difference of two arrays; NaN is the same as NaN only."""
+    if x.shape != y.shape:
+        return np.inf
+    x, y = (np.where(z <= LOWEST, -np.inf, z) for z in (x, y))
+    with np.errstate(invalid="ignore"):
+        apart = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y))
+    return float(np.max(np.where(np.isnan(apart), np.inf, apart), initial=0.0))
+
+
+def distance(a: Measure, b: Measure) -> Distance:
+    """How far two arrays are apart, and how far they may be."""
+    if a.exact.dtype.kind in "biu" or b.exact.dtype.kind in "biu":
+        apart = 0.0 if np.array_equal(a.exact, b.exact) else np.inf
+        return Distance(apart, 0.0, apart, (0.0, 0.0))
+    with np.errstate(invalid="ignore"):
+        bound, errors = a.bound + b.bound, (a.error, b.error)
+    whose = None
+    if a.dtype == b.dtype == "float32":
+        whose = next((name for name, x, y in (("a", a, b), ("b", b, a)) if x.error > LESS_PRECISE * y.error), None)
+    return Distance(gap(a.exact, b.exact), bound, gap(a.own, b.own), errors, whose)
+
+
+def measure(recording: Recording, exact: Arrays, own: Arrays, moved: Arrays | None, name: str) -> Measure:
+    """One array of a side, by its name in each run."""
+    x = widened(exact[name])
+    seen = own.get(name)
+    seen = x if seen is None or seen.shape != x.shape else widened(seen)
+    shifted = None if moved is None or name not in moved or moved[name].shape != x.shape else widened(moved[name])
+    return Measure(x, seen, shifted, recording.probe)

@@ -1,0 +1,112 @@
+"""The result of a comparison of modules, and its words."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from parity_tests.explain.findings import Finding, told
+from parity_tests.ports.modules.bounds import Distance
+from parity_tests.ports.modules.names import Names, pairs
+from parity_tests.ports.modules.recordings import Recording
+from parity_tests.ports.modules.rows import Row
+
+
+@dataclass
+class ModuleComparison:
+    """What two recordings say about each other.
+
+    Attributes:
+        a, b: the recordings.
+        names: names in a to names in b.
+        rows: the submodules that both have, in the order in which those of a end.
+        gradients: of the inputs and of the weights.
+        only_a, only_b: the submodules that were called on one side alone.
+        finding: where the first difference is attention that is known here: what is wrong with it.
+        advice: what to do next, in words.
+    """
+
+    a: Recording
+    b: Recording
+    names: Names
+    rows: list[Row]
+    gradients: list[Row] = field(default_factory=list)
+    only_a: list[str] = field(default_factory=list)
+    only_b: list[str] = field(default_factory=list)
+    finding: Finding | None = None
+    advice: str = ""
+
+    @property
+    def unmatched_weights(self) -> list[str]:
+        """The weights of a that b has no place for."""
+        paired = {pair.a for pair in pairs(self.a, self.b, self.names, need_all=False)}
+        return [name for name in self.a.weights if name not in paired]
+
+    @property
+    def agree(self) -> bool:
+        """Whether the modules agree: their outputs, precision and gradients."""
+        return not self.differences
+
+    @property
+    def differences(self) -> list[Row]:
+        """What differs and does not follow from another difference."""
+        return [row for row in [*self.rows, *self.gradients] if row.verdict in ("differs", "less precise")]
+
+    @property
+    def first(self) -> Row | None:
+        """The first of the differences."""
+        return next(iter(self.differences), None)
+
+    def __str__(self) -> str:
+        return "\n".join(words(self))
+
+
+def words(result: ModuleComparison) -> Iterator[str]:
+    """The comparison in words, line by line."""
+    first = result.first
+    if first is None:
+        yield from agreement(result)
+        return
+    probes = list(dict.fromkeys((result.a.probe, result.b.probe)))
+    gradient = first.places[0] < 0
+    what = f"{first.kinds[0]} {first.label}" if gradient else f"{first.label}: {first.kinds[0]} and {first.kinds[1]}"
+    if first.verdict == "less precise":
+        whose = result.a if first.output.less_precise == "a" else result.b
+        yield f"mean the same, but {first.output.less_precise} ({whose.who}) is less precise first at {what}"
+        yield f"  errors in float32: {first.output.errors[0]:.2g} in a, {first.output.errors[1]:.2g} in b"
+    else:
+        yield f"differ first at {what}"
+        if first.inputs is not None:
+            yield f"  inputs: {apart(first.inputs)}, agree"
+        yield f"  {'gradients' if gradient else 'outputs'}: {apart(first.output)}"
+        yield f"  in {' and '.join(probes)}: {first.output.own:.2g} apart"
+    before = result.rows if gradient else result.rows[: result.rows.index(first)]
+    yield f"  agree before it: {sum(row.verdict == 'agrees' for row in before)} submodules"
+    if first.how != "name":
+        yield f"  matched by {first.how}; names= makes it sure"
+    more = [f"{row.kinds[0]} {row.label}" if row.places[0] < 0 else row.label for row in result.differences[1:]]
+    if more:
+        yield f"  differ by themselves, too: {', '.join(more)}"
+    if result.finding is not None:
+        yield from (f"  {line}" for line in told(result.finding).splitlines())
+    if result.advice:
+        yield f"  next: {result.advice}"
+
+
+def agreement(result: ModuleComparison) -> Iterator[str]:
+    """That the two agree, how well, and what was not compared."""
+    count = sum(row.places[0] >= 0 for row in result.rows)
+    types = list(dict.fromkeys(("float64", result.a.probe, result.b.probe)))
+    worst = max([*result.rows, *result.gradients], key=lambda row: row.output.ratio if row.verdict == "agrees" else 0.0)
+    yield (
+        f"agree: {result.a.who} and {result.b.who}, {count} submodules and {len(result.gradients)} gradients, in "
+        f"{' and '.join(types)}; largest difference/bound {worst.output.ratio:.3g} ({worst.label})"
+    )
+    odd = [row.label for row in result.rows if row.verdict != "agrees"]
+    if odd:
+        yield f"  other numbers inside, although the outputs agree: {', '.join(odd)}"
+    if result.unmatched_weights:
+        yield f"  no partner: {', '.join(result.unmatched_weights)}"
+
+
+def apart(x: Distance) -> str:
+    """How far two arrays are apart, beside what they may be."""
+    return f"{x.apart:.2g} apart in float64, with a bound of {x.bound:.1g}"

@@ -1,0 +1,186 @@
+"""PyTorch: forward hooks on every submodule, and float64 wherever code asks for a smaller type."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from parity_tests.bounds.error_array import widened
+from parity_tests.judge.candidates import from_torch, to_torch
+from parity_tests.ports.modules.known import attention_of
+from parity_tests.ports.modules.recordings import Arrays, Call, Run, call_of, flat, mapped
+from parity_tests.ports.modules.sides import (
+    Caller,
+    Mode,
+    Side,
+    Turns,
+    cotangent,
+    function_name,
+    moved,
+    named,
+    rounded,
+    with_whole,
+)
+
+SMALL = (torch.float32, torch.float16, torch.bfloat16)
+SHORT = {torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16}
+
+
+class Exact(TorchFunctionMode):
+    """PyTorch with float64 wherever code asks for a smaller type.
+
+    Models turn to float32 for norms, positions and softmax, whatever type their weights have. A comparison of meaning
+    leaves these roundings out.
+    """
+
+    def __enter__(self) -> Any:
+        self.before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.set_default_dtype(self.before)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def wide(x: Any) -> Any:
+            return torch.float64 if isinstance(x, torch.dtype) and x in SMALL else x
+
+        func = torch.Tensor.double if func in SHORT else func
+        return func(*map(wide, args), **{name: wide(x) for name, x in (kwargs or {}).items()})
+
+
+def torch_side(module: torch.nn.Module, call: Caller) -> Side:
+    """A module: every run is of a copy with the weights given."""
+    state = {name: x for name, x in module.state_dict().items() if x.is_floating_point()}
+    buffers = {n: from_torch(x) for n, x in module.named_buffers() if n not in state and x.is_floating_point()}
+    constants = {name: x for name, x in buffers.items() if rounded(x).any()}
+    params = [x.dtype for x in module.parameters() if x.is_floating_point()]
+    if any(x.is_meta for x in state.values()):
+        raise ValueError("compare_modules: expected weights, got a module on the device meta; load them first")
+    where: Any = next((x.device for x in state.values()), "cpu")
+
+    def run(args: Any, kwargs: Any, weights: Arrays, mode: Mode) -> Run:
+        copy, dtype = deepcopy(module), getattr(torch, mode.dtype)
+        if mode.exact or dtype_of_side == "float64":
+            copy = copy.to(dtype)
+        held = dict(copy.named_buffers())
+        if mode.moved:
+            for name, x in constants.items():
+                held[name].copy_(to_torch(moved(x), where))
+        # Tied weights: the first name of an array decides.
+        own: dict[int, Any] = {}
+        with torch.no_grad():
+            for name, x in copy.state_dict(keep_vars=True).items():
+                if name in weights and id(x) not in own:
+                    own[id(x)] = x.copy_(to_torch(widened(weights[name]), where))
+        for x in copy.parameters():
+            x.requires_grad_(x.is_floating_point())
+        result = Run()
+        with ExitStack() as stack:
+            if mode.exact:
+                stack.enter_context(Exact())
+            calls = stack.enter_context(listening(copy, Turns(mode)))
+            outputs = project(copy, call, args, kwargs, dict(copy.named_parameters()), mode, where, result)
+        inputs = {name: widened(x) for name, x in named(args, kwargs).items()}
+        result.calls = with_whole(calls, type(module).__name__, inputs, outputs)
+        return result
+
+    dtype_of_side = str(params[0]).rpartition(".")[2] if params else ""
+    return Side(
+        f"torch {type(module).__name__}",
+        dtype_of_side,
+        {name: from_torch(x) for name, x in state.items()},
+        tuple(constants),
+        run,
+        # Linear layers of GPT-2 in transformers.
+        [f"{name}.weight" for name, x in module.named_modules() if type(x).__name__ == "Conv1D"],
+        lambda weights: attention_of(dict(module.named_modules()), weights),
+    )
+
+
+def torch_function_side(function: Any, call: Caller, weights: bool) -> Side:
+    """A function of tensors, and of a dictionary of weights before them."""
+
+    def run(args: Any, kwargs: Any, params: Arrays, mode: Mode) -> Run:
+        dtype, result = getattr(torch, mode.dtype), Run()
+        own = {name: to_torch(widened(x), "cpu").to(dtype).requires_grad_() for name, x in params.items()}
+        own = own if weights else {}
+
+        def called(*a: Any, **k: Any) -> Any:
+            first = (own,) if weights else ()
+            return call(function, *first, *a, **k) if call else function(*first, *a, **k)
+
+        with ExitStack() as stack:
+            if mode.exact:
+                stack.enter_context(Exact())
+            outputs = project(called, None, args, kwargs, own, mode, "cpu", result)
+        inputs = {name: widened(x) for name, x in named(args, kwargs).items()}
+        result.calls = with_whole([], "function", inputs, outputs)
+        return result
+
+    return Side(f"torch {function_name(function)}", "", {}, (), run)
+
+
+@torch.enable_grad()
+def project(
+    function: Any, call: Caller, args: Any, kwargs: Any, own: dict[str, Any], mode: Mode, where: Any, result: Run
+) -> Arrays:
+    """Call a function; put the gradients of a random projection of its first output into the result."""
+    leaves: dict[str, Any] = {}
+
+    def tensor(name: str, x: Any) -> Any:
+        x = to_torch(widened(x), where)
+        if x.is_floating_point():
+            x = leaves[name] = x.to(getattr(torch, mode.dtype)).requires_grad_()
+            return x.clone()  # a module may write into what it gets
+        return x
+
+    args, kwargs = mapped(args, tensor), mapped(kwargs, tensor)
+    output = call(function, *args, **kwargs) if call else function(*args, **kwargs)
+    outputs = dict(flat(output))
+    first = next((x for x in outputs.values() if x.is_floating_point()), None)
+    if first is not None and first.requires_grad and not mode.values:
+        targets = {**{("input", n): x for n, x in leaves.items()}, **{("weight", n): x for n, x in own.items()}}
+        dy = to_torch(cotangent(tuple(first.shape)), where).to(first.dtype)
+        grads = torch.autograd.grad([first], list(targets.values()), [dy], allow_unused=True)
+        for ((kind, name), x), g in zip(targets.items(), grads, strict=True):
+            g = widened(from_torch(torch.zeros_like(x) if g is None else g))
+            (result.input_grads if kind == "input" else result.weight_grads)[name] = g
+    return {name: widened(from_torch(x)) for name, x in outputs.items()}
+
+
+@contextmanager
+def listening(module: torch.nn.Module, turns: Turns) -> Iterator[list[Call]]:
+    """The calls of a module and all its submodules, in the order in which they end."""
+    calls: list[Call] = []
+    running: list[Call] = []
+    handles = []
+
+    def arrays(tree: Any) -> Arrays:
+        # A copy: what is written into a tensor later is not seen here.
+        return {n: widened(from_torch(x)).copy() for n, x in flat(tree) if isinstance(x, torch.Tensor)}
+
+    for name, sub in module.named_modules():
+
+        def before(sub: Any, args: Any, kwargs: Any, name: str = name) -> None:
+            running.append(call_of(name, sub, arrays(args) | arrays(kwargs), {}))
+
+        def after(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
+            call = running.pop()
+            call.outputs = arrays(output)
+            calls.append(call)
+            return turns.settle(call.name, output, lambda value, x: to_torch(value, x.device).to(x.dtype))
+
+        handles += [
+            sub.register_forward_pre_hook(before, with_kwargs=True),
+            sub.register_forward_hook(after, with_kwargs=True),
+        ]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,159 @@
+"""Names of one side in those of the other: patterns, and the axes of weights that the frameworks store differently."""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attn_np import contract
+from attn_np.weights.layouts._rearrange import parse, rearrange, solve
+from parity_tests.ports.modules.recordings import Arrays
+
+Names = Mapping[str, str | tuple[str, str]] | None
+# What the frameworks call one and the same weight.
+LEAVES = (
+    ("weight", "kernel", "scale", "embedding"),
+    ("running_mean", "mean"),
+    ("running_var", "var"),
+)
+
+
+def rule(pattern: str) -> re.Pattern[str]:
+    """A pattern such as "layers.{i}.mlp" as a regular expression: each part in braces is one word."""
+    words = re.split(r"(\{\w+\})", pattern)
+    found: set[str] = set()
+    text = ""
+    for word in words:
+        if word.startswith("{"):
+            name = word[1:-1]
+            text += f"(?P={name})" if name in found else rf"(?P<{name}>[^.]+?)"
+            found.add(name)
+        else:
+            text += re.escape(word)
+    return re.compile(text + r"(?P<rest_>\..*)?")
+
+
+def translated(name: str, names: Names) -> tuple[str, str | None]:
+    """A name of a in b, with the pattern for its axes; the same name where no pattern fits.
+
+    Of several patterns the longest decides. A pattern that fits the first part of a name leaves the rest as it is.
+    """
+    for pattern in sorted(names or {}, key=len, reverse=True):
+        match = rule(pattern).fullmatch(name)
+        if match:
+            theirs = (names or {})[pattern]
+            theirs, axes = (theirs, None) if isinstance(theirs, str) else theirs
+            words = match.groupdict()
+            rest = words.pop("rest_") or ""
+            return (theirs.format(**words) + rest).strip("."), axes
+    return name, None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A weight of a, the weight of b that is the same, and how its axes move."""
+
+    a: str
+    b: str
+    shape: tuple[int, ...]
+    axes: str | None
+    turned: bool
+
+    def move(self, x: np.ndarray) -> np.ndarray:
+        """An array in the axes of a, such as a weight or its gradient, in those of b."""
+        if self.axes is not None:
+            left, right = parse(self.axes)
+            sizes = solve(right, self.shape, {})
+            return rearrange(x, self.axes, sizes | solve(left, x.shape, sizes))
+        if self.turned and x.ndim > 2:  # convolutions: [out, in, ...] and [..., in, out]
+            kernel_last = len(self.shape) == x.ndim and self.shape == (*x.shape[2:], x.shape[1], x.shape[0])
+            x = x.transpose(*range(2, x.ndim), 1, 0) if kernel_last else x.reshape(self.shape[::-1]).T
+        elif self.turned and len(self.shape) == 2:
+            x = x.reshape(self.shape[::-1]).T
+        elif self.turned:
+            x = x.T
+        return np.ascontiguousarray(x).reshape(self.shape)
+
+
+def pairs(a: Any, b: Any, names: Names, need_all: bool) -> list[Pair]:
+    """The weights of two sides that are the same: by the map of names, and the words that frameworks use.
+
+    Args:
+        a, b: two of `Side` or `Recording`.
+        names: names in a to names in b.
+        need_all: every weight of b needs one.
+
+    Raises:
+        ValueError: a weight without a partner, or one of another size.
+    """
+    found = []
+    for name, x in a.weights.items():
+        target, axes = translated(name, names)
+        partner = next((word for word in spellings(target) if word in b.weights), None)
+        if partner is None:
+            continue
+        shape = b.weights[partner].shape
+        turned = (name in a.in_first) != (partner in b.in_first) and matrix_like(name, partner, x, shape)
+        if axes is None and x.size != b.weights[partner].size:
+            raise ValueError(
+                f"compare_modules: expected {partner!r} of the size of {name!r}, {x.shape}, got {shape}; "
+                f"map another name with names=, or say how the axes move: (name, 'a b -> b a')"
+            )
+        found.append(Pair(name, partner, shape, axes, turned))
+    absent = [name for name in b.weights if name not in {pair.b for pair in found}]
+    if absent and need_all:
+        left = [name for name in a.weights if name not in {pair.a for pair in found}]
+        known = f"a still has {', '.join(left[:6])}" if left else "a has no weight left"
+        raise ValueError(
+            f"compare_modules: expected a weight of a for every weight of b, got none for "
+            f"{', '.join(absent[:6])}; {known}; map its name with names="
+        )
+    return found
+
+
+def matrix_like(a: str, b: str, x: np.ndarray, shape: tuple[int, ...]) -> bool:
+    """Whether a stored as [in, out] meets a stored as [out, in], and not a raw array of the same shape."""
+    plain = {name.rpartition(".")[2] for name in (a, b)} <= {"weight", "kernel"}
+    return (plain or x.shape != shape) and max(x.ndim, len(shape)) > 1
+
+
+def spellings(name: str) -> list[str]:
+    """A name as other frameworks have it: the same, or with another last word."""
+    head, dot, leaf = name.rpartition(".")
+    words = next((words for words in LEAVES if leaf in words), ())
+    return [name, *(f"{head}{dot}{word}" for word in words if word != leaf)]
+
+
+def copied(a: Any, found: list[Pair]) -> Arrays:
+    """The weights of a under the names and in the axes of b."""
+    return {pair.b: pair.move(a.weights[pair.a]) for pair in found}
+
+
+def refuse_unused(a: Any, b_names: Collection[str], names: Names) -> None:
+    """Every pattern of the map must fit something on both sides: a slip would be taken for a missing partner.
+
+    Raises:
+        ValueError: a pattern that fits nothing.
+    """
+    ours = {*a.weights, *(call.name for call in a.exact.calls)}
+    for pattern, theirs in (names or {}).items():
+        hits = [name for name in ours if rule(pattern).fullmatch(name)]
+        if not hits:
+            raise ValueError(
+                f"compare_modules: expected names of a in names=, got {pattern!r}; "
+                f"{contract.nearest(pattern, tuple(sorted(ours)))}"
+            )
+        got = [translated(name, names)[0] for name in hits]
+        known = {word for name in b_names for word in prefixes(name)}
+        if not any(set(spellings(name)) & known for name in got):
+            raise ValueError(
+                f"compare_modules: expected names of b in names=, got {theirs!r} for {pattern!r}; "
+                f"{contract.nearest(got[0], tuple(sorted(b_names)))}"
+            )
+
+
+def prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]

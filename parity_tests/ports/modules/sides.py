@@ -1,0 +1,192 @@
+"""The two sides of a comparison: a module or function of any framework, ready to be run and listened to."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from attn_np._ops import DTYPES
+from parity_tests.bounds.error_array import widened
+from parity_tests.bounds.precision import UNIT
+from parity_tests.ports.modules.recordings import Arrays, Attention, Call, Recording, Run, flat, is_array, mapped
+
+# See `parity_tests.ports.modules.bounds`.
+ROUNDINGS = 16
+Caller = Callable[..., Any] | None
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a module is run.
+
+    Attributes:
+        dtype: of inputs and weights.
+        exact: float64 wherever the code asks for a smaller type.
+        moved: rounded constants are moved by the error that they may have.
+        values: the first output of some calls, by name and turn, from which the run goes on in place of its own. Such a
+            run has no gradients.
+    """
+
+    dtype: str
+    exact: bool = False
+    moved: bool = False
+    values: Mapping[tuple[str, int], np.ndarray] = field(default_factory=dict)
+
+
+@dataclass
+class Side:
+    """A module or a function.
+
+    Attributes:
+        who: framework and class.
+        dtype: the type of its weights; of the inputs if there are none.
+        weights: by name, in that type.
+        constants: names of arrays that are no weights and that were rounded to a smaller type than float64.
+        run: from inputs (positional and by keyword), weights and a mode to what was called, in order, and gradients.
+        in_first: the weights that are stored as [in, out].
+        attention: finds the submodules that are attention, from all the weights.
+        adapted: a function calls it.
+        given: the inputs that it ran with last.
+    """
+
+    who: str
+    dtype: str
+    weights: Arrays
+    constants: tuple[str, ...]
+    run: Callable[[tuple[Any, ...], dict[str, Any], Arrays, Mode], Run]
+    in_first: list[str] = field(default_factory=list)
+    attention: Callable[[Arrays], dict[str, Attention]] = lambda _: {}
+    adapted: bool = False
+    given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+
+def numpy_function_side(function: Any, call: Caller, weights: bool) -> Side:
+    """A function of NumPy arrays: its inputs and outputs, no gradients."""
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any], params: Arrays, mode: Mode) -> Run:
+        def typed(name: str, x: Any) -> np.ndarray:
+            return x.astype(DTYPES[mode.dtype]) if is_float(x) else x.copy()
+
+        first = ({name: typed(name, x) for name, x in params.items()},) if weights else ()
+        args, kwargs = mapped(args, typed), mapped(kwargs, typed)
+        inputs = named(args, kwargs)
+        result = call(function, *first, *args, **kwargs) if call else function(*first, *args, **kwargs)
+        outputs = {name: widened(np.asarray(x)) for name, x in flat(result)}
+        return Run([Call("", "function", {name: widened(x) for name, x in inputs.items()}, outputs)])
+
+    return Side(f"numpy {function_name(function)}", "", {}, (), run)
+
+
+def function_name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def is_float(x: Any) -> bool:
+    return str(x.dtype).rpartition(".")[2] in UNIT
+
+
+def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a call, by keyword or place."""
+    return dict(flat(args)) | dict(flat(kwargs))
+
+
+def with_whole(calls: list[Call], kind: str, inputs: Arrays, outputs: Arrays) -> list[Call]:
+    """The calls of the submodules, and as the last one that of the whole, as its caller sees it."""
+    return [*(call for call in calls if call.name), Call("", kind, inputs, outputs)]
+
+
+def cotangent(shape: tuple[int, ...]) -> np.ndarray:
+    """The same random gradient of the output on both sides, in numbers that every type holds exactly."""
+    return np.random.default_rng(11).integers(-8, 9, shape) / 8.0
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    """Which numbers of a constant were rounded to float32 or a smaller type, whatever type holds them now.
+
+    A number that bfloat16 holds, such as 1 or 0.5, is taken for exact unless it comes in bfloat16.
+    """
+    wide = widened(x)
+    with np.errstate(over="ignore"):
+        short = wide.astype(np.float32) == wide
+        few = wide.astype(DTYPES["bfloat16"]).astype(np.float64) == wide
+    return short & (~few | (dtype_of(x) == "bfloat16"))
+
+
+def moved(x: np.ndarray) -> np.ndarray:
+    """A constant with each rounded number moved by as much as what made it errs, up or down at random."""
+    # A table is made in float32, and cast to a smaller type at most.
+    unit = UNIT[dtype_of(x)] if UNIT[dtype_of(x)] > UNIT["float32"] else ROUNDINGS * UNIT["float32"]
+    signs = np.random.default_rng(12).choice([-1.0, 1.0], x.shape)
+    return widened(x) * (1 + np.where(rounded(x), unit * signs, 0.0))
+
+
+class Turns:
+    """The value from which a run goes on after each call, where it is given."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.values, self.seen = mode.values, Counter[str]()
+
+    def settle(self, name: str, output: Any, make: Callable[[np.ndarray, Any], Any]) -> Any:
+        """The output of a call, or the same with the given value in place of its first floating array."""
+        value = self.values.get((name, self.seen[name]))
+        self.seen[name] += 1
+        first = next((key for key, x in flat(output) if is_float(x)), None)
+        if value is None or first is None or (not is_array(output) and not isinstance(output, tuple | list)):
+            return output
+        return mapped(output, lambda key, x: make(value, x) if key == first else x)
+
+
+def go_on(side: Side, recording: Recording, values: Mapping[tuple[str, int], np.ndarray]) -> tuple[Run, Run | None]:
+    """The float64 run of a recording and the one with moved constants, going on from the values given."""
+    args, kwargs = side.given
+    modes = [Mode("float64", True, False, values), Mode("float64", True, True, values)]
+    first, *more = (side.run(args, kwargs, recording.weights, mode) for mode in modes[: 1 + bool(side.constants)])
+    return first, next(iter(more), None)
+
+
+def record(side: Side, inputs: Any, weights: Arrays | None = None) -> Recording:
+    """Run a side in float64 and in its own type, on weights of another side or its own."""
+    side.given = args, kwargs = split(inputs)
+    params = side.weights | (weights or {})
+    arrays = named(args, kwargs)
+    own = side.dtype or next((dtype_of(x) for x in arrays.values() if is_float(x)), "float32")
+    modes = [Mode("float64", exact=True), Mode("float32" if own == "float64" else own)]
+    if side.constants:
+        modes.append(Mode("float64", exact=True, moved=True))
+    exact, probe, *moved = runs = [side.run(args, kwargs, params, mode) for mode in modes]
+    if side.adapted:  # an input that the calling function leaves out has no gradient there
+        used = [name for name, x in exact.input_grads.items() if x.any()]
+        for run in runs:
+            run.input_grads = {name: run.input_grads[name] for name in used}
+    return Recording(
+        side.who,
+        own,
+        exact,
+        probe,
+        next(iter(moved), None),
+        arrays,
+        params,
+        side.in_first,
+        side.attention(params),
+    )
+
+
+def dtype_of(x: Any) -> str:
+    return str(x.dtype).rpartition(".")[2]
+
+
+def split(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword inputs, their arrays as NumPy's."""
+    given = inputs if isinstance(inputs, tuple | list | Mapping) else (inputs,)
+    given = mapped(given, lambda _, x: as_numpy(x))
+    return ((), dict(given)) if isinstance(given, Mapping) else (tuple(given), {})
+
+
+def as_numpy(x: Any) -> np.ndarray:
+    if type(x).__module__.partition(".")[0] == "torch":
+        from parity_tests.judge.candidates import from_torch
+
+        return from_torch(x)
+    return np.asarray(x)
