@@ -152,7 +152,7 @@ def read(held: Mapping[str, np.ndarray], about: Mapping[str, str]) -> Trace:
     parts = {kind: {name: held[f"{kind}.{name}"] for name in order[kind]} for kind in KINDS}
     case = Case(config.variant, example, call, about["dtype"], seed, config)
     drawn = Drawn(parts["inputs"], parts["params"], 0, parts["pulled"])
-    wide = {kind: {name: widened(x) for name, x in parts[kind].items()} for kind in KINDS[3:]}
+    wide: dict[str, Any] = {kind: {name: widened(x) for name, x in parts[kind].items()} for kind in KINDS[3:]}
     dtypes = json.loads(about["dtypes"])
     outcome = Outcome(**wide, dtypes={name: dtypes[name] for kind in ("outputs", "grads") for name in wide[kind]})
     return Trace(case, drawn, outcome, about["who"], about=json.loads(about["about"]), **json.loads(about["how"]))
@@ -196,7 +196,9 @@ def foreign(path: str, held: dict[str, np.ndarray], like: Trace | None, names: M
     )
     order = list(like.outcome.tape)
     tape = {name: widened(parts["tape"][name]) for name in sorted(parts["tape"], key=order.index)}
-    wide = {kind: {name: widened(x) for name, x in parts[kind].items()} for kind in KINDS[3:] if kind != "tape"}
+    wide: dict[str, Any] = {
+        kind: {name: widened(x) for name, x in parts[kind].items()} for kind in KINDS[3:] if kind != "tape"
+    }
     dtypes = {name: like.case.dtype for kind in ("outputs", "grads") for name in parts[kind]}
     return Trace(like.case, drawn, Outcome(**wide, tape=tape, dtypes=dtypes), path, partial=True)
 

@@ -71,7 +71,7 @@ def pictures(finding: Finding, most: int) -> dict[str, Any] | None:
     place = [int(i) for i in (0,) * max(0, 2 - share.ndim) + tuple(index)]
     rows, columns = (window(n, at, most) for n, at in zip(flat[0].shape[-2:], place[-2:], strict=True))
     share, got, want, hidden = (x[(*place[:-2], rows, columns)] for x in flat)
-    scale = float(np.max(np.abs(want), where=np.isfinite(want) & ~hidden, initial=0.0))
+    scale = float(np.max(np.abs(want), where=np.isfinite(want) & np.logical_not(hidden), initial=0.0))
     letters = finding.axes.split()
     letters = letters if len(letters) == len(index) else [f"axis {i}" for i in range(len(index))]
     letters = [""] * max(0, 2 - len(index)) + letters
@@ -87,7 +87,7 @@ def pictures(finding: Finding, most: int) -> dict[str, Any] | None:
         "down": f"{letters[-2]} from {rows.start} to {rows.stop - 1}" if letters[-2] else "",
         "across": f"{letters[-1]} from {columns.start} to {columns.stop - 1}" if letters[-1] else "",
         "beyond": int(np.sum(~(share <= 1))),
-        "cells": int(np.sum(~hidden)),
+        "cells": int(np.sum(np.logical_not(hidden))),
         "hidden": int(np.sum(hidden)),
         "scale": f"{scale:.3g}",
         "whole": share.shape == flat[0].shape[-2:],
