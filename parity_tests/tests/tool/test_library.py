@@ -816,9 +816,7 @@ def test_a_fixed_type_inside_is_no_difference() -> None:
 def test_flax_modules_are_judged_in_both_types() -> None:
     module = Counting()
     module.eval()
-    with jax.enable_x64(False):
-        verdict = assert_parity(module, "dot_product", calls=("plain",))
-        assert not jax.config.read("jax_enable_x64")
+    verdict = assert_parity(module, "dot_product", calls=("plain",))
     assert {row.case.dtype for row in verdict.rows} == {"float64", "float32"}
     scale: Any = module.norm.scale
     assert scale[...].dtype == jnp.float32
