@@ -1,5 +1,7 @@
 """Which framework a module or function is of."""
 
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from parity_tests.ports.modules.sides import Caller, Side, numpy_function_side
@@ -22,17 +24,11 @@ def side_of(module: Any, call: Caller, framework: str | None, weights: bool, inp
     names = {f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in type(module).__mro__}
     single: Any = module[0] if isinstance(module, tuple) and module else module
     if any(base.__module__ == "flax.linen.module" and base.__name__ == "Module" for base in type(single).__mro__):
-        from parity_tests.ports.modules.listen_jax import linen_side
-
-        return linen_side(module, call, inputs)
+        return listener("jax").linen_side(module, call, inputs)
     if "torch.Module" in names:
-        from parity_tests.ports.modules.listen_torch import torch_side
-
-        return torch_side(single, call)
+        return listener("torch").torch_side(single, call)
     if "flax.Module" in names:
-        from parity_tests.ports.modules.listen_jax import nnx_side
-
-        return nnx_side(single, call)
+        return listener("jax").nnx_side(single, call)
     if not callable(module) or isinstance(module, type):
         raise TypeError(
             f"compare_modules: expected a torch module, a Flax module or a function, got {type(module).__name__}; "
@@ -40,13 +36,14 @@ def side_of(module: Any, call: Caller, framework: str | None, weights: bool, inp
         )
     framework = framework or "numpy"
     if framework == "torch":
-        from parity_tests.ports.modules.listen_torch import torch_function_side
-
-        return torch_function_side(module, call, weights)
+        return listener("torch").torch_function_side(module, call, weights)
     if framework == "jax":
-        from parity_tests.ports.modules.listen_jax import jax_function_side
-
-        return jax_function_side(module, call, weights)
+        return listener("jax").jax_function_side(module, call, weights)
     if framework != "numpy":
         raise ValueError(f"compare_modules: expected framework= numpy, torch or jax, got {framework!r}; name one")
     return numpy_function_side(module, call, weights)
+
+
+def listener(framework: str) -> ModuleType:
+    """Our module that runs modules of a framework, loaded by need: an environment may hold one framework alone."""
+    return import_module(f"parity_tests.ports.modules.listen_{framework}")

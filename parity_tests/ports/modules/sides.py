@@ -10,6 +10,7 @@ import numpy as np
 from attn_np._ops import DTYPES
 from parity_tests.bounds.error_array import widened
 from parity_tests.bounds.precision import UNIT
+from parity_tests.judge.candidates import from_torch
 from parity_tests.ports.modules.recordings import Arrays, Attention, Call, Recording, Run, flat, is_array, mapped
 
 # See `parity_tests.ports.modules.bounds`.
@@ -186,7 +187,5 @@ def split(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def as_numpy(x: Any) -> np.ndarray:
     if type(x).__module__.partition(".")[0] == "torch":
-        from parity_tests.judge.candidates import from_torch
-
         return from_torch(x)
     return np.asarray(x)
