@@ -69,7 +69,8 @@ def explained(
     fits = search.fits() if finding.got is not None else []
     if fits and fits[0].stop and most > 1 and not finding.causes:
         finding.after = explained(run, fits[0].setup, backward and fits[0].mistake.backward, True, most - 1)
-    finding.causes += [*told_once(fits), *cut_off(finding)]
+    cut = list(cut_off(finding))
+    finding.causes += [*cut, *told_once(fits)] if all_cut(run) else [*told_once(fits), *cut]
     rest = finding.after
     finding.explains_all = bool(fits) and (not fits[0].stop or (rest is not None and rest.explains_all))
     if not finding.causes and most > 1:
@@ -106,6 +107,12 @@ def dropped(run: Judged) -> Iterator[Cause]:
     if "keep" in run.outcome.tape and "keep" not in run.drawn.inputs:
         text = "a mask of kept weights was recorded, and none was given"
         yield Cause("dropout in evaluation", "call eval() first: dropout belongs to training", 0.0, text)
+
+
+def all_cut(run: Judged) -> bool:
+    """Whether no input gets a gradient: then no mistake at one of them is the cause."""
+    grads = [grad for name, grad in run.outcome.grads.items() if name.removeprefix("d") in run.drawn.inputs]
+    return bool(grads) and not any(grad.any() for grad in grads)
 
 
 def cut_off(finding: Finding) -> Iterator[Cause]:

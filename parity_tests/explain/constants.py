@@ -7,7 +7,7 @@ the difference vanishes at its value, and the steps end there.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from math import exp, log, log10, sqrt
+from math import exp, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -153,7 +153,7 @@ def newton(start: float, residual: Residual) -> float:
             break
         step = -float(np.sum(slope * error)) / square
         at += min(max(step, -3.0), 3.0)
-        if abs(step) < 1e-14 or not -600 < at < 600:
+        if abs(step) < np.finfo(np.float64).eps or not -600 < at < 600:
             break
     return best
 
@@ -169,6 +169,6 @@ def shortest(value: float, residual: Residual) -> float:
         # The best value also fits some of the roundings: one that is right may be a little further away.
         if size is not None and size <= 2 * least:
             return short
-        if abs(log10(abs(short / value))) < 1e-15:
+        if short == value:
             break
     return value

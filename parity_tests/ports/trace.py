@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from json import JSONDecodeError
 from os import PathLike, fspath
+from typing import Any
 
 import numpy as np
 

@@ -68,7 +68,11 @@ def files(layer: Labelled, alias: str) -> None:
             claim(found.config == config and not found.training, "what is loaded")
             claim_same(found.params(), module.params(), "loaded")
             other = package.build(config.variant, seed=4, dtype=dtype, **fields_of(config)).train()
+            refuses(partial(package.load, path, into=other, device="cpu"), ValueError, "expected no device= with into=")
             claim(package.load(path, into=other) is other and not other.training, "loaded in place")
+            if config.params():
+                refuses(partial(package.load, path, device="gpu"), ValueError, 'expected device "cpu", the only one')
+            claim(package.load(path, device="cpu").config == config, "loaded on a device")
             claim_same(other.params(), module.params(), "loaded in place")
 
 
