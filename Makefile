@@ -56,8 +56,9 @@ test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 	exit $$status
 
 .PHONY: compiled
-compiled: env  ## put every variant through torch.compile and torch.export (three minutes)
+compiled: env  ## every cell of the tables of transforms that compiles, in PyTorch and JAX (five minutes)
 	$(RUN) -m pytest -n $(JOBS) -m compile --everything parity_tests/tests/transforms/test_transforms_torch.py
+	$(RUN) -m pytest -n $(JOBS) --dist loadgroup --everything parity_tests/tests/transforms/test_transforms_jax.py
 
 .PHONY: peers
 peers: env  ## hold layers against transformers, Keras and Equinox (PYTEST_ARGS=...)

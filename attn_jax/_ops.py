@@ -173,7 +173,8 @@ def check_dtype(variant: str, dtype: DType) -> str:
 
 def from_numpy(x: np.ndarray, device: Device = None) -> Array:
     """A NumPy array as an array of JAX, bit by bit, on a device, with a sharding, or where JAX puts it."""
-    return jax.device_put(x, jax.devices(device)[0] if isinstance(device, str) else device)
+    place = jax.devices(device)[0] if isinstance(device, str) else device
+    return jax.block_until_ready(jax.device_put(x, place))  # a copy under way keeps the NumPy array in memory
 
 
 def to_numpy(x: Array) -> np.ndarray:

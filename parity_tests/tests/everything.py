@@ -45,7 +45,9 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "test_export": (*WHOLE, *KINDS),
     "test_export_dynamic": (*WHOLE, *KINDS),
     "test_relations_hold_in_jax": (*WHOLE, *KINDS),
+    "test_rows": (*WHOLE, *KINDS),
     "test_tabulate": (*WHOLE, *KINDS),
+    "test_two_layers": (*WHOLE, *KINDS),
 }
 
 
