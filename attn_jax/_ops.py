@@ -173,8 +173,9 @@ def check_dtype(variant: str, dtype: DType) -> str:
 
 def from_numpy(x: np.ndarray, device: Device = None) -> Array:
     """A NumPy array as an array of JAX, bit by bit, on a device, with a sharding, or where JAX puts it."""
-    place = jax.devices(device)[0] if isinstance(device, str) else device
-    return jax.block_until_ready(jax.device_put(x, place))  # a copy under way keeps the NumPy array in memory
+    if device is None:
+        return jnp.asarray(x, x.dtype)
+    return jax.device_put(x, jax.devices(device)[0] if isinstance(device, str) else device)
 
 
 def to_numpy(x: Array) -> np.ndarray:

@@ -125,7 +125,7 @@ def load(
     which: dict[str, Any] = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
     file = read(path, config=own, dtype=target, cast=cast, finite=finite, **which, **config)
     name = check_dtype(file.config.variant, file.dtype or target or "float32")
-    values = drain({key: from_numpy(file.values.pop(key), device) for key in file.config.shapes()})
+    values = drain(file.values, lambda x: from_numpy(x, device))
     if into is None:
         return layer_class(file.config.variant).restored(file.config, values, name)
     into.set_params(values)
@@ -178,7 +178,7 @@ def load_pretrained(
     if report is not None:
         report(pretrained.report())
     name = check_dtype(pretrained.config.variant, pretrained.dtype)
-    values = drain({key: from_numpy(pretrained.values.pop(key), device) for key in pretrained.config.shapes()})
+    values = drain(pretrained.values, lambda x: from_numpy(x, device))
     return layer_class(pretrained.config.variant).restored(pretrained.config, values, name)
 
 

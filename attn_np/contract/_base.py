@@ -369,7 +369,8 @@ def within(values: dict[str, Any] | None, prefix: str) -> dict[str, Any] | None:
     """The part of a flat dictionary under a prefix, without it."""
     if values is None:
         return None
-    return {name[len(prefix) + 1 :]: value for name, value in values.items() if name.startswith(f"{prefix}.")}
+    names = [name for name in values if name.startswith(f"{prefix}.")]
+    return {name[len(prefix) + 1 :]: values[name] for name in names}
 
 
 def check_config(layer: Any, config: Any) -> None:

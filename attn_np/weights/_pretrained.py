@@ -1,7 +1,7 @@
 """One layer out of a model's folder: `config.json` describes it, and only the shards with its tensors are read."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,15 +51,19 @@ class Pretrained(WeightFile):
 
 
 class PopOnRead(dict[str, Any]):
-    """A dict that forgets each value once read, so weights are never held twice."""
+    """A dict that converts each value when it is read, and forgets it, so weights are never held twice."""
+
+    def __init__(self, values: dict[str, Any], convert: Callable[[Any], Any]) -> None:
+        super().__init__(values)
+        self.convert = convert
 
     def __getitem__(self, name: str) -> Any:
-        return self.pop(name)
+        return self.convert(self.pop(name))
 
 
-def drain(values: dict[str, Any]) -> dict[str, Any]:
+def drain(values: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
     """The values in a `PopOnRead`, taken out of their dict: a layer made of them is not in memory twice."""
-    taken = PopOnRead(values)
+    taken = PopOnRead(values, convert)
     values.clear()
     return taken
 
