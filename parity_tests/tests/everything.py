@@ -36,7 +36,8 @@ FEW: Mapping[str, tuple[str, ...]] = {
 # Of these files every variant is asked everything, but of its first example only.
 FIRST = ("test_decoding",)
 
-# What takes long and repeats, in other words, what others ask: left out but for these variants.
+# What takes long and repeats, in other words, what others ask: left out but for these variants. `make compiled` asks
+# every variant for its transforms.
 LONG: Mapping[str, tuple[str, ...]] = {
     "test_a_tape_adds_nothing_to_the_graph": WHOLE,
     "test_compile": (*WHOLE, *KINDS),
@@ -44,6 +45,7 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "test_every_original_passes_the_checks_of_its_file": WHOLE,
     "test_export": (*WHOLE, *KINDS),
     "test_export_dynamic": (*WHOLE, *KINDS),
+    "test_one_layer": (*WHOLE, *KINDS),
     "test_relations_hold_in_jax": (*WHOLE, *KINDS),
     "test_rows": (*WHOLE, *KINDS),
     "test_tabulate": (*WHOLE, *KINDS),

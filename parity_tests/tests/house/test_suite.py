@@ -34,7 +34,7 @@ def test_every_variant_keeps_what_shows_most(variant: str) -> None:
         (f"test_{variant}", "test_agrees_with_the_witness"),
         ("test_parity", "test_agrees_with_the_reference"),
         ("test_conventions", "test_hidden_keys_influence_nothing"),
-        ("test_transforms_jax", "test_one_layer"),
+        ("test_transforms_jax", "test_eval_shape"),
         ("test_transforms_torch", "test_vmap"),
     ):
         assert not left_out(file, test, variant, True, False), test
