@@ -9,7 +9,17 @@ from attn_np._layer import Layer, Output
 from attn_np._ops import Device, DType, check_dtype, from_numpy, to_numpy
 from attn_np._vjp import value_and_vjp as value_and_vjp
 from attn_np.contract._tape import Residuals  # numpy: only its backward reads them
-from attn_np.weights import PathArg, drain, draw, read, read_pretrained, requested_dtype, require_savable, write
+from attn_np.weights import (
+    PathArg,
+    drain,
+    draw,
+    read,
+    read_pretrained,
+    requested_dtype,
+    require_own,
+    require_savable,
+    write,
+)
 
 
 def layer_class(variant: str) -> type[Layer[Any]]:
@@ -118,6 +128,11 @@ def load(
         OSError: no regular file at the path.
         ValueError, TypeError: arguments that cannot be right.
     """
+    if into is not None:
+        package = str(__package__)
+        require_own(
+            Layer, into, f"{package}.load: expected into= to be a layer of {package}", "call load(path, into=layer)"
+        )
     if into is not None and device is not None:
         raise ValueError(f"{into.config.variant}: expected no device= with into=, got {device!r}; move the layer")
     own = into.config if into else None

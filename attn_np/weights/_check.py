@@ -80,6 +80,17 @@ def check(
     return dtype
 
 
+def require_own(base: type, layer: Any, expected: str, todo: str) -> None:
+    """Refuse anything but a layer of the package whose layers have this base.
+
+    Raises:
+        TypeError: naming its type.
+    """
+    if not isinstance(getattr(layer, "_orig_mod", layer), base):  # torch.compile wraps the layer
+        kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
+        raise TypeError(f"{expected}, got {kind}; {todo}, of the layer's own package")
+
+
 def require_savable(base: type, layer: Any, path: PathArg) -> None:
     """Refuse to save anything but a layer of a package, that of the layers' base, or to anything but a path.
 
@@ -87,10 +98,7 @@ def require_savable(base: type, layer: Any, path: PathArg) -> None:
         TypeError: naming its type.
     """
     package = base.__module__.partition(".")[0]
-    if not isinstance(getattr(layer, "_orig_mod", layer), base):  # torch.compile wraps the layer
-        kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
-        todo = "call save(layer, path), of the layer's own package"
-        raise TypeError(f"{package}.save: expected a layer of {package} first, got {kind}; {todo}")
+    require_own(base, layer, f"{package}.save: expected a layer of {package} first", "call save(layer, path)")
     if not isinstance(path, str | bytes | PathLike):
         raise TypeError(
             f"{package}.save: expected a path second, got {type(path).__qualname__}; call save(layer, path)"

@@ -58,7 +58,8 @@ class Measure:
     @property
     def error(self) -> float:
         """The largest error of the own type, and at least one rounding of the largest number."""
-        return max(largest(self.own - self.exact), self.rounding)
+        with np.errstate(invalid="ignore"):  # hidden scores are -inf in both
+            return max(largest(self.own - self.exact), self.rounding)
 
     @property
     def rounding(self) -> float:

@@ -837,3 +837,21 @@ def test_both_names_of_an_array_are_told() -> None:
         judge(own("axis"), taps={"softmax": "probs"}, calls=("full",))
     finding = caught.value.finding
     assert (finding.made_of, finding.goes_into) == (["scores"], ["kept"])
+
+
+class Turned(torch.nn.Module):
+    """One submodule for queries and keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.same = torch.nn.Identity()
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return tensors_attended(self.same(query), self.same(key), value)
+
+
+def test_a_tapped_submodule_that_runs_twice_is_refused() -> None:
+    with pytest.raises(
+        (ParityError, ValueError), match="'same', which taps= names, to run once in a call, got a second"
+    ):
+        assert_parity(Turned(), "dot_product", taps={"same": "q"}, calls=("full",))

@@ -291,6 +291,8 @@ def test_save_takes_a_layer_and_a_path(tmp_path: Path) -> None:
             if other != name:
                 with pytest.raises(TypeError, match=f"expected a layer of {tree.package.__name__} first, got attn_"):
                     tree.package.save(layer, tmp_path / "a")
+                with pytest.raises(TypeError, match=f"into= to be a layer of {tree.package.__name__}, got attn_"):
+                    tree.package.load(tmp_path / "a", into=layer)
         with pytest.raises(TypeError, match=r"first, got .*; call save\(layer, path\)"):
             tree.package.save(tmp_path / "a", layers[name])
         with pytest.raises(TypeError, match="expected a path second, got int"):
