@@ -127,10 +127,8 @@ def load(
         ValueError, TypeError: arguments that cannot be right.
     """
     if into is not None:
-        package = str(__package__)
-        require_own(
-            Layer, into, f"{package}.load: expected into= to be a layer of {package}", "call load(path, into=layer)"
-        )
+        expected = f"{__package__}.load: expected into= to be a layer of {__package__}"
+        require_own(Layer, into, expected, "call load(path, into=layer)")
     if into is not None and device is not None:
         raise ValueError(f"{into.config.variant}: expected no device= with into=, got {device!r}; move the layer")
     own = into.config if into else None

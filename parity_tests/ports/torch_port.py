@@ -181,8 +181,8 @@ def hooked(module: Any, names: Names) -> Iterator[dict[str, Any]]:
                     return out
                 if name in seen:
                     raise ValueError(
-                        f"assert_parity: expected {name!r}, which taps= names, to run once in a call, got a second run; "
-                        "give each run a submodule of its own, or tap another"
+                        f"assert_parity: expected {name!r}, which taps= names, to run once in a call, got a second "
+                        "run; give each run a submodule of its own, or tap another"
                     )
                 seen[name] = first
                 return first.clone() if first is out else (first.clone(), *out[1:]) if type(out) is tuple else out
