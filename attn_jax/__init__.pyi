@@ -45,6 +45,7 @@ from attn_jax.sparsemax import SparsemaxAttention as SparsemaxAttention
 from attn_jax.t5_bias import T5Attention as T5Attention
 from attn_jax.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
 from attn_jax.transformer_xl import TransformerXLAttention as TransformerXLAttention
+from attn_np.contract import _patterns as patterns
 
 __all__ = [
     "AdditiveAttention",
@@ -88,6 +89,7 @@ __all__ = [
     "build",
     "load",
     "load_pretrained",
+    "patterns",
     "save",
     "trace",
 ]

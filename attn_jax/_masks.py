@@ -3,8 +3,22 @@
 from math import inf
 from typing import Any
 
-from attn_jax._ops import Array, any_over, arange, clip, concatenate, cumsum, reorder, where
+from attn_jax._decode import DecodeStep, token_positions
+from attn_jax._ops import (
+    Array,
+    amax,
+    amin,
+    any_over,
+    arange,
+    broadcast_to,
+    clip,
+    concatenate,
+    cumsum,
+    reorder,
+    where,
+)
 from attn_np.contract._band import Band, window_limits
+from attn_np.contract._patterns import Interval, Pattern, Truth
 
 Window = tuple[int | None, int | None] | None
 
@@ -17,36 +31,91 @@ def attention_mask(
     like: Array,
     causal: bool = False,
     window: Window = None,
-    step: Any = None,
+    pattern: Pattern | None = None,
+    step: DecodeStep | None = None,
+    head_axis: bool = True,
 ) -> Array | None:
-    """Mask, causality and window as one boolean array, broadcastable to the scores; None if every key is visible.
+    """Mask, causality, window and pattern as one boolean array, broadcastable to the scores; None if every key is
+    visible.
 
     Query i is at position i + s - t: the last query is at the last key. In a step of decoding the cache gives the
     positions of queries and keys.
     """
     left, right = window_limits(window)
     right = 0 if causal else right
+    limits = None
     if step is not None and step.start is None:
         limits = step.attention_mask(left, right)
-    elif left is None and right is None:
-        return mask
-    else:
+    elif left is not None or right is not None:
         s = s if step is None else step.start + t
         offset = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
         limits = offset == offset
         limits = limits if right is None else limits & (offset <= right)
         limits = limits if left is None else limits & (offset >= -left)
-    return limits if mask is None else limits & mask
+    if pattern is not None:
+        pairs = visible_pairs(pattern, *token_positions(t, s, like=like, step=step))
+        pairs = pairs if head_axis else pairs[:, 0]
+        limits = pairs if limits is None else limits & pairs
+    return mask if limits is None else limits if mask is None else limits & mask
+
+
+def visible_pairs(pattern: Pattern, query_at: Array, key_at: Array) -> Array:
+    """Which queries see which keys by a pattern, `b 1 t s` with axes of 1, at the positions `b t` and `b s`."""
+
+    def laid_out(axes: str, x: Array) -> Array:
+        return x[:, None, None, None] if axes == "b" else x[:, None, :, None] if axes == "b t" else x[:, None, None, :]
+
+    return pattern.map(laid_out).allows(query_at[:, None, :, None], key_at[:, None, None, :])
+
+
+def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like: Array) -> Truth:
+    """What a pattern says of each block of so many queries with each block of so many keys, by interval arithmetic:
+    whether some query may see some key, and whether all see all, `b n m` with axes of 1.
+    """
+    sizes = {"b t": queries, "b s": keys}
+
+    def summary(axes: str, x: Array) -> Any:
+        low = high = x[:, None, None]
+        if axes != "b":
+            low, high = (ends[:, :, None] if axes == "b t" else ends[:, None] for ends in block_ends(x, sizes[axes]))
+        return Truth(high, low) if "bool" in str(x.dtype) else Interval(low, high)
+
+    query_at, key_at = token_positions(t, s, like=like)
+    known = pattern.map(summary).allows(summary("b t", query_at), summary("b s", key_at))
+    blocks, key_blocks = (arange(-(-length // size), like) for length, size in ((t, queries), (s, keys)))
+    nowhere = (blocks[:, None] < 0) | (key_blocks < 0)
+    return Truth(known.some | nowhere, known.every | nowhere)
+
+
+def block_ends(x: Array, size: int) -> tuple[Array, Array]:
+    """The least and the largest number in every block of an array: `b t` -> `b n`, `b n`. False is less than True."""
+    b, n = x.shape
+    count = -(-n // size)
+    x = concatenate([x, broadcast_to(x[:, -1:], (b, count * size - n))], 1).reshape(b, count, size)
+    return amin(x, 2), amax(x, 2)
 
 
 def visibility(
-    mask: Array | None, t: int, s: int, *, like: Array, causal: bool = False, window: Window = None
+    mask: Array | None,
+    t: int,
+    s: int,
+    *,
+    like: Array,
+    causal: bool = False,
+    window: Window = None,
+    pattern: Pattern | None = None,
 ) -> tuple[Array | None, Array | None]:
     """Masks that `any_visible` reduces to queries that see any key and to keys that any query sees; None for all.
 
     A mask with rows for the queries is used for both. A mask of the keys alone, or none, needs no array of `t s`:
     causality and window leave each query a range of keys, and a running count of the mask says whether any is visible.
+    Nor does a pattern by which every position sees itself, if there is no mask.
     """
+    if pattern is not None:
+        if mask is None and pattern.sees_itself and t == s:
+            return None, None
+        allowed = attention_mask(mask, t, s, like=like, causal=causal, window=window, pattern=pattern)
+        return allowed, allowed
     band = Band.of(t, s, causal, window)
     mask = mask.reshape((1,)) if mask is not None and mask.ndim == 0 else mask
     if s == 0 or (mask is not None and mask.ndim > 1 and mask.shape[-2] > 1):

@@ -48,6 +48,11 @@ def amax(x: Array, axis: int) -> Array:
     return jnp.max(jax.lax.stop_gradient(x), axis=axis)
 
 
+def amin(x: Array, axis: int) -> Array:
+    """Least entry of an axis, without a gradient."""
+    return jnp.min(jax.lax.stop_gradient(x), axis=axis)
+
+
 def any_over(x: Array, axes: tuple[int, ...]) -> Array:
     """Whether any entry of some axes is True; the array itself without axes."""
     return jnp.any(x, axis=axes)

@@ -3,9 +3,10 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._decode import DecodeStep, append, token_positions
+from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, inputs, output
 from attn_jax._ops import Array, Tape, dtype_name, linear, record
+from attn_np.contract._patterns import Dilated
 from attn_np.contract.dilated import Config
 
 
@@ -36,21 +37,20 @@ class DilatedAttention(Layer[Config]):
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         left, right = (None, None) if c.steps is None else c.steps
-        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
-        offset = key_at[:, None, :] - query_at[:, :, None]
-        in_window = offset % c.dilation == 0
-        in_window = in_window if left is None else in_window & (offset >= -left * c.dilation)
-        in_window = in_window if right is None else in_window & (offset <= right * c.dilation)
-        mask = in_window[:, None] if mask is None else in_window[:, None] & mask
-        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        left, right = (None if n is None else n * c.dilation for n in (left, right))
+        pattern = Dilated(c.dilation)
+        query, key, value = inputs(
+            tape, "bhts", query, mask=mask, causal=c.causal, window=(left, right), pattern=pattern, step=step
+        )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.scale, keep=keep, rate=c.dropout, step=step,
-            tape=tape, implementation=implementation, return_weights=return_weights,
+            q, k, v, mask=mask, bias=bias, causal=c.causal, window=(left, right), pattern=pattern, scale=c.scale,
+            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
+            return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return output(dtype, y, weights, return_weights)

@@ -3,9 +3,9 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
-from attn_jax._decode import token_positions
 from attn_jax._layer import Layer, Output, inputs, output
-from attn_jax._ops import Array, Tape, broadcast_to, dtype_name, linear, record, scope
+from attn_jax._ops import Array, Tape, arange, broadcast_to, dtype_name, linear, record, scope
+from attn_np.contract._patterns import GlobalKeys, GlobalQueries, Window
 from attn_np.contract.longformer import Config
 
 
@@ -41,15 +41,11 @@ class LongformerAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, global_mask=global_mask, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(n["t"], n["t"], like=query)
-        offset = key_at[:, None, :] - query_at[:, :, None]
-        in_window = (offset <= c.half_window) & (offset >= -c.half_window)
-        is_global = query_at < 0 if global_mask is None else broadcast_to(global_mask, (n["b"], n["t"]))
+        is_global = broadcast_to(arange(1, query) > 0 if global_mask is None else global_mask, (n["b"], n["t"]))
         # Each query belongs to one of the two patterns and sees no key in the other.
-        from_global = is_global[:, None, :, None]
-        local = (in_window[:, None] | is_global[:, None, None, :]) & ~from_global
-        local, from_global = (local, from_global) if mask is None else (local & mask, from_global & mask)
-        query, key, value = inputs(tape, "bhts", query, mask=record(tape, allowed=local | from_global))
+        window, from_global = Window(c.half_window, c.half_window), GlobalQueries(is_global)
+        local = (window | GlobalKeys(is_global)) & ~from_global
+        query, key, value = inputs(tape, "bhts", query, mask=mask, pattern=window | GlobalKeys(is_global) | from_global)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
@@ -58,12 +54,12 @@ class LongformerAttention(Layer[Config]):
         v_global = linear("bsd,dhv->bshv", value, self.w_v_global, self.b_v_global)
         keep = record(tape, keep=self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query))
         local_context, weights = attend(
-            q, k, v, mask=local, bias=bias, scale=c.scale, keep=keep, rate=c.dropout, tape=scope(tape, "local"),
-            implementation=implementation, return_weights=return_weights,
+            q, k, v, mask=mask, bias=bias, pattern=local, scale=c.scale, keep=keep, rate=c.dropout,
+            tape=scope(tape, "local"), implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         global_context, weights_global = attend(
-            q_global, k_global, v_global, mask=from_global, bias=bias, scale=c.scale, keep=keep, rate=c.dropout,
-            tape=scope(tape, "global"), implementation=implementation, return_weights=return_weights,
+            q_global, k_global, v_global, mask=mask, bias=bias, pattern=from_global, scale=c.scale, keep=keep,
+            rate=c.dropout, tape=scope(tape, "global"), implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         context = record(tape, context=local_context + global_context)
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

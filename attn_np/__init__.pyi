@@ -13,6 +13,7 @@ from attn_np.additive import AdditiveAttention as AdditiveAttention
 from attn_np.alibi import AlibiAttention as AlibiAttention
 from attn_np.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_np.chunked import ChunkedAttention as ChunkedAttention
+from attn_np.contract import _patterns as patterns
 from attn_np.decoder import DecoderAttention as DecoderAttention
 from attn_np.delta import DeltaRule as DeltaRule
 from attn_np.differential import DifferentialAttention as DifferentialAttention
@@ -89,6 +90,7 @@ __all__ = [
     "build",
     "load",
     "load_pretrained",
+    "patterns",
     "save",
     "trace",
     "value_and_vjp",

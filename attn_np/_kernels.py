@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import groupby
 from math import e, log, log2, prod
 from threading import Lock
@@ -29,13 +29,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from attn_np._masks import unmasked_by_bias, visibility, zero_unseen
+from attn_np._masks import block_table, unmasked_by_bias, visibility, visible_pairs, zero_unseen
 from attn_np._ops import Array, to_dtype, upcast
 from attn_np.contract._band import Band, Span
+from attn_np.contract._patterns import Pattern, Truth
 from attn_np.contract._tape import save
 
 BLOCK_QUERIES, BLOCK_KEYS = 1024, 512  # a block's scores, two megabytes in float32, fit a core's caches
 EDGE_QUERIES = 128  # blocks that a causal edge or a window cuts through are halved down to so many queries
+PATTERN_KEYS = 64  # a pattern is asked about so many keys at a time
 MIN_BLOCKS = 16  # at least so many blocks of queries where possible, so that every thread has work
 FEW_QUERIES = 32  # for fewer, looking at every key and value would cost more than a bound of the scores saves
 SAFE_SCORE = 30.0  # exp(30), summed over a million keys and times values up to 2**50, is a float32
@@ -50,6 +52,7 @@ class Arguments:
         q, k, v: `b t h k`, `b s g k`, `b s g v`.
         mask, bias: None, or `b h t s` with axes of 1 where they are the same for all.
         band: causality and window.
+        pattern: None, or who may attend to whom besides.
         sinks: None, or `h`.
         log_base: log2(e) where weights in blocks are powers of 2, 1 where they are powers of e.
     """
@@ -60,6 +63,7 @@ class Arguments:
     mask: Array | None
     bias: Array | None
     band: Band
+    pattern: Pattern | None
     scale: float
     softcap: float | None
     sinks: Array | None
@@ -69,11 +73,19 @@ class Arguments:
         """The same with 0 for queries that see no key and keys that no query sees: 0 times their NaN would be NaN."""
         band, g, h = self.band, self.k.shape[2], self.q.shape[2]
         mask: Any = unmasked_by_bias(self.mask, self.bias)
-        queries, keys = visibility(mask, band.t, band.s, like=self.q, window=(band.left, band.right))
+        queries, keys = visibility(
+            mask, band.t, band.s, like=self.q, window=(band.left, band.right), pattern=self.pattern
+        )
         if keys is not None and keys.ndim == 4 and keys.shape[1] > 1:
             keys = np.any(keys.reshape(keys.shape[0], g, h // g, *keys.shape[2:]), axis=2)
         q = zero_unseen("bhts->bthk", queries, self.q)
         return replace(self, q=q, k=zero_unseen("bhts->bshk", keys, self.k), v=zero_unseen("bhts->bshv", keys, self.v))
+
+    @cached_property
+    def table(self) -> Truth:
+        """What the pattern says of each block of queries with each `PATTERN_KEYS` keys: arrays `b n m`, or `1 n m`."""
+        queries, (pattern, t, s) = block_shape(self)[0], (self.pattern, self.band.t, self.band.s)
+        return block_table(pattern, t, s, queries, PATTERN_KEYS, like=self.q)
 
     def exp_(self, x: Array) -> Array:
         """The weight of a score times `log_base`, in place."""
@@ -121,6 +133,7 @@ def attend(
     scale: float,
     softcap: float | None,
     sinks: Array | None,
+    pattern: Pattern | None = None,
     tape: Any = None,
 ) -> Array:
     """Softmax attention as `attn_np.attend` defines it: `b t h k`, `b s g k`, `b s g v` -> `b t h v`."""
@@ -130,10 +143,10 @@ def attend(
     # Capped or biased scores would have to be multiplied by log2(e) one by one, which costs what powers of 2 save.
     log_base = log2(e) if softcap is bias is None and exp2_is_fast(q.dtype) else 1.0
     band = Band.of(q.shape[1], k.shape[1], causal, window)
-    args = Arguments(q, upcast(k), upcast(v), mask, bias, band, scale, softcap, sinks, log_base)
+    args = Arguments(q, upcast(k), upcast(v), mask, bias, band, pattern, scale, softcap, sinks, log_base)
     with np.errstate(invalid="ignore", over="ignore"):  # hidden numbers may overflow or be NaN
         result = forward(args)
-        if not (mask is bias is None and band.full) and not np.isfinite(result.context).all():
+        if not (mask is bias is pattern is None and band.full) and not np.isfinite(result.context).all():
             result = forward(args.without_unseen())
     save(tape, result)
     return to_dtype(result.context, dtype)
@@ -223,6 +236,8 @@ def block_shape(args: Arguments) -> tuple[int, int]:
     (b, t, h, _), s, (left, right) = args.q.shape, args.band.s, (args.band.left, args.band.right)
     if fits_one_block(args):
         return max(1, t), max(1, s)
+    if args.pattern is not None:
+        return min(t, EDGE_QUERIES), min(s, BLOCK_KEYS)
     if args.band.full:
         return min(t, BLOCK_QUERIES, max(EDGE_QUERIES, -(-b * h * t // MIN_BLOCKS))), min(s, BLOCK_KEYS)
     if left is not None and right is not None and left + right < BLOCK_KEYS:
@@ -250,9 +265,41 @@ def query_blocks(args: Arguments, least: int) -> list[Block]:
 
 def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Span, Array | None]]:
     """The keys that some queries of a block see, block by block: these queries, the keys, and which are hidden."""
-    (start, stop), (_, step) = args.band.keys(block.queries), block_shape(args)
-    for i in range(start, stop, step):
-        yield from halves(args, block, Span(i, min(i + step, stop)))
+    step = block_shape(args)[1]
+    for start, stop in stretches(args, block):
+        for i in range(start, stop, step):
+            yield from halves(args, block, Span(i, min(i + step, stop)))
+
+
+def stretches(args: Arguments, block: Block) -> Iterator[Span]:
+    """Where the keys are that some queries of a block may see."""
+    seen = args.band.keys(block.queries)
+    if args.pattern is None:
+        yield seen
+        return
+    met = of_rows(args.table.some, block)[:, block.queries.start // block_shape(args)[0]].any(0)
+    edges = np.flatnonzero(np.diff(met, prepend=False, append=False)) * PATTERN_KEYS
+    for start, stop in edges.reshape(-1, 2).tolist():
+        yield Span(max(start, seen.start), min(stop, seen.stop))
+
+
+def of_rows(x: Array, block: Block) -> Array:
+    """The rows of a block of an array with the batch first, whose length 1 serves all."""
+    return x[block.rows] if x.shape[0] > 1 else x
+
+
+def outside_pattern(args: Arguments, block: Block, keys: Span) -> Array | None:
+    """Which scores of a block the pattern hides, `b 1 t s` with axes of 1; None where it hides none."""
+    pattern, (queries, step) = args.pattern, (block.queries, block_shape(args)[0])
+    if pattern is None:
+        return None
+    first, last = keys.start // PATTERN_KEYS, -(-keys.stop // PATTERN_KEYS)
+    if of_rows(args.table.every, block)[:, queries.start // step, first:last].all():
+        return None
+    ahead, parts = args.band.s - args.band.t, {"t": slice(*queries), "s": slice(*keys)}
+    part = pattern.map(lambda axes, x: of_rows(x, block)[(slice(None), *(parts[a] for a in axes.split()[1:]))])
+    query_at = np.arange(queries.start + ahead, queries.stop + ahead, dtype=np.int32)
+    return ~visible_pairs(part, query_at[None], np.arange(keys.start, keys.stop, dtype=np.int32)[None])
 
 
 def halves(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, Span, Array | None]]:
@@ -271,10 +318,11 @@ def halves(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, S
 
 def hidden_scores(args: Arguments, block: Block, keys: Span) -> Array | None:
     """Which scores of a block are hidden, `b h t s` with axes of 1; None where none is."""
-    hidden, queries, band = None, block.queries, args.band
+    hidden, queries, band = outside_pattern(args, block, keys), block.queries, args.band
     if not band.covers(queries, keys):
         ahead = keys.start - queries.start - (band.s - band.t)
-        hidden = outside_window(size(queries), size(keys), ahead, band.left, band.right)
+        outside = outside_window(size(queries), size(keys), ahead, band.left, band.right)
+        hidden = outside if hidden is None else hidden | outside
     if args.mask is not None and not (mask := block.of_scores(args.mask, keys)).all():
         hidden = ~mask if hidden is None else hidden | ~mask
     if args.bias is not None and (minus_inf := block.of_scores(args.bias, keys) == -np.inf).any():

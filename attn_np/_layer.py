@@ -11,6 +11,7 @@ from attn_np._masks import visibility, zero_unseen
 from attn_np._ops import DTYPES, Array, Tape, checked, dtype_name, record, to_dtype, upcast, where
 from attn_np.contract import Config, check_config, check_dtype, declared, within
 from attn_np.contract._decode import check_arguments, check_step
+from attn_np.contract._patterns import Pattern
 
 C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
@@ -26,6 +27,7 @@ def inputs(
     mask: Array | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
+    pattern: Pattern | None = None,
     step: Any = None,
 ) -> tuple[Array, Array, Array]:
     """Query, key and value, upcast; a missing key is the query, a missing value the key.
@@ -36,7 +38,7 @@ def inputs(
 
     Args:
         axes: of the attention matrices, "bhts" or "bts".
-        mask, causal, window: who may attend to whom.
+        mask, causal, window, pattern: who may attend to whom.
         step: the step of decoding; None in a full pass.
     """
     if key is None and value is None:
@@ -47,7 +49,8 @@ def inputs(
         value = key if value is None else value
     arrays: Any = (query, key, value)
     if step is None:
-        queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, causal=causal, window=window)
+        limits: Any = {"causal": causal, "window": window, "pattern": pattern}
+        queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, **limits)
         queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)

@@ -58,6 +58,11 @@ def amax(x: Array, axis: int) -> Array:
     return np.max(x, axis=axis)
 
 
+def amin(x: Array, axis: int) -> Array:
+    """Least entry of an axis, without a gradient."""
+    return np.min(x, axis=axis)
+
+
 def any_over(x: Array, axes: tuple[int, ...]) -> Array:
     """Whether any entry of some axes is True; the array itself without axes."""
     return np.any(x, axis=axes)

@@ -2,6 +2,7 @@
 
 from typing import Literal, overload
 
+from attn_np.contract import _patterns as patterns
 from attn_torch._api import load as load
 from attn_torch._api import load_pretrained as load_pretrained
 from attn_torch._api import save as save
@@ -88,6 +89,7 @@ __all__ = [
     "build",
     "load",
     "load_pretrained",
+    "patterns",
     "save",
     "trace",
 ]

@@ -6,8 +6,9 @@ from typing import Any
 
 import attn_torch._kernels as kernels
 from attn_np.contract import _attend as contract
+from attn_np.contract._patterns import Pattern, check_pattern
 from attn_torch._decode import DecodeStep
-from attn_torch._layer import specs
+from attn_torch._layer import spec_of, specs
 from attn_torch._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_torch._ops import (
     Array,
@@ -66,6 +67,7 @@ def attend(
     bias: Array | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
+    pattern: Pattern | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
@@ -90,6 +92,7 @@ def attend(
         bias: added after scale and softcap; broadcastable to `b h t s`.
         causal: query i, at position i + s - t, sees no later key.
         window: (left, right), how many keys before and after its own position a query sees.
+        pattern: who may attend to whom by position, such as `patterns.Chunks(128)`; blocks that it hides are skipped.
         scale: 1/sqrt(K) by default.
         softcap: scores become softcap * tanh(scores / softcap).
         sinks: `h`, one score for each head that takes part in the softmax and has no value.
@@ -109,17 +112,19 @@ def attend(
     """
     options = causal, window, scale, softcap, rate
     arrays = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
-    contract.check(arrays, options, normalize_over, implementation, weigh is not None, checked)
+    sizes = contract.check(arrays, options, normalize_over, implementation, weigh is not None, checked)
+    check_pattern("attend", pattern, sizes, spec_of)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
     needs = {"return_weights": return_weights, "normalize_over": normalize_over, "weigh": weigh, "keep": keep}
     if contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), **needs):
         if step is not None and step.start is None:
-            mask = attention_mask(mask, 0, 0, like=q, causal=causal, window=window, step=step)
-            causal, window = False, None
-        masks = {"mask": mask, "bias": bias, "causal": causal, "window": window}
+            mask = attention_mask(mask, 0, 0, like=q, causal=causal, window=window, pattern=pattern, step=step)
+            causal, window, pattern = False, None, None
+        masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
         return fused(tape, q, k, v, **masks, scale=factor, softcap=softcap, sinks=sinks), None
-    allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, causal=causal, window=window, step=step)
+    limits = {"causal": causal, "window": window, "pattern": pattern, "step": step}
+    allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **limits)
     dtype = dtype_name(q)
     q, k, v = upcast(q), upcast(k), upcast(v)
     bias, sinks = to_dtype(bias, dtype_name(q)), to_dtype(sinks, dtype_name(q))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attn_np.contract import Config, check_config, check_dtype, declared, within
 from attn_np.contract._decode import check_arguments, check_step
+from attn_np.contract._patterns import Pattern
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
 from attn_torch._masks import visibility, zero_unseen
 from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, checked, dtype_name, record, to_dtype, upcast, where
@@ -26,6 +27,7 @@ def inputs(
     mask: Array | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
+    pattern: Pattern | None = None,
     step: Any = None,
 ) -> tuple[Array, Array, Array]:
     """Query, key and value, upcast; a missing key is the query, a missing value the key.
@@ -47,7 +49,8 @@ def inputs(
         value = key if value is None else value
     arrays: Any = (query, key, value)
     if step is None:
-        queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, causal=causal, window=window)
+        limits: Any = {"causal": causal, "window": window, "pattern": pattern}
+        queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, **limits)
         queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)

@@ -48,6 +48,11 @@ def amax(x: Array, axis: int) -> Array:
     return torch.amax(x.detach(), dim=axis)
 
 
+def amin(x: Array, axis: int) -> Array:
+    """Least entry of an axis, without a gradient."""
+    return torch.amin(x.detach(), dim=axis)
+
+
 def any_over(x: Array, axes: tuple[int, ...]) -> Array:
     """Whether any entry of some axes is True; the array itself without axes."""
     if not axes:

@@ -2,9 +2,10 @@
 
 from jaxtyping import Bool, Float
 
+from attn_np.contract._patterns import Chunks
 from attn_np.contract.chunked import Config
 from attn_torch._attend import attend
-from attn_torch._decode import DecodeStep, append, token_positions
+from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, inputs, output
 from attn_torch._ops import Array, Tape, dtype_name, linear, record
 
@@ -35,18 +36,16 @@ class ChunkedAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
-        same_chunk = (query_at // c.chunk_size)[:, :, None] == (key_at // c.chunk_size)[:, None, :]
-        mask = same_chunk[:, None] if mask is None else same_chunk[:, None] & mask
-        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        pattern = Chunks(c.chunk_size)
+        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, pattern=pattern, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.scale, keep=keep, rate=c.dropout, step=step,
-            tape=tape, implementation=implementation, return_weights=return_weights,
+            q, k, v, mask=mask, bias=bias, causal=c.causal, pattern=pattern, scale=c.scale, keep=keep,
+            rate=c.dropout, step=step, tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return output(dtype, y, weights, return_weights)

@@ -2,9 +2,9 @@
 
 from jaxtyping import Bool, Float, Int
 
+from attn_np.contract._patterns import Causal, Prefix
 from attn_np.contract.prefix import Config
 from attn_torch._attend import attend
-from attn_torch._decode import token_positions
 from attn_torch._layer import Layer, Output, inputs, output
 from attn_torch._ops import Array, Tape, dtype_name, linear, record
 
@@ -35,17 +35,14 @@ class PrefixAttention(Layer[Config]):
     ) -> Output:
         n = self.check(query=query, prefix=prefix, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(n["t"], n["t"], like=query)
-        in_prefix = key_at < prefix[:, None]
-        visible = in_prefix[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])
-        mask = visible[:, None] if mask is None else visible[:, None] & mask
-        query, key, value = inputs(tape, "bhts", query, mask=mask)
+        pattern = Prefix(prefix) | Causal()
+        query, key, value = inputs(tape, "bhts", query, mask=mask, pattern=pattern)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
         context, weights = attend(
-            q, k, v, mask=mask, bias=bias, scale=c.scale, keep=keep, rate=c.dropout,
+            q, k, v, mask=mask, bias=bias, pattern=pattern, scale=c.scale, keep=keep, rate=c.dropout,
             tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

@@ -24,11 +24,13 @@ def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], C
     """`__getattr__`, `__dir__` and `__all__` of a tree: its functions, `attend` and the class of every variant."""
     from attn_np.contract import layers, nearest
 
-    names = sorted([*api, "attend", *layers()])
+    names = sorted([*api, "attend", "patterns", *layers()])
 
     def getattr_(name: str) -> Any:
         if name in api:
             return getattr(import_module(f"{package}._api"), name)
+        if name == "patterns":
+            return import_module("attn_np.contract._patterns")
         if name == "attend":
             return import_module(f"{package}._attend").attend
         if name in layers():

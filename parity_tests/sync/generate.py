@@ -24,6 +24,7 @@ from parity_tests.sync.twins import twins
 PACKAGES = ("attn_np", "attn_jax", "attn_torch")
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = "make sync"
+MODULES = {"patterns": "_patterns"}  # offered by another name than that of its file
 BEGIN, END = f"<!-- catalogue: written by `{COMMAND}` -->\n", "<!-- end of the catalogue -->\n"
 
 # (module, name in it or None for the module itself): what a stub has to import.
@@ -129,7 +130,7 @@ def import_lines(imports: set[Import], offered: set[Import]) -> list[str]:
         if name is None:
             group.append(f"import {module}")
         elif (module, name) in offered:
-            group.append(f"from {module} import {name} as {name}")
+            group.append(f"from {module} import {MODULES.get(name, name)} as {name}")
         elif group and group[-1].startswith(f"from {module} import "):
             group[-1] += f", {name}"
         else:
@@ -141,7 +142,7 @@ def stub(package: str) -> str:
     """The text of a package's `__init__.pyi`."""
     names: list[str] = import_module(package).__all__
     homes = {name: f"{package}.{variant}" for name, variant in contract.layers().items()}
-    homes["attend"] = f"{package}._attend"
+    homes |= {"attend": f"{package}._attend", "patterns": "attn_np.contract"}
     offered: set[Import] = {(homes.get(name, f"{package}._api"), name) for name in names if name != "build"}
     imports: set[Import] = set()
     build = overloads(package, imports)

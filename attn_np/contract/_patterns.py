@@ -1,0 +1,352 @@
+"""Patterns: who may attend to whom, as a condition on positions, in place of an array of `t s`.
+
+    causal_in_chunks = patterns.Chunks(128) & patterns.Causal()
+    y, _ = attend(q, k, v, pattern=causal_in_chunks | patterns.GlobalKeys(marks))
+
+A pattern is one method, `allows(query, key)`, made of `+ - * // % abs`, comparisons, `& | ~`. Kernels call it twice:
+
+- with the positions in a block of queries and in a block of keys, as arrays that broadcast: what comes back is the mask
+  of the block, the same in every framework;
+- before that, with an `Interval` for each block in place of its positions: by interval arithmetic the same expression
+  says whether any query of the block can see any key of the other, and whether all see all. So blocks that are hidden
+  whole cost nothing, and those that are visible whole need no mask, for every pattern that can be written down.
+
+A pattern of your own is a frozen dataclass:
+
+    @dataclass(frozen=True)
+    class Strided(Pattern):
+        stride: int
+
+        def allows(self, query, key):
+            return (query - key) % self.stride == 0
+
+What depends on more than positions takes arrays: `axes` names the fields that hold one, and says what its axes are.
+"""
+
+from ast import literal_eval
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from attn_np.contract._base import INTEGERS, Spec, require
+
+
+class Truth:
+    """What is known of a condition on intervals: whether some pair may meet it, and whether every pair does."""
+
+    __array_ufunc__ = None  # NumPy's operators leave the work to these
+
+    def __init__(self, some: Any, every: Any) -> None:
+        self.some, self.every = some, every
+
+    def __and__(self, other: Any) -> "Truth":
+        return Truth(self.some & other.some, self.every & other.every)
+
+    def __or__(self, other: Any) -> "Truth":
+        return Truth(self.some | other.some, self.every | other.every)
+
+    def __invert__(self) -> "Truth":
+        return Truth(self.every ^ True, self.some ^ True)
+
+
+class Interval:
+    """Integers from `low` to `high`, which may be arrays of such ends: their sums, quotients and comparisons."""
+
+    __array_ufunc__ = None
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, low: Any, high: Any) -> None:
+        self.low, self.high = low, high
+
+    def __add__(self, other: Any) -> "Interval":
+        other = interval(other)
+        return Interval(self.low + other.low, self.high + other.high)
+
+    def __neg__(self) -> "Interval":
+        return Interval(-self.high, -self.low)
+
+    def __sub__(self, other: Any) -> "Interval":
+        return self + -interval(other)
+
+    def __rsub__(self, other: Any) -> "Interval":
+        return -self + other
+
+    def __mul__(self, factor: int) -> "Interval":
+        return Interval(self.low * factor, self.high * factor) if factor >= 0 else -(self * -factor)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __floordiv__(self, divisor: int) -> "Interval":
+        return Interval(self.low // divisor, self.high // divisor)
+
+    def __mod__(self, divisor: int) -> "Interval":
+        """All remainders, unless the interval lies between two multiples."""
+        between = self.low // divisor == self.high // divisor
+        crossing = between ^ True
+        return Interval(self.low % divisor * between, self.high % divisor * between + (divisor - 1) * crossing)
+
+    def __abs__(self) -> "Interval":
+        above, below = self.low > 0, self.high < 0
+        farther = -self.low > self.high
+        return Interval(self.low * above - self.high * below, self.high * (farther ^ True) - self.low * farther)
+
+    def __le__(self, other: Any) -> Truth:
+        other = interval(other)
+        return Truth(self.low <= other.high, self.high <= other.low)
+
+    def __ge__(self, other: Any) -> Truth:
+        return interval(other) <= self
+
+    def __gt__(self, other: Any) -> Truth:
+        return ~(self <= other)
+
+    def __lt__(self, other: Any) -> Truth:
+        return ~(self >= other)
+
+    def __eq__(self, other: Any) -> Truth:  # type: ignore[override]
+        return (self <= other) & (self >= other)
+
+    def __ne__(self, other: Any) -> Truth:  # type: ignore[override]
+        return ~(self == other)
+
+
+def interval(x: Any) -> Interval:
+    return x if isinstance(x, Interval) else Interval(x, x)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Who may attend to whom. Combine patterns by `&`, `|` and `~`.
+
+    Attributes:
+        axes: the axes of each field that is an array: `b t` of the queries, `b s` of the keys, `b` of the batch.
+            Integers or booleans.
+        sees_itself: whether every position is sure to see itself where queries and keys have the same positions.
+    """
+
+    axes: ClassVar[Mapping[str, str]] = {}
+    kinds: ClassVar[dict[str, type["Pattern"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Pattern.kinds[cls.__name__] = cls
+
+    def allows(self, query: Any, key: Any) -> Any:
+        """Whether queries at some positions see keys at some positions, which are counted from 0."""
+        raise NotImplementedError(f"{type(self).__name__}: expected a method allows(query, key), got none; write it")
+
+    @property
+    def sees_itself(self) -> bool:
+        return False
+
+    def __and__(self, other: "Pattern") -> "Pattern":
+        return Both(self, other)
+
+    def __or__(self, other: "Pattern") -> "Pattern":
+        return Either(self, other)
+
+    def __invert__(self) -> "Pattern":
+        return Not(self)
+
+    def fields(self) -> Iterator[tuple[str, Any]]:
+        """Names and values of its fields."""
+        return ((name, getattr(self, name)) for name in self.__match_args__)  # type: ignore[attr-defined]
+
+    def map(self, change: Callable[[str, Any], Any]) -> Any:
+        """The same pattern with every array replaced by `change(axes, array)`."""
+        return type(self)(
+            *(
+                x.map(change) if isinstance(x, Pattern) else change(self.axes[name], x) if name in self.axes else x
+                for name, x in self.fields()
+            )
+        )
+
+    def arrays(self) -> list[tuple[str, Any]]:
+        """The axes and the array of every field that holds one, in the order in which `map` changes them."""
+        found: list[tuple[str, Any]] = []
+        self.map(lambda axes, x: found.append((axes, x)))
+        return found
+
+    def words(self) -> str:
+        """The pattern without its arrays as words: "Both Chunks 128 Window None 0". `from_words` reads them."""
+        inner = [
+            x.words() if isinstance(x, Pattern) else "array" if name in self.axes else str(x)
+            for name, x in self.fields()
+        ]
+        return " ".join([type(self).__name__, *inner])
+
+
+def from_words(words: str, arrays: Any) -> Pattern:
+    """The pattern that `words` describes, with these arrays, in their order."""
+    left, arrays = iter(words.split()), iter(arrays)
+
+    def read(word: str) -> Any:
+        if word == "array":
+            return next(arrays)
+        if word not in Pattern.kinds:
+            return literal_eval(word)
+        kind: Any = Pattern.kinds[word]
+        return kind(*(read(next(left)) for _ in kind.__match_args__))
+
+    return read(next(left))
+
+
+def check_pattern(
+    owner: str, pattern: Any, sizes: Mapping[str, int], spec_of: Callable[[str, str, Any], Spec | None]
+) -> None:
+    """Refuse what is no pattern, and arrays in one that do not fit the call.
+
+    Raises:
+        ValueError: an array of another shape.
+        TypeError: no pattern, or an array of another kind than integers or booleans.
+    """
+    if pattern is None:
+        return
+    if not isinstance(pattern, Pattern):
+        expected = f"{owner}: expected pattern to be one of `patterns`, such as patterns.Chunks(128), or None"
+        raise TypeError(f"{expected}, got {type(pattern).__name__}; pass an array of who sees whom as mask=")
+    for axes, x in pattern.arrays():
+        spec = spec_of(owner, "an array of the pattern", x)
+        shape, dtype = spec if spec is not None else ((), "None")
+        fits = tuple(sizes[letter] for letter in axes.split())
+        require(shape == fits, owner, f"an array of the pattern of shape {axes} = {fits}", str(shape), "reshape it")
+        if dtype not in (*INTEGERS, "bool"):
+            raise TypeError(f"{owner}: expected integers or booleans in a pattern's array {axes}, got {dtype}; convert it")
+
+
+@dataclass(frozen=True)
+class Both(Pattern):
+    """What two patterns allow: `first & second`."""
+
+    first: Pattern
+    second: Pattern
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return self.first.allows(query, key) & self.second.allows(query, key)
+
+    @property
+    def sees_itself(self) -> bool:
+        return self.first.sees_itself and self.second.sees_itself
+
+
+@dataclass(frozen=True)
+class Either(Pattern):
+    """What one of two patterns allows: `first | second`."""
+
+    first: Pattern
+    second: Pattern
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return self.first.allows(query, key) | self.second.allows(query, key)
+
+    @property
+    def sees_itself(self) -> bool:
+        return self.first.sees_itself or self.second.sees_itself
+
+
+@dataclass(frozen=True)
+class Not(Pattern):
+    """What a pattern does not allow: `~pattern`."""
+
+    pattern: Pattern
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return ~self.pattern.allows(query, key)
+
+
+@dataclass(frozen=True)
+class Window(Pattern):
+    """The keys from `left` before to `right` after the query's own position; None for no limit on that side."""
+
+    left: int | None = None
+    right: int | None = None
+
+    def allows(self, query: Any, key: Any) -> Any:
+        ahead = key - query
+        before = ahead == ahead if self.left is None else ahead >= -self.left
+        return before if self.right is None else before & (ahead <= self.right)
+
+    @property
+    def sees_itself(self) -> bool:
+        return (self.left is None or self.left >= 0) and (self.right is None or self.right >= 0)
+
+
+def Causal() -> Window:  # noqa: N802 - a pattern by its usual name
+    """No later key: a window without a limit to the left."""
+    return Window(None, 0)
+
+
+@dataclass(frozen=True)
+class Chunks(Pattern):
+    """The keys of the query's own chunk, counted from position 0: Llama 4's attention_chunk_size."""
+
+    size: int
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return query // self.size == key // self.size
+
+    @property
+    def sees_itself(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Dilated(Pattern):
+    """The keys whole multiples of `step` positions away, on either side: Child et al. 2019, arXiv:1904.10509."""
+
+    step: int
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return key % self.step == query % self.step
+
+    @property
+    def sees_itself(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Documents(Pattern):
+    """The keys of the query's own document, by number: `b t` of the queries and `b s` of the keys."""
+
+    queries: Any
+    keys: Any
+    axes = {"queries": "b t", "keys": "b s"}
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return self.queries == self.keys
+
+    @property
+    def sees_itself(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Prefix(Pattern):
+    """The first keys of a sequence, `b` of them."""
+
+    length: Any
+    axes = {"length": "b"}
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return key < self.length
+
+
+@dataclass(frozen=True)
+class GlobalKeys(Pattern):
+    """The marked keys, `b s`, which every query sees."""
+
+    marks: Any
+    axes = {"marks": "b s"}
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return self.marks
+
+
+@dataclass(frozen=True)
+class GlobalQueries(Pattern):
+    """The marked queries, `b t`, which see every key."""
+
+    marks: Any
+    axes = {"marks": "b t"}
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return self.marks
