@@ -32,9 +32,10 @@ import jax.export
 import jax.numpy as jnp
 from flax import nnx
 
-from attn_jax._masks import zero_unseen
+from attn_jax._masks import block_table, visible_pairs, zero_unseen
 from attn_jax._ops import (
     Array,
+    any_over,
     broadcast_to,
     dtype_name,
     einsum,
@@ -47,6 +48,7 @@ from attn_jax._ops import (
     where,
 )
 from attn_np.contract._band import window_limits
+from attn_np.contract._patterns import Pattern, Window, from_words
 
 ONE_BLOCK = 3 << 19  # up to so many scores are computed as one block
 SMALL = 1 << 15  # and so are all heads that have no more each
@@ -68,6 +70,7 @@ class Plan(NamedTuple):
         in_place: keys and values are read where they lie.
         left, right: how many keys before and after its own position a query sees; None for all.
         scale, softcap: as in `attend`.
+        words: those of the pattern, "" for none.
     """
 
     t: int
@@ -80,6 +83,7 @@ class Plan(NamedTuple):
     right: int | None
     scale: float
     softcap: float | None
+    words: str
 
     @property
     def blocks(self) -> int:
@@ -109,7 +113,9 @@ def _known(*sizes: Any) -> bool:
     return not any(jax.export.is_symbolic_dim(n) for n in sizes)
 
 
-def _plan(q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, cap: float | None) -> Plan:
+def _plan(
+    q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, cap: float | None, words: str
+) -> Plan:
     (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
     r, queries, keys, in_place = h // g, t, s, False
     if not _known(t, s):
@@ -118,12 +124,12 @@ def _plan(q: Array, k: Array, v: Array, left: int | None, right: int | None, sca
         keys, in_place = SHORT_KEY_BLOCK, True
     elif (b if _known(b) else 1) * h * t * s > ONE_BLOCK and t * s > SMALL:
         queries = max(ROWS // r, 1)
-        queries = queries if left is None and right is None else min(queries, QUERIES)
+        queries = queries if left is None and right is None and not words else min(queries, QUERIES)
         queries = -(-t // (-(-t // queries) * EVEN)) * EVEN  # blocks of one size that hold t with little to spare
         keys = min(max(KEYS, PRODUCT // (queries * r * width)), s)
     if 0 in (q.size, v.size):  # nothing to cut
         queries, keys, in_place = t, s, False
-    return Plan(t, s, r, queries, keys, in_place, left, right, scale, cap)
+    return Plan(t, s, r, queries, keys, in_place, left, right, scale, cap, words)
 
 
 def serves(q: Array, k: Array, v: Array) -> bool:
@@ -143,6 +149,7 @@ def attend(
     scale: float,
     softcap: float | None,
     sinks: Array | None,
+    pattern: Pattern | None = None,
 ) -> Array:
     """Softmax dot-product attention with the arguments of `attn_jax.attend`, all checked: `b t h v`."""
     left, right = window_limits(window)
@@ -151,7 +158,7 @@ def attend(
         left = None if left is None or left >= k.shape[1] - 1 else left  # every query sees the first key
         right = None if right is None or right >= q.shape[1] - 1 else right  # and the last
     q, k, v = (x[...] if isinstance(x, nnx.Variable) else jnp.asarray(x) for x in (q, k, v))
-    bare = all(x is None for x in (mask, bias, softcap, sinks))
+    bare = all(x is None for x in (mask, bias, softcap, sinks, pattern))
     if bare and cudnn_serves(q, k, v, left, right):
         return by_cudnn(q, k, v, left, right, scale)
     dtype = dtype_name(q)
@@ -159,7 +166,9 @@ def attend(
     if k.shape[2] > 1 and k.shape[2] % _parts(q):  # a group of heads lies on several devices
         k, v = repeat_heads(k, q), repeat_heads(v, q)
     bias, sinks = (x if x is None else jnp.asarray(x).astype(q.dtype) for x in (bias, sinks))
-    return to_dtype(_attend(_plan(q, k, v, left, right, float(scale), softcap), q, k, v, bias, sinks, mask), dtype)
+    plan = _plan(q, k, v, left, right, float(scale), softcap, "" if pattern is None else pattern.words())
+    places = () if pattern is None else tuple(jnp.asarray(x) for _, x in pattern.arrays())
+    return to_dtype(_attend(plan, q, k, v, bias, sinks, mask, places), dtype)
 
 
 def _parts(q: Array) -> int:
@@ -171,7 +180,14 @@ def _parts(q: Array) -> int:
 
 @partial(jax.jit, static_argnums=0)
 def _attend(
-    plan: Plan, q: Array, k: Array, v: Array, bias: Array | None, sinks: Array | None, mask: Array | None
+    plan: Plan,
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Array | None,
+    sinks: Array | None,
+    mask: Array | None,
+    places: tuple[Array, ...],
 ) -> Array:
     (b, t, h, _), g, i, n = q.shape, k.shape[2], plan.blocks, plan.queries
     # Two steps: with explicit sharding an axis that is split is the only one.
@@ -185,7 +201,7 @@ def _attend(
     mask, bias = _grouped(plan, mask, g), _grouped(plan, bias, g)
     sinks = None if sinks is None else sinks.reshape(1, g, plan.shared, 1, 1)
     path = _one_block if (n, plan.keys) == (t, plan.s) and not plan.in_place else _blocks
-    y: Any = path(plan, q, k, v, bias, sinks, mask)
+    y: Any = path(plan, q, k, v, bias, sinks, mask, places)
     y = y.reshape(i, b, g, plan.shared, n, v.shape[3]).transpose(1, 0, 4, 2, 3, 5)
     return y.reshape(b, i, n, h, v.shape[3]).reshape(b, i * n, h, v.shape[3])[:, :t]
 
@@ -233,10 +249,27 @@ def _block(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
     return _cut(_cut(x, 3, i * plan.queries, plan.queries), 4, plan.first_key(j), plan.keys)
 
 
-def _visible(plan: Plan, i: Any, j: Any, bias: Array | None, mask: Array | None) -> Array | None:
+def _pattern(plan: Plan, change: Any, places: tuple[Array, ...]) -> Pattern:
+    """The pattern, its arrays changed by `change(axes, array)`."""
+    left = iter(places)
+    return from_words(plan.words, lambda axes: change(axes, next(left)))
+
+
+def _met(plan: Plan, places: tuple[Array, ...], like: Array) -> tuple[Array, Array]:
+    """For each block of queries the blocks of keys that the pattern may show to one of them come first; how many."""
+    pattern = Window(plan.left, plan.right) & _pattern(plan, lambda axes, x: x, places)
+    table = block_table(pattern, plan.t, plan.s, plan.queries, plan.keys, like)
+    some = any_over(table.some, (0,))
+    return jnp.argsort(~some, axis=1, stable=True), jnp.sum(some, 1)
+
+
+def _visible(
+    plan: Plan, i: Any, j: Any, bias: Array | None, mask: Array | None, places: tuple[Array, ...]
+) -> Array | None:
     """Who sees whom, broadcastable to `b g n c`; None for all."""
     key, query = plan.first_key(j) + jnp.arange(plan.keys), i * plan.queries + jnp.arange(plan.queries)[:, None]
-    ahead = key - (query + plan.s - plan.t)
+    query_at = query + plan.s - plan.t
+    ahead = key - query_at
     limits: list[Array] = [query < plan.t] if plan.ragged[0] else []
     limits += [key >= j * plan.keys] if plan.ragged[1] else []
     limits += [] if plan.left is None else [ahead >= -plan.left]
@@ -244,6 +277,14 @@ def _visible(plan: Plan, i: Any, j: Any, bias: Array | None, mask: Array | None)
     limits = [x[None, None, None] if x.ndim == 2 else x[None, None, None, None] for x in limits]
     limits += [] if mask is None else [mask]
     limits += [] if bias is None else [bias != -jnp.inf]
+    if plan.words:
+
+        def of_block(axes: str, x: Array) -> Array:
+            if axes == "b t":
+                return _cut(_pad(x, 1, plan.blocks * plan.queries), 1, i * plan.queries, plan.queries)
+            return x if axes == "b" else _cut(x, 1, plan.first_key(j), plan.keys)
+
+        limits += [visible_pairs(_pattern(plan, of_block, places), query_at.T, key[None])[:, :, None]]
     return None if not limits else _rows(plan, reduce(and_, limits))
 
 
@@ -264,7 +305,7 @@ def _scores(plan: Plan, q: Array, k: Array, bias: Array | None, allowed: Array |
 
 def _unseen(plan: Plan, allowed: Array | None, *masks: Array | None) -> Array | None:
     """Who sees whom, where no query may see a key; None where causality alone hides keys: the last query sees all."""
-    return None if plan.left is None and all(x is None for x in masks) else allowed
+    return None if plan.left is None and not plan.words and all(x is None for x in masks) else allowed
 
 
 def _least(x: Array) -> Any:
@@ -303,9 +344,16 @@ def _average(plan: Plan, sums: Sums, v: Array, sinks: Array | None, hides: bool)
 
 
 def _one_block(
-    plan: Plan, q: Array, k: Array, v: Array, bias: Array | None, sinks: Array | None, mask: Array | None
+    plan: Plan,
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Array | None,
+    sinks: Array | None,
+    mask: Array | None,
+    places: tuple[Array, ...],
 ) -> Array:
-    allowed = _visible(plan, 0, 0, bias, mask)
+    allowed = _visible(plan, 0, 0, bias, mask, places)
     q, k = zero_unseen("bgnc->bgnk", allowed, q[0]), zero_unseen("bgnc->bgkc", allowed, k.transpose(0, 2, 3, 1))
     v = zero_unseen("bgnc->bgcv", allowed, v.swapaxes(1, 2))
     x, _ = _scores(plan, q, k, bias, allowed)
@@ -316,7 +364,14 @@ def _one_block(
 
 
 def _forward(
-    plan: Plan, q: Array, k: Array, v: Array, bias: Array | None, sinks: Array | None, mask: Array | None
+    plan: Plan,
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Array | None,
+    sinks: Array | None,
+    mask: Array | None,
+    places: tuple[Array, ...],
 ) -> Sums:
     """Outputs `i b g n v`, the largest scores and the sums of exponentials relative to them, both `i b g n`."""
     orders = (0, 2, 3, 1), (0, 2, 1, 3)
@@ -329,12 +384,14 @@ def _forward(
             return _cut(k, 1, first, plan.keys).transpose(orders[0]), _cut(v, 1, first, plan.keys).transpose(orders[1])
         return _cut(k, 3, first, plan.keys), _cut(v, 2, first, plan.keys)
 
+    order, met = _met(plan, places, q) if plan.words else (None, None)
+
     def rows(block: tuple[Array, Array]) -> Sums:
         i, qi = block
 
         def scores(j: Any) -> tuple[Array, Array, bool]:
             kj, vj = read(j)
-            allowed = _visible(plan, i, j, _block(plan, bias, i, j), _block(plan, mask, i, j))
+            allowed = _visible(plan, i, j, _block(plan, bias, i, j), _block(plan, mask, i, j), places)
             x, _ = _scores(plan, qi, kj, _block(plan, bias, i, j), allowed)
             return x, zero_unseen("bgnc->bgcv", _unseen(plan, allowed, bias, mask), vj), allowed is not None
 
@@ -343,7 +400,10 @@ def _forward(
         if plan.in_place and mask is not None and mask.shape[4] == plan.s:
             end = jnp.minimum(end, -(-jnp.max(where(mask, jnp.arange(1, plan.s + 1), 0)) // plan.keys))
         nothing = _sums(x[..., :0], vj[:, :, :0])
-        sums = jax.lax.fori_loop(first, end, lambda j, sums: _sums(*scores(j)[:2], sums), nothing)
+        if order is not None:
+            first, end = 0, met[i]
+        at: Any = (lambda j: j) if order is None else lambda n: order[i, n]
+        sums = jax.lax.fori_loop(first, end, lambda n, sums: _sums(*scores(at(n))[:2], sums), nothing)
         return _average(plan, sums, vj, sinks, hides)
 
     return jax.lax.map(rows, (jnp.arange(plan.blocks), q))
@@ -351,9 +411,16 @@ def _forward(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _blocks(
-    plan: Plan, q: Array, k: Array, v: Array, bias: Array | None, sinks: Array | None, mask: Array | None
+    plan: Plan,
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Array | None,
+    sinks: Array | None,
+    mask: Array | None,
+    places: tuple[Array, ...],
 ) -> Array:
-    return _forward(plan, q, k, v, bias, sinks, mask)[0]
+    return _forward(plan, q, k, v, bias, sinks, mask, places)[0]
 
 
 def _blocks_fwd(plan: Plan, *arrays: Any) -> tuple[Array, Any]:
@@ -366,21 +433,26 @@ def _blocks_bwd(plan: Plan, residuals: Any, dy: Array) -> Any:
 
     The exponentials stand for the weights p, because dy is divided by their sum beforehand.
     """
-    (q, k, v, bias, sinks, mask), y, top, total = residuals
+    (q, k, v, bias, sinks, mask, places), y, top, total = residuals
     dead = (top == jnp.inf)[..., None]
     q, dy = where(dead, 0.0, q), where(dead, 0.0, dy / total[..., None])
     mean = jnp.sum(dy * y, -1)
+    order, met = _met(plan, places, q) if plan.words else (None, None)
     across, k, v = k.swapaxes(1, 2), k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
 
     def rows(carry: Any, block: Any) -> Any:
         i, qi, dyi, top_i, mean_i = block
         first, end = plan.span(i)
 
-        def step(j: Any, carry: Any) -> Any:
+        if order is not None:
+            first, end = 0, met[i]
+
+        def step(n: Any, carry: Any) -> Any:
             dqi, dk, dv, dbias = carry
+            j = n if order is None else order[i, n]
             at = plan.first_key(j)
             added = _block(plan, bias, i, j)
-            allowed = _visible(plan, i, j, added, _block(plan, mask, i, j))
+            allowed = _visible(plan, i, j, added, _block(plan, mask, i, j), places)
             unseen = _unseen(plan, allowed, bias, mask)
             kj, vj = (zero_unseen("bgnc->bgkc", unseen, _cut(x, 3, at, plan.keys)) for x in (k, v))
             x, slope = _scores(plan, qi, kj, added, allowed)
@@ -410,7 +482,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, dy: Array) -> Any:
         dsinks = -jnp.sum(exp(sinks[..., 0] - top.reshape(split)) * mean.reshape(split), (0, 1, 4))[
             None, ..., None, None
         ]
-    return dq, dk.transpose(0, 3, 1, 2), dv.transpose(0, 3, 1, 2), dbias, dsinks, None
+    return dq, dk.transpose(0, 3, 1, 2), dv.transpose(0, 3, 1, 2), dbias, dsinks, None, None
 
 
 def _add(x: Array, place: tuple[Any, ...], y: Array) -> Array:

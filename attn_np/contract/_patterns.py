@@ -167,27 +167,33 @@ class Pattern:
         return found
 
     def words(self) -> str:
-        """The pattern without its arrays as words: "Both Chunks 128 Window None 0". `from_words` reads them."""
+        """The pattern as words, "Both Chunks 128 GlobalKeys marks": `from_words` reads them, given the arrays."""
         inner = [
-            x.words() if isinstance(x, Pattern) else "array" if name in self.axes else str(x)
+            x.words() if isinstance(x, Pattern) else kind(x) if name in self.axes else str(x)
             for name, x in self.fields()
         ]
         return " ".join([type(self).__name__, *inner])
 
 
-def from_words(words: str, arrays: Any) -> Pattern:
-    """The pattern that `words` describes, with these arrays, in their order."""
-    left, arrays = iter(words.split()), iter(arrays)
+def kind(x: Any) -> str:
+    """What an array holds, as `words` says it."""
+    return "marks" if "bool" in str(x.dtype) else "numbers"
 
-    def read(word: str) -> Any:
-        if word == "array":
-            return next(arrays)
+
+def from_words(words: str, array: Callable[[str], Any]) -> Pattern:
+    """The pattern that `words` describes; `array(axes)` gives the next array with these axes, marks also as 0 and 1."""
+    left = iter(words.split())
+
+    def read(axes: str) -> Any:
+        word = next(left)
+        if word in ("marks", "numbers"):
+            return array(axes) != 0 if word == "marks" else array(axes)
         if word not in Pattern.kinds:
             return literal_eval(word)
-        kind: Any = Pattern.kinds[word]
-        return kind(*(read(next(left)) for _ in kind.__match_args__))
+        cls: Any = Pattern.kinds[word]
+        return cls(*(read(cls.axes.get(name, "")) for name in cls.__match_args__))
 
-    return read(next(left))
+    return read("")
 
 
 def check_pattern(
@@ -210,7 +216,9 @@ def check_pattern(
         fits = tuple(sizes[letter] for letter in axes.split())
         require(shape == fits, owner, f"an array of the pattern of shape {axes} = {fits}", str(shape), "reshape it")
         if dtype not in (*INTEGERS, "bool"):
-            raise TypeError(f"{owner}: expected integers or booleans in a pattern's array {axes}, got {dtype}; convert it")
+            raise TypeError(
+                f"{owner}: expected integers or booleans in a pattern's array {axes}, got {dtype}; convert it"
+            )
 
 
 @dataclass(frozen=True)
@@ -270,7 +278,7 @@ class Window(Pattern):
         return (self.left is None or self.left >= 0) and (self.right is None or self.right >= 0)
 
 
-def Causal() -> Window:  # noqa: N802 - a pattern by its usual name
+def Causal() -> Window:
     """No later key: a window without a limit to the left."""
     return Window(None, 0)
 

@@ -14,10 +14,11 @@ rounding more than we promise, and on a CPU they are no faster.
 from torch import Tensor
 from torch.nn.functional import pad
 
+from attn_np.contract._patterns import Pattern
 from attn_torch._kernels import sdpa, small
 from attn_torch._kernels.blocks import Blocks
 from attn_torch._kernels.sharded import attend_locally, is_sharded
-from attn_torch._kernels.window import Window, cut, known, limits, zero_hidden
+from attn_torch._kernels.window import PatternArrays, Window, cut, known, limits, zero_hidden
 from attn_torch._ops import dtype_name, to_dtype, upcast
 
 # Up to how many scores all of them at once are faster than blocks on a CPU.
@@ -41,27 +42,33 @@ def attend(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    pattern: Pattern | None = None,
 ) -> Tensor:
     """Weighted average of the values, `b t h v`, of q `b t h k`, k `b s g k`, v `b s g v`; see `attn_torch.attend`."""
     mask, bias = rank4(mask), rank4(bias)
     if is_sharded(q):
         arrays = {"mask": mask, "bias": bias, "sinks": sinks}
         options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap}
-        return attend_locally(attend, q, k, v, arrays, options)
+        return attend_locally(attend, q, k, v, arrays, options, PatternArrays.of(pattern))
     dtype, t = dtype_name(q), q.shape[1]
     q, k, v = upcast(q), upcast(k), upcast(v)
-    q, k, v, mask, bias, near = cut(q, k, v, mask, bias, limits(causal, window, t, k.shape[1]))
-    q, k, v, mask = zero_hidden(q, k, v, mask, near)
+    near = limits(causal, window, t, k.shape[1])
+    if pattern is None:
+        q, k, v, mask, bias, near = cut(q, k, v, mask, bias, near)
+    small_enough = few(q, k) or any(small.has_tangent(x) for x in (q, k, v, mask, bias, sinks))
+    if pattern is None or small_enough:  # blocks see for themselves what a pattern hides
+        q, k, v, mask = zero_hidden(q, k, v, mask, near, pattern)
     bias = None if bias is None else upcast(bias).to(q.dtype)
     sinks = None if sinks is None else upcast(sinks).to(q.dtype)[None]
     scale, softcap = float(scale), None if softcap is None else float(softcap)
     arrays = q, k, v, mask, bias
-    if softcap is None and sinks is None and sdpa.takes(*arrays, near, scale):
+    if pattern is softcap is sinks is None and sdpa.takes(*arrays, near, scale):
         context = sdpa.attend(*arrays, near, scale)
-    elif few(q, k) or any(small.has_tangent(x) for x in (*arrays, sinks)):
-        context = small.attend(*arrays, sinks, near, scale, softcap)
+    elif small_enough:
+        context = small.attend(*arrays, sinks, near, scale, softcap, pattern)
     else:
-        context = Blocks.apply(*arrays, sinks, *near, scale, softcap)
+        words, *packed = PatternArrays.of(pattern)
+        context = Blocks.apply(*arrays, sinks, *packed, *near, scale, softcap, words)
     first_query = t - q.shape[1]
     return to_dtype(context if known(first_query == 0) else pad(context, (0, 0, 0, 0, first_query, 0)), dtype)
 

@@ -1,8 +1,9 @@
 """Blocks of queries: a part of the scores at a time, in memory that grows with t, not with t s.
 
-A block of queries meets only the keys that its window leaves, so what is hidden by position is never computed. Its
-scores, of a size that stays in a processor's cache, become weights in place, and then are gone: the backward pass
-computes them again (Chen et al. 2016, arXiv:1604.06174; Dao et al. 2022, arXiv:2205.14135).
+A block of queries meets only the keys that its window leaves, or those that a pattern may show to one of them: what is
+hidden by position is hardly ever computed. Its scores, of a size that stays in a processor's cache, become weights in
+place, and then are gone: the backward pass computes them again (Chen et al. 2016, arXiv:1604.06174; Dao et al. 2022,
+arXiv:2205.14135).
 
 Forward and backward are operations of their own, in which compiled programs do not look: so lengths may vary in them.
 """
@@ -16,7 +17,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
-from attn_torch._masks import unmasked_by_bias
+from attn_np.contract._patterns import Pattern
+from attn_torch._kernels.window import PatternArrays
+from attn_torch._masks import block_table, unmasked_by_bias, visible_pairs
 from attn_torch._ops import without_autocast
 
 PACKAGE = __name__.split(".")[0]
@@ -24,20 +27,39 @@ PACKAGE = __name__.split(".")[0]
 # How many scores a block holds at most: on a CPU they should stay in its caches, a GPU wants large products.
 CPU_BLOCK, GPU_BLOCK = 2**20, 2**25
 CPU_ROWS, GPU_ROWS = 128, 1024  # queries of a head in a block
+PATTERN_KEYS = 64  # a pattern is asked about so many keys at a time
 
 
 class Block(NamedTuple):
-    """Stretches of the batch, of key/value heads, of queries and of keys."""
+    """A part of a call.
+
+    Attributes:
+        b, g, t: stretches of the batch, of key/value heads and of queries.
+        s: a stretch of keys; of keys that are scattered, their indices.
+        allowed: who sees whom, `b g r t s` with axes of 1, where more than the positions of a window decides.
+    """
 
     b: slice
     g: slice
     t: slice
-    s: slice
+    s: slice | Tensor
+    allowed: Tensor | None = None
 
     def of(self, x: Tensor, axes: str) -> Tensor:
-        """The part of an array; an axis of length 1 serves all."""
+        """The part of an array; an axis of length 1 serves all. Of scattered keys it is a copy."""
         at = self._asdict()
         return x[tuple(at.get(a, slice(None)) if n > 1 else slice(None) for a, n in zip(axes, x.shape, strict=True))]
+
+    def add(self, total: Tensor, axes: str, x: Tensor) -> None:
+        """Add to the part of an array, summed over the axes that have length 1 in it."""
+        scattered = isinstance(self.s, Tensor) and "s" in axes and total.shape[axes.index("s")] > 1
+        part = (self._replace(s=slice(None)) if scattered else self).of(total, axes)
+        shape = [len(self.s) if scattered and a == "s" else n for a, n in zip(axes, part.shape, strict=True)]
+        x = x.view(shape) if x.numel() == prod(shape) else x.sum_to_size(shape)
+        if scattered:
+            part.index_add_(axes.index("s"), self.s, x)
+        else:
+            part += x
 
 
 class Blocked:
@@ -47,7 +69,7 @@ class Blocked:
     """
 
     def __init__(self, *inputs: Any) -> None:
-        q, k, v, mask, bias, sinks, self.left, self.right, self.scale, self.softcap = inputs
+        q, k, v, mask, bias, sinks, *packed, self.left, self.right, self.scale, self.softcap, words = inputs
         (self.b, self.t, h, _), (self.s, self.g) = q.shape, k.shape[1:3]
         self.r, self.extra = h // self.g, 0 if sinks is None else 1
         self.q = self.grouped(q * self.scale)
@@ -56,7 +78,13 @@ class Blocked:
         self.sinks = None if sinks is None else self.by_group(sinks)
         self.most, rows = (CPU_BLOCK, CPU_ROWS) if q.device.type == "cpu" else (GPU_BLOCK, GPU_ROWS)
         self.rows = min(self.t, rows)
+        self.pattern: Pattern | None = None
+        if words:  # of which causality and the window are a part, then
+            self.pattern = PatternArrays(f"Both Window {self.left} {self.right} {words}", *packed).pattern()
+            self.left = self.right = None
         self.later = torch.ones(self.rows, self.rows, dtype=torch.bool, device=q.device).triu()
+        if self.pattern is not None:
+            self.table = block_table(self.pattern, self.t, self.s, self.rows, PATTERN_KEYS, like=q)
         self.memory: dict[str, Tensor] = {}
 
     def grouped(self, x: Tensor) -> Tensor:
@@ -73,9 +101,40 @@ class Blocked:
             t, ahead = slice(start, min(start + self.rows, self.t)), self.s - self.t
             first = 0 if self.left is None else max(0, t.start + ahead - self.left)
             last = self.s if self.right is None else max(first, min(self.s, t.stop + ahead + self.right))
-            heads = max(1, self.most // (self.r * self.rows * max(1, last - first)))
+            stretch = slice(first, last)
+            keys = stretch if self.pattern is None else self.met(slice(self.b), t)
+            heads = max(1, self.most // (self.r * self.rows * max(1, count(keys))))
             for b, g in stretches(self.b, self.g, heads):
-                yield Block(b, g, t, slice(first, last + self.extra))
+                keys = stretch if self.pattern is None else self.met(b, t)
+                yield self.with_sink(Block(b, g, t, keys, self.allowed(Block(b, g, t, keys))))
+
+    def met(self, b: slice, t: slice) -> slice | Tensor:
+        """The keys that the pattern may show to these queries."""
+        blocks = of_rows(self.table.some, b)[:, t.start // self.rows].any(0).nonzero()[:, 0].tolist()
+        if blocks and blocks[-1] - blocks[0] == len(blocks) - 1:
+            return slice(blocks[0] * PATTERN_KEYS, min(self.s, (blocks[-1] + 1) * PATTERN_KEYS))
+        stretches = [range(i * PATTERN_KEYS, min(self.s, (i + 1) * PATTERN_KEYS)) for i in blocks]
+        return torch.tensor([key for stretch in stretches for key in stretch], dtype=torch.long, device=self.q.device)
+
+    def allowed(self, block: Block) -> Tensor | None:
+        """Who sees whom by mask, bias and pattern, `b g r t s` with axes of 1; None if the window alone says it."""
+        mask, bias = (None if x is None else block.of(x, "bgrts") for x in (self.mask, self.bias))
+        allowed = unmasked_by_bias(mask, bias)
+        if self.pattern is None:
+            return allowed
+        at = {"b t": (slice(None), block.t), "b s": (slice(None), block.s), "b": (slice(None),)}
+        part = self.pattern.map(lambda axes, x: of_rows(x, block.b)[at[axes]])
+        query_at = torch.arange(block.t.start, block.t.stop, device=self.q.device) + (self.s - self.t)
+        pairs = visible_pairs(part, query_at[None], torch.arange(self.s, device=self.q.device)[None, block.s])[:, None]
+        return pairs if allowed is None else pairs & allowed
+
+    def with_sink(self, block: Block) -> Block:
+        """The block with one more key before its own, if there are sinks."""
+        if not self.extra:
+            return block
+        if isinstance(block.s, slice):
+            return block._replace(s=slice(block.s.start, block.s.stop + 1))
+        return block._replace(s=pad(block.s + 1, (1, 0)))
 
     def product(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """x y for each head."""
@@ -89,11 +148,17 @@ class Blocked:
 
     def queries(self, x: Tensor, block: Block) -> Tensor:
         """A block of what is by queries: `b g r t k` -> `(b g) (r t) k`."""
-        return block.of(x, "bgrtk").flatten(2, 3).flatten(0, 1)
+        part = block.of(x, "bgrtk")
+        if self.pattern is not None and block.allowed is not None:  # that see no key: 0 times their NaN would be NaN
+            part = part.masked_fill(~block.allowed.any(-1, keepdim=True), 0.0)
+        return part.flatten(2, 3).flatten(0, 1)
 
     def keys(self, x: Tensor, block: Block) -> Tensor:
         """A block of what is by keys: `b g s k` -> `(b g) s k`."""
-        return block.of(x, "bgsk").flatten(0, 1)
+        part = block.of(x, "bgsk")
+        if self.pattern is not None and block.allowed is not None:  # that no query sees
+            part = part.masked_fill(~pad(block.allowed.any(3).any(2), (self.extra, 0))[..., None], 0.0)
+        return part.flatten(0, 1)
 
     def split(self, x: Tensor, block: Block) -> Tensor:
         """`(b g) (r t) s` -> `b g r t s`."""
@@ -102,23 +167,27 @@ class Blocked:
 
     def real(self, block: Block) -> Block:
         """The block without the sink."""
-        return block._replace(s=slice(block.s.start, block.s.stop - self.extra))
+        if not self.extra:
+            return block
+        if isinstance(block.s, slice):
+            return block._replace(s=slice(block.s.start, block.s.stop - 1))
+        return block._replace(s=block.s[1:] - 1)
 
     def hide(self, scores: Tensor, block: Block) -> Tensor | None:
         """Select hidden scores to -inf: by position those in a triangle at either end of the keys, the others by mask.
 
         What comes back says which queries see no key, where that may be.
         """
-        at = block.t.start + self.s - self.t - block.s.start  # of the first query, from the first key on
         rows, keys = scores.shape[-2:]
+        first = block.s.start if isinstance(block.s, slice) else 0
+        at = block.t.start + self.s - self.t - first  # of the first query, from the first key on
         edges = []
         if self.right is not None and (first := at + self.right + 1) < keys:
             edges.append((slice(first, keys), self.later[:rows, : keys - first]))
         if self.left is not None and (last := min(keys, at - self.left + rows - 1)) > 0:
             skipped = self.left - at
             edges.append((slice(last), ~self.later[:rows, skipped : skipped + last]))
-        mask, bias = (None if x is None else block.of(x, "bgrts") for x in (self.mask, self.bias))
-        allowed = unmasked_by_bias(mask, bias)
+        allowed = block.allowed
         if allowed is None:
             for stretch, hidden in edges:
                 scores[..., stretch].masked_fill_(hidden, -torch.inf)
@@ -145,6 +214,15 @@ class Blocked:
         return torch.softmax(scores, -1, out=scores), empty, tanh
 
 
+def count(keys: slice | Tensor) -> int:
+    return keys.stop - keys.start if isinstance(keys, slice) else len(keys)
+
+
+def of_rows(x: Tensor, b: slice) -> Tensor:
+    """Rows of the batch; an axis of length 1 serves all."""
+    return x[b] if x.shape[0] > 1 else x
+
+
 def stretches(b: int, g: int, heads: int) -> Iterator[tuple[slice, slice]]:
     """The batch and the heads in parts of about as many heads: rows of the batch with all of them, or some of a row."""
     rows, heads = max(1, heads // g), min(heads, g)
@@ -153,17 +231,13 @@ def stretches(b: int, g: int, heads: int) -> Iterator[tuple[slice, slice]]:
             yield slice(i, min(i + rows, b)), slice(j, min(j + heads, g))
 
 
-def add(total: Tensor, x: Tensor) -> None:
-    """Add in place, summed over the axes that have length 1 in the total."""
-    total += x.view(total.shape) if x.numel() == total.numel() else x.sum_to_size(total.shape)
-
-
 # Operations -----------------------------------------------------------------------------------------------------------
 
 
-ARRAYS = 6  # of the inputs
+ARRAYS = 9  # of the inputs; the last three are `PatternArrays`
 SCHEMA = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks"
-SCHEMA += ", SymInt? left, SymInt? right, float scale, float? softcap"
+SCHEMA += ", Tensor? by_query, Tensor? by_key, Tensor? by_row"
+SCHEMA += ", SymInt? left, SymInt? right, float scale, float? softcap, str pattern"
 
 
 @torch.library.custom_op(f"{PACKAGE}::blocks", mutates_args=(), schema=f"({SCHEMA}) -> Tensor")
@@ -211,14 +285,14 @@ def backward(dout: Tensor, out: Tensor, *inputs: Any) -> list[Tensor]:
         dscores.sub_(call.queries(total, block)).mul_(probs)
         whole = call.split(dscores, block)
         if dsinks is not None:
-            add(block.of(dsinks, "bgr"), whole[..., 0].sum(-1))
+            block.add(dsinks, "bgr", whole[..., 0].sum(-1))
             probs[..., 0] = dscores[..., 0] = 0.0
-        add(block.of(dv, "bgsk"), call.product("dv", probs.mT, df))
+        block.add(dv, "bgsk", call.product("dv", probs.mT, df))
         if dbias is not None:
-            add(call.real(block).of(dbias, "bgrts"), whole[..., call.extra :])
+            call.real(block).add(dbias, "bgrts", whole[..., call.extra :])
         if call.softcap is not None:
             dscores.mul_(tanh.square_().neg_().add_(1.0))
-        add(block.of(dk, "bgsk"), call.product("dk", dscores.mT, call.queries(call.q, block)))
+        block.add(dk, "bgsk", call.product("dk", dscores.mT, call.queries(call.q, block)))
         dqueries_block = call.product("dq", dscores, call.keys(call.k, block))
         block.of(dqueries, "bgrtk").copy_(call.split(dqueries_block, block))
     dk, dv = (x[:, :, call.extra :].transpose(1, 2).contiguous() for x in (dk, dv))
@@ -245,8 +319,8 @@ class Blocks(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q, k, v, mask, bias, sinks, left, right, scale, softcap):
-        return forward(q, k, v, mask, bias, sinks, left, right, scale, softcap)
+    def forward(q, k, v, mask, bias, sinks, by_query, by_key, by_row, left, right, scale, softcap, pattern):
+        return forward(q, k, v, mask, bias, sinks, by_query, by_key, by_row, left, right, scale, softcap, pattern)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -259,7 +333,7 @@ class Blocks(Function):
         sinks, bias_too = ctx.saved_tensors[6], ctx.needs_input_grad[4]  # a bias may be as large as all scores
         dq, dk, dv, *more = Gradients.apply(dout, *ctx.saved_tensors, *ctx.options, bias_too)
         dsinks = more.pop(0) if sinks is not None else None
-        return dq, dk, dv, None, more[0] if bias_too else None, dsinks, None, None, None, None
+        return dq, dk, dv, None, more[0] if bias_too else None, dsinks, *[None] * 8
 
 
 class Gradients(Function):
@@ -268,8 +342,11 @@ class Gradients(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(dout, out, q, k, v, mask, bias, sinks, left, right, scale, softcap, bias_too):
-        return tuple(backward(dout, out, q, k, v, mask, bias, sinks, left, right, scale, softcap, bias_too))
+    def forward(
+        dout, out, q, k, v, mask, bias, sinks, by_query, by_key, by_row, left, right, scale, softcap, pattern, bias_too
+    ):
+        arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_row
+        return tuple(backward(dout, out, *arrays, left, right, scale, softcap, pattern, bias_too))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -303,7 +380,8 @@ def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
 def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[list[Tensor], list[int]]:
     n, last = info.batch_size, ARRAYS + 2
     found = [x.unflatten(0, (n, -1)) for x in backward(*merged(n, in_dims[:last], inputs[:last]), *inputs[last:])]
-    *_, bias, sinks = (x if dim is None else x.select(dim, 0) for x, dim in zip(inputs[:last], in_dims, strict=False))
+    given = [x if dim is None else x.select(dim, 0) for x, dim in zip(inputs[:last], in_dims, strict=False)]
+    bias, sinks = given[6:8]
     shared = [x.shape[0] == 1 for x in (sinks, bias) if x is not None]  # by all rows of a batch
     for i in range(3, len(found)):
         found[i] = found[i].sum(1, keepdim=True) if shared[i - 3] else found[i]

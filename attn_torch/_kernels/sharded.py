@@ -9,7 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from attn_torch._kernels.window import PatternArrays
 from attn_torch._ops import alongside
+
+AXES = {"q": "bthk", "k": "bshk", "v": "bshv", "mask": "bhts", "bias": "bhts", "sinks": "h"}
+AXES |= {"by_query": "bnt", "by_key": "bns", "by_row": "bn"}
 
 
 def is_sharded(x: Tensor) -> bool:
@@ -18,13 +22,20 @@ def is_sharded(x: Tensor) -> bool:
 
 
 def attend_locally(
-    attend: Callable[..., Tensor], q: Any, k: Any, v: Any, arrays: dict[str, Any], options: dict[str, Any]
+    attend: Callable[..., Tensor],
+    q: Any,
+    k: Any,
+    v: Any,
+    arrays: dict[str, Any],
+    options: dict[str, Any],
+    pattern: PatternArrays,
 ) -> Tensor:
     """What `attend` gives of the local parts of DTensors, as a DTensor sharded as the queries are.
 
     Args:
         arrays: mask and bias with four axes and sinks, or None.
         options: arguments without arrays.
+        pattern: who may attend to whom besides.
     """
     from torch.distributed.tensor import Partial, Placement, Replicate, Shard
     from torch.distributed.tensor.experimental import local_map
@@ -47,13 +58,13 @@ def attend_locally(
         at = {letter: axes.index(letter) for letter in axes if x.shape[axes.index(letter)] > 1}
         return [Shard(at[a]) if a in at else Replicate() if a is None else whole for a in letters]
 
-    names, axes = ("q", "k", "v", "mask", "bias", "sinks"), ("bthk", "bshk", "bshv", "bhts", "bhts", "h")
-    given = [(x, axes[i], names[i]) for i, x in enumerate((q, k, v, *(arrays[n] for n in names[3:]))) if x is not None]
+    arrays = {"q": q, "k": k, "v": v} | arrays | pattern._asdict()
+    given = [(arrays[name], axes, name) for name, axes in AXES.items() if arrays[name] is not None]
 
     def local(*parts: Tensor) -> Tensor:
-        return attend(
-            **dict.fromkeys(names[3:]) | dict(zip((name for _, _, name in given), parts, strict=True)), **options
-        )
+        own = dict.fromkeys(AXES) | dict(zip((name for _, _, name in given), parts, strict=True))
+        packed = (own.pop(name) for name in pattern._fields[1:])
+        return attend(**own, pattern=PatternArrays(pattern.words, *packed).pattern(), **options)
 
     mapped: Any = local_map(
         local,

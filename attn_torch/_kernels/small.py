@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from attn_np.contract._patterns import Pattern
 from attn_torch._kernels.window import Window
 from attn_torch._masks import attention_mask, unmasked_by_bias
 from attn_torch._ops import without_autocast
@@ -25,6 +26,7 @@ def attend(
     window: Window,
     scale: float,
     softcap: float | None,
+    pattern: Pattern | None = None,
 ) -> Tensor:
     """The context, `b t h v`; sinks are `1 h`, masks have four axes."""
     (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
@@ -33,10 +35,13 @@ def attend(
     scores = (q @ k.permute(0, 2, 3, 1)).view(b, h, t, s) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    allowed, empty = unmasked_by_bias(attention_mask(mask, t, s, like=scores, window=window), bias), None
+    allowed, empty = (
+        unmasked_by_bias(attention_mask(mask, t, s, like=scores, window=window, pattern=pattern), bias),
+        None,
+    )
     if bias is not None and allowed is not None:
         scores = scores + torch.where(allowed, bias, 0.0)
-    if allowed is not None and (mask is not None or bias is not None):
+    if allowed is not None and not (mask is bias is pattern is None):
         empty = ~allowed.any(-1, keepdim=True)
         allowed = allowed | empty  # of finite scores, which a softmax needs
     if allowed is not None:

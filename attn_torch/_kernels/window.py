@@ -1,10 +1,11 @@
-"""What positions and masks hide, before any scores are formed."""
+"""What positions, patterns and masks hide, before any scores are formed."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from attn_np.contract._patterns import Pattern, from_words
 from attn_torch._masks import visibility, zero_unseen
 
 # How many keys a query sees to the left and to the right of its own position; None for no limit.
@@ -18,6 +19,35 @@ def known(condition: Any) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy, which takes 0.3 s
 
     return statically_known_true(condition)
+
+
+class PatternArrays(NamedTuple):
+    """A pattern as operations of PyTorch take it: words, and the arrays of each kind of axes as one; None without any.
+
+    Attributes:
+        words: "" for no pattern.
+        by_query, by_key, by_row: `b n t`, `b n s` and `b n`, integers.
+    """
+
+    words: str = ""
+    by_query: Tensor | None = None
+    by_key: Tensor | None = None
+    by_row: Tensor | None = None
+
+    @classmethod
+    def of(cls, pattern: Pattern | None) -> "PatternArrays":
+        if pattern is None:
+            return cls()
+        found = pattern.arrays()
+        packed = ([x.long() for axes, x in found if axes == wanted] for wanted in ("b t", "b s", "b"))
+        return cls(pattern.words(), *(torch.stack(arrays, 1) if arrays else None for arrays in packed))
+
+    def pattern(self) -> Pattern | None:
+        if not self.words:
+            return None
+        packed = zip(("b t", "b s", "b"), self[1:], strict=True)
+        left = {axes: iter(() if x is None else x.unbind(1)) for axes, x in packed}
+        return from_words(self.words, lambda axes: next(left[axes]))
 
 
 def limits(causal: bool, window: Window | None, t: int, s: int) -> Window:
@@ -46,18 +76,18 @@ def cut(
 
 
 def zero_hidden(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, window: Window
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, window: Window, pattern: Pattern | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Select keys that no query sees to 0, and queries that see no key: what they hold can't leak.
 
     The mask comes back, or one that hides nothing where the window by itself may leave a query without a key.
     """
     (left, right), t, s = window, q.shape[1], k.shape[1]
-    if mask is None:
+    if mask is None and pattern is None:
         if (right is None or known(t - s <= right)) and (left is None or known(s - t <= left)):
             return q, k, v, None
         mask = torch.ones(1, 1, 1, s, dtype=torch.bool, device=q.device)
-    queries, keys = visibility(mask, t, s, like=q, window=window)
+    queries, keys = visibility(mask, t, s, like=q, window=window, pattern=pattern)
     keys = None if keys is None else by_group(keys, q.shape[2] // k.shape[2])
     k, v = (zero_unseen("bgts->bsgk", keys, x) for x in (k, v))
     return zero_unseen("bhts->bthk", queries, q), k, v, mask
