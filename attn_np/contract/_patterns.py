@@ -324,7 +324,7 @@ class Documents(Pattern):
 
     @property
     def sees_itself(self) -> bool:
-        return True
+        return self.queries is self.keys
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ A fast path has no intermediates to show, so it is judged end to end: the contex
 that the textbook derives for the type. What a call may ask for are a few switches, and every combination of them is
 tried. Sizes, the scale and how hard the numbers are on the arithmetic are drawn, and so is what kernels are written
 wrong for: rows of the batch with numbers of other sizes, keys that some heads alone may see, axes of length 1, windows
-that end where the lengths do, and NaN at every key and query that is hidden from all. In rounds of an even seed the
-blocks are so small that these sizes fill several, the last in part; in the others they are the path's own.
+that end where the lengths do, patterns of every kind, and NaN at every key and query that is hidden from all. In rounds
+of an even seed the blocks are so small that these sizes fill several, the last in part; in the others they are the path's own.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from attn_np._ops import DTYPES
+from attn_np.contract import _patterns as patterns
 from attn_np.contract._tape import Residuals
 from parity_tests.bounds.error_array import ErrArray, widened
 from parity_tests.bounds.precision import fast_precision_of, precision, precision_of
@@ -36,10 +37,13 @@ LENGTHS = (5, 7, 11, 13, 17)
 POWERS = [{"exp2_is_fast": lambda dtype, fast=fast: fast} for fast in (True, False)]
 SMALL: dict[str, list[dict[str, Any]]] = {
     "numpy": [
-        *({"BLOCK_QUERIES": 4, "BLOCK_KEYS": 3, "EDGE_QUERIES": 2, "FEW_QUERIES": 0} | powers for powers in POWERS),
-        {"BLOCK_QUERIES": 4, "BLOCK_KEYS": 50, "EDGE_QUERIES": 2, "MIN_BLOCKS": 1},
+        *(
+            {"BLOCK_QUERIES": 4, "BLOCK_KEYS": 3, "EDGE_QUERIES": 2, "FEW_QUERIES": 0, "PATTERN_KEYS": 2} | powers
+            for powers in POWERS
+        ),
+        {"BLOCK_QUERIES": 4, "BLOCK_KEYS": 50, "EDGE_QUERIES": 2, "MIN_BLOCKS": 1, "PATTERN_KEYS": 3},
     ],
-    "torch": [{"SMALL": 0, "blocks.CPU_ROWS": 3, "blocks.CPU_BLOCK": 70}],
+    "torch": [{"SMALL": 0, "blocks.CPU_ROWS": 3, "blocks.CPU_BLOCK": 70, "blocks.PATTERN_KEYS": 2}],
     "jax": [
         {"ONE_BLOCK": 0, "SMALL": 0, "SHORT_QUERY": 0, "ROWS": 2, "QUERIES": 2, "KEYS": 3, "PRODUCT": 0, "EVEN": 1},
         {"SHORT_KEY_BLOCK": 3, "SHORT_MAX_BLOCKS": 0},
@@ -140,8 +144,9 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
             mask[:, 0, :, : s // 3] = False
     left, right = (int(max(0, n)) for n in rng.choice([0, 1, t - 2, t - 1, t, s - 2, s - 1, s, s // 2], 2))
     window = {"": None, "before": (left, None), "around": (left, right)}[asked.window]
+    pattern, pairs = drawn_pattern(rng, b, t, s) if rng.random() < 0.5 else (None, True)
     if rng.random() < 0.5:
-        seen = visible(found.get("mask"), (b, h, t, s), asked.causal, window)
+        seen = visible(found.get("mask"), (b, h, t, s), asked.causal, window) & pairs
         unseen = ~np.any(seen.reshape(b, g, h // g, t, s), axis=(2, 3)).swapaxes(1, 2)
         found["q"][~np.any(seen, axis=-1).swapaxes(1, 2)] = found["k"][unseen] = np.nan
         found["v"][unseen] = rng.choice([0.0, np.inf])
@@ -153,9 +158,44 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
         "window": window,
         "softcap": float(rng.choice([0.5, 2.0, 20.0])) if asked.softcap else None,
         "scale": (None, None, None, 0.375, -0.5, 0.0)[rng.integers(6)],
+        "pattern": pattern,
     }
     kept = {name: x if x.dtype == bool else x.astype(DTYPES[dtype]) for name, x in found.items()}
     return Call(kept, kept.pop("dy"), options, style)
+
+
+def drawn_pattern(rng: np.random.Generator, b: int, t: int, s: int) -> tuple[patterns.Pattern, np.ndarray]:
+    """A pattern, and who sees whom by it, `b 1 t s`, from its definition: no code of the trees."""
+    n = int(rng.integers(1, 6))
+    i, j = np.arange(t)[:, None] + (s - t), np.arange(s)
+    documents = rng.integers(0, 3, (b, s + t))
+    documents = np.sort(documents, axis=1) if rng.random() < 0.5 else documents  # packed, or in any order
+    of_queries, of_keys = documents[:, s:], documents[:, :s]
+    marked_queries, marked_keys = rng.random((b, t)) < 0.3, rng.random((b, s)) < 0.3
+    prefix = rng.integers(0, s + 1, b)
+    near, other_document = abs(i - j) <= n, of_queries[:, :, None] != of_keys[:, None]
+    window, causal = patterns.Window(n, n), patterns.Causal()
+    found = [
+        (patterns.Chunks(n), i // n == j // n),
+        (patterns.Dilated(n) & patterns.Window(2 * n, None), ((i - j) % n == 0) & (j >= i - 2 * n)),
+        (patterns.Documents(of_queries, of_keys), ~other_document),
+        (~patterns.Documents(of_queries, of_keys) | window, other_document | near),
+        (patterns.Prefix(prefix) | causal, (j < prefix[:, None, None]) | (j <= i)),
+        (patterns.GlobalQueries(marked_queries), marked_queries[:, :, None]),
+        (
+            (window | patterns.GlobalKeys(marked_keys)) & ~patterns.GlobalQueries(marked_queries),
+            (near | marked_keys[:, None]) & ~marked_queries[:, :, None],
+        ),
+        (patterns.Documents(of_queries, of_keys) & patterns.Chunks(n), ~other_document & (i // n == j // n)),
+    ]
+    pattern, pairs = found[rng.integers(len(found))]
+    return pattern, np.broadcast_to(pairs, (b, t, s))[:, None]
+
+
+def with_arrays(options: Mapping[str, Any], convert: Any) -> dict[str, Any]:
+    """The options with the pattern's arrays as a framework's own."""
+    pattern = options["pattern"]
+    return {**options, "pattern": pattern and pattern.map(lambda axes, x: convert(x))}
 
 
 def visible(
@@ -206,10 +246,11 @@ def run_torch(call: Call) -> dict[str, np.ndarray]:
     from attn_torch import attend
 
     arrays = {name: to_torch(x, "cpu") for name, x in call.inputs.items()}
+    options = with_arrays(call.options, lambda x: to_torch(x, "cpu"))
     with torch.no_grad():
-        alone = attend(**arrays, **call.options, implementation="fused")[0]
+        alone = attend(**arrays, **options, implementation="fused")[0]
     leaves = [arrays[name].requires_grad_() for name in call.floats]
-    context = attend(**arrays, **call.options, implementation="fused")[0]
+    context = attend(**arrays, **options, implementation="fused")[0]
     grads = torch.autograd.grad(context, leaves, to_torch(call.dy, "cpu"))
     found = {"context": context, "context alone": alone}
     found |= {f"d{name}": x for name, x in zip(call.floats, grads, strict=True)}
@@ -226,7 +267,8 @@ def run_jax(call: Call) -> dict[str, np.ndarray]:
     rest = {name: x for name, x in call.inputs.items() if name not in floats}
 
     def context(floats: Any, rest: Any) -> Any:
-        return attend(**floats, **rest, **call.options, implementation="fused")[0]
+        options = with_arrays(call.options, jax.numpy.asarray)
+        return attend(**floats, **rest, **options, implementation="fused")[0]
 
     @jax.jit
     def everything(floats: Any, rest: Any, dy: Any) -> Any:
