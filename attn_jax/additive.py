@@ -28,10 +28,10 @@ class AdditiveAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         query, key, value = inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
-        keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)

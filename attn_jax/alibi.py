@@ -33,9 +33,9 @@ class AlibiAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
+        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
@@ -45,7 +45,7 @@ class AlibiAttention(Layer[Config]):
         distance = to_dtype(abs(query_at[:, :, None] - key_at[:, None, :]), dtype_name(q))
         # h 1 1 times b 1 t s
         alibi = record(tape, alibi=-constants(c.slopes(), q)[:, None, None] * distance[:, None])
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=alibi if bias is None else alibi + bias, causal=c.causal, window=c.window,
             scale=c.scale, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,

@@ -37,15 +37,15 @@ class HardAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, noise=noise, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, noise=noise, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, step=step)
+        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
         query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         noise = record(tape, noise=upcast(noise))
 
         def weigh(scores: Array, allowed: Array | None) -> Array:

@@ -39,12 +39,12 @@ class LongformerAttention(Layer[Config]):
         return_weights: bool = False,
         implementation: str = "auto",
     ) -> Output:
-        n = self.check(query=query, global_mask=global_mask, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, global_mask=global_mask, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(n["t"], n["t"], like=query)
+        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query)
         offset = key_at[:, None, :] - query_at[:, :, None]
         in_window = (offset <= c.half_window) & (offset >= -c.half_window)
-        is_global = query_at < 0 if global_mask is None else broadcast_to(global_mask, (n["b"], n["t"]))
+        is_global = query_at < 0 if global_mask is None else broadcast_to(global_mask, (sizes["b"], sizes["t"]))
         # Each query belongs to one of the two patterns and sees no key in the other.
         from_global = is_global[:, None, :, None]
         local = (in_window[:, None] | is_global[:, None, None, :]) & ~from_global
@@ -56,7 +56,7 @@ class LongformerAttention(Layer[Config]):
         q_global = linear("btd,dhk->bthk", query, self.w_q_global, self.b_q_global)
         k_global = linear("bsd,dhk->bshk", key, self.w_k_global, self.b_k_global)
         v_global = linear("bsd,dhv->bshv", value, self.w_v_global, self.b_v_global)
-        keep = record(tape, keep=self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query))
+        keep = record(tape, keep=self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query))
         local_context, weights = attend(
             q, k, v, mask=local, bias=bias, scale=c.scale, keep=keep, rate=c.dropout, tape=scope(tape, "local"),
             implementation=implementation, return_weights=return_weights,

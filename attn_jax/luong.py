@@ -60,13 +60,13 @@ class LuongAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed, shape = unmasked_by_bias(mask, bias), (n["b"], n["t"], n["s"])
+        allowed, shape = unmasked_by_bias(mask, bias), (sizes["b"], sizes["t"], sizes["s"])
         if c.half_window is not None and self.w_center is None:
             allowed, place, _ = visible_positions(allowed, query, shape)
             # p_t = t: queries and keys are counted from 1, hidden keys are not counted.
-            ahead = place - (arange(n["t"], query)[:, None] + 1)
+            ahead = place - (arange(sizes["t"], query)[:, None] + 1)
             mask = allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)
         query, key, value = inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
         keep = self.draw_keep(keep, shape, like=query)

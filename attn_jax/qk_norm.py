@@ -55,7 +55,7 @@ class QKNormAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         query, key, value = inputs(
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
@@ -70,7 +70,7 @@ class QKNormAttention(Layer[Config]):
         if self.w_scale is not None:
             q = q * upcast(self.w_scale)[:, None]
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,

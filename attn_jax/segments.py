@@ -34,7 +34,7 @@ class SegmentedAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, segments=segments, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, segments=segments, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         key_segments = append(step, segments=segments)
         same_segment = segments[:, :, None] == key_segments[:, None, :]
@@ -44,7 +44,7 @@ class SegmentedAttention(Layer[Config]):
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.scale, keep=keep, rate=c.dropout, step=step,
             tape=tape, implementation=implementation, return_weights=return_weights,

@@ -36,7 +36,7 @@ class SinkAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         query, key, value = inputs(
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
@@ -45,8 +45,8 @@ class SinkAttention(Layer[Config]):
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
-        sinks = zeros((n["h"],), q) if self.sinks is None else upcast(self.sinks)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
+        sinks = zeros((sizes["h"],), q) if self.sinks is None else upcast(self.sinks)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             sinks=sinks, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,

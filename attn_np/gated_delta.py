@@ -260,7 +260,7 @@ class GatedDeltaRule(Layer[Config]):
         step: DecodeStep | None = None,
     ) -> Array:
         """The outputs `b t d`; where the padding mask is False no state decays, and the context is 0."""
-        n = self.check(query=query, mask=mask)
+        sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
         x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
@@ -268,7 +268,7 @@ class GatedDeltaRule(Layer[Config]):
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
+            is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (sizes["b"], sizes["t"]))
             q = self.convolve("q", q, self.w_q_conv, is_real, step, tape)
             k = self.convolve("k", k, self.w_k_conv, is_real, step, tape)
             v = self.convolve("v", v, self.w_v_conv, is_real, step, tape)
@@ -279,12 +279,12 @@ class GatedDeltaRule(Layer[Config]):
         q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.eps))
         k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.eps))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
-        start = read_state(step, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
-        q_scaled = q_unit * (1 / sqrt(n["k"]))
+        start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        q_scaled = q_unit * (1 / sqrt(sizes["k"]))
         if c.form == "recurrent":
             context, end = recurrent(q_scaled, k_unit, v_silu, beta, fade, start, tape)
         else:
-            size = c.chunk_size if c.form == "chunked" else max(n["t"], 1)
+            size = c.chunk_size if c.form == "chunked" else max(sizes["t"], 1)
             context, end = chunked(q_scaled, k_unit, v_silu, beta, fade, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)

@@ -208,7 +208,7 @@ class Retention(Layer[Config]):
 
         In a step `valid` marks the real positions.
         """
-        n = self.check(query=query, mask=mask)
+        sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
         x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
@@ -216,11 +216,11 @@ class Retention(Layer[Config]):
         k = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_k, self.b_k))
         v = zero_unseen("bt->bthv", real, linear("btd,dhv->bthv", x, self.w_v, self.b_v))
         q, k, v = record(tape, q=q, k=k, v=v)
-        is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
+        is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (sizes["b"], sizes["t"]))
         if c.rope_base is not None:
-            cos, sin = rotation(c, None, n["t"], like=x, step=step, real=is_real if step is None else None)
+            cos, sin = rotation(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
-        context = record(tape, context=self.read(q * (1 / sqrt(n["k"])), k, v, is_real, step, tape))
+        context = record(tape, context=self.read(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
         norm = layer_norm(context, None, None, c.eps) if c.norm == "layer" else rms_norm(context, None, c.eps)
         g = linear("btd,dhv->bthv", x, self.w_g, self.b_g)
         normed, g = record(tape, normed=norm, g=g)

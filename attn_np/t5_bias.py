@@ -35,9 +35,9 @@ class T5Attention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
+        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
@@ -48,7 +48,7 @@ class T5Attention(Layer[Config]):
         offset = clip(key_at[:, :, None] - query_at[:, None, :], -c.max_distance, c.max_distance)
         bucket = record(tape, bucket=constants(c.buckets(), offset)[offset + c.max_distance])
         position_bias = record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=position_bias if bias is None else position_bias + bias, causal=c.causal,
             scale=c.scale, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,

@@ -48,9 +48,9 @@ class TalkingHeadsAttention(Layer[Config]):
         return_weights: bool = False,
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, step=step)
+        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
         allowed = record(tape, allowed=allowed)
         query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         q = linear("btd,dgk->btgk", query, self.w_q, self.b_q)
@@ -63,9 +63,9 @@ class TalkingHeadsAttention(Layer[Config]):
             zero_unseen("bhts->bsgv", allowed, v),
         )
         q, k, v = record(tape, q=q, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        factor = n["k"] ** -0.5 if c.scale is None else c.scale
+        factor = sizes["k"] ** -0.5 if c.scale is None else c.scale
         scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
         if self.w_mix_scores is not None:
             scores = record(tape, mixed=einsum("bgts,gh->bhts", scores, self.w_mix_scores))

@@ -65,16 +65,16 @@ class DifferentialAttention(Layer[Config]):
         return_weights: bool = False,
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep, positions=positions)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, step=step)
+        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
         allowed = record(tape, allowed=allowed)
         query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         positions = record(tape, positions=positions)
         q = linear("btd,dhrk->bthrk", query, self.w_q, self.b_q)
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
-        cos, sin = rotation(c, positions, n["t"], like=query, step=step)
+        cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate_maps(q, cos, sin, c.layout), k_rot=rotate_maps(k, cos, sin, c.layout))
         k, v = append(step, k=k, v=v)
         k, v = repeat_heads(k, q), repeat_heads(v, q)
@@ -84,9 +84,9 @@ class DifferentialAttention(Layer[Config]):
             zero_unseen("bhts->bshv", allowed, v),
         )
         q, k, v = record(tape, q=q, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        scale = n["k"] ** -0.5 if c.scale is None else c.scale
+        scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
         scores = record(tape, scores=einsum("bthrk,bshrk->bhrts", q, k) * scale)
         if c.softcap is not None:
             scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))

@@ -33,10 +33,10 @@ class DilatedAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         left, right = (None, None) if c.steps is None else c.steps
-        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
+        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         offset = key_at[:, None, :] - query_at[:, :, None]
         in_window = offset % c.dilation == 0
         in_window = in_window if left is None else in_window & (offset >= -left * c.dilation)
@@ -47,7 +47,7 @@ class DilatedAttention(Layer[Config]):
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.scale, keep=keep, rate=c.dropout, step=step,
             tape=tape, implementation=implementation, return_weights=return_weights,

@@ -26,12 +26,12 @@ class DotProductAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         # Without projections that hidden keys could leak into, it is enough that `attend` sets them to 0.
         q, k, v = inputs(tape, "bts", query, key, value, step=step)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, step=step, normalize_over=c.normalize_over,

@@ -33,9 +33,9 @@ class PrefixAttention(Layer[Config]):
         return_weights: bool = False,
         implementation: str = "auto",
     ) -> Output:
-        n = self.check(query=query, prefix=prefix, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, prefix=prefix, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(n["t"], n["t"], like=query)
+        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query)
         in_prefix = key_at < prefix[:, None]
         visible = in_prefix[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])
         mask = visible[:, None] if mask is None else visible[:, None] & mask
@@ -43,7 +43,7 @@ class PrefixAttention(Layer[Config]):
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, scale=c.scale, keep=keep, rate=c.dropout,
             tape=tape, implementation=implementation, return_weights=return_weights,

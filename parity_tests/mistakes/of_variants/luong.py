@@ -7,8 +7,8 @@ MUTANTS = (
     monotone(
         "monotone window aligned at the last key",
         "p_t = t: count queries and keys from the first, whatever their lengths",
-        'place - (arange(n["t"], query)[:, None] + 1)',
-        'place - (arange(n["t"], query)[:, None] + 1 + n["s"] - n["t"])',
+        'place - (arange(sizes["t"], query)[:, None] + 1)',
+        'place - (arange(sizes["t"], query)[:, None] + 1 + sizes["s"] - sizes["t"])',
     ),
     monotone(
         "monotone window to the left alone",

@@ -13,8 +13,8 @@ MUTANTS = (
     both(
         "position part of the scores not scaled",
         "divide the position part of the scores by sqrt(head_dim) too",
-        'scores=(content + position) * (1 / sqrt(n["k"]) if c.scale is None else c.scale))',
-        'scores=content * (1 / sqrt(n["k"]) if c.scale is None else c.scale) + position)',
+        'scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))',
+        'scores=content * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale) + position)',
     ),
     both(
         "values moved by the vectors of the keys' table in reverse",

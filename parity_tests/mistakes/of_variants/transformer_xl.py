@@ -19,8 +19,8 @@ MUTANTS = (
     causal(
         "part of the distances not scaled",
         "divide both parts of the scores by sqrt(head_dim)",
-        'scores=(content + position) * (1 / sqrt(n["k"]) if c.scale is None else c.scale))',
-        'scores=content * (1 / sqrt(n["k"]) if c.scale is None else c.scale) + position)',
+        'scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))',
+        'scores=content * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale) + position)',
     ),
     causal(
         "every query reads the distances of the last",
