@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, output
+from attn_jax._layer import Layer, Output, cast_output
 from attn_jax._masks import any_visible, visibility
 from attn_jax._ops import Array, Tape, dtype_name, linear, record, upcast, where
 from attn_np.contract.fused_qkv import Config
@@ -59,4 +59,4 @@ class FusedQKVAttention(Layer[Config]):
         else:
             y = linear("bthk,hkd->btd", context, self.w_o, self.b_o)
         y = record(tape, y=y)
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

@@ -2,7 +2,7 @@
 
 from jaxtyping import Bool, Float
 
-from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._masks import unmasked_by_bias, zero_unseen
 from attn_jax._ops import (
     Array,
@@ -68,7 +68,7 @@ class LuongAttention(Layer[Config]):
             # p_t = t: queries and keys are counted from 1, hidden keys are not counted.
             ahead = place - (arange(sizes["t"], query)[:, None] + 1)
             mask = allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)
-        query, key, value = inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
+        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
         keep = self.draw_keep(keep, shape, like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         nearness = None
@@ -104,4 +104,4 @@ class LuongAttention(Layer[Config]):
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bts,bsv->btv", kept, value))
         y = record(tape, y=context)
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)

@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float, Int
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, record, rms_norm
 from attn_jax._rotary import rotate, rotation
 from attn_np.contract.mla import Config
@@ -38,7 +38,7 @@ class MultiHeadLatentAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         positions = record(tape, positions=positions)
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         if self.w_dq is not None:
@@ -67,4 +67,4 @@ class MultiHeadLatentAttention(Layer[Config]):
         if c.absorbed:
             context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))
         y = record(tape, y=einsum("bthv,hvd->btd", context, self.w_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float, Int
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._ops import Array, Tape, dtype_name, linear, record
 from attn_jax._rotary import rotate, rotation
 from attn_np.contract.rotary import Config
@@ -37,7 +37,7 @@ class RotaryAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
         positions = record(tape, positions=positions)
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q = rotate(linear("btd,dhk->bthk", query, self.w_q, self.b_q), cos, sin, c.layout)
@@ -52,4 +52,4 @@ class RotaryAttention(Layer[Config]):
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

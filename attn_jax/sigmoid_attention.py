@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._masks import attention_mask
 from attn_jax._ops import Array, Tape, arange, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
 from attn_np.contract.sigmoid_attention import Config
@@ -39,7 +39,7 @@ class SigmoidAttention(Layer[Config]):
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
-        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
@@ -65,4 +65,4 @@ class SigmoidAttention(Layer[Config]):
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._ops import Array, Tape, dtype_name, linear, record, sparsemax
 from attn_np.contract.sparsemax import Config
 
@@ -37,7 +37,7 @@ class SparsemaxAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = inputs(
+        query, key, value = prepare_inputs(
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
         )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
@@ -51,4 +51,4 @@ class SparsemaxAttention(Layer[Config]):
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

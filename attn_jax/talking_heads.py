@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_jax._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
 from attn_np.contract.talking_heads import Config
@@ -40,7 +40,7 @@ class TalkingHeadsAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
         allowed = record(tape, allowed=allowed)
-        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         q = linear("btd,dgk->btgk", query, self.w_q, self.b_q)
         k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
@@ -67,4 +67,4 @@ class TalkingHeadsAttention(Layer[Config]):
             kept = record(tape, blended=einsum("bhts,hg->bgts", kept, self.w_mix_weights))
         context = record(tape, context=einsum("bgts,bsgv->btgv", kept, v))
         y = record(tape, y=linear("btgv,gvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)

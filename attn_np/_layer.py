@@ -16,7 +16,7 @@ C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
 
 
-def inputs(
+def prepare_inputs(
     tape: Tape,
     axes: str,
     query: Array,
@@ -56,7 +56,7 @@ def inputs(
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 
-def output(dtype: str, y: Array, weights: Array | None = None, return_weights: bool = False) -> Output:
+def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weights: bool = False) -> Output:
     """The output rounded once to the inputs' dtype; with `return_weights`, a pair with the weights."""
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 

@@ -219,7 +219,9 @@ def total(*terms: Array) -> Array:
     return sum(terms[1:], start=terms[0])
 
 
-def inputs_vjp(tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dvalue: Array) -> dict[str, Array]:
+def prepare_inputs_vjp(
+    tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dvalue: Array
+) -> dict[str, Array]:
     """Gradients of the inputs of a call: the query gets the key's too if it was the key, and so on."""
     queries, keys = tape.get("visible_queries"), tape.get("visible_keys")
     dquery = zero_unseen(f"{axes}->btd", queries, dquery)

@@ -4,16 +4,16 @@ from jaxtyping import Bool, Float, Int
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, upcast
 from attn_np._rotary import rotate, rotation
 from attn_np._vjp import (
     Grads,
     cotangent,
     grads,
-    inputs_vjp,
     layer_norm_vjp,
     linear_vjp,
+    prepare_inputs_vjp,
     rms_norm_vjp,
     sigmoid_vjp,
     total,
@@ -88,7 +88,7 @@ class DecoderAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
         positions = record(tape, positions=positions)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
@@ -109,7 +109,7 @@ class DecoderAttention(Layer[Config]):
             gate = record(tape, gate=sigmoid(linear("btd,dhv->bthv", query, self.w_gate, self.b_gate)))
             context = record(tape, gated=gate * context)
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -143,4 +143,4 @@ class DecoderAttention(Layer[Config]):
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dgk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         dquery = dquery if dgated is None else total(dquery, dgated)
-        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, read_state, real_positions, write_state
-from attn_np._layer import Layer, output
+from attn_np._layer import Layer, cast_output
 from attn_np._masks import zero_unseen
 from attn_np._ops import (
     Array,
@@ -221,7 +221,7 @@ class DeltaRule(Layer[Config]):
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps) if c.use_norm else context)
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, None))
-        return output(dtype, y)
+        return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
@@ -30,8 +30,8 @@ from attn_np._vjp import (
     dropout_vjp,
     einsum_vjp,
     grads,
-    inputs_vjp,
     linear_vjp,
+    prepare_inputs_vjp,
     repeat_heads_vjp,
     rms_norm_vjp,
     softmax_vjp,
@@ -86,7 +86,7 @@ class DifferentialAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
         allowed = record(tape, allowed=allowed)
-        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         positions = record(tape, positions=positions)
         q = linear("btd,dhrk->bthrk", query, self.w_q, self.b_q)
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
@@ -120,7 +120,7 @@ class DifferentialAttention(Layer[Config]):
         context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.start()))
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, self.b_o))
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -166,4 +166,4 @@ class DifferentialAttention(Layer[Config]):
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,igrk->bsgrk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhrk->bthrk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

@@ -5,7 +5,7 @@ from math import sqrt
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append, token_positions
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
@@ -28,10 +28,10 @@ from attn_np._vjp import (
     dropout_vjp,
     einsum_vjp,
     grads,
-    inputs_vjp,
     layer_norm_vjp,
     linear_vjp,
     pick_vjp,
+    prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
     total,
@@ -72,7 +72,7 @@ class DisentangledAttention(Layer[Config]):
         query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
         allowed = record(tape, allowed=allowed)
-        query, key, value = inputs(tape, "bhts", query, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
         # Upcast once for all terms: in 16 bits, too, their gradients add up before they are rounded.
         w_q, b_q, w_k, b_k, rel = (upcast(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
         q = linear("btd,dhk->bthk", query, w_q, b_q)
@@ -114,7 +114,7 @@ class DisentangledAttention(Layer[Config]):
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -166,4 +166,4 @@ class DisentangledAttention(Layer[Config]):
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         w |= {name: dp if w.get(name) is None else total(w[name], dp) for name, dp in dshared.items() if dp is not None}
-        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, output
+from attn_np._layer import Layer, Output, cast_output
 from attn_np._masks import any_visible, visibility
 from attn_np._ops import Array, Tape, dtype_name, linear, record, stack, upcast, where
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp
@@ -60,7 +60,7 @@ class FusedQKVAttention(Layer[Config]):
         else:
             y = linear("bthk,hkd->btd", context, self.w_o, self.b_o)
         y = record(tape, y=y)
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""

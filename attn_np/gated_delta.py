@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, read_state, real_positions, write_state
-from attn_np._layer import Layer, output
+from attn_np._layer import Layer, cast_output
 from attn_np._masks import zero_unseen
 from attn_np._ops import (
     Array,
@@ -292,7 +292,7 @@ class GatedDeltaRule(Layer[Config]):
         g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, None))
         gated = record(tape, gated=silu(g) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
-        return output(dtype, y)
+        return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line is_real."""

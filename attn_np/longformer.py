@@ -4,9 +4,9 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import token_positions
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, broadcast_to, dtype_name, linear, record, scope
-from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, total
+from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, total
 from attn_np.contract.longformer import Config
 
 
@@ -50,7 +50,7 @@ class LongformerAttention(Layer[Config]):
         from_global = is_global[:, None, :, None]
         local = (in_window[:, None] | is_global[:, None, None, :]) & ~from_global
         local, from_global = (local, from_global) if mask is None else (local & mask, from_global & mask)
-        query, key, value = inputs(tape, "bhts", query, mask=record(tape, allowed=local | from_global))
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=record(tape, allowed=local | from_global))
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
@@ -70,7 +70,7 @@ class LongformerAttention(Layer[Config]):
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         if weights is not None and weights_global is not None:
             weights = weights + weights_global
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse; that of the context goes into both patterns."""
@@ -91,4 +91,4 @@ class LongformerAttention(Layer[Config]):
         dkey = total(dkey, dx)
         dx, w["w_q_global"], w["b_q_global"] = linear_vjp("btd,dhk->bthk", query, self.w_q_global, self.b_q_global, dq)
         dquery = total(dquery, dx)
-        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

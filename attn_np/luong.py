@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import unmasked_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
@@ -28,7 +28,7 @@ from attn_np._vjp import (
     dropout_vjp,
     einsum_vjp,
     grads,
-    inputs_vjp,
+    prepare_inputs_vjp,
     sigmoid_vjp,
     softmax_vjp,
     sum_to,
@@ -82,7 +82,7 @@ class LuongAttention(Layer[Config]):
             # p_t = t: queries and keys are counted from 1, hidden keys are not counted.
             ahead = place - (arange(sizes["t"], query)[:, None] + 1)
             mask = allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)
-        query, key, value = inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
+        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
         keep = self.draw_keep(keep, shape, like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         nearness = None
@@ -118,7 +118,7 @@ class LuongAttention(Layer[Config]):
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bts,bsv->btv", kept, value))
         y = record(tape, y=context)
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -163,4 +163,4 @@ class LuongAttention(Layer[Config]):
             dhidden = tanh_vjp(tape["hidden"], record(tape, dhidden=dhidden))
             dposition, w["w_position"] = einsum_vjp("btd,dm->btm", query, self.w_position, dhidden)
             dquery = total(dquery, dposition)
-        return grads(dtype, inputs_vjp(tape, "bts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dkey, dvalue) | {"bias": dbias}, w)

@@ -5,10 +5,10 @@ from jaxtyping import Bool, Float, Int
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, record, rms_norm
 from attn_np._rotary import rotate, rotation
-from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, inputs_vjp, rms_norm_vjp, total
+from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, prepare_inputs_vjp, rms_norm_vjp, total
 from attn_np.contract.mla import Config
 
 
@@ -40,7 +40,7 @@ class MultiHeadLatentAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         positions = record(tape, positions=positions)
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         if self.w_dq is not None:
@@ -69,7 +69,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         if c.absorbed:
             context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))
         y = record(tape, y=einsum("bthv,hvd->btd", context, self.w_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -106,4 +106,4 @@ class MultiHeadLatentAttention(Layer[Config]):
             dquery = record(tape, dq_latent=dquery)
             dquery, w["w_q_norm"] = rms_norm_vjp(tape["q_down"], self.w_q_norm, c.norm_eps, dquery)
             dquery, w["w_dq"] = einsum_vjp("btd,de->bte", query, self.w_dq, record(tape, dq_down=dquery))
-        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, read_state, real_positions, write_state
-from attn_np._layer import Layer, output
+from attn_np._layer import Layer, cast_output
 from attn_np._masks import zero_unseen
 from attn_np._ops import (
     Array,
@@ -226,7 +226,7 @@ class Retention(Layer[Config]):
         normed, g = record(tape, normed=norm, g=g)
         gated = record(tape, gated=silu(g) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
-        return output(dtype, y)
+        return cast_output(dtype, y)
 
     def read_vjp(self, tape: Tape, q: Array, k: Array, v: Array, real: Array, dread: Array) -> tuple[Array, ...]:
         """The gradients of q, k and v: `read` in reverse, for a call without a cache."""

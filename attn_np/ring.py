@@ -5,7 +5,7 @@ from math import inf, sqrt
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, inputs, output
+from attn_np._layer import Layer, cast_output, prepare_inputs
 from attn_np._masks import any_visible, attention_mask, zero_unseen
 from attn_np._ops import (
     Array,
@@ -23,7 +23,7 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, inputs_vjp, part_of_softmax, part_of_softmax_vjp
+from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, part_of_softmax, part_of_softmax_vjp, prepare_inputs_vjp
 from attn_np.contract.ring import Config
 
 
@@ -66,7 +66,7 @@ class RingAttention(Layer[Config]):
     ) -> Array:
         self.check(query=query, key=key, value=value, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        q, k, v = inputs(tape, "bts", query, key, value, step=step)
+        q, k, v = prepare_inputs(tape, "bts", query, key, value, step=step)
         k, v = append(step, k=k, v=v)
         (b, t, width), s = q.shape, k.shape[1]
         factor = 1 / sqrt(width) if c.scale is None else c.scale
@@ -101,7 +101,7 @@ class RingAttention(Layer[Config]):
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
         y = record(tape, y=join(sums / total[..., None], t))
-        return output(dtype, y)
+        return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """The gradients, in one more round: those of a shard of keys and values travel with it and come home."""
@@ -128,4 +128,4 @@ class RingAttention(Layer[Config]):
         (_, _, dk, dv, dq), _ = scan(add_shard, carry, (meetings(tape["allowed"], c.shards),), names=())
         dq, dk, dv = join(dq, q.shape[1]), join(dk, k.shape[1]), join(dv, k.shape[1])
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
-        return grads(dtype, inputs_vjp(tape, "bts", dq, dk, dv), {})
+        return grads(dtype, prepare_inputs_vjp(tape, "bts", dq, dk, dv), {})

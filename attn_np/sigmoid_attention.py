@@ -4,10 +4,10 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import attention_mask
 from attn_np._ops import Array, Tape, arange, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
-from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, sigmoid_vjp
+from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, sigmoid_vjp
 from attn_np.contract.sigmoid_attention import Config
 
 
@@ -40,7 +40,7 @@ class SigmoidAttention(Layer[Config]):
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
-        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
@@ -66,7 +66,7 @@ class SigmoidAttention(Layer[Config]):
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -85,4 +85,4 @@ class SigmoidAttention(Layer[Config]):
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

@@ -4,9 +4,9 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append, token_positions
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, clip, constants, dtype_name, linear, record, take, upcast
-from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, sum_to, take_vjp
+from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, sum_to, take_vjp
 from attn_np.contract.t5_bias import Config
 
 
@@ -38,7 +38,7 @@ class T5Attention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
-        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
@@ -55,7 +55,7 @@ class T5Attention(Layer[Config]):
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -70,4 +70,4 @@ class T5Attention(Layer[Config]):
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from attn_np.contract.decoder import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, upcast
 from attn_torch._rotary import rotate, rotation
 
@@ -62,7 +62,7 @@ class DecoderAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
         positions = record(tape, positions=positions)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
@@ -83,4 +83,4 @@ class DecoderAttention(Layer[Config]):
             gate = record(tape, gate=sigmoid(linear("btd,dhv->bthv", query, self.w_gate, self.b_gate)))
             context = record(tape, gated=gate * context)
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.delta import Config
 from attn_torch._decode import DecodeStep, read_state, real_positions, write_state
-from attn_torch._layer import Layer, output
+from attn_torch._layer import Layer, cast_output
 from attn_torch._masks import zero_unseen
 from attn_torch._ops import (
     Array,
@@ -133,4 +133,4 @@ class DeltaRule(Layer[Config]):
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps) if c.use_norm else context)
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, None))
-        return output(dtype, y)
+        return cast_output(dtype, y)

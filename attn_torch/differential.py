@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float, Int
 
 from attn_np.contract.differential import Config
 from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_torch._ops import (
     Array,
@@ -69,7 +69,7 @@ class DifferentialAttention(Layer[Config]):
         c, dtype = self.config, dtype_name(query)
         allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
         allowed = record(tape, allowed=allowed)
-        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         positions = record(tape, positions=positions)
         q = linear("btd,dhrk->bthrk", query, self.w_q, self.b_q)
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
@@ -103,4 +103,4 @@ class DifferentialAttention(Layer[Config]):
         context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.start()))
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, self.b_o))
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)

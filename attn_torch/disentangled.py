@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.disentangled import Config
 from attn_torch._decode import DecodeStep, append, token_positions
-from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_torch._ops import (
     Array,
@@ -58,7 +58,7 @@ class DisentangledAttention(Layer[Config]):
         query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
         allowed = record(tape, allowed=allowed)
-        query, key, value = inputs(tape, "bhts", query, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
         # Upcast once for all terms: in 16 bits, too, their gradients add up before they are rounded.
         w_q, b_q, w_k, b_k, rel = (upcast(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
         q = linear("btd,dhk->bthk", query, w_q, b_q)
@@ -100,4 +100,4 @@ class DisentangledAttention(Layer[Config]):
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from attn_np.contract.fused_qkv import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, output
+from attn_torch._layer import Layer, Output, cast_output
 from attn_torch._masks import any_visible, visibility
 from attn_torch._ops import Array, Tape, dtype_name, linear, record, upcast, where
 
@@ -59,4 +59,4 @@ class FusedQKVAttention(Layer[Config]):
         else:
             y = linear("bthk,hkd->btd", context, self.w_o, self.b_o)
         y = record(tape, y=y)
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.gated_delta import Config
 from attn_torch._decode import DecodeStep, read_state, real_positions, write_state
-from attn_torch._layer import Layer, output
+from attn_torch._layer import Layer, cast_output
 from attn_torch._masks import zero_unseen
 from attn_torch._ops import (
     Array,
@@ -177,4 +177,4 @@ class GatedDeltaRule(Layer[Config]):
         g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, None))
         gated = record(tape, gated=silu(g) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
-        return output(dtype, y)
+        return cast_output(dtype, y)

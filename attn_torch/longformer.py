@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from attn_np.contract.longformer import Config
 from attn_torch._attend import attend
 from attn_torch._decode import token_positions
-from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._ops import Array, Tape, broadcast_to, dtype_name, linear, record, scope
 
 
@@ -49,7 +49,7 @@ class LongformerAttention(Layer[Config]):
         from_global = is_global[:, None, :, None]
         local = (in_window[:, None] | is_global[:, None, None, :]) & ~from_global
         local, from_global = (local, from_global) if mask is None else (local & mask, from_global & mask)
-        query, key, value = inputs(tape, "bhts", query, mask=record(tape, allowed=local | from_global))
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=record(tape, allowed=local | from_global))
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
@@ -69,4 +69,4 @@ class LongformerAttention(Layer[Config]):
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         if weights is not None and weights_global is not None:
             weights = weights + weights_global
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

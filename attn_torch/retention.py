@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.retention import Config
 from attn_torch._decode import DecodeStep, read_state, real_positions, write_state
-from attn_torch._layer import Layer, output
+from attn_torch._layer import Layer, cast_output
 from attn_torch._masks import zero_unseen
 from attn_torch._ops import (
     Array,
@@ -163,4 +163,4 @@ class Retention(Layer[Config]):
         normed, g = record(tape, normed=norm, g=g)
         gated = record(tape, gated=silu(g) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
-        return output(dtype, y)
+        return cast_output(dtype, y)

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.shaw import Config
 from attn_torch._decode import DecodeStep, append, token_positions
-from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_torch._ops import (
     Array,
@@ -54,7 +54,7 @@ class ShawAttention(Layer[Config]):
         query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
         allowed = record(tape, allowed=allowed)
-        query, key, value = inputs(tape, "bhts", query, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
@@ -82,4 +82,4 @@ class ShawAttention(Layer[Config]):
             context = context + einsum("bhts,btsv->bthv", kept, rel_v)
         context = record(tape, context=context)
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)

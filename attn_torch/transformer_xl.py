@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.transformer_xl import Config
 from attn_torch._decode import DecodeStep, append, token_positions
-from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_torch._ops import Array, Tape, clip, dropout, dtype_name, einsum, gather_last, linear, record, softmax, upcast
 from attn_torch._relative import sinusoids
@@ -43,7 +43,7 @@ class TransformerXLAttention(Layer[Config]):
         query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
         allowed = record(tape, allowed=allowed)
-        query, key, value = inputs(tape, "bhts", query, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
@@ -72,4 +72,4 @@ class TransformerXLAttention(Layer[Config]):
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)

@@ -239,8 +239,8 @@ MUTANTS = (
     cross(
         "output rounded to float16 first",
         "round once, to the type asked for",
-        "return output(dtype, y, weights, return_weights)",
-        'return output(dtype, to_dtype(y, "float16"), weights, return_weights)',
+        "return cast_output(dtype, y, weights, return_weights)",
+        'return cast_output(dtype, to_dtype(y, "float16"), weights, return_weights)',
         file="mha.py",
         needs=("to_dtype",),
     ),

@@ -38,7 +38,7 @@ MUTANTS = (
         "merge the heads as (groups, members, width), the order of their projections",
         MERGED,
         'linear("bthv,hvd->btd", context.reshape(sizes["b"], sizes["t"], sizes["g"], sizes["h"] // sizes["g"],'
-        ' sizes["v"]).swapaxes(2, 3).reshape(context.shape),",
+        ' sizes["v"]).swapaxes(2, 3).reshape(context.shape),',
     ),
     at(SHARED, "gqa", "grouped", trees=NUMPY)(
         "mean over a group in the gradient of its shared head",
