@@ -33,9 +33,8 @@ def attention_mask(
     else:
         s = s if step is None else step.start + t
         offset = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
-        limits = offset == offset
-        limits = limits if right is None else limits & (offset <= right)
-        limits = limits if left is None else limits & (offset >= -left)
+        left, right = s if left is None else left, t if right is None else right  # offsets go from 1 - s to t - 1
+        limits = (offset >= -left) & (offset <= right)
     return limits if mask is None else limits & mask
 
 

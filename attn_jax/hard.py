@@ -48,7 +48,7 @@ class HardAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         noise = record(tape, noise=upcast(noise))
 
-        def weigh(scores: Array, allowed: Array | None) -> Array:
+        def hard_weights(scores: Array, allowed: Array | None) -> Array:
             noisy = scores if noise is None else record(tape, noisy=scores + noise)
             allowed = unmasked_by_bias(allowed, noise)
             hard = hardmax(noisy, allowed)
@@ -58,7 +58,7 @@ class HardAttention(Layer[Config]):
 
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            weigh=weigh, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
+            softmax_fn=hard_weights, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

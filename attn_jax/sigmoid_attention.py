@@ -46,7 +46,7 @@ class SigmoidAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
-        def weigh(scores: Array, allowed: Array | None) -> Array:
+        def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
             if allowed is None:
                 allowed = arange(sizes["s"], scores) >= 0
             if c.offset is None:
@@ -61,7 +61,7 @@ class SigmoidAttention(Layer[Config]):
 
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            weigh=weigh, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
+            softmax_fn=sigmoid_weights, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

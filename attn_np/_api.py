@@ -8,7 +8,7 @@ from attn_np import contract
 from attn_np._layer import Layer, Output
 from attn_np._ops import Device, DType, check_dtype, from_numpy, to_numpy
 from attn_np._vjp import value_and_vjp as value_and_vjp
-from attn_np.contract._tape import Residuals  # numpy: only its backward reads them
+from attn_np.contract._tape import Residuals  # only in NumPy: its backward reads them
 from attn_np.weights import (
     PathArg,
     drain,
@@ -202,5 +202,5 @@ def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, A
     holds what was computed, unrounded.
     """
     tape: dict[str, Any] = {}
-    tape = Residuals() if options.get("implementation") == "fused" else tape  # numpy: the kernel keeps its own
+    tape = Residuals() if options.get("implementation") == "fused" else tape  # only in NumPy: see Residuals
     return layer(*inputs, tape=tape, **options), tape

@@ -49,7 +49,7 @@ class HardAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         noise = record(tape, noise=upcast(noise))
 
-        def weigh(scores: Array, allowed: Array | None) -> Array:
+        def hard_weights(scores: Array, allowed: Array | None) -> Array:
             noisy = scores if noise is None else record(tape, noisy=scores + noise)
             allowed = unmasked_by_bias(allowed, noise)
             hard = hardmax(noisy, allowed)
@@ -59,7 +59,7 @@ class HardAttention(Layer[Config]):
 
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            weigh=weigh, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
+            softmax_fn=hard_weights, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
@@ -73,7 +73,7 @@ class HardAttention(Layer[Config]):
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
         dnoise = None
 
-        def weigh_vjp(probs: Array, dprobs: Array) -> Array:
+        def hard_weights_vjp(probs: Array, dprobs: Array) -> Array:
             nonlocal dnoise
             if c.estimator == "argmax":
                 dnoisy = where(False, dprobs, 0.0)
@@ -86,7 +86,7 @@ class HardAttention(Layer[Config]):
             return dnoisy
 
         dq, dk, dv, dbias = attend_vjp(
-            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, weigh_vjp=weigh_vjp
+            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, softmax_fn_vjp=hard_weights_vjp
         )
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)

@@ -47,7 +47,7 @@ class SigmoidAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
-        def weigh(scores: Array, allowed: Array | None) -> Array:
+        def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
             if allowed is None:
                 allowed = arange(sizes["s"], scores) >= 0
             if c.offset is None:
@@ -62,7 +62,7 @@ class SigmoidAttention(Layer[Config]):
 
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            weigh=weigh, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
+            softmax_fn=sigmoid_weights, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
@@ -75,12 +75,12 @@ class SigmoidAttention(Layer[Config]):
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
 
-        def weigh_vjp(probs: Array, dprobs: Array) -> Array:
+        def sigmoid_weights_vjp(probs: Array, dprobs: Array) -> Array:
             # A hidden key weighs 0, and there the sigmoid's rule gives 0.
             return record(tape, dshifted=sigmoid_vjp(probs, dprobs))
 
         dq, dk, dv, dbias = attend_vjp(
-            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, weigh_vjp=weigh_vjp
+            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, softmax_fn_vjp=sigmoid_weights_vjp
         )
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)

@@ -48,7 +48,7 @@ class SparsemaxAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            weigh=sparsemax, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
+            softmax_fn=sparsemax, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
@@ -61,7 +61,7 @@ class SparsemaxAttention(Layer[Config]):
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(
-            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, weigh_vjp=sparsemax_vjp
+            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, softmax_fn_vjp=sparsemax_vjp
         )
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)

@@ -76,48 +76,48 @@ def check_options(
 def takes_fast_path(
     implementation: str,
     tape: Any,
-    serves: bool,
+    readable: bool,
     *,
     return_weights: bool,
     normalize_over: str,
-    weigh: object,
+    softmax_fn: object,
     keep: object,
 ) -> bool:
     """Whether a call takes the fast path, which never forms the weights.
 
     Args:
-        serves: whether the fast path can read the arrays: those of the tree's own type.
+        readable: whether the fast path can read the arrays: those of the tree's own type.
 
     Raises:
-        ValueError: "fused" with an argument that needs the weights or with other arrays; `weigh` that is no function.
+        ValueError: "fused" with an argument that needs the weights or with other arrays; `softmax_fn` is no function.
     """
-    if weigh is not None and not callable(weigh):
-        expected = "weigh to be a function of the scores and the mask, or None"
-        raise field_error("attend", expected, repr(weigh), "set weigh=")
-    needed = return_weights or weigh is not None or keep is not None or normalize_over == "queries"
+    if softmax_fn is not None and not callable(softmax_fn):
+        expected = "softmax_fn to be a function of the scores and the mask, or None"
+        raise field_error("attend", expected, repr(softmax_fn), "set softmax_fn=")
+    needed = return_weights or softmax_fn is not None or keep is not None or normalize_over == "queries"
     if implementation == "fused":
-        uses = {"return_weights": return_weights, "weigh": weigh is not None, "keep": keep is not None}
+        uses = {"return_weights": return_weights, "softmax_fn": softmax_fn is not None, "keep": keep is not None}
         uses["normalize_over='queries'"] = normalize_over == "queries"
         names = " and ".join(name for name, used in uses.items() if used)
         expected = "implementation='fused' without arguments that need the weights"
         require(not needed, "attend", expected, names, "leave it out, or set implementation='auto'")
         expected = "implementation='fused' with plain arrays of the framework"
-        require(serves, "attend", expected, "others", "set implementation='auto'")
+        require(readable, "attend", expected, "others", "set implementation='auto'")
     return (
-        serves
+        readable
         and not needed
         and (implementation == "fused" or (implementation == "auto" and not wants_intermediates(tape)))
     )
 
 
-def check_weigh(weighed: bool, sinks: bool, normalize_over: str) -> None:
-    """Refuse `weigh` together with options of the softmax.
+def check_softmax_fn(has_softmax_fn: bool, sinks: bool, normalize_over: str) -> None:
+    """Refuse `softmax_fn` together with options of the softmax.
 
     Raises:
-        ValueError: `weigh` with sinks, or with weights that add up over the queries.
+        ValueError: `softmax_fn` with sinks, or with weights that add up over the queries.
     """
-    if weighed:
-        expected = "weigh without sinks and with normalize_over='keys', which belong to the softmax"
+    if has_softmax_fn:
+        expected = "softmax_fn without sinks and with normalize_over='keys', which belong to the softmax"
         got = f"{'sinks' if sinks else 'no sinks'}, {normalize_over!r}"
         require(not sinks and normalize_over == "keys", "attend", expected, got, "leave them out")
 
@@ -127,7 +127,7 @@ def check(
     options: tuple[bool, tuple[int | None, int | None] | None, float | None, float | None, float],
     normalize_over: str,
     implementation: str,
-    weighed: bool,
+    has_softmax_fn: bool,
     checked: Callable[[Config, str | None, Mapping[str, Spec | None]], dict[str, int]],
 ) -> dict[str, int]:
     """The size of every axis letter of a call; a call that cannot be right is refused.
@@ -171,7 +171,7 @@ def check(
         )
     require(sizes["k"] > 0, "attend", "q and k of width at least 1", "width 0", "give them at least one dimension")
     check_options(*options)
-    check_weigh(weighed, sinks is not None, normalize_over)
+    check_softmax_fn(has_softmax_fn, sinks is not None, normalize_over)
     return sizes
 
 

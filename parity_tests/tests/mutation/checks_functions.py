@@ -223,7 +223,11 @@ def fused_for_plain_arrays(alias: str) -> None:
         claim(parts.attend(**inputs, implementation="textbook")[1] is None, "weights that nobody asked for")
     finally:
         kernels["serves"] = serves
-    needing = {"keep": np.ones((2, 6, 5, 7), bool), "weigh": lambda scores, allowed: scores, "return_weights": True}
+    needing = {
+        "keep": np.ones((2, 6, 5, 7), bool),
+        "softmax_fn": lambda scores, allowed: scores,
+        "return_weights": True,
+    }
     for name, x in needing.items():
         words = f"'fused' without arguments that need the weights, got {name}; leave it out"
         refuses(partial(parts.attend, **inputs, **{name: x}, implementation="fused"), ValueError, words)
@@ -264,7 +268,7 @@ def sinks_that_are_none(alias: str) -> None:
 
 
 def weighed(alias: str) -> None:
-    """`weigh` makes the weights from the scores and the mask, and `weigh_vjp` takes their gradient back."""
+    """`softmax_fn` makes the weights from the scores and the mask, and `softmax_fn_vjp` takes their gradient back."""
     parts, inputs, tape, asked = Parts(alias), attended(2, "mask bias"), {}, []
     made, back = (np.random.default_rng(n).normal(size=inputs["mask"].shape) for n in (7, 8))
 
@@ -272,16 +276,16 @@ def weighed(alias: str) -> None:
         asked.append(args)
         return made
 
-    context, weights = parts.attend(**inputs, weigh=weigh, tape=tape, return_weights=True)
+    context, weights = parts.attend(**inputs, softmax_fn=weigh, tape=tape, return_weights=True)
     claim(same(weights, made) and context.shape == (2, 5, 6, 11), "the weights")
     claim(len(asked) == 1 and same(asked[0][0], tape["biased"]) and same(asked[0][1], inputs["mask"]), "what they see")
-    *_, dbias = parts.attend_vjp(tape, np.cos(context), weigh_vjp=lambda *args: asked.append(args) or back)
+    *_, dbias = parts.attend_vjp(tape, np.cos(context), softmax_fn_vjp=lambda *args: asked.append(args) or back)
     claim(same(dbias, back) and same(asked[1][0], made) and same(asked[1][1], tape["dprobs"]), "the way back")
     for options in ({"normalize_over": "queries"}, {"sinks": np.zeros(6)}):
         refuses(
-            partial(parts.attend, **inputs, **options, weigh=weigh),
+            partial(parts.attend, **inputs, **options, softmax_fn=weigh),
             ValueError,
-            "attend: expected weigh without sinks and with normalize_over='keys', which belong to the softmax",
+            "attend: expected softmax_fn without sinks and with normalize_over='keys', which belong to the softmax",
         )
 
 
@@ -505,10 +509,10 @@ def sparse(alias: str) -> None:
     claim(not parts.sparsemax_vjp(0 * want, dy).any(), "the rule without support")
     inputs, tape, other = attended(2, "mask"), {}, {}
     plain = parts.attend(**inputs, tape=tape, return_weights=True)
-    found = parts.attend(**inputs, weigh=parts.softmax, tape=other, return_weights=True)
+    found = parts.attend(**inputs, softmax_fn=parts.softmax, tape=other, return_weights=True)
     dy = np.ones(plain[0].shape).cumsum(1)
     claim(all(map(same, found, plain)), "weights by softmax")
-    grads = parts.attend_vjp(tape, dy), parts.attend_vjp(other, dy, weigh_vjp=parts.softmax_vjp)
+    grads = parts.attend_vjp(tape, dy), parts.attend_vjp(other, dy, softmax_fn_vjp=parts.softmax_vjp)
     claim(all(map(same, grads[0][:3], grads[1][:3])), "gradients by softmax's rule")
 
 
