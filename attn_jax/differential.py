@@ -29,11 +29,11 @@ def for_both_maps(x: Array) -> Array:
     return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))[:, :, None]
 
 
-def rotate_maps(x: Array, cos: Array | None, sin: Array | None, layout: str, *, back: bool = False) -> Array:
+def rotate_maps(x: Array, cos: Array | None, sin: Array | None, layout: str, *, inverse: bool = False) -> Array:
     """Queries or keys, `b t h r k`, rotated by their positions, those of both maps by the same angles."""
     if cos is None or sin is None:
         return x
-    return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, back=back)
+    return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, inverse=inverse)
 
 
 class DifferentialAttention(Layer[Config]):
@@ -96,9 +96,9 @@ class DifferentialAttention(Layer[Config]):
             scores = record(tape, biased=scores + for_both_maps(bias))
         maps = record(tape, maps=softmax(scores, None if allowed is None else for_both_maps(allowed)))
         # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
-        raised = record(tape, raised=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
-        factor = record(tape, factor=raised[:1] - raised[1:] + c.start())
-        probs = record(tape, probs=maps[:, :, 0] - factor * maps[:, :, 1])
+        lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
+        lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.start())
+        probs = record(tape, probs=maps[:, :, 0] - lambda_full * maps[:, :, 1])
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.start()))

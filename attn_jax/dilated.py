@@ -36,8 +36,8 @@ class DilatedAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         left, right = (None, None) if c.steps is None else c.steps
-        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
-        offset = key_at[:, None, :] - query_at[:, :, None]
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
+        offset = key_positions[:, None, :] - query_positions[:, :, None]
         in_window = offset % c.dilation == 0
         in_window = in_window if left is None else in_window & (offset >= -left * c.dilation)
         in_window = in_window if right is None else in_window & (offset <= right * c.dilation)

@@ -55,7 +55,7 @@ class DisentangledAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
         allowed = record(tape, allowed=allowed)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
@@ -71,7 +71,7 @@ class DisentangledAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         limit, span = c.max_distance, c.span()
-        distance = query_at[:, :, None] - key_at[:, None, :]
+        distance = query_positions[:, :, None] - key_positions[:, None, :]
         if c.buckets is not None:
             distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
         terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]

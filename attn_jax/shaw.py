@@ -51,7 +51,7 @@ class ShawAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
         allowed = record(tape, allowed=allowed)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
@@ -65,7 +65,7 @@ class ShawAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         # Equation 4 of the paper: key position minus query position, clipped on either side.
-        offset = clip(key_at[:, None, :] - query_at[:, :, None], -c.max_distance, c.max_distance)
+        offset = clip(key_positions[:, None, :] - query_positions[:, :, None], -c.max_distance, c.max_distance)
         row = record(tape, row=broadcast_to(offset + c.max_distance, (sizes["b"], sizes["t"], k.shape[1])))
         rel_k = record(tape, rel_k=take(self.w_rel_k, row))
         content = einsum("bthk,bshk->bhts", q, k)

@@ -40,7 +40,7 @@ class TransformerXLAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
         allowed = record(tape, allowed=allowed)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
@@ -54,7 +54,7 @@ class TransformerXLAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         low, high = 0 if c.causal else 1 - k.shape[1], k.shape[1]
-        distance = clip(query_at[:, :, None] - key_at[:, None, :], low, high - 1)
+        distance = clip(query_positions[:, :, None] - key_positions[:, None, :], low, high - 1)
         row = record(tape, row=distance - low)
         table = sinusoids(low, high, sizes["d"], c.base, dtype_name(q), like=q)
         rel = record(tape, rel=einsum("xd,dhk->xhk", table, self.w_r))

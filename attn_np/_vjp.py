@@ -206,7 +206,7 @@ def take_vjp(table: Array, tokens: Array, dy: Array) -> Array:
     return einsum("tu,td->ud", one_hot, dy)
 
 
-def pick_vjp(x: Array, index: Array, dy: Array) -> Array:
+def gather_last_vjp(x: Array, index: Array, dy: Array) -> Array:
     """Entry x gets the sum of the gradients at all places whose index is x: `b h t s` -> `b h t x`."""
     b, _, t, s = dy.shape
     one_hot = (np.broadcast_to(index, (b, t, s))[..., None] == np.arange(x.shape[-1])).astype(dy.dtype)

@@ -36,14 +36,14 @@ class AlibiAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        bias = record(tape, given_bias=upcast(bias))
-        distance = to_dtype(abs(query_at[:, :, None] - key_at[:, None, :]), dtype_name(q))
+        bias = record(tape, caller_bias=upcast(bias))
+        distance = to_dtype(abs(query_positions[:, :, None] - key_positions[:, None, :]), dtype_name(q))
         # h 1 1 times b 1 t s
         alibi = record(tape, alibi=-constants(c.slopes(), q)[:, None, None] * distance[:, None])
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
@@ -57,7 +57,7 @@ class AlibiAttention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, w, caller_bias = self.config, {}, tape.get("given_bias")
+        c, w, caller_bias = self.config, {}, tape.get("caller_bias")
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)

@@ -133,7 +133,7 @@ class DecoderAttention(Layer[Config]):
         )
         w["sinks"] = None if self.sinks is None else tape["dsinks"]
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
-        dq, dk = rotate(dq, cos, sin, c.layout, back=True), rotate(dk, cos, sin, c.layout, back=True)
+        dq, dk = rotate(dq, cos, sin, c.layout, inverse=True), rotate(dk, cos, sin, c.layout, inverse=True)
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
         end = "norm" if c.norm_weight == "shared" else "all"
         dk, w[f"w_k_{end}"] = normed_vjp(c, tape["k_proj"], getattr(self, f"w_k_{end}"), dk)

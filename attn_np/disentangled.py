@@ -27,10 +27,10 @@ from attn_np._vjp import (
     cotangent,
     dropout_vjp,
     einsum_vjp,
+    gather_last_vjp,
     grads,
     layer_norm_vjp,
     linear_vjp,
-    pick_vjp,
     prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
@@ -69,7 +69,7 @@ class DisentangledAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
         allowed = record(tape, allowed=allowed)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
@@ -85,7 +85,7 @@ class DisentangledAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         limit, span = c.max_distance, c.span()
-        distance = query_at[:, :, None] - key_at[:, None, :]
+        distance = query_positions[:, :, None] - key_positions[:, None, :]
         if c.buckets is not None:
             distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
         terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
@@ -137,7 +137,7 @@ class DisentangledAttention(Layer[Config]):
         dshared, dw_rel, rel = {}, [], self.w_rel if self.w_rel_norm is None else tape["rel"]
         if "p2c" in c.terms:
             dp2c = record(tape, dp2c_scores=dscores)
-            ddistances = pick_vjp(tape["p2c_distances"], tape["key_row"], dp2c.swapaxes(2, 3))
+            ddistances = gather_last_vjp(tape["p2c_distances"], tape["key_row"], dp2c.swapaxes(2, 3))
             ddistances = record(tape, dp2c_distances=ddistances)
             dk_rel, drel_q = einsum_vjp("bshk,xhk->bhsx", k, tape["rel_q"], ddistances)
             w_dist, b_dist = (self.w_q, self.b_q) if self.w_rel_q is None else (self.w_rel_q, None)
@@ -147,7 +147,7 @@ class DisentangledAttention(Layer[Config]):
             dk, dw_rel = total(dk, dk_rel), [drel]
         if "c2p" in c.terms:
             dc2p = record(tape, dc2p_scores=dscores)
-            ddistances = record(tape, dc2p_distances=pick_vjp(tape["c2p_distances"], tape["row"], dc2p))
+            ddistances = record(tape, dc2p_distances=gather_last_vjp(tape["c2p_distances"], tape["row"], dc2p))
             dq_rel, drel_k = einsum_vjp("bthk,xhk->bhtx", q, tape["rel_k"], ddistances)
             w_dist, b_dist = (self.w_k, self.b_k) if self.w_rel_k is None else (self.w_rel_k, None)
             names = ("w_k", "b_k") if self.w_rel_k is None else ("w_rel_k", "b_rel_k")

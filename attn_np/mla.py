@@ -94,11 +94,11 @@ class MultiHeadLatentAttention(Layer[Config]):
             dkeys, w["w_uk"] = einsum_vjp("bsz,zhq->bshq", latent, self.w_uk, dk[..., : sizes["q"]])
             dlatent, dk_rot = total(dkeys, dvalues), np.sum(dk[..., sizes["q"] :], axis=2)
         dlatent, dk_rot, dq_nope, dq_rot = record(tape, dlatent=dlatent, dk_rot=dk_rot, dq_nope=dq_nope, dq_rot=dq_rot)
-        dk_rot = rotate(dk_rot, cos, sin, c.layout, back=True)
+        dk_rot = rotate(dk_rot, cos, sin, c.layout, inverse=True)
         dkey, w["w_k_rot"] = einsum_vjp("bsd,dy->bsy", key, self.w_k_rot, dk_rot)
         dlatent, w["w_kv_norm"] = rms_norm_vjp(tape["kv_down"], self.w_kv_norm, c.norm_eps, dlatent)
         dvalue, w["w_dkv"] = einsum_vjp("bsd,dz->bsz", value, self.w_dkv, record(tape, dkv_down=dlatent))
-        dq = concatenate([dq_nope, rotate(dq_rot, cos, sin, c.layout, back=True)], -1)
+        dq = concatenate([dq_nope, rotate(dq_rot, cos, sin, c.layout, inverse=True)], -1)
         if self.w_dq is None:
             dquery, w["w_q"] = einsum_vjp("bte,ehk->bthk", query, self.w_q, dq)
         else:

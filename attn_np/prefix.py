@@ -36,9 +36,9 @@ class PrefixAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, prefix=prefix, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query)
-        in_prefix = key_at < prefix[:, None]
-        visible = in_prefix[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query)
+        in_prefix = key_positions < prefix[:, None]
+        visible = in_prefix[:, None, :] | (key_positions[:, None, :] <= query_positions[:, :, None])
         mask = visible[:, None] if mask is None else visible[:, None] & mask
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)

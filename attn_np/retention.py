@@ -239,7 +239,7 @@ class Retention(Layer[Config]):
         return recurrent_vjp(tape, q, k, v, real, logs, dread)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line is_real."""
+        """The gradients, by the forward in reverse: one line here for each line there."""
         c, w = self.config, {}
         names = ("q", "k") if c.rope_base is None else ("q_rot", "k_rot")
         x, q, k, v, g, real = (tape.get(name) for name in ("seen_query", *names, "v", "g", "real"))
@@ -260,7 +260,7 @@ class Retention(Layer[Config]):
         if c.rope_base is not None:
             dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
             cos, sin = rotation(c, None, dy.shape[1], like=dy, real=is_real)
-            dq, dk = rotate(dq, cos, sin, c.layout, back=True), rotate(dk, cos, sin, c.layout, back=True)
+            dq, dk = rotate(dq, cos, sin, c.layout, inverse=True), rotate(dk, cos, sin, c.layout, inverse=True)
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
         dq, dk, dv = (zero_unseen(f"bt->bth{axis}", real, dz) for axis, dz in (("k", dq), ("k", dk), ("v", dv)))
         dx_v, w["w_v"], w["b_v"] = linear_vjp("btd,dhv->bthv", x, self.w_v, self.b_v, dv)

@@ -37,15 +37,15 @@ class T5Attention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        bias = record(tape, given_bias=upcast(bias))
+        bias = record(tape, caller_bias=upcast(bias))
         # b s t, so that the rows are b s t h and one swap of axes gives b h t s.
-        offset = clip(key_at[:, :, None] - query_at[:, None, :], -c.max_distance, c.max_distance)
+        offset = clip(key_positions[:, :, None] - query_positions[:, None, :], -c.max_distance, c.max_distance)
         bucket = record(tape, bucket=constants(c.buckets(), offset)[offset + c.max_distance])
         position_bias = record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
@@ -59,7 +59,7 @@ class T5Attention(Layer[Config]):
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, w, caller_bias = self.config, {}, tape.get("given_bias")
+        c, w, caller_bias = self.config, {}, tape.get("caller_bias")
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)

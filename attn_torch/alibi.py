@@ -35,14 +35,14 @@ class AlibiAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        bias = record(tape, given_bias=upcast(bias))
-        distance = to_dtype(abs(query_at[:, :, None] - key_at[:, None, :]), dtype_name(q))
+        bias = record(tape, caller_bias=upcast(bias))
+        distance = to_dtype(abs(query_positions[:, :, None] - key_positions[:, None, :]), dtype_name(q))
         # h 1 1 times b 1 t s
         alibi = record(tape, alibi=-constants(c.slopes(), q)[:, None, None] * distance[:, None])
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)

@@ -35,8 +35,8 @@ class ChunkedAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
-        same_chunk = (query_at // c.chunk_size)[:, :, None] == (key_at // c.chunk_size)[:, None, :]
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
+        same_chunk = (query_positions // c.chunk_size)[:, :, None] == (key_positions // c.chunk_size)[:, None, :]
         mask = same_chunk[:, None] if mask is None else same_chunk[:, None] & mask
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)

@@ -52,8 +52,8 @@ class GatedAttention(Layer[Config]):
             keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
-        gate = record(tape, gate=linear("btd,dhf->bthf", query, self.w_gate, self.b_gate))
-        opened = record(tape, opened=sigmoid(gate))
-        gated = record(tape, gated=context * opened)
+        gate_scores = record(tape, gate_scores=linear("btd,dhf->bthf", query, self.w_gate, self.b_gate))
+        gate = record(tape, gate=sigmoid(gate_scores))
+        gated = record(tape, gated=context * gate)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

@@ -41,10 +41,10 @@ class LongformerAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, global_mask=global_mask, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query)
-        offset = key_at[:, None, :] - query_at[:, :, None]
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query)
+        offset = key_positions[:, None, :] - query_positions[:, :, None]
         in_window = (offset <= c.half_window) & (offset >= -c.half_window)
-        is_global = query_at < 0 if global_mask is None else broadcast_to(global_mask, (sizes["b"], sizes["t"]))
+        is_global = query_positions < 0 if global_mask is None else broadcast_to(global_mask, (sizes["b"], sizes["t"]))
         # Each query belongs to one of the two patterns and sees no key in the other.
         from_global = is_global[:, None, :, None]
         local = (in_window[:, None] | is_global[:, None, None, :]) & ~from_global

@@ -36,15 +36,15 @@ class T5Attention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(sizes["t"], sizes["t"], like=query, step=step)
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        bias = record(tape, given_bias=upcast(bias))
+        bias = record(tape, caller_bias=upcast(bias))
         # b s t, so that the rows are b s t h and one swap of axes gives b h t s.
-        offset = clip(key_at[:, :, None] - query_at[:, None, :], -c.max_distance, c.max_distance)
+        offset = clip(key_positions[:, :, None] - query_positions[:, None, :], -c.max_distance, c.max_distance)
         bucket = record(tape, bucket=constants(c.buckets(), offset)[offset + c.max_distance])
         position_bias = record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)

@@ -51,7 +51,7 @@ class Config(Rotary, mha.Config):
         "d (half of a head)": "K = head_dim, axis k; values have V = value_head_dim, axis v, which is 2 K",
         "Q_1, Q_2; K_1, K_2": "q[:, :, :, r], k[:, :, :, r] for r = 0, 1",
         "lambda_q1, lambda_q2; lambda_k1, lambda_k2": "lambda_q[r], lambda_k[r]",
-        "lambda": "factor",
+        "lambda": "lambda_full",
         "head_i, its norm": "context, normed",
         "the authors' code": "num_kv_heads, rope_base; DiffLlama besides norm_weight=False",
     }

@@ -62,7 +62,7 @@ MUTANTS = (
     planted(
         "gradient turned further in place of back",
         "turn gradients back, by the negative angles",
-        "rotate(dk, cos, sin, c.layout, back=True)",
+        "rotate(dk, cos, sin, c.layout, inverse=True)",
         "rotate(dk, cos, sin, c.layout)",
         "recurrent",
         trees=("attn_np",),

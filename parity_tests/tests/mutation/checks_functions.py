@@ -608,8 +608,10 @@ def turned(alias: str) -> None:
         for layout in ("half", "interleaved"):
             cos, sin = (table[np.array([[3, 1, 4]])] for table in want)
             for back in (False, True):
-                whole = parts.rotate(like, cos, sin, layout, back=back)
-                claim(same(whole[:, :, 0], parts.rotate(like[:, :, 0], cos, sin, layout, back=back)), "without heads")
+                whole = parts.rotate(like, cos, sin, layout, inverse=back)
+                claim(
+                    same(whole[:, :, 0], parts.rotate(like[:, :, 0], cos, sin, layout, inverse=back)), "without heads"
+                )
                 claim(same(whole[..., 4:], like[..., 4:]), "numbers that do not turn")
     for n, shape in ((1, (2, 3, 1, 3)), (4, (8, 3, 8, 9)), (4, (2, 3, 1, 8))):
         x, cos, sin = (np.cos(np.arange(np.prod(s)) + 1).reshape(s) for s in (shape, (1, 3, n), (2, 3, n)[-2:]))
@@ -645,14 +647,14 @@ def picked(alias: str) -> None:
     x, dy = rng.normal(size=(2, 3, 4, 5)), rng.integers(-9, 9, size=(2, 3, 4, 7)).astype(np.float64)
     for rows in (1, 2):
         index = rng.integers(0, 5, size=(rows, 4, 7))
-        found, back, want = parts.gather_last(x, index), parts.pick_vjp(x, index, dy), np.zeros(x.shape)
+        found, back, want = parts.gather_last(x, index), parts.gather_last_vjp(x, index, dy), np.zeros(x.shape)
         claim(found.shape == dy.shape and back.shape == x.shape, "shapes")
         for b, h, t, s in np.ndindex(*dy.shape):
             at = index[b % rows, t, s]
             claim(found[b, h, t, s] == x[b, h, t, at], "an entry")
             want[b, h, t, at] += dy[b, h, t, s]
         claim(same(back, want), "sums of whole numbers")
-        narrow = parts.pick_vjp(x.astype("float32"), index, dy.astype("float32"))
+        narrow = parts.gather_last_vjp(x.astype("float32"), index, dy.astype("float32"))
         claim(same(narrow, want.astype("float32")), "gradients in float32")
 
 
