@@ -89,9 +89,9 @@ def part_of_softmax(scores: Array, top: Array, total: Array, parts: int) -> Arra
 
 
 @primitive
-def part_of_softmax_vjp(probs: Array, dprobs: Array, share: Array, parts: int) -> Array:
-    """`softmax_vjp` for some of the keys: p_j (dp_j - share), where share = sum_i p_i dp_i over all of them."""
-    return (dprobs - share) * probs
+def part_of_softmax_vjp(probs: Array, dprobs: Array, mean: Array, parts: int) -> Array:
+    """`softmax_vjp` for some of the keys: p_j (dp_j - mean), where mean = sum_i p_i dp_i over all of them."""
+    return (dprobs - mean) * probs
 
 
 @primitive
@@ -102,8 +102,8 @@ def sparsemax_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     """
     support = probs > 0
     count = np.sum(support, axis=axis, keepdims=True).astype(dprobs.dtype)
-    share = np.sum(np.where(support, dprobs, 0.0), axis=axis, keepdims=True) / np.where(count == 0, 1, count)
-    return np.where(support, dprobs - share, 0.0)
+    mean = np.sum(np.where(support, dprobs, 0.0), axis=axis, keepdims=True) / np.where(count == 0, 1, count)
+    return np.where(support, dprobs - mean, 0.0)
 
 
 @primitive
@@ -157,12 +157,12 @@ def silu_vjp(x: Array, dy: Array) -> Array:
 
 
 @primitive
-def unit_vjp(x: Array, size: Array, dy: Array, share: float) -> Array:
-    """y = x / size with size^2 = share sum x^2 + eps has d size/dx_j = share x_j / size.
+def unit_vjp(x: Array, size: Array, dy: Array, factor: float) -> Array:
+    """y = x / size with size^2 = factor sum x^2 + eps has d size/dx_j = factor x_j / size.
 
-    So dx_j = dy_j / size - sum_i dy_i x_i / size^2 * share x_j / size.
+    So dx_j = dy_j / size - sum_i dy_i x_i / size^2 * factor x_j / size.
     """
-    return dy / size - x * (np.sum(dy * x, axis=-1, keepdims=True) * share / (size * size * size))
+    return dy / size - x * (np.sum(dy * x, axis=-1, keepdims=True) * factor / (size * size * size))
 
 
 def l2_norm_vjp(x: Array, eps: float, dy: Array) -> Array:

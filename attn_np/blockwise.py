@@ -90,7 +90,7 @@ class BlockwiseAttention(Layer[Config]):
         factor = 1 / sqrt(q.shape[2]) if c.scale is None else c.scale
         dy = cotangent(tape, dy)
         # sum_s p_ts dp_ts over all keys is dy . y, because dp_ts = dy_t . v_s.
-        share = einsum("btv,btv->bt", dy, tape["y"])
+        mean_dprobs = einsum("btv,btv->bt", dy, tape["y"])
         xs = blocks(k, c.block_size), blocks(v, c.block_size), blocks(tape["allowed"].swapaxes(1, 2), c.block_size)
 
         def add_block(dq, xs):
@@ -98,7 +98,7 @@ class BlockwiseAttention(Layer[Config]):
             scores = where(visible, einsum("btk,bck->bct", q, k) * factor, -inf)
             probs = part_of_softmax(scores, top[:, None], total[:, None], count)
             dprobs, dv = einsum_vjp("bct,bcv->btv", probs, v, dy)
-            dscores = part_of_softmax_vjp(probs, dprobs, share[:, None], count)
+            dscores = part_of_softmax_vjp(probs, dprobs, mean_dprobs[:, None], count)
             dq_block, dk = einsum_vjp("btk,bck->bct", q, k, dscores * factor)
             return dq + dq_block, (dk, dv)
 

@@ -60,17 +60,17 @@ class Decay(NamedTuple):
     whole: Array
 
 
-def decay_factors(real: Array, logs: Array) -> Decay:
+def decay_factors(real: Array, log_decays: Array) -> Decay:
     """Decay factors by the number of real positions in between: padding decays nothing."""
     b, t = real.shape
-    one = where(real, 1.0 + zeros((b, t), logs), 0.0)
-    count = cumsum(concatenate([zeros((b, 1), logs), one], 1), 1)
+    one = where(real, 1.0 + zeros((b, t), log_decays), 0.0)
+    count = cumsum(concatenate([zeros((b, 1), log_decays), one], 1), 1)
     at, last = count[:, 1:], count[:, -1:]
     visible = causal_mask(t, real)
     distance = where(visible, at[:, :, None] - at[:, None, :], 0.0)
-    pairs = where(visible, exp(distance[:, None] * logs[:, None, None]), 0.0)
-    from_start, to_end = exp(at[:, :, None] * logs), exp((last - at)[:, :, None] * logs)
-    return Decay(pairs, from_start, to_end, exp(last * logs))
+    pairs = where(visible, exp(distance[:, None] * log_decays[:, None, None]), 0.0)
+    from_start, to_end = exp(at[:, :, None] * log_decays), exp((last - at)[:, :, None] * log_decays)
+    return Decay(pairs, from_start, to_end, exp(last * log_decays))
 
 
 def running_states(added: Array, factors: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
@@ -94,12 +94,12 @@ def parallel(q: Array, k: Array, v: Array, start: Array, decay: Decay, tape: Tap
 
 
 def chunked(
-    q: Array, k: Array, v: Array, start: Array, real: Array, logs: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, start: Array, real: Array, log_decays: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state: the state is passed from chunk to chunk; within one all pairs are scored."""
     b, t = q.shape[0], q.shape[1]
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
-    decay = decay_factors(to_chunks(real, size), logs)
+    decay = decay_factors(to_chunks(real, size), log_decays)
     added = einsum("bshk,bshv->bhkv", k * decay.to_end[..., None], v)
     added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
     states, end = running_states(added, decay.whole.reshape(*added.shape[:3]), start, tape)
@@ -107,10 +107,12 @@ def chunked(
     return from_chunks(parallel(q, k, v, record(tape, before=before), decay, tape), b, t), end
 
 
-def recurrent(q: Array, k: Array, v: Array, start: Array, real: Array, logs: Array, tape: Tape) -> tuple[Array, Array]:
+def recurrent(
+    q: Array, k: Array, v: Array, start: Array, real: Array, log_decays: Array, tape: Tape
+) -> tuple[Array, Array]:
     """The outputs and the last state: a position decays the state, adds its key times its value, and reads it."""
     added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
-    states, end = running_states(added, exp(where(real[..., None], logs, 0.0)), start, tape)
+    states, end = running_states(added, exp(where(real[..., None], log_decays, 0.0)), start, tape)
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
@@ -141,12 +143,12 @@ def parallel_vjp(
 
 
 def chunked_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, real: Array, logs: Array, size: int, dread: Array
+    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decays: Array, size: int, dread: Array
 ) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `chunked` in reverse. A state is read by the next chunk, the last by none."""
     b, t = q.shape[0], q.shape[1]
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
-    decay = decay_factors(to_chunks(real, size), logs)
+    decay = decay_factors(to_chunks(real, size), log_decays)
     dq, dk, dv, dbefore = parallel_vjp(tape, q, k, v, tape["before"], decay, to_chunks(dread, size))
     dbefore = record(tape, dbefore=dbefore).reshape(b, -(-t // size), *dbefore.shape[1:])
     dstates = concatenate([dbefore, zeros((b, 1, *dbefore.shape[2:]), dbefore)], 1)[:, 1:]
@@ -158,11 +160,11 @@ def chunked_vjp(
 
 
 def recurrent_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, real: Array, logs: Array, dread: Array
+    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decays: Array, dread: Array
 ) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `recurrent` in reverse."""
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, tape["states"], dread)
-    dadded = running_states_vjp(exp(where(real[..., None], logs, 0.0)), record(tape, dstates=dstates), tape)
+    dadded = running_states_vjp(exp(where(real[..., None], log_decays, 0.0)), record(tape, dstates=dstates), tape)
     return dq, *einsum_vjp("bthk,bthv->bthkv", k, v, dadded)
 
 
@@ -183,16 +185,16 @@ class Retention(Layer[Config]):
     def read(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
         """The context, computed in the config's form."""
         c = self.config
-        logs = constants(c.decays(), q)
+        log_decays = constants(c.decays(), q)
         start = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
         if c.form == "parallel":
-            decay = decay_factors(real, logs)
+            decay = decay_factors(real, log_decays)
             read = parallel(q, k, v, start, decay, tape)
             end = decay.whole[..., None, None] * start + einsum("bshk,bshv->bhkv", k * decay.to_end[..., None], v)
         elif c.form == "chunked":
-            read, end = chunked(q, k, v, start, real, logs, c.chunk_size, tape)
+            read, end = chunked(q, k, v, start, real, log_decays, c.chunk_size, tape)
         else:
-            read, end = recurrent(q, k, v, start, real, logs, tape)
+            read, end = recurrent(q, k, v, start, real, log_decays, tape)
         write_state(step, state=end)
         return read
 
@@ -230,13 +232,13 @@ class Retention(Layer[Config]):
 
     def read_vjp(self, tape: Tape, q: Array, k: Array, v: Array, real: Array, dread: Array) -> tuple[Array, ...]:
         """The gradients of q, k and v: `read` in reverse, for a call without a cache."""
-        c, logs = self.config, constants(self.config.decays(), q)
+        c, log_decays = self.config, constants(self.config.decays(), q)
         if c.form == "parallel":
             start = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
-            return parallel_vjp(tape, q, k, v, start, decay_factors(real, logs), dread)[:3]
+            return parallel_vjp(tape, q, k, v, start, decay_factors(real, log_decays), dread)[:3]
         if c.form == "chunked":
-            return chunked_vjp(tape, q, k, v, real, logs, c.chunk_size, dread)
-        return recurrent_vjp(tape, q, k, v, real, logs, dread)
+            return chunked_vjp(tape, q, k, v, real, log_decays, c.chunk_size, dread)
+        return recurrent_vjp(tape, q, k, v, real, log_decays, dread)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""

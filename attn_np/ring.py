@@ -110,8 +110,8 @@ class RingAttention(Layer[Config]):
         factor = 1 / sqrt(q.shape[2]) if c.scale is None else c.scale
         dy = cotangent(tape, dy)
         # sum_s p_ts dp_ts over all keys is dy . y, because dp_ts = dy_t . v_s.
-        share = einsum("btv,btv->bt", dy, tape["y"])
-        q_shards, dy_shards, share = split(q, c.shards), split(dy, c.shards), split(share, c.shards)
+        mean_dprobs = einsum("btv,btv->bt", dy, tape["y"])
+        q_shards, dy_shards, mean_dprobs = split(q, c.shards), split(dy, c.shards), split(mean_dprobs, c.shards)
 
         def add_shard(carry, xs):
             k, v, dk, dv, dq = carry
@@ -119,7 +119,7 @@ class RingAttention(Layer[Config]):
             scores = where(visible, einsum("bntk,bnsk->bnts", q_shards, k) * factor, -inf)
             probs = part_of_softmax(scores, top[..., None], total[..., None], c.shards)
             dprobs, dv_shard = einsum_vjp("bnts,bnsv->bntv", probs, v, dy_shards)
-            dscores = part_of_softmax_vjp(probs, dprobs, share[..., None], c.shards)
+            dscores = part_of_softmax_vjp(probs, dprobs, mean_dprobs[..., None], c.shards)
             dq_shard, dk_shard = einsum_vjp("bntk,bnsk->bnts", q_shards, k, dscores * factor)
             return (*map(hand_on, (k, v, dk + dk_shard, dv + dv_shard)), dq + dq_shard), ()
 

@@ -36,20 +36,20 @@ from attn_torch.linear import causal_mask, from_chunks, to_chunks
 from attn_torch.retention import Decay
 
 
-def decay_factors(fade: Array) -> Decay:
+def decay_factors(log_decay: Array) -> Decay:
     """Decay factors over the positions of a chunk, from their logarithms by position and head.
 
     Sums of logarithms are subtracted pair by pair before the exponential, which then is at most 1.
     """
-    sums = cumsum(fade, 1)
+    sums = cumsum(log_decay, 1)
     last, by_head = sums[:, -1:], sums.swapaxes(1, 2)
-    visible = causal_mask(fade.shape[1], fade)
-    log_decay = where(visible, by_head[..., :, None] - by_head[..., None, :], 0.0)
-    return Decay(where(visible, exp(log_decay), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
+    visible = causal_mask(log_decay.shape[1], log_decay)
+    log_pairs = where(visible, by_head[..., :, None] - by_head[..., None, :], 0.0)
+    return Decay(where(visible, exp(log_pairs), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, start: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state, which is passed from chunk to chunk.
 
@@ -58,7 +58,7 @@ def chunked(
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
-    decay = decay_factors(to_chunks(fade, size))
+    decay = decay_factors(to_chunks(log_decay, size))
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
     faded = einsum("bthk,bshk->bths", k * beta, k) * decay.pairs.swapaxes(1, 2)
@@ -86,7 +86,9 @@ def chunked(
     return from_chunks(einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + from_state, b, t), end
 
 
-def recurrent(q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+def recurrent(
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, start: Array, tape: Tape
+) -> tuple[Array, Array]:
     """The outputs and the last state: as in the delta rule, but each position first decays the state."""
 
     def step(state, xs):
@@ -96,7 +98,7 @@ def recurrent(q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Arr
         state = state + einsum("bhk,bhv->bhkv", k, corrected)
         return state, (corrected, state)
 
-    end, (_, states) = scan(step, start, (k, v, beta, exp(fade)), names=("corrected", "states"), tape=tape)
+    end, (_, states) = scan(step, start, (k, v, beta, exp(log_decay)), names=("corrected", "states"), tape=tape)
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
@@ -160,17 +162,17 @@ class GatedDeltaRule(Layer[Config]):
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
-        fade = record(tape, fade=zero_unseen("bt->bth", real, -(exp(upcast(self.a_log)) * softplus(a))))
+        log_decay = record(tape, log_decay=zero_unseen("bt->bth", real, -(exp(upcast(self.a_log)) * softplus(a))))
         q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.eps))
         k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.eps))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled = q_unit * (1 / sqrt(sizes["k"]))
         if c.form == "recurrent":
-            context, end = recurrent(q_scaled, k_unit, v_silu, beta, fade, start, tape)
+            context, end = recurrent(q_scaled, k_unit, v_silu, beta, log_decay, start, tape)
         else:
             size = c.chunk_size if c.form == "chunked" else max(sizes["t"], 1)
-            context, end = chunked(q_scaled, k_unit, v_silu, beta, fade, start, size, tape)
+            context, end = chunked(q_scaled, k_unit, v_silu, beta, log_decay, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps))

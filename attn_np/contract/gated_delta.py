@@ -43,8 +43,8 @@ class Config(_base.Config):
     notation = {
         "S_t": "states on the tape, state in the cache: transposed, keys by values",
         "v_t of the paper, after its SiLU": "v_silu on the tape; q_unit and k_unit are after SiLU and norm",
-        "alpha_t": "exp of fade on the tape, fade = -exp(a_log) softplus(a) with a = x w_a + dt_bias",
-        "gamma_t (product of alphas in a chunk)": "exp of the running sum of fade",
+        "alpha_t": "exp of log_decay on the tape, log_decay = -exp(a_log) softplus(a) with a = x w_a + dt_bias",
+        "gamma_t (product of alphas in a chunk)": "exp of the running sum of log_decay",
         "beta_t, and u_t (pseudo-values)": "beta, and corrected: the value written for a key",
         "conv1d.weight of Qwen3-Next": "w_q_conv, w_k_conv, w_v_conv: for all numbers of q, k and v in one array there",
         "W, U": (

@@ -13,8 +13,8 @@ MUTANTS = (
     planted(
         "padding lets the state fade",
         "count distances in real positions",
-        "one = where(real, 1.0 + zeros((b, t), logs), 0.0)",
-        "one = 1.0 + zeros((b, t), logs)",
+        "one = where(real, 1.0 + zeros((b, t), log_decays), 0.0)",
+        "one = 1.0 + zeros((b, t), log_decays)",
         "chunked",
     ),
     planted(
