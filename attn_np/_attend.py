@@ -113,9 +113,12 @@ def attend(
         ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
-    options = causal, window, scale, softcap, rate
+    options = contract.Options(
+        causal=causal, window=window, scale=scale, softcap=softcap, normalize_over=normalize_over,
+        implementation=implementation,
+    )  # fmt: skip
     arrays = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
-    contract.check(arrays, options, normalize_over, implementation, softmax_fn is not None, checked)
+    contract.check(arrays, options, rate, softmax_fn is not None, checked)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
     needed = {"return_weights": return_weights, "normalize_over": normalize_over, "softmax_fn": softmax_fn}

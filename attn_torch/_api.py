@@ -13,7 +13,6 @@ from attn_np.weights import (
     read_pretrained,
     requested_dtype,
     require_own,
-    require_savable,
     write,
 )
 from attn_torch._layer import Layer, Output
@@ -68,7 +67,7 @@ def save(
         module: the layer.
         path: the file.
         layout: name of a foreign layout to write, such as "bert"; None for our own names.
-        layer: number of the layer in the foreign names.
+        layer: number of the layer in the foreign names, 0 by default.
         part: which block of attention, if a layer has several.
         prefix: what to put before the names, such as "blocks.0.attn.".
         finite: refuse NaN and infinities.
@@ -79,7 +78,8 @@ def save(
         ValueError: a path that `load` would not read, such as the name of an index of shards.
         TypeError: no layer of this package, or no path.
     """
-    require_savable(Layer, module, path)
+    expected = f"{__package__}.save: expected a layer of {__package__} first"
+    require_own(Layer, module, expected, "call save(layer, path)")
     values = {key: to_numpy(x) for key, x in module.params().items()}
     write(path, module.config, values, layout=layout, layer=layer, part=part, prefix=prefix, finite=finite)
 

@@ -48,8 +48,12 @@ class Options(Config):
     window: tuple[int | None, int | None] | None
     scale: float | None
     softcap: float | None
+    normalize_over: str
+    implementation: str
 
     def __post_init__(self) -> None:
+        self.one_of("implementation", PATHS)
+        self.one_of("normalize_over", tuple(AXES))
         self.flag("causal")
         self.interval("window")
         self.number("scale")
@@ -57,20 +61,6 @@ class Options(Config):
 
 
 Options.variant = "attend"
-
-
-def check_options(
-    causal: bool, window: tuple[int | None, int | None] | None, scale: float | None, softcap: float | None, rate: float
-) -> None:
-    """Refuse options that have no meaning.
-
-    Raises:
-        ValueError: naming what was expected.
-    """
-    Options(causal=causal, window=window, scale=scale, softcap=softcap)
-    fits = not isinstance(rate, bool) and isinstance(rate, int | float) and 0 <= rate < 1
-    if not fits:
-        raise field_error("attend", "rate in [0, 1)", repr(rate), "it is the share of weights set to 0")
 
 
 def takes_fast_path(
@@ -124,9 +114,8 @@ def check_softmax_fn(has_softmax_fn: bool, sinks: bool, normalize_over: str) -> 
 
 def check(
     specs: Mapping[str, Spec | None],
-    options: tuple[bool, tuple[int | None, int | None] | None, float | None, float | None, float],
-    normalize_over: str,
-    implementation: str,
+    options: Options,
+    rate: float,
     has_softmax_fn: bool,
     checked: Callable[[Config, str | None, Mapping[str, Spec | None]], dict[str, int]],
 ) -> dict[str, int]:
@@ -137,16 +126,15 @@ def check(
 
     Args:
         specs: shape and dtype name of q, k, v, mask, bias, sinks and keep; None for one that was left out.
-        options: the arguments of `check_options`.
+        options: checked when they were made.
+        rate: the dropout rate.
         checked: the tree's function that checks specs against axes and caches the result.
 
     Raises:
         ValueError: a shape that does not fit, or an unknown word.
         TypeError: a dtype that does not fit.
     """
-    one_of("implementation", implementation, PATHS)
-    one_of("normalize_over", normalize_over, tuple(AXES))
-    q, sinks = specs["q"], specs["sinks"]
+    q, sinks, normalize_over = specs["q"], specs["sinks"], options.normalize_over
     axes = 4 if q is None else len(q[0])
     if axes not in (3, 4):
         expected = "q of shape (b, t, h, k), or (b, t, k) for one head"
@@ -170,15 +158,7 @@ def check(
             "share each key/value head among equally many query heads",
         )
     require(sizes["k"] > 0, "attend", "q and k of width at least 1", "width 0", "give them at least one dimension")
-    check_options(*options)
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+        raise field_error("attend", "rate in [0, 1)", repr(rate), "it is the share of weights set to 0")
     check_softmax_fn(has_softmax_fn, sinks is not None, normalize_over)
     return sizes
-
-
-def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a word that is not one of the choices.
-
-    Raises:
-        ValueError: naming them.
-    """
-    require(value in choices, "attend", f"{name} to be one of {', '.join(choices)}", repr(value), f"set {name}=")

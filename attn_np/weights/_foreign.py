@@ -1,6 +1,6 @@
 """Files in the layouts of other libraries: a layer read from one, or written as one."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 
 import numpy as np
@@ -11,12 +11,11 @@ from attn_np.weights import layouts
 from attn_np.weights._caller_config import family_config, infer_config, merge_caller_fields, stated_fields
 from attn_np.weights._cast import DTYPES
 from attn_np.weights._check import Request, WeightFile, checked_cast, common_dtype, require_agreement
-from attn_np.weights._choose_table import choose_table
 from attn_np.weights._errors import ConfigMismatchError, compare_shape
 from attn_np.weights._key_prefix import KeyPrefix, find_part, ignored_keys, locate_layer, prefix_for
 from attn_np.weights._safetensors import write_tensors
 from attn_np.weights._shards import Tensors
-from attn_np.weights.layouts import Table
+from attn_np.weights.layouts import Layout, Table
 from attn_np.weights.layouts._base import Step, steps, unsupported_fields
 
 
@@ -113,6 +112,23 @@ def write_foreign(
     for step in plan:
         arrays |= {place.key(table, key): x for key, x in step.theirs(values).items()}
     write_tensors(file, arrays, layout.metadata)
+
+
+def choose_table(name: str, layout: Layout, variant: str | None, keys: Collection[str]) -> str:
+    """The name of the table for a variant, or for a layout's only one: of several, the first whose keys are there.
+
+    Raises:
+        ValueError: the layout does not have the variant, or has several and none is named.
+    """
+    variants = list(dict.fromkeys(map(layout.variant_of, layout.tables)))
+    tables = layout.tables_of(variants[0] if variant is None and len(variants) == 1 else str(variant))
+    if not tables:
+        todo = f"pass variant=, one of {', '.join(variants)}"
+        raise ValueError(f"weights: expected a variant that layout {name} has, got {variant!r}; {todo}")
+    for table in tables:
+        if all(any(key.endswith(end) for key in keys) for end in layout.tables[table].required_keys()):
+            return table
+    return tables[0]
 
 
 def plan_steps(file: str, name: str, table: Table, config: Config) -> list[Step]:

@@ -83,17 +83,7 @@ def read_pretrained(
 ) -> Pretrained:
     """One layer's attention from a model's folder; nothing else of the model is read.
 
-    Args:
-        path: the folder with `config.json` and the weights, or one file or index in it.
-        layer: the layer's number, from 0.
-        part: which block of attention, if a layer has several, such as "cross".
-        layout: the family, for a `config.json` with an unknown `model_type`.
-        prefix: what comes before the family's keys, if the model is a part of another.
-        allow: fields of `config.json` that are unknown here and leave attention as it is.
-        dtype: the dtype to return; the file's own by default.
-        cast: accept another dtype in the file, rounded once.
-        finite: refuse NaN and infinities.
-        fields: fields of the Config that such a file does not state: `dropout`, `max_positions`.
+    The arguments are those of `attn_np.load_pretrained`.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the folder, or cannot be represented.

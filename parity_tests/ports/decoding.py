@@ -270,7 +270,7 @@ def our_steps(trace: Trace, change: Change | None = None) -> np.ndarray:
         y, cache = end_step(step, layer(new, step=step))
         if isinstance(step, Mistaken):  # what comes next counts as it should
             true = begin_step(case.config, replace(cache, length=step.cache.length), new, np.ones(new.shape[:2], bool))
-            cache = replace(cache, positions=true.positions)
+            cache = replace(cache, positions=true.slot_positions)
         outputs.append(y)
     return np.concatenate(outputs, 1)
 

@@ -11,8 +11,6 @@ from attn_np.contract import Config, get
 from attn_np.weights.layouts._hf_config import HFConfig
 from attn_np.weights.layouts._rearrange import Side, concatenation, parse, rearrange, reverse, shape_of, solve
 
-__all__ = ["Layout", "Step", "Table", "canonical", "differences"]
-
 Names = str | tuple[str, ...]
 # Fields that do not change what a layer computes in evaluation mode: a caller's value goes before a file's.
 TRAINING = ("dropout",)
@@ -55,6 +53,11 @@ class Table:
     def fields(self) -> tuple[str, ...]:
         """The Config fields that a caller may give."""
         return (*self.sizes, *self.flags, *self.counts, *self.free, *TRAINING)
+
+    def required_keys(self) -> list[str]:
+        """The keys of the parameters that every config has."""
+        optional = {name for names in self.flags.values() for name in names}
+        return [key for params, keys, _ in expand_rules(self) if not optional & set(params) for key in keys]
 
 
 @dataclass(frozen=True)
@@ -164,13 +167,15 @@ def as_tuple(names: Names) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
 
 
-def first_params(table: Table) -> set[str]:
-    """The parameters of every rule, with 0 for `{n}`."""
-    return {name.format(n=0) for names in table.rules for name in as_tuple(names)}
+def expand_rules(
+    table: Table, params: Collection[str] | None = None
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], str]]:
+    """The rules for some parameters, as (our names, their keys, pattern): a rule with `{n}` once for every number.
 
-
-def expand_rules(table: Table, params: Collection[str]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], str]]:
-    """The rules for some parameters, as (our names, their keys, pattern): a rule with `{n}` once for every number."""
+    By default the parameters are those of every rule, with 0 for `{n}`.
+    """
+    if params is None:
+        params = {name.format(n=0) for names in table.rules for name in as_tuple(names)}
     for ours, (theirs, pattern) in table.rules.items():
         for n in itertools.count():
             names = tuple(name.format(n=n) for name in as_tuple(ours))
@@ -236,7 +241,7 @@ def infer(table: Table, shapes: Mapping[str, tuple[int, ...]], stated: Mapping[s
     }
     keys_of: dict[str, tuple[str, ...]] = {}
     for _ in table.rules:  # each round may give a letter that another rule waits for
-        for params, keys, pattern in expand_rules(table, first_params(table)):
+        for params, keys, pattern in expand_rules(table):
             keys_of |= dict.fromkeys(params, keys)
             concat = concatenation(pattern)
             if concat and keys[0] in shapes:

@@ -5,8 +5,6 @@ from typing import Any
 from attn_np.weights.layouts._base import Names
 from attn_np.weights.layouts._hf_config import HFConfig
 
-__all__ = ["AROUND", "ELSEWHERE", "PREFIXES", "RULES", "fields"]
-
 BLOCKS = {
     "encoder": "encoder.layers.{layer}.self_attn.",
     "decoder": "decoder.layers.{layer}.self_attn.",
