@@ -9,7 +9,7 @@ import numpy as np
 from attn_np._decode import Cache, begin_step, empty_cache, end_step
 from attn_np._masks import visibility, zero_unseen
 from attn_np._ops import DTYPES, Array, Tape, checked, dtype_name, record, to_dtype, upcast, where
-from attn_np.contract import Config, check_config, check_dtype, declared, within
+from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
 from attn_np.contract._decode import Decodes, check_arguments, check_step
 
 C = TypeVar("C", bound=Config)
@@ -87,11 +87,11 @@ class Layer(Decodes[Array], Generic[C]):
         self.config, self.training, self.dtype = config, True, check_dtype(config.variant, dtype)
         self.rng = np.random.default_rng(rng)
         shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
-        for name in declared(type(self)):
+        for name in annotated_names(type(self)):
             if name not in own and name not in children:
                 setattr(self, name, None)
         for name in own:
-            limit, start = fans[name] ** -0.5, own[name].first()
+            limit, start = fans[name] ** -0.5, own[name].initial()
             if _values is not None:
                 value = _values[name]
             elif start is not None:
@@ -101,7 +101,7 @@ class Layer(Decodes[Array], Generic[C]):
             setattr(self, name, value.astype(DTYPES[self.dtype]))
         for name, child in children.items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
-            sublayers = [self._child(part, within(_values, prefix)) for prefix, part in parts.items()]
+            sublayers = [self._child(part, under_prefix(_values, prefix)) for prefix, part in parts.items()]
             setattr(self, name, sublayers if isinstance(child, list) else sublayers[0])
 
     def _child(self, config: Any, values: dict[str, Array] | None) -> "Layer[Any]":
@@ -109,7 +109,7 @@ class Layer(Decodes[Array], Generic[C]):
         return cls(config, rng=self.rng, dtype=self.dtype, _values=values)
 
     @classmethod
-    def restored(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
+    def from_params(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
         """A layer in evaluation mode with given parameters; the seed is that of dropout, should it be trained."""
         return cls(config, rng=seed, dtype=dtype, _values=values).eval()
 

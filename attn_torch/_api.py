@@ -45,7 +45,7 @@ def build(variant: str, /, *, seed: int = 0, dtype: DType = "float32", device: D
     fields = contract.config(variant, **config)
     name = check_dtype(variant, dtype)
     values = {key: from_numpy(x, device) for key, x in draw(fields, seed, name).items()}
-    return layer_class(fields.variant).restored(fields, values, name, seed)
+    return layer_class(fields.variant).from_params(fields, values, name, seed)
 
 
 def save(
@@ -138,7 +138,7 @@ def load(
     name = check_dtype(file.config.variant, file.dtype or target or "float32")
     values = drain(file.values, lambda x: from_numpy(x, device))
     if into is None:
-        return layer_class(file.config.variant).restored(file.config, values, name)
+        return layer_class(file.config.variant).from_params(file.config, values, name)
     into.set_params(values)
     into.eval()
     return into
@@ -190,7 +190,7 @@ def load_pretrained(
         report(pretrained.report())
     name = check_dtype(pretrained.config.variant, pretrained.dtype)
     values = drain(pretrained.values, lambda x: from_numpy(x, device))
-    return layer_class(pretrained.config.variant).restored(pretrained.config, values, name)
+    return layer_class(pretrained.config.variant).from_params(pretrained.config, values, name)
 
 
 def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from attn_np.contract import Config, check_config, check_dtype, declared, within
+from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
 from attn_np.contract._decode import Decodes, check_arguments, check_step
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
 from attn_torch._masks import visibility, zero_unseen
@@ -91,7 +91,7 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
         check_config(type(self), config)
         self.config, kind = config, DTYPES[check_dtype(config.variant, dtype or "float32")]
         shapes, own, children = config.shapes(), config.own_params(), config.children()
-        for name in declared(type(self)):
+        for name in annotated_names(type(self)):
             if name not in own and name not in children:
                 self.register_parameter(name, None)
         for name in own:
@@ -101,11 +101,11 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
             self._draw()
         for name, child in children.items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
-            sublayers = [self._child(part, within(_values, p), device, kind) for p, part in parts.items()]
+            sublayers = [self._child(part, under_prefix(_values, p), device, kind) for p, part in parts.items()]
             setattr(self, name, torch.nn.ModuleList(sublayers) if isinstance(child, list) else sublayers[0])
 
     @classmethod
-    def restored(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
+    def from_params(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
         """A layer in evaluation mode with given parameters; dropout draws from PyTorch's own generator, not a seed."""
         return cls(config, dtype=dtype, _values=values).eval()
 
@@ -122,7 +122,7 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
         for name, param in self._parameters.items():
             if param is None:
                 continue
-            start, limit = own[name].first(), fans[name] ** -0.5
+            start, limit = own[name].initial(), fans[name] ** -0.5
             if start is None:
                 param.uniform_(-limit, limit)
             else:

@@ -11,14 +11,14 @@ from attn_np.contract._base import Arg as Arg
 from attn_np.contract._base import Config as Config
 from attn_np.contract._base import Param as Param
 from attn_np.contract._base import Preset as Preset
+from attn_np.contract._base import annotated_names as annotated_names
 from attn_np.contract._base import check_config as check_config
 from attn_np.contract._base import check_dtype as check_dtype
 from attn_np.contract._base import check_tokens as check_tokens
 from attn_np.contract._base import checked as checked
-from attn_np.contract._base import declared as declared
 from attn_np.contract._base import field_error as field_error
 from attn_np.contract._base import require as require
-from attn_np.contract._base import within as within
+from attn_np.contract._base import under_prefix as under_prefix
 from attn_np.contract._tape import Scope as Scope
 from attn_np.contract._tape import record as record
 from attn_np.contract._tape import scope as scope

@@ -10,7 +10,7 @@ Array = TypeVar("Array")
 # One spare slot at the end, for entries that are not stored.
 SPARE = 1
 # Kinds of arguments that describe a whole sequence, not a step.
-WHOLE = ("mask", "bias", "keep", "marks")
+WHOLE_SEQUENCE_KINDS = ("mask", "bias", "keep", "marks")
 
 
 def slots(config: Config, max_length: int) -> int:
@@ -30,7 +30,7 @@ def cache_shapes(
     for name, size in {"batch_size": batch_size, "max_length": max_length, **sizes}.items():
         fits = isinstance(size, int) and not isinstance(size, bool) and size >= 1
         require(fits, v, f"{name} to be an integer of at least 1", repr(size), f"set {name}=")
-    why = config.no_cache()
+    why = config.why_no_cache()
     todo = "build it with causal=True" if why == "causal=False" else "see its contract's fields"
     require(bool(config.cached()), v, "a layer that decodes", why, todo)
     known = {**sizes, **config.sizes(), "b": batch_size, "s": slots(config, max_length) + SPARE}
@@ -57,7 +57,7 @@ def check_arguments(config: Config, cache: Any, kind: type, **arguments: Any) ->
     check_unspent(v, cache.spent)
     known = config.arguments() if arguments else {}
     for name, x in arguments.items():
-        if name in known and known[name].kind in WHOLE and x is not None:
+        if name in known and known[name].kind in WHOLE_SEQUENCE_KINDS and x is not None:
             todo = "mark padding by valid=" if name == "mask" else "call the layer on whole sequences"
             raise ValueError(f"{v}: expected step without {name}, got one; {todo}")
     todo = "pass tape={} and read the weights from it"

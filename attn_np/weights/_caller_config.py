@@ -11,7 +11,7 @@ from attn_np.weights._errors import ConfigMismatchError, WeightFileError, compar
 from attn_np.weights._key_prefix import KeyPrefix
 from attn_np.weights._shards import Tensors
 from attn_np.weights.layouts import Layout, Table
-from attn_np.weights.layouts._base import TRAINING, canonical, differences, infer
+from attn_np.weights.layouts._base import TRAINING_FIELDS, canonical, differences, infer
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
 
 # Fields that a caller may give for a layer whose model states the rest.
@@ -67,7 +67,7 @@ def merge_caller_fields(file: str, name: str, table: Table, config: Config, requ
         expected = f"{config.variant!r} as in its {CONFIG}"
         raise ConfigMismatchError(file, "variant", expected, repr(request.variant), todo)
     require_table_fields(file, name, table, config.variant, request.fields)
-    own = {field: value for field, value in request.fields.items() if field in (*TRAINING, *CALLER_FIELDS)}
+    own = {field: value for field, value in request.fields.items() if field in (*TRAINING_FIELDS, *CALLER_FIELDS)}
     if request.config is not None:
         own |= {field: getattr(request.config, field) for field in CALLER_FIELDS if field in config.fields()}
     config = contract.config(config.variant, **(config.as_dict() | own))
@@ -78,7 +78,7 @@ def merge_caller_fields(file: str, name: str, table: Table, config: Config, requ
     return config if request.config is None else request.config
 
 
-def stated_fields(
+def merge_sidecar_fields(
     file: str, name: str, layout: Layout, table: Table, variant: str, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The caller's config fields and those of the `config.json` beside the file, which must agree.

@@ -15,7 +15,7 @@ from attn_np.weights._key_prefix import find_part, locate_layer
 from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files, path_text
 from attn_np.weights._shards import open_tensors
 from attn_np.weights.layouts import Layout
-from attn_np.weights.layouts._base import TRAINING
+from attn_np.weights.layouts._base import TRAINING_FIELDS
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
 
 # Weights that can contain code or are of other libraries.
@@ -101,8 +101,8 @@ def read_pretrained(
     table, config = family.tables[chosen], add_caller_fields(config, fields)
     request = Request(config, config.variant, {}, dtype, cast, finite)
     with open_tensors(file) as tensors:
-        place = locate_layer(tensors, family, table, layer, part, prefix)
-        own, keys, ignored = read_table(tensors, name, table, config, place, prefix, request)
+        key_prefix = locate_layer(tensors, family, table, layer, part, prefix)
+        own, keys, ignored = read_table(tensors, name, table, config, key_prefix, prefix, request)
     return Pretrained(own.path, own.config, str(own.dtype), own.values, name, tuple(keys), tuple(ignored))
 
 
@@ -174,7 +174,7 @@ def add_caller_fields(config: Config, fields: dict[str, Any]) -> Config:
     Raises:
         TypeError: a field that `config.json` states.
     """
-    allowed = {*TRAINING, *CALLER_FIELDS} & set(config.fields())
+    allowed = {*TRAINING_FIELDS, *CALLER_FIELDS} & set(config.fields())
     for name in fields:
         if name not in allowed:
             rule = f"only {', '.join(sorted(allowed))} of {config.variant} beside the fields of {CONFIG}"

@@ -13,7 +13,7 @@ from attn_np.weights.layouts._rearrange import Side, concatenation, parse, rearr
 
 Names = str | tuple[str, ...]
 # Fields that do not change what a layer computes in evaluation mode: a caller's value goes before a file's.
-TRAINING = ("dropout",)
+TRAINING_FIELDS = ("dropout",)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Table:
 
     def fields(self) -> tuple[str, ...]:
         """The Config fields that a caller may give."""
-        return (*self.sizes, *self.flags, *self.counts, *self.free, *TRAINING)
+        return (*self.sizes, *self.flags, *self.counts, *self.free, *TRAINING_FIELDS)
 
     def required_keys(self) -> list[str]:
         """The keys of the parameters that every config has."""
@@ -286,7 +286,7 @@ def measures(config: Config, *change: Any) -> tuple[dict[str, int], dict[str, tu
 def differences(a: Config, b: Config) -> list[str]:
     """The fields in which two configs of one variant differ, without those for training alone."""
     x, y = canonical(a).as_dict(), canonical(b).as_dict()
-    return [name for name in x if name not in TRAINING and x[name] != y[name]]
+    return [name for name in x if name not in TRAINING_FIELDS and x[name] != y[name]]
 
 
 def unsupported_fields(table: Table, config: Config) -> list[str]:

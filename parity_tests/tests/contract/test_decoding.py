@@ -347,7 +347,7 @@ class Numbered:
     def reach(self) -> None:
         return None
 
-    def no_cache(self) -> str:
+    def why_no_cache(self) -> str:
         return ""
 
 
