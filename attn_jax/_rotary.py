@@ -12,8 +12,8 @@ def tables(xp: Any, config: Any, length: int, dtype: str) -> Any:
     by 1e-3 at position 100 000.
     """
     angles = xp.arange(length, dtype=xp.float64)[:, None] * xp.asarray(config.frequencies(length), dtype=xp.float64)
-    turned = xp.stack([xp.cos(angles), xp.sin(angles)]) * config.amplitude()
-    return xp.asarray(turned, dtype=getattr(xp, dtype))
+    cos_sin = xp.stack([xp.cos(angles), xp.sin(angles)]) * config.amplitude()
+    return xp.asarray(cos_sin, dtype=getattr(xp, dtype))
 
 
 def rotation(

@@ -223,6 +223,13 @@ class Config:
         if value not in choices:
             raise field_error(self.variant, f"{name} to be one of {', '.join(choices)}", repr(value), f"set {name}=")
 
+    def divisible(self, name: str, by: str, *, unless: str) -> None:
+        """The first field is a multiple of the second, or a third one is set."""
+        size, divisor = getattr(self, name), getattr(self, by)
+        if getattr(self, unless) is None:
+            got, todo = f"{name}={size}, {by}={divisor}", f"change one of them or set {unless}="
+            require(size % divisor == 0, self.variant, f"{name} divisible by {by}", got, todo)
+
     def flag(self, *names: str) -> None:
         """Each named field is True or False: a word such as "no" would count as True."""
         for name in names:

@@ -148,20 +148,9 @@ class Config(Rotary, mha.Config):
         return weights | ({"w_norm": Param("v", "v", start=1.0)} if self.norm_weight else {})
 
     def arguments(self) -> dict[str, Arg]:
-        if self.rope_base is None:
-            return super().arguments()
-        arguments = {
-            "query": Arg("b t d"),
-            "mask": Arg("b h t t", "mask", optional=True),
-            "bias": Arg("b h t t", "bias", optional=True),
-            "keep": Arg("b h t t", "keep", optional=True),
-        }
-        if self.max_positions is not None:
-            arguments["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
-        return arguments
+        return mha.Config.arguments(self) if self.rope_base is None else super().arguments()
 
     def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
-        self.check_positions(specs.get("positions"))
         if self.rope_base is not None:
             for name in ("key", "value"):
                 todo = "rotary positions are for self-attention: leave it out, or set rope_base=None"
