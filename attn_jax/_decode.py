@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from attn_jax._masks import full_mask
 from attn_jax._ops import (
     Array,
     arange,
-    broadcast_to,
     concatenate,
     concrete,
     cumsum,
@@ -133,7 +133,7 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
         if valid is None and start == longest and start + t <= num_slots:
             return DecodeStep(cache, start, start + t, cache.length + t)
         filled = min(longest + t, num_slots)
-    new = broadcast_to(arange(t, query)[None, :] >= 0, (b, t)) if valid is None else valid
+    new = full_mask(valid, (b, t), query)
     query_positions = cache.length[:, None] + cumsum(new, 1) - 1
     length = query_positions[:, -1] + 1
     if concrete(length):

@@ -3,7 +3,7 @@
 from math import inf
 from typing import Any
 
-from attn_jax._ops import Array, any_over, arange, clip, concatenate, cumsum, reorder, where
+from attn_jax._ops import Array, any_over, arange, broadcast_to, clip, concatenate, cumsum, reorder, where
 from attn_np.contract._band import Band, window_limits
 
 Window = tuple[int | None, int | None] | None
@@ -68,6 +68,11 @@ def visibility(
     stop = clip(at + (s + t if right is None else right) + 1, 0, s)
     queries = count[..., stop] > count[..., start]
     return (queries[:, None] if queries.ndim == 1 else queries.swapaxes(-1, -2)), keys
+
+
+def full_mask(mask: Array | None, shape: tuple[int, ...], like: Array) -> Array:
+    """A mask of this shape: the one that was passed, or True everywhere."""
+    return broadcast_to(arange(shape[-1], like) >= 0 if mask is None else mask, shape)
 
 
 def any_visible(spec: str, allowed: Array) -> Array:

@@ -6,12 +6,11 @@ from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, read_state, real_positions, write_state
 from attn_jax._layer import Layer, cast_output
-from attn_jax._masks import zero_unseen
+from attn_jax._masks import full_mask, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
     arange,
-    broadcast_to,
     concatenate,
     cumsum,
     dtype_name,
@@ -155,7 +154,7 @@ class GatedDeltaRule(Layer[Config]):
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (sizes["b"], sizes["t"]))
+            is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
             q = self.convolve("q", q, self.w_q_conv, is_real, step, tape)
             k = self.convolve("k", k, self.w_k_conv, is_real, step, tape)
             v = self.convolve("v", v, self.w_v_conv, is_real, step, tape)

@@ -7,11 +7,10 @@ from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, read_state, real_positions, write_state
 from attn_np._layer import Layer, cast_output
-from attn_np._masks import zero_unseen
+from attn_np._masks import full_mask, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
-    broadcast_to,
     concatenate,
     constants,
     cumsum,
@@ -218,7 +217,7 @@ class Retention(Layer[Config]):
         k = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_k, self.b_k))
         v = zero_unseen("bt->bthv", real, linear("btd,dhv->bthv", x, self.w_v, self.b_v))
         q, k, v = record(tape, q=q, k=k, v=v)
-        is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (sizes["b"], sizes["t"]))
+        is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
         if c.rope_base is not None:
             cos, sin = rotation(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
@@ -256,7 +255,7 @@ class Retention(Layer[Config]):
         else:
             dcontext = rms_norm_vjp(context, None, c.eps, dnormed)[0]
         dcontext = record(tape, dcontext=dcontext)
-        is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, x.shape[:2])
+        is_real = full_mask(real, x.shape[:2], x)
         dq, dk, dv = self.read_vjp(tape, q * scale, k, v, is_real, dcontext)
         dq = dq * scale
         if c.rope_base is not None:

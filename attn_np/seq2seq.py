@@ -371,12 +371,13 @@ class Seq2Seq(Layer[Config]):
         """The gradients, from those of the outputs and, if it was used, of the returned state."""
         has_state = tape.get("state") is not None
         dy, dlast = cotangent(tape, dy), record(tape, dlast=upcast(dlast))
-        below = self.decoder.run_vjp(scope(tape, "decoder"), dy, dlast)
-        dstate, dtarget = below.inputs["state"], below.inputs["target"]
-        above = self.encoder.run_vjp(scope(tape, "encoder"), below.inputs["memory"], None if has_state else dstate)
-        w = {f"encoder.{name}": value for name, value in above.params.items()}
-        w |= {f"decoder.{name}": value for name, value in below.params.items()}
-        dsource, dtarget = record(tape, dsource=above.inputs["x"], dtarget=dtarget)
+        decoder_grads = self.decoder.run_vjp(scope(tape, "decoder"), dy, dlast)
+        dstate, dtarget = decoder_grads.inputs["state"], decoder_grads.inputs["target"]
+        dmemory, dencoder_state = decoder_grads.inputs["memory"], None if has_state else dstate
+        encoder_grads = self.encoder.run_vjp(scope(tape, "encoder"), dmemory, dencoder_state)
+        w = {f"encoder.{name}": value for name, value in encoder_grads.params.items()}
+        w |= {f"decoder.{name}": value for name, value in decoder_grads.params.items()}
+        dsource, dtarget = record(tape, dsource=encoder_grads.inputs["x"], dtarget=dtarget)
         dinputs = {"source": dsource, "target": dtarget}
         if self.embedding is not None:
             from_source = take_vjp(self.embedding, tape["source_tokens"], dinputs.pop("source"))

@@ -5,8 +5,8 @@ from jaxtyping import Bool, Float
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import attention_mask
-from attn_np._ops import Array, Tape, arange, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
+from attn_np._masks import attention_mask, full_mask
+from attn_np._ops import Array, Tape, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, sigmoid_vjp
 from attn_np.contract.sigmoid_attention import Config
 
@@ -49,10 +49,9 @@ class SigmoidAttention(Layer[Config]):
 
         def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
             if allowed is None:
-                allowed = arange(sizes["s"], scores) >= 0
+                allowed = full_mask(None, scores.shape, scores)
             if c.offset is None:
-                # 1 for every visible key, in the dtype of the scores.
-                ones = where(allowed, where(allowed, 1.0, scores), 0.0)
+                ones = where(allowed, 1.0 + zeros(scores.shape, scores), 0.0)
                 count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
                 shifted = scores - log(maximum(count, 1.0))[..., None]
             else:

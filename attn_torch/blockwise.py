@@ -7,13 +7,11 @@ from jaxtyping import Bool, Float
 from attn_np.contract.blockwise import Config
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, cast_output, prepare_inputs
-from attn_torch._masks import any_visible, attention_mask, zero_unseen
+from attn_torch._masks import any_visible, attention_mask, full_mask, zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
     amax,
-    arange,
-    broadcast_to,
     concatenate,
     dtype_name,
     einsum,
@@ -52,9 +50,8 @@ class BlockwiseAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         (b, t, width), s = q.shape, k.shape[1]
         factor = 1 / sqrt(width) if c.scale is None else c.scale
-        everything = arange(s, q)[None, None, :] >= 0
         mask = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
-        allowed = broadcast_to(everything if mask is None else mask, (b, t, s))
+        allowed = full_mask(mask, (b, t, s), q)
         q = zero_unseen("bts->btk", allowed, q)
         k, v = zero_unseen("bts->bsk", allowed, k), zero_unseen("bts->bsv", allowed, v)
         q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)

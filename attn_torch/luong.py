@@ -4,12 +4,11 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.luong import Config
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._masks import unmasked_by_bias, zero_unseen
+from attn_torch._masks import full_mask, unmasked_by_bias, zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
     arange,
-    broadcast_to,
     cumsum,
     dropout,
     dtype_name,
@@ -26,8 +25,7 @@ from attn_torch._ops import (
 
 def visible_positions(allowed: Array | None, like: Array, shape: tuple[int, int, int]) -> tuple[Array, Array, Array]:
     """The keys that each query sees, `b t s`; their positions among these, from 1; and how many they are."""
-    visible = arange(shape[2], like) >= 0 if allowed is None else allowed
-    visible = broadcast_to(visible, shape)
+    visible = full_mask(allowed, shape, like)
     return visible, cumsum(visible, 2), visible.sum(2)
 
 

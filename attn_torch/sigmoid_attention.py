@@ -6,8 +6,8 @@ from attn_np.contract.sigmoid_attention import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._masks import attention_mask
-from attn_torch._ops import Array, Tape, arange, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
+from attn_torch._masks import attention_mask, full_mask
+from attn_torch._ops import Array, Tape, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
 
 
 class SigmoidAttention(Layer[Config]):
@@ -48,10 +48,9 @@ class SigmoidAttention(Layer[Config]):
 
         def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
             if allowed is None:
-                allowed = arange(sizes["s"], scores) >= 0
+                allowed = full_mask(None, scores.shape, scores)
             if c.offset is None:
-                # 1 for every visible key, in the dtype of the scores.
-                ones = where(allowed, where(allowed, 1.0, scores), 0.0)
+                ones = where(allowed, 1.0 + zeros(scores.shape, scores), 0.0)
                 count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
                 shifted = scores - log(maximum(count, 1.0))[..., None]
             else:

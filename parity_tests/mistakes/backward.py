@@ -200,8 +200,8 @@ MUTANTS = (
     seq2seq(
         "gradient of the encoder's last state lost",
         "the decoder began with the encoder's last state: send its gradient there",
-        "None if has_state else dstate)\n        w =",
-        "None)\n        w =",
+        "dencoder_state)",
+        "None)",
     ),
     at("seq2seq.py", "seq2seq", "words", trees=NUMPY)(
         "embedding's gradient from the targets lost",
