@@ -190,11 +190,11 @@ def layer_norm_vjp(
 
 def lerp_vjp(a: Array, b: Array, z: Array, dy: Array) -> tuple[Array, Array, Array]:
     """y = a + z (b - a), so dy/da = 1 - z, dy/db = z and dy/dz = b - a."""
-    return rest_of(z, dy), z * dy, dy * (b - a)
+    return one_minus_z_times(z, dy), z * dy, dy * (b - a)
 
 
 @primitive
-def rest_of(z: Array, dy: Array) -> Array:
+def one_minus_z_times(z: Array, dy: Array) -> Array:
     """(1 - z) dy, in the form that differentiating a + z (b - a) gives."""
     return dy - z * dy
 
@@ -254,28 +254,32 @@ def value_and_vjp(
             output are kept in memory, and not every array that the backward pass reads.
     """
     if not recompute:
-        called, tape = bound(layer, lambda part: part.rng), Residuals()
-        y = called(*inputs, tape=tape, **options)
-        return y, lambda *cotangents: called.vjp(copy(tape), *cotangents)
+        layer_copy, tape = shallow_copy(layer, lambda part: part.rng), Residuals()
+        y = layer_copy(*inputs, tape=tape, **options)
+        return y, lambda *cotangents: layer_copy.vjp(copy(tape), *cotangents)
 
-    called = bound(layer, lambda part: ReplayedGenerator(part.rng))
-    y = called(*inputs, **options)
+    layer_copy = shallow_copy(layer, lambda part: ReplayedGenerator(part.rng))
+    y = layer_copy(*inputs, **options)
 
     def pull(*cotangents: np.ndarray) -> Grads:
-        tape, again = Residuals(), bound(called, lambda part: part.rng.replay())
+        tape, again = Residuals(), shallow_copy(layer_copy, lambda part: part.rng.replay())
         again(*inputs, tape=tape, **options)
         return again.vjp(tape, *cotangents)
 
     return y, pull
 
 
-def bound(layer: Any, generator: Callable[[Any], Any]) -> Any:
-    """A layer bound to the same parameter arrays, whatever is set in the first one later, with other generators."""
+def shallow_copy(layer: Any, make_rng: Callable[[Any], Any]) -> Any:
+    """A copy with the same parameter arrays, whatever is set in the layer later, and with other generators."""
     twin = copy(layer)
-    twin.rng = generator(layer)
+    twin.rng = make_rng(layer)
     for name in layer.config.children():
         parts = getattr(layer, name)
-        twins = [bound(part, generator) for part in parts] if isinstance(parts, list) else bound(parts, generator)
+        twins = (
+            [shallow_copy(part, make_rng) for part in parts]
+            if isinstance(parts, list)
+            else shallow_copy(parts, make_rng)
+        )
         setattr(twin, name, twins)
     return twin
 
@@ -295,7 +299,7 @@ class ReplayedGenerator:
         return numbers
 
     def replay(self) -> Any:
-        """What draws the same arrays once more."""
+        """A generator that draws the same arrays once more."""
         states, bits = iter(self.states), deepcopy(self.source)
 
         def random(shape: tuple[int, ...]) -> np.ndarray:

@@ -40,8 +40,8 @@ MUTANTS = (
     rules(
         "gradients of new and old state exchanged",
         "h = (1 - z) n + z h: the new state gets (1 - z) g, the old one z g",
-        "return rest_of(z, dy), z * dy,",
-        "return z * dy, rest_of(z, dy),",
+        "return one_minus_z_times(z, dy), z * dy,",
+        "return z * dy, one_minus_z_times(z, dy),",
         variant="gru",
         example="stacked",
     ),
