@@ -268,8 +268,8 @@ def _visible(
 ) -> Array | None:
     """Who sees whom, broadcastable to `b g n c`; None for all."""
     key, query = plan.first_key(j) + jnp.arange(plan.keys), i * plan.queries + jnp.arange(plan.queries)[:, None]
-    query_at = query + plan.s - plan.t
-    ahead = key - query_at
+    query_positions = query + plan.s - plan.t
+    ahead = key - query_positions
     limits: list[Array] = [query < plan.t] if plan.ragged[0] else []
     limits += [key >= j * plan.keys] if plan.ragged[1] else []
     limits += [] if plan.left is None else [ahead >= -plan.left]
@@ -284,7 +284,7 @@ def _visible(
                 return _cut(_pad(x, 1, plan.blocks * plan.queries), 1, i * plan.queries, plan.queries)
             return x if axes == "b" else _cut(x, 1, plan.first_key(j), plan.keys)
 
-        limits += [visible_pairs(_pattern(plan, of_block, places), query_at.T, key[None])[:, :, None]]
+        limits += [visible_pairs(_pattern(plan, of_block, places), query_positions.T, key[None])[:, :, None]]
     return None if not limits else _rows(plan, reduce(and_, limits))
 
 

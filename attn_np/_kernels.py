@@ -298,8 +298,8 @@ def outside_pattern(args: Arguments, block: Block, keys: Span) -> Array | None:
         return None
     ahead, parts = args.band.s - args.band.t, {"t": slice(*queries), "s": slice(*keys)}
     part = pattern.map(lambda axes, x: of_rows(x, block)[(slice(None), *(parts[a] for a in axes.split()[1:]))])
-    query_at = np.arange(queries.start + ahead, queries.stop + ahead, dtype=np.int32)
-    return ~visible_pairs(part, query_at[None], np.arange(keys.start, keys.stop, dtype=np.int32)[None])
+    query_positions = np.arange(queries.start + ahead, queries.stop + ahead, dtype=np.int32)
+    return ~visible_pairs(part, query_positions[None], np.arange(keys.start, keys.stop, dtype=np.int32)[None])
 
 
 def halves(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, Span, Array | None]]:

@@ -3,7 +3,6 @@
 from math import inf
 from typing import Any
 
-from attn_np._decode import DecodeStep, token_positions
 from attn_np._ops import (
     Array,
     amax,
@@ -33,7 +32,7 @@ def attention_mask(
     causal: bool = False,
     window: Window = None,
     pattern: Pattern | None = None,
-    step: DecodeStep | None = None,
+    step: Any = None,
     head_axis: bool = True,
 ) -> Array | None:
     """Mask, causality, window and pattern as one boolean array, broadcastable to the scores; None if every key is
@@ -50,9 +49,8 @@ def attention_mask(
     elif left is not None or right is not None:
         s = s if step is None else step.start + t
         offset = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
-        limits = offset == offset
-        limits = limits if right is None else limits & (offset <= right)
-        limits = limits if left is None else limits & (offset >= -left)
+        left, right = s if left is None else left, t if right is None else right  # offsets go from 1 - s to t - 1
+        limits = (offset >= -left) & (offset <= right)
     if pattern is not None:
         pairs = visible_pairs(pattern, *token_positions(t, s, like=like, step=step))
         pairs = pairs if head_axis else pairs[:, 0]
@@ -60,13 +58,25 @@ def attention_mask(
     return mask if limits is None else limits if mask is None else limits & mask
 
 
-def visible_pairs(pattern: Pattern, query_at: Array, key_at: Array) -> Array:
+def token_positions(t: int, s: int, *, like: Array, step: Any = None) -> tuple[Array, Array]:
+    """The positions of queries and keys, each `1 t` or `b t`: query i is at i + s - t, the last query at the last key.
+
+    In a step the cache gives them; -1 for an empty slot.
+    """
+    if step is not None:
+        if step.start is None:
+            return step.query_positions, step.key_positions
+        s = step.start + t
+    return arange(t, like)[None, :] + (s - t), arange(s, like)[None, :]
+
+
+def visible_pairs(pattern: Pattern, query_positions: Array, key_positions: Array) -> Array:
     """Which queries see which keys by a pattern, `b 1 t s` with axes of 1, at the positions `b t` and `b s`."""
 
     def laid_out(axes: str, x: Array) -> Array:
         return x[:, None, None, None] if axes == "b" else x[:, None, :, None] if axes == "b t" else x[:, None, None, :]
 
-    return pattern.map(laid_out).allows(query_at[:, None, :, None], key_at[:, None, None, :])
+    return pattern.map(laid_out).allows(query_positions[:, None, :, None], key_positions[:, None, None, :])
 
 
 def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like: Array) -> Truth:
@@ -81,8 +91,8 @@ def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like:
             low, high = (ends[:, :, None] if axes == "b t" else ends[:, None] for ends in block_ends(x, sizes[axes]))
         return Truth(high, low) if "bool" in str(x.dtype) else Interval(low, high)
 
-    query_at, key_at = token_positions(t, s, like=like)
-    known = pattern.map(summary).allows(summary("b t", query_at), summary("b s", key_at))
+    query_positions, key_positions = token_positions(t, s, like=like)
+    known = pattern.map(summary).allows(summary("b t", query_positions), summary("b s", key_positions))
     blocks, key_blocks = (arange(-(-length // size), like) for length, size in ((t, queries), (s, keys)))
     nowhere = (blocks[:, None] < 0) | (key_blocks < 0)
     return Truth(known.some | nowhere, known.every | nowhere)
@@ -139,6 +149,11 @@ def visibility(
     stop = clip(at + (s + t if right is None else right) + 1, 0, s)
     queries = count[..., stop] > count[..., start]
     return (queries[:, None] if queries.ndim == 1 else queries.swapaxes(-1, -2)), keys
+
+
+def full_mask(mask: Array | None, shape: tuple[int, ...], like: Array) -> Array:
+    """A mask of this shape: the one that was passed, or True everywhere."""
+    return broadcast_to(arange(shape[-1], like) >= 0 if mask is None else mask, shape)
 
 
 def any_visible(spec: str, allowed: Array) -> Array:

@@ -3,9 +3,9 @@
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, arange, broadcast_to, dtype_name, linear, record, scope
-from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, total
+from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, total
 from attn_np.contract._patterns import GlobalKeys, GlobalQueries, Window
 from attn_np.contract.longformer import Config
 
@@ -40,20 +40,22 @@ class LongformerAttention(Layer[Config]):
         return_weights: bool = False,
         implementation: str = "auto",
     ) -> Output:
-        n = self.check(query=query, global_mask=global_mask, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, global_mask=global_mask, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        is_global = broadcast_to(arange(1, query) > 0 if global_mask is None else global_mask, (n["b"], n["t"]))
+        is_global = broadcast_to(arange(1, query) > 0 if global_mask is None else global_mask, (sizes["b"], sizes["t"]))
         # Each query belongs to one of the two patterns and sees no key in the other.
         window, from_global = Window(c.half_window, c.half_window), GlobalQueries(is_global)
         local = (window | GlobalKeys(is_global)) & ~from_global
-        query, key, value = inputs(tape, "bhts", query, mask=mask, pattern=window | GlobalKeys(is_global) | from_global)
+        query, key, value = prepare_inputs(
+            tape, "bhts", query, mask=mask, pattern=window | GlobalKeys(is_global) | from_global
+        )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         q_global = linear("btd,dhk->bthk", query, self.w_q_global, self.b_q_global)
         k_global = linear("bsd,dhk->bshk", key, self.w_k_global, self.b_k_global)
         v_global = linear("bsd,dhv->bshv", value, self.w_v_global, self.b_v_global)
-        keep = record(tape, keep=self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query))
+        keep = record(tape, keep=self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query))
         local_context, weights = attend(
             q, k, v, mask=mask, bias=bias, pattern=local, scale=c.scale, keep=keep, rate=c.dropout,
             tape=scope(tape, "local"), implementation=implementation, return_weights=return_weights,
@@ -66,7 +68,7 @@ class LongformerAttention(Layer[Config]):
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         if weights is not None and weights_global is not None:
             weights = weights + weights_global
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse; that of the context goes into both patterns."""
@@ -87,4 +89,4 @@ class LongformerAttention(Layer[Config]):
         dkey = total(dkey, dx)
         dx, w["w_q_global"], w["b_q_global"] = linear_vjp("btd,dhk->bthk", query, self.w_q_global, self.b_q_global, dq)
         dquery = total(dquery, dx)
-        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from attn_np.contract._patterns import GlobalKeys, GlobalQueries, Window
 from attn_np.contract.longformer import Config
 from attn_torch._attend import attend
-from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._ops import Array, Tape, arange, broadcast_to, dtype_name, linear, record, scope
 
 
@@ -39,20 +39,22 @@ class LongformerAttention(Layer[Config]):
         return_weights: bool = False,
         implementation: str = "auto",
     ) -> Output:
-        n = self.check(query=query, global_mask=global_mask, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, global_mask=global_mask, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        is_global = broadcast_to(arange(1, query) > 0 if global_mask is None else global_mask, (n["b"], n["t"]))
+        is_global = broadcast_to(arange(1, query) > 0 if global_mask is None else global_mask, (sizes["b"], sizes["t"]))
         # Each query belongs to one of the two patterns and sees no key in the other.
         window, from_global = Window(c.half_window, c.half_window), GlobalQueries(is_global)
         local = (window | GlobalKeys(is_global)) & ~from_global
-        query, key, value = inputs(tape, "bhts", query, mask=mask, pattern=window | GlobalKeys(is_global) | from_global)
+        query, key, value = prepare_inputs(
+            tape, "bhts", query, mask=mask, pattern=window | GlobalKeys(is_global) | from_global
+        )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         q_global = linear("btd,dhk->bthk", query, self.w_q_global, self.b_q_global)
         k_global = linear("bsd,dhk->bshk", key, self.w_k_global, self.b_k_global)
         v_global = linear("bsd,dhv->bshv", value, self.w_v_global, self.b_v_global)
-        keep = record(tape, keep=self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query))
+        keep = record(tape, keep=self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query))
         local_context, weights = attend(
             q, k, v, mask=mask, bias=bias, pattern=local, scale=c.scale, keep=keep, rate=c.dropout,
             tape=scope(tape, "local"), implementation=implementation, return_weights=return_weights,
@@ -65,4 +67,4 @@ class LongformerAttention(Layer[Config]):
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         if weights is not None and weights_global is not None:
             weights = weights + weights_global
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

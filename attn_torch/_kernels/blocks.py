@@ -124,8 +124,10 @@ class Blocked:
             return allowed
         at = {"b t": (slice(None), block.t), "b s": (slice(None), block.s), "b": (slice(None),)}
         part = self.pattern.map(lambda axes, x: of_rows(x, block.b)[at[axes]])
-        query_at = torch.arange(block.t.start, block.t.stop, device=self.q.device) + (self.s - self.t)
-        pairs = visible_pairs(part, query_at[None], torch.arange(self.s, device=self.q.device)[None, block.s])[:, None]
+        query_positions = torch.arange(block.t.start, block.t.stop, device=self.q.device) + (self.s - self.t)
+        pairs = visible_pairs(part, query_positions[None], torch.arange(self.s, device=self.q.device)[None, block.s])[
+            :, None
+        ]
         return pairs if allowed is None else pairs & allowed
 
     def with_sink(self, block: Block) -> Block:

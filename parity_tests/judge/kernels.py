@@ -5,7 +5,8 @@ that the textbook derives for the type. What a call may ask for are a few switch
 tried. Sizes, the scale and how hard the numbers are on the arithmetic are drawn, and so is what kernels are written
 wrong for: rows of the batch with numbers of other sizes, keys that some heads alone may see, axes of length 1, windows
 that end where the lengths do, patterns of every kind, and NaN at every key and query that is hidden from all. In rounds
-of an even seed the blocks are so small that these sizes fill several, the last in part; in the others they are the path's own.
+of an even seed the blocks are so small that these sizes fill several, the last in part; in the others they are the
+path's own.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
