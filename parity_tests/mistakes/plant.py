@@ -30,6 +30,11 @@ WORDS = {
 }
 
 
+def allowing(kind: str, condition: str) -> str:
+    """The source of a pattern as another one, but for the condition on `query` and `key`, the positions."""
+    return f'type("Other{kind}", ({kind},), {{"allows": lambda self, query, key: {condition}}})'
+
+
 @dataclass(frozen=True)
 class Mutant:
     """One planted bug.

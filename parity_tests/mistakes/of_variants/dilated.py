@@ -1,34 +1,35 @@
 """Mistakes that stand in dilated's own file, or that its examples alone can show."""
 
-from parity_tests.mistakes.plant import NUMPY, at
+from parity_tests.mistakes.plant import NUMPY, allowing, at
 
 both, causal = at("dilated.py", "dilated", "both"), at("dilated.py", "dilated", "causal")
 COUNT = "count the reach in steps of the dilation: left * dilation positions to the left"
+REACH = "left, right = (None if n is None else n * c.dilation for n in (left, right))"
 MUTANTS = (
-    causal("reach of a dilated window counted in positions", COUNT, "offset >= -left * c.dilation", "offset >= -left"),
+    causal("reach of a dilated window counted in positions", COUNT, REACH, "left, right = left, right"),
     both(
         "one step more to the right than asked for",
         "see no key beyond right * dilation positions",
-        "offset <= right * c.dilation",
-        "offset < (right + 1) * c.dilation + 1",
+        REACH,
+        "left, right = (None if n is None else (n + i) * c.dilation for i, n in enumerate((left, right)))",
     ),
     both(
         "dilated keys counted from the first position",
         "take whole dilations from the query's own position: (s - t) mod dilation is 0",
-        "in_window = offset % c.dilation == 0",
-        "in_window = (key_positions[:, None, :] + 0 * offset) % c.dilation == 0",
+        "Dilated(c.dilation)",
+        allowing("Dilated", "key % self.step == 0 * query") + "(c.dilation)",
     ),
     both(
         "gaps of the window forgotten",
         "a dilated window hides the positions between its steps",
-        "in_window = offset % c.dilation == 0",
-        "in_window = offset == offset",
+        "Dilated(c.dilation)",
+        "Dilated(1)",
     ),
     causal(
         "pattern of the dilation forgotten where a mask is given",
         "apply the given mask and the pattern together",
-        "in_window[:, None] & mask",
-        "mask",
+        "Dilated(c.dilation)",
+        "Dilated(c.dilation) if mask is None else None",
     ),
     both(
         "dropped weights kept in the backward of a dilated window",

@@ -1,41 +1,40 @@
 """Mistakes that stand in prefix's own file, or that its examples alone can show."""
 
-from parity_tests.mistakes.plant import NUMPY, at
+from parity_tests.mistakes.plant import NUMPY, allowing, at
 
 split, wide = at("prefix.py", "prefix", "split"), at("prefix.py", "prefix", "wide")
-NEAR = "visible = in_prefix[:, None, :] | (key_positions[:, None, :] <= query_positions[:, :, None])"
+NEAR = "Prefix(prefix) | Causal()"
 BORDER = "the prefix has as many positions as its number says: those below it, counted from 0"
 MUTANTS = (
     split(
         "prefix one position too long",
         BORDER,
-        "in_prefix = key_positions < prefix[:, None]",
-        "in_prefix = key_positions <= prefix[:, None]",
+        "Prefix(prefix)",
+        allowing("Prefix", "key <= self.length") + "(prefix)",
     ),
     split(
         "prefix seen by what follows it alone",
         "let the prefix see itself in both directions, or it stays causal",
         NEAR,
-        "visible = key_positions[:, None, :] <= query_positions[:, :, None] + 0 * prefix[:, None, None]",
+        "Causal()",
     ),
     wide(
         "prefix that sees everything",
         "hide what follows the prefix from it: only keys are in the prefix or not",
-        NEAR,
-        "visible = in_prefix[:, :, None] | in_prefix[:, None, :]"
-        " | (key_positions[:, None, :] <= query_positions[:, :, None])",
+        "Prefix(prefix)",
+        allowing("Prefix", "(key < self.length) | (query < self.length)") + "(prefix)",
     ),
     split(
         "prefix of the first sequence used for all",
         "give each sequence of a batch the length of its own prefix",
-        "in_prefix = key_positions < prefix[:, None]",
-        "in_prefix = key_positions < prefix[:1, None]",
+        "Prefix(prefix)",
+        "Prefix(0 * prefix + prefix[:1])",
     ),
     split(
         "prefix forgotten where a mask is given",
         "apply the given mask and the prefix together",
-        "visible[:, None] & mask",
-        "mask",
+        NEAR,
+        f"({NEAR}) if mask is None else None",
     ),
     wide(
         "scale of a prefix's scores left out of the backward",

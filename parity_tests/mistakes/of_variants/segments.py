@@ -1,33 +1,33 @@
 """Mistakes that stand in segments's own file, or that its examples alone can show."""
 
-from parity_tests.mistakes.plant import NUMPY, at
+from parity_tests.mistakes.plant import NUMPY, allowing, at
 
 both, causal = at("segments.py", "segments", "both"), at("segments.py", "segments", "causal")
-NEAR = "same_segment = segments[:, :, None] == key_segments[:, None, :]"
+NEAR, ARRAYS = "Documents(segments, key_segments)", "(segments, key_segments)"
 MUTANTS = (
     both(
         "documents packed before the own one seen, too",
         "compare the numbers of the documents for equality",
         NEAR,
-        NEAR.replace("==", ">="),
+        allowing("Documents", "self.queries >= self.keys") + ARRAYS,
     ),
     both(
         "keys of all the other documents seen instead of the own ones",
         "True = may attend: a query sees the keys with the number of its own document",
         NEAR,
-        NEAR.replace("==", "!="),
+        allowing("Documents", "self.queries != self.keys") + ARRAYS,
     ),
     both(
         "documents of the first batch row used for all rows",
         "every sequence of a batch is packed in its own way",
         NEAR,
-        "same_segment = segments[:1, :, None] == key_segments[:1, None, :]",
+        "Documents(0 * segments + segments[:1], 0 * key_segments + key_segments[:1])",
     ),
     causal(
         "documents forgotten where a mask is given",
         "apply the given mask and the borders of the documents together",
-        "same_segment[:, None] & mask",
-        "mask",
+        NEAR,
+        f"{NEAR} if mask is None else None",
     ),
     causal(
         "causality forgotten within a document",
