@@ -28,7 +28,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from attn_np.contract._base import INTEGERS, Spec, require
+from attn_np.contract._band import FAR, window_limits
+from attn_np.contract._base import INTEGERS, Spec, field_error, require
 
 
 class Truth:
@@ -196,6 +197,18 @@ def from_words(words: str, array: Callable[[str], Any]) -> Pattern:
     return read("")
 
 
+def whole_number(pattern: Pattern, name: str, least: int, optional: bool = False) -> None:
+    """Refuse a field that is not a whole number from `least`.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    value = getattr(pattern, name)
+    fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    expected = f"{name} to be a whole number from {least}" + (", or None for no limit" if optional else "")
+    require(fits or (optional and value is None), type(pattern).__name__, expected, repr(value), f"set {name}")
+
+
 def check_pattern(
     owner: str, pattern: Any, sizes: Mapping[str, int], spec_of: Callable[[str, str, Any], Spec | None]
 ) -> None:
@@ -214,7 +227,8 @@ def check_pattern(
         spec = spec_of(owner, "an array of the pattern", x)
         shape, dtype = spec if spec is not None else ((), "None")
         fits = tuple(sizes[letter] for letter in axes.split())
-        require(shape == fits, owner, f"an array of the pattern of shape {axes} = {fits}", str(shape), "reshape it")
+        if shape != fits:
+            raise field_error(owner, f"an array of the pattern of shape {axes} = {fits}", shape, "reshape it")
         if dtype not in (*INTEGERS, "bool"):
             raise TypeError(
                 f"{owner}: expected integers or booleans in a pattern's array {axes}, got {dtype}; convert it"
@@ -268,14 +282,18 @@ class Window(Pattern):
     left: int | None = None
     right: int | None = None
 
+    def __post_init__(self) -> None:
+        whole_number(self, "left", 0, optional=True)
+        whole_number(self, "right", 0, optional=True)
+
     def allows(self, query: Any, key: Any) -> Any:
+        left, right = window_limits((self.left, self.right))
         ahead = key - query
-        before = ahead == ahead if self.left is None else ahead >= -self.left
-        return before if self.right is None else before & (ahead <= self.right)
+        return (ahead >= -(FAR if left is None else left)) & (ahead <= (FAR if right is None else right))
 
     @property
     def sees_itself(self) -> bool:
-        return (self.left is None or self.left >= 0) and (self.right is None or self.right >= 0)
+        return True
 
 
 def Causal() -> Window:
@@ -289,8 +307,12 @@ class Chunks(Pattern):
 
     size: int
 
+    def __post_init__(self) -> None:
+        whole_number(self, "size", 1)
+
     def allows(self, query: Any, key: Any) -> Any:
-        return query // self.size == key // self.size
+        size = min(self.size, FAR)
+        return query // size == key // size
 
     @property
     def sees_itself(self) -> bool:
@@ -303,8 +325,12 @@ class Dilated(Pattern):
 
     step: int
 
+    def __post_init__(self) -> None:
+        whole_number(self, "step", 1)
+
     def allows(self, query: Any, key: Any) -> Any:
-        return key % self.step == query % self.step
+        step = min(self.step, FAR)
+        return key % step == query % step
 
     @property
     def sees_itself(self) -> bool:

@@ -1,0 +1,174 @@
+"""Patterns: what intervals say of blocks is true, what is hidden is skipped, and a pattern of a user's own works."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attn_torch
+from attn_np import _kernels as numpy_kernels
+from attn_np import patterns
+from attn_np._masks import block_table, visible_pairs
+from attn_np.contract._patterns import Interval, Pattern, from_words
+from parity_tests.judge import kernels
+from parity_tests.tests.inputs import TREES, Tree
+
+
+@dataclass(frozen=True)
+class Strided(Pattern):
+    """Every so many positions, and only the later half of the keys: of a user's own."""
+
+    stride: int
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return (abs(query - key) % self.stride == 0) & (2 * key >= query)
+
+
+def drawn(seed: int) -> tuple[Pattern, np.ndarray, int, int]:
+    rng = np.random.default_rng(seed)
+    t, s = (int(n) for n in rng.integers(1, 40, 2))
+    return *kernels.drawn_pattern(rng, 2, t, s), t, s
+
+
+EXPRESSIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "differences": lambda q, k: (q - k <= 3) & (k - q < 5),
+    "distances": lambda q, k: (abs(q - k) > 2) | (q == k),
+    "quotients": lambda q, k: ~(q // 3 != k // 3),
+    "remainders": lambda q, k: (q + 2 * k) % 5 >= 3,
+    "a product": lambda q, k: (-3 * q + k * 2 >= -7) & (4 - q < k),
+}
+
+
+@given(
+    st.sampled_from(sorted(EXPRESSIONS)), st.integers(0, 20), st.integers(0, 9), st.integers(0, 20), st.integers(0, 9)
+)
+@settings(max_examples=200, deadline=None)
+def test_intervals_say_nothing_false(name: str, q: int, more_q: int, k: int, more_k: int) -> None:
+    """What some pair meets may be met, and what is met by every pair is; a single pair is decided."""
+    condition = EXPRESSIONS[name]
+    ends = [np.asarray([x]) for x in (q, q + more_q, k, k + more_k)]
+    known = condition(Interval(*ends[:2]), Interval(*ends[2:]))
+    met = condition(np.arange(q, q + more_q + 1)[:, None], np.arange(k, k + more_k + 1))
+    assert known.some[0] >= met.any()
+    assert known.every[0] <= met.all()
+    if more_q == more_k == 0:
+        assert known.some[0] == known.every[0] == met.all()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_block_table_and_pairs(seed: int) -> None:
+    pattern, want, t, s = drawn(seed)
+    at = (np.arange(t) + (s - t))[None], np.arange(s)[None]
+    pairs = np.broadcast_to(visible_pairs(pattern, *at), (2, 1, t, s))
+    np.testing.assert_array_equal(pairs, want)
+    table = block_table(pattern, t, s, 4, 3, like=np.zeros(1))
+    for i, j in np.ndindex(-(-t // 4), -(-s // 3)):
+        block = pairs[:, 0, 4 * i : 4 * i + 4, 3 * j : 3 * j + 3].reshape(2, -1)
+        some, every = (np.broadcast_to(x[:, i, j], 2) for x in (table.some, table.every))
+        assert (some >= block.any(1)).all()
+        assert (every <= block.all(1)).all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_words_and_arrays_are_the_pattern(seed: int) -> None:
+    pattern, want, t, s = drawn(seed)
+    arrays = iter([x for _, x in pattern.arrays()])
+    again = from_words(pattern.words(), lambda axes: next(arrays))
+    at = (np.arange(t) + (s - t))[None], np.arange(s)[None]
+    np.testing.assert_array_equal(np.broadcast_to(visible_pairs(again, *at), want.shape), want)
+
+
+def blocks_met(pattern: Pattern, t: int) -> int:
+    """How many scores NumPy's kernel computes."""
+    q = np.zeros((1, t, 1, 2))
+    arguments = numpy_kernels.Arguments(
+        q, q, q, None, None, numpy_kernels.Band(t, t), pattern, scale=1.0, softcap=None, sinks=None, log_base=1.0
+    )
+    found = 0
+    for block in numpy_kernels.query_blocks(arguments, 1):
+        for part, keys, _ in numpy_kernels.visible_blocks(arguments, block):
+            found += numpy_kernels.size(part.queries) * numpy_kernels.size(keys)
+    return found
+
+
+LINEAR: dict[str, Callable[[int], Pattern]] = {
+    "chunks": lambda t: patterns.Chunks(128),
+    "window": lambda t: patterns.Window(64, 64),
+    "documents": lambda t: patterns.Documents(*[np.arange(t)[None] // 100] * 2),
+    "global": lambda t: patterns.Window(64, 64) | patterns.GlobalKeys(np.arange(t)[None] == 7),
+    "dilated": lambda t: patterns.Dilated(4) & patterns.Window(64, 64),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_cost_grows_with_the_length(name: str) -> None:
+    """Four times the length, at most five times the scores, and of 1024 positions less than a third of all."""
+    short, long = (blocks_met(LINEAR[name](t), t) for t in (1024, 4096))
+    assert long <= 5 * short
+    assert 3 * short < 1024 * 1024
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_a_pattern_of_ones_own(tree: Tree) -> None:
+    """The fast path in small blocks gives what the textbook gives, and the textbook what the same mask gives."""
+    rng = np.random.default_rng(0)
+    q, k, v = (tree.array(rng.normal(size=(2, 30, 2, 4))) for _ in range(3))
+    i, j = np.arange(30)[:, None], np.arange(30)
+    mask = (abs(i - j) % 3 == 0) & (2 * j >= i)
+    module = tree.package
+    (setting, *_) = kernels.SMALL[tree.name]
+    by_mask = tree.numpy(module.attend(q, k, v, mask=tree.array(mask), implementation="textbook")[0])
+    by_hand = tree.numpy(module.attend(q, k, v, pattern=Strided(3), implementation="textbook")[0])
+    np.testing.assert_array_equal(by_hand, by_mask)
+    with kernels.blocks(kernels.TREES[tree.name], setting):
+        fast = tree.numpy(module.attend(q, k, v, pattern=Strided(3), implementation="fused")[0])
+    call = kernels.Call({"q": tree.numpy(q), "k": tree.numpy(k), "v": tree.numpy(v), "mask": mask}, fast, {}, "plain")
+    options = {"causal": False, "window": None, "softcap": None, "scale": None}
+    want = kernels.expected(kernels.Call(call.inputs, call.dy, options, "plain"), tree.name)["context"]
+    assert kernels.compare(fast, want, "float64")["ratio"] <= 1
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_what_is_no_pattern_is_refused(tree: Tree) -> None:
+    attend, q = tree.package.attend, tree.array(np.zeros((2, 4, 1, 3)))
+    with pytest.raises(TypeError, match=r"^attend: expected pattern to be one of `patterns`.*got tuple; pass an array"):
+        attend(q, q, q, pattern=(3, 0))
+    short = tree.array(np.zeros((2, 3), np.int32))
+    with pytest.raises(ValueError, match=r"^attend: expected an array of the pattern of shape b t = \(2, 4\), got"):
+        attend(q, q, q, pattern=patterns.Documents(short, short))
+    floats = tree.array(np.zeros((2, 4)))
+    with pytest.raises(TypeError, match=r"^attend: expected integers or booleans in a pattern.s array b s, got float"):
+        attend(q, q, q, pattern=patterns.GlobalKeys(floats))
+
+
+@pytest.mark.parametrize("bad", [0, -2, 1.5, True, None])
+def test_sizes_of_patterns(bad: Any) -> None:
+    with pytest.raises(ValueError, match=r"^Chunks: expected size to be a whole number from 1"):
+        patterns.Chunks(bad)
+    with pytest.raises(ValueError, match=r"^Dilated: expected step to be a whole number from 1"):
+        patterns.Dilated(bad)
+    if bad not in (0, None):
+        with pytest.raises(ValueError, match=r"^Window: expected left to be a whole number from 0, or None"):
+            patterns.Window(bad, 0)
+
+
+def test_compiled_and_mapped() -> None:
+    """torch.compile with lengths that vary, and `vmap`, in PyTorch's blocks."""
+    rng = np.random.default_rng(1)
+    x, ids = torch.tensor(rng.normal(size=(3, 2, 40, 2, 4))), torch.tensor(rng.integers(0, 3, (3, 2, 40)))
+
+    def call(x: Any, ids: Any) -> Any:
+        pattern = patterns.Documents(ids, ids) & patterns.Chunks(9)
+        return attn_torch.attend(x, x, x, pattern=pattern, implementation="fused")[0]
+
+    with kernels.blocks("attn_torch", kernels.SMALL["torch"][0]):
+        want = torch.stack([call(*row) for row in zip(x, ids, strict=True)])
+        assert torch.equal(torch.vmap(call)(x, ids), want)
+        compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+        for n in (40, 33):
+            assert torch.equal(compiled(x[0, :, :n], ids[0, :, :n]), call(x[0, :, :n], ids[0, :, :n]))
