@@ -10,6 +10,7 @@ import pytest
 
 from attn_jax import _kernels as in_jax
 from attn_np import _kernels as in_numpy
+from attn_np.contract._patterns import Truth
 from attn_torch import _kernels as in_torch
 from parity_tests.judge import kernels
 from parity_tests.judge.frameworks import DTYPES
@@ -90,11 +91,47 @@ def an_overlap_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(in_jax.Plan, "ragged", (False, False))
 
 
+def skipped(some: Any) -> Any:
+    """The first block of keys that the pattern shows is taken for hidden."""
+    return some & (some.cumsum(-1) > 1)
+
+
+def a_stretch_too_few_in_numpy(patch: pytest.MonkeyPatch) -> None:
+    table = in_numpy.block_table
+    patch.setattr(in_numpy, "block_table", lambda *a, **k: Truth(skipped(table(*a, **k).some), table(*a, **k).every))
+
+
+def a_stretch_too_few_in_torch(patch: pytest.MonkeyPatch) -> None:
+    table = in_torch.blocks.block_table
+    changed = lambda *a, **k: Truth(skipped(table(*a, **k).some), table(*a, **k).every)  # noqa: E731
+    patch.setattr(in_torch.blocks, "block_table", changed)
+
+
+def a_stretch_too_few_in_jax(patch: pytest.MonkeyPatch) -> None:
+    met = in_jax._met
+    patch.setattr(in_jax, "_met", lambda *given: (met(*given)[0], met(*given)[1] - 1))
+
+
+def an_edge_without_its_mask(patch: pytest.MonkeyPatch) -> None:
+    table = in_numpy.block_table
+    patch.setattr(in_numpy, "block_table", lambda *a, **k: Truth(table(*a, **k).some, table(*a, **k).some))
+
+
+def positions_from_the_block_on(patch: pytest.MonkeyPatch) -> None:
+    pairs = in_torch.blocks.visible_pairs
+    patch.setattr(in_torch.blocks, "visible_pairs", lambda pattern, at, keys: pairs(pattern, at - at[:, :1], keys))
+
+
 PLANTED = {
     one_key_ahead: ("numpy", "causal", True),
     the_top_is_forgotten: ("numpy", "bias", "scores"),
     a_key_too_far: ("torch", "window", "before"),
     an_overlap_is_counted_twice: ("jax", "causal", True),
+    a_stretch_too_few_in_numpy: ("numpy", "heads", "own"),
+    a_stretch_too_few_in_torch: ("torch", "heads", "own"),
+    a_stretch_too_few_in_jax: ("jax", "heads", "own"),
+    an_edge_without_its_mask: ("numpy", "heads", "own"),
+    positions_from_the_block_on: ("torch", "heads", "own"),
 }
 
 
@@ -102,6 +139,7 @@ PLANTED = {
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_raises_an_alarm(plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     framework, name, value = PLANTED[plant]
+    # Half of the calls have a pattern.
     asking = [n for n, asked in enumerate(kernels.combinations()) if getattr(asked, name) == value][5::97]
     plant(monkeypatch)
     jax.clear_caches()  # what was compiled before has no bug, and what is now must not stay
