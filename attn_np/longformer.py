@@ -6,7 +6,7 @@ from attn_np._attend import attend, attend_vjp
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, arange, broadcast_to, dtype_name, linear, record, scope
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, total
-from attn_np.contract._patterns import GlobalKeys, GlobalQueries, Window
+from attn_np.contract._patterns import GlobalKeys, GlobalQueries, Not, Window
 from attn_np.contract.longformer import Config
 
 
@@ -45,7 +45,7 @@ class LongformerAttention(Layer[Config]):
         is_global = broadcast_to(arange(1, query) > 0 if global_mask is None else global_mask, (sizes["b"], sizes["t"]))
         # Each query belongs to one of the two patterns and sees no key in the other.
         window, from_global = Window(c.half_window, c.half_window), GlobalQueries(is_global)
-        local = (window | GlobalKeys(is_global)) & ~from_global
+        local = (window | GlobalKeys(is_global)) & Not(from_global)
         query, key, value = prepare_inputs(
             tape, "bhts", query, mask=mask, pattern=window | GlobalKeys(is_global) | from_global
         )

@@ -267,7 +267,7 @@ class Either(Pattern):
 
 @dataclass(frozen=True)
 class Not(Pattern):
-    """What a pattern does not allow: `~pattern`."""
+    """What a pattern does not allow: `~pattern`, or `Not(pattern)` where torch.compile should follow."""
 
     pattern: Pattern
 

@@ -8,8 +8,8 @@ MUTANTS = (
     split(
         "global positions that are not seen by the others",
         "global attention goes both ways: every position sees the global ones",
-        "local = (window | GlobalKeys(is_global)) & ~from_global",
-        "local = window & ~from_global",
+        "local = (window | GlobalKeys(is_global)) & Not(from_global)",
+        "local = window & Not(from_global)",
     ),
     split(
         "keys of the window for the queries of global positions",
