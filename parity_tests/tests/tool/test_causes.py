@@ -86,6 +86,15 @@ def test_the_ports_themselves_are_right(variant: str) -> None:
     judged(variant, {}, ("torch", "float64", True))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "by_hand", [lambda x: 1 / (1 + (-x).exp()), lambda x: x.exp() / (1 + x.exp())], ids=["e of -x", "e of x"]
+)
+def test_a_sigmoid_by_hand_is_right(by_hand: Callable[..., Any], dtype: str) -> None:
+    """Near 1 its gradient has more digits than the weights that it returns."""
+    judged("sigmoid_attention", {"sigmoid": lambda self, x: by_hand(x)}, ("torch", dtype, True))
+
+
 # Two at once, and none ------------------------------------------------------------------------------------------------
 
 
