@@ -118,7 +118,7 @@ def test_two_mistakes_at_once_are_both_named(taps: bool) -> None:
 def test_where_no_cause_fits_the_next_step_is_said() -> None:
     finding = wrong_in({"cap": lambda self, x: x + 0.1 * x**3}, False, "plain")
     assert not finding.causes
-    assert "show q, k, v, scores, probs, kept (taps=)" in finding.next_step, finding.next_step
+    assert "show q, k, v, scores, probs, context (taps=)" in finding.next_step, finding.next_step
     assert "float64" not in finding.next_step and f"next: {finding.next_step}" in told(finding)
 
 
