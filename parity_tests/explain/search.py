@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from parity_tests.bounds.error_array import ErrArray, nearest
+from parity_tests.bounds.precision import EXACT
 from parity_tests.explain.catalogue import Mistake, catalogue
 from parity_tests.explain.constants import Constant, constants_of, fitted
 from parity_tests.explain.findings import Finding
@@ -253,30 +254,29 @@ class Search:
         return all(row.ok for row in rows)
 
     def distinct(self, fits: list[Fit]) -> list[Fit]:
-        """Each mistake once: two that give the same numbers in a call with every argument are the same.
+        """Each mistake once: two that give the same results in a call with every argument and in one with few.
 
         Every query sees a key there: what the two make of one that sees none is no difference that a port has.
         """
-        case = replace(self.run.case, call="full").at("float64")
-        drawn = draw(case)
-        drawn = replace(drawn, inputs={name: seeing(case, name, x) for name, x in drawn.inputs.items()})
-        setup, found = Setup(case, drawn, self.run.precision), []
+        found: list[tuple[Fit, list[dict[str, Any]]]] = []
         for fit in fits if len(fits) > 1 else []:
-            arrays = {} if fit.mistake.rounding else self.probed(fit.mistake, setup)
-            if not any(same(arrays, other) for _, other in found):
-                found.append((fit, arrays))
+            results = [] if fit.mistake.rounding else [self.results(fit.mistake, call) for call in ("full", "plain")]
+            if not any(same(results, other) for _, other in found):
+                found.append((fit, results))
         return [fit for fit, _ in found] or fits
 
-    def probed(self, mistake: Mistake, setup: Setup) -> dict[str, Any]:
-        """Every array of a call with a mistake; nothing where the call cannot have it."""
+    def results(self, mistake: Mistake, call: str) -> dict[str, Any]:
+        """The results of a call with a mistake, by the names that the candidate has; without it where it cannot be."""
+        case = replace(self.run.case, call=call).at("float64")
+        drawn = draw(case)
+        setup = Setup(case, replace(drawn, inputs={n: seeing(case, n, x) for n, x in drawn.inputs.items()}), EXACT)
         try:
-            made = mistake.made(setup)
-            if made is None:
-                return {}
+            made = mistake.made(setup) or setup
             with tree_of(made) as tree:
-                return exact(made, self.backward, tree)
+                arrays = exact(made, self.backward, tree)
         except REFUSALS:
-            return {}
+            arrays = exact(setup, self.backward)
+        return {name: arrays[name] for name in self.run.outcome.outputs | self.run.outcome.grads if name in arrays}
 
     def behind(self, name: str) -> bool:
         """Whether an array comes after the first that differs, in the order of the computation."""
@@ -384,7 +384,9 @@ def tightness(rows: list[Row]) -> int:
     return round(float(np.log2(width)) / 2) if 0 < width < np.inf else -9999 if width == 0 else 9999
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether all arrays that both have are the same, but for what only says which inputs are seen."""
-    both = [name for name in one if name in other and not name.startswith(("seen_", "visible_"))]
-    return bool(both) and all(np.array_equal(one[n], other[n], equal_nan=one[n].dtype.kind == "f") for n in both)
+def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
+    """Whether all results of all calls are the same."""
+    return bool(one and other) and all(
+        a.keys() == b.keys() and all(np.array_equal(x, b[name], equal_nan=True) for name, x in a.items())
+        for a, b in zip(one, other, strict=True)
+    )
