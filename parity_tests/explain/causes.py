@@ -70,8 +70,7 @@ def explained(
         return finding
     finding.causes = list(dropped(run))
     search = Search(run, setup, finding, anchor, others)
-    alike = finding.got is not None and finding.want is not None and finding.got.shape == finding.want.shape
-    fits = search.fits() if alike else []
+    fits = search.fits() if finding.got is not None else []
     if fits and not finding.causes:
         finding.after = behind(run, fits[0], backward, most)
     cut = list(cut_off(finding))
