@@ -17,6 +17,18 @@ def tanh_vjp(y: Any, dy: Any) -> ErrArray:
     return ErrArray(out.v, out.b + 2 * promised().u * (magnitude(out) + magnitude(dy)))
 
 
+@rule(FUNCTIONS, _vjp.sigmoid_vjp)
+def sigmoid_vjp(y: Any, dy: Any) -> ErrArray:
+    """dy y (1 - y); or dy y (e y), the gradient of y = 1 / (1 + e) with e = exp(-x); or that of e / (1 + e).
+
+    These make 1 - y, which cancels at y = 1, without y's own roundings: two of them there, four where a quotient is
+    divided once more, each u y. Four more are those of the products.
+    """
+    y, dy, u = lift(y), lift(dy), promised().u
+    out = plain(_vjp.sigmoid_vjp)(y, dy)
+    return ErrArray(out.v, out.b + 4 * u * (magnitude(out) + magnitude(y) * magnitude(dy)))
+
+
 @rule(FUNCTIONS, _vjp.softplus_vjp)
 def softplus_vjp(x: Any, dy: Any) -> ErrArray:
     """dy sigmoid(x), or dy exp(x - softplus(x)), whose exponent errs by what its two terms do."""
@@ -68,6 +80,3 @@ def one_minus_z_times(z: Any, dy: Any) -> ErrArray:
     rest = np.abs(1 - z.v)
     moved = rest * dy.b + z.b * magnitude(dy)
     return rounded(dy.v - z.v * dy.v, moved + 2 * u * (magnitude(z) + rest) * magnitude(dy))
-
-
-FUNCTIONS[_vjp.sigmoid_vjp] = lambda y, dy: plain(_vjp.sigmoid_vjp)(lift(y), lift(dy))

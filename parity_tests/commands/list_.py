@@ -1,4 +1,4 @@
-"""attn-parity list: the catalogue of variants."""
+"""attn-parity list: the catalogue of variants, and the stages of one."""
 
 from typing import Annotated
 
@@ -10,9 +10,16 @@ from parity_tests.commands._shared import console, listed
 
 
 def main(
+    variant: Annotated[
+        str | None, typer.Argument(help="List the stages of this variant, which taps= may name.")
+    ] = None,
     family: Annotated[str | None, typer.Option(help="Only this family.")] = None,
 ) -> None:
-    """The catalogue: every variant with its family, class and name in full."""
+    """The catalogue: every variant with its family, class and name in full; or the stages of one variant."""
+    if variant is not None:
+        listed(variant, contract.variants(), "the name of a variant")
+        console.print(stages(variant))
+        return
     families = tuple(sorted({contract.get(variant).Config.family for variant in contract.variants()}))
     if family is not None:
         listed(family, families, "the name of a family")
@@ -28,3 +35,27 @@ def main(
                     fields = ", ".join(f"{field}={value!r}" for field, value in preset.fields.items())
                     out.add_row(f"  {name}", config.family, config.layer, f"{preset.title}: {variant} with {fields}")
     console.print(out)
+
+
+def stages(variant: str) -> Table:
+    """The float arrays on the tape of a variant's forward pass in order, with their axes and the examples that have
+    them.
+    """
+    from parity_tests.explain.patterns import axes_of
+    from parity_tests.judge.cases import Case, draw
+    from parity_tests.judge.consequences import outputs_of
+
+    found: dict[str, tuple[str, list[str]]] = {}
+    examples = contract.examples(variant)
+    for example, config in examples.items():
+        case, tape = Case(variant, example, "full", "float64"), {}
+        outputs_of(case, draw(case), tape)
+        arrays = {n: x for n, x in tape.items() if x is not None and x.dtype.kind == "f" and not n.startswith("seen_")}
+        for name in [n for n in arrays if n not in ("x", *config.arguments())]:
+            found.setdefault(name, (axes_of(case, name, arrays[name].ndim), []))[1].append(example)
+    out = Table(box=None, pad_edge=False)
+    for column in ("stage", "axes", "in the examples"):
+        out.add_column(column)
+    for name, (axes, having) in found.items():
+        out.add_row(name, axes, "all" if len(having) == len(examples) else ", ".join(having))
+    return out

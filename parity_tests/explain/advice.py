@@ -1,36 +1,66 @@
 """What to do next, where no known mistake gives a candidate's numbers."""
 
+import numpy as np
+
+from parity_tests.bounds.error_array import ErrArray
 from parity_tests.explain.verdicts import FORWARD, Judged
-from parity_tests.judge.judging import Row
+from parity_tests.judge.judging import Anchor, Row
 
-MOST = 6  # stages that are named
+MOST = 16  # stages that are named; of more, some from all over the forward pass
+NARROW = ("bfloat16", "float16")
 
 
-def next_step(run: Judged, first: Row, stages: list[str]) -> str:
+def next_step(run: Judged, first: Row, anchor: Anchor) -> str:
     """Which intermediates would narrow the difference down, and which type would show it better.
 
     Args:
         run: the candidate's.
         first: its first difference.
-        stages: the names on the reference's tape, in dataflow order.
+        anchor: the reference's tape.
     """
+    if run.partial and run.case.dtype in NARROW:
+        return rounds_throughout(run.case.dtype)
     steps = []
     if run.partial:
-        before = unseen(run, first, stages)
+        before = unseen(run, first, anchor)
         if before:
             steps.append(f"show {', '.join(before)} (taps=), to see at which of them it begins")
     if run.case.dtype != "float64":
-        steps.append("judge it in float64, where rounding hides nothing")
+        steps.append('judge it in float64 (dtype="float64"), where rounding hides nothing')
     return "; ".join(steps)
 
 
-def unseen(run: Judged, first: Row, stages: list[str]) -> list[str]:
-    """The forward stages before the first difference that the candidate did not record, from the last recorded one."""
-    forward = stages[: stages.index("dy")] if "dy" in stages else stages
-    named = [name for name in forward if name not in run.drawn.inputs and not name.startswith(("seen_", "visible_"))]
-    named = [name for name in named if name not in ("allowed", "keep", "bias", "positions", "y", "real", "live", "x")]
-    if first.stage in FORWARD and first.name in named:
-        named = named[: named.index(first.name)]
+def rounds_throughout(dtype: str) -> str:
+    return (
+        f'the candidate\'s type is {dtype}: judge what it means in float64, with dtype="float64"; in {dtype} it is '
+        f"held to computing in float32 and rounding its results once, and most modules round every operation"
+    )
+
+
+def its_lines(first: Row, made_of: list[str]) -> str:
+    """What to look at where every stage that could be shown is."""
+    return f"look at the lines that make {first.name} of {', '.join(made_of)}, which agree" if made_of else ""
+
+
+def unseen(run: Judged, first: Row, anchor: Anchor) -> list[str]:
+    """The forward stages before the first difference that the candidate did not record, from the last recorded one.
+
+    A stage that is the same array as an earlier one, such as a norm that the config does not have, shows nothing.
+    """
+    stages, forward = anchor.values, list(anchor.values)
+    forward = forward[: forward.index("dy")] if "dy" in forward else forward
+    before = [np.asarray(x) for x in (*run.drawn.inputs.values(), *run.drawn.params.values())]
+    named = []
+    for name in forward:
+        if first.stage in FORWARD and name == first.name:
+            break
+        if not isinstance(stages[name], ErrArray) or name.startswith("seen_"):
+            continue
+        x = stages[name].v
+        if not any(x.shape == other.shape and np.array_equal(x, other, equal_nan=True) for other in before):
+            named.append(name)
+            before.append(x)
     shown = [i for i, name in enumerate(named) if name in run.outcome.tape]
     named = named[shown[-1] + 1 :] if shown and first.stage in FORWARD else named
-    return [name for name in named if name not in run.outcome.tape][:MOST]
+    named = [name for name in named if name not in run.outcome.tape and name not in run.outcome.outputs]
+    return [named[i * len(named) // MOST] for i in range(MOST)] if len(named) > MOST else named

@@ -228,6 +228,11 @@ CALLS: tuple[tuple[str, str, Change], ...] = (
     ),
     ("weights of keys and values exchanged", "put w_k in the place of w_v and the other way round", swapped("k", "v")),
     (
+        "weights of the two norms exchanged",
+        "give the norm of the queries its own weight, and the norm of the keys its own",
+        lambda case, drawn: swapped("q_norm", "k_norm")(case, drawn) or swapped("q_all", "k_all")(case, drawn),
+    ),
+    (
         "heads split the other way",
         "split the projected width as (heads, head_dim): reshape(b, t, heads, head_dim), the head's width fastest",
         params(split_the_other_way),

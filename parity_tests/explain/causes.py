@@ -5,47 +5,50 @@ explains a candidate if all of the candidate's numbers lie within the bounds of 
 difference vanishes with it, the search goes on behind it with the mistake made.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from parity_tests.bounds.error_array import ErrArray, nearest
-from parity_tests.explain.advice import next_step
-from parity_tests.explain.catalogue import Mistake, catalogue
-from parity_tests.explain.constants import Constant, constants_of, fitted
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.explain.advice import NARROW, its_lines, next_step, rounds_throughout
 from parity_tests.explain.findings import Cause, Finding
-from parity_tests.explain.patterns import axes_of, patterns
-from parity_tests.explain.roundings import CERTAIN, balanced, evidence, likeness, rounded_arrays
-from parity_tests.explain.verdicts import FORWARD, Judged, Setup, exact, tree_of, verdicts
+from parity_tests.explain.patterns import axes_of, axis_order, patterns
+from parity_tests.explain.search import Fit, Search
+from parity_tests.explain.verdicts import FORWARD, Judged, Setup, tree_of, verdicts
+from parity_tests.judge.candidates import scoped
 from parity_tests.judge.consequences import consequences, source_of
-from parity_tests.judge.judging import Anchor, Departure, Row
-from parity_tests.mistakes import MUTANTS
+from parity_tests.judge.judging import Anchor, Row
 
 MISTAKES_AT_ONCE = 3
 PAIRS = 4  # mistakes that are tried as the first of two
-LESS = 0.7  # how much of the difference may be left by the first of two
-FAR = 1024  # times its bound: nothing that is right is so far away
-# With the right mistake made the reference is as near as rounding allows, in 16 bits some 1 % of the array's size.
-NEAR = 0.05
-# What a copy of the reference may raise where this call cannot have the mistake.
-REFUSALS = (ValueError, TypeError, KeyError, IndexError, AttributeError, NameError)
-EMPTY = "row without a key is NaN"
-ENOUGH = 8  # numbers that must differ before a mistake that explains one stage alone is named
 
 
-def explain(run: Judged, causes: bool = True) -> Finding | None:
-    """What is wrong with a run; None where nothing is."""
-    finding = explained(run, run.setup, causes=causes)
+def explain(run: Judged, causes: bool = True, others: Sequence[Judged] = ()) -> Finding | None:
+    """What is wrong with a run; None where nothing is.
+
+    Args:
+        run: the candidate's.
+        causes: whether mistakes are searched.
+        others: runs of the same candidate in other calls; a mistake that does not explain these is told only where
+            none does.
+    """
+    finding = explained(run, run.setup, causes=causes, others=others)
     if finding is not None and causes:
         near = consequences(run.case, run.drawn).neighbours(finding.first.name)
         finding.made_of, finding.goes_into = near
+        if not finding.causes and not finding.next_step:
+            finding.next_step = its_lines(finding.first, finding.made_of)
     return finding
 
 
 def explained(
-    run: Judged, setup: Setup, backward: bool = True, causes: bool = True, most: int = MISTAKES_AT_ONCE
+    run: Judged,
+    setup: Setup,
+    backward: bool = True,
+    causes: bool = True,
+    most: int = MISTAKES_AT_ONCE,
+    others: Sequence[Judged] = (),
 ) -> Finding | None:
     """What is wrong with a run against the reference of a setup.
 
@@ -55,6 +58,7 @@ def explained(
         backward: whether gradients are judged: the backward pass by hand does not follow a mistake of the forward one.
         causes: whether mistakes are searched.
         most: how many mistakes may still be found, one behind the other.
+        others: runs of the same candidate in other calls.
     """
     with tree_of(setup) as tree:
         rows, anchor = verdicts(run.against(setup), tree, backward)
@@ -65,19 +69,42 @@ def explained(
     if not causes:
         return finding
     finding.causes = list(dropped(run))
-    search = Search(run, setup, finding, anchor)
+    search = Search(run, setup, finding, anchor, others)
     fits = search.fits() if finding.got is not None else []
-    if fits and fits[0].stop and most > 1 and not finding.causes:
-        finding.after = explained(run, fits[0].setup, backward and fits[0].mistake.backward, True, most - 1)
+    if fits and not finding.causes:
+        finding.after = behind(run, fits[0], backward, most)
     cut = list(cut_off(finding))
     finding.causes += [*cut, *told_once(fits)] if all_cut(run) else [*told_once(fits), *cut]
-    rest = finding.after
-    finding.explains_all = bool(fits) and (not fits[0].stop or (rest is not None and rest.explains_all))
-    if not finding.causes and most > 1:
+    finding.explains_all = bool(fits) and explains(fits[0], finding.after)
+    order = None if finding.causes or finding.got is None else order_of(run, finding)
+    if order is not None:
+        finding.causes = [other_order(finding, order)]
+        finding.after = explained(moved(run, first.name, order), setup, backward, most > 1, most - 1)
+        finding.explains_all = finding.after is None or finding.after.explains_all
+    elif not finding.causes and most > 1:
         finding.causes, finding.after = two_at_once(run, search)
     if not finding.causes:
-        finding.next_step = next_step(run, first, list(anchor.values))
+        finding.next_step = next_step(run, first, anchor)
+    elif run.partial and run.case.dtype in NARROW and fits and fits[0].mistake.rounding:
+        finding.next_step = rounds_throughout(run.case.dtype)
     return finding
+
+
+def behind(run: Judged, fit: Fit, backward: bool, most: int) -> Finding | None:
+    """What else is wrong with a run, where a mistake explains its first difference; None where it explains all."""
+    if fit.place:
+        run = replace(run, explained=run.explained | {fit.place})
+        return explained(run, fit.setup, False, most > 1, most - 1)
+    if fit.stop and most > 1:
+        return explained(run, fit.setup, backward and fit.mistake.backward, True, most - 1)
+    return None
+
+
+def explains(fit: Fit, rest: Finding | None) -> bool:
+    """Whether a mistake, with those of the rest, gives all of the numbers."""
+    if rest is not None:
+        return rest.explains_all
+    return not fit.stop
 
 
 def described(run: Judged, first: Row, rows: list[Row], anchor: Anchor) -> Finding:
@@ -100,6 +127,44 @@ def described(run: Judged, first: Row, rows: list[Row], anchor: Anchor) -> Findi
     else:
         finding.want = np.asarray(want)
     return finding
+
+
+def order_of(run: Judged, finding: Finding) -> tuple[int, ...] | None:
+    """The order of the first array's axes that fits, where the candidate has them in another; hidden places aside."""
+    name, got, want = finding.first.name, finding.got, finding.want
+    if got is None or want is None or finding.bound is None:
+        return None
+    hidden = consequences(run.case, run.drawn).hidden(name, want.shape) if run.partial else False
+    return axis_order(got, ErrArray(want, np.where(hidden, np.inf, finding.bound)))
+
+
+def other_order(finding: Finding, order: tuple[int, ...]) -> Cause:
+    """The cause of a difference that is the order of the axes alone."""
+    name, stage = finding.first.name, finding.first.stage
+    letters = finding.axes.split() or [f"axis{i}" for i in range(len(order))]
+    theirs, ours = " ".join(letters[i] for i in order), " ".join(letters)
+    how = f'("{name}", "{theirs} -> {ours}")'
+    where = {"tape": f"name the order in taps=: {how}", "output": f"name the order in outputs=: {how}"}
+    return Cause(
+        f"axes in the order {theirs} where {ours} is expected",
+        f"{where[stage]}, or transpose it" if stage in where else "transpose it",
+        0.0,
+        "in this order all of its numbers lie within their bounds",
+    )
+
+
+def moved(run: Judged, name: str, order: tuple[int, ...]) -> Judged:
+    """The run with the axes of an array, and of its gradient, in the reference's order."""
+    back = np.argsort(order)
+
+    def turned(part: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {
+            n: x.transpose(back) if n in (name, scoped(name)) and x.ndim == len(back) else x for n, x in part.items()
+        }
+
+    old = run.outcome
+    parts = {kind: turned(getattr(old, kind)) for kind in ("tape", "cotangents", "outputs", "grads")}
+    return replace(run, outcome=replace(old, **parts))
 
 
 def dropped(run: Judged) -> Iterator[Cause]:
@@ -127,7 +192,7 @@ def cut_off(finding: Finding) -> Iterator[Cause]:
         )
 
 
-def two_at_once(run: Judged, search: "Search") -> tuple[list[Cause], Finding | None]:
+def two_at_once(run: Judged, search: Search) -> tuple[list[Cause], Finding | None]:
     """Two mistakes that give a run's numbers together, where no intermediate tells them apart.
 
     The one that does most of the difference, made in the reference, leaves the other to be found.
@@ -143,284 +208,18 @@ def two_at_once(run: Judged, search: "Search") -> tuple[list[Cause], Finding | N
     return [], None
 
 
-def told_once(fits: list["Fit"]) -> list[Cause]:
-    """The causes, best first, each name once."""
+def told_once(fits: list[Fit]) -> list[Cause]:
+    """The causes, best first, each advice once: two with the same are one mistake in other words."""
     found: dict[str, Cause] = {}
     for fit in fits:
-        cause = Cause(fit.mistake.name, fit.mistake.fix, fit.ratio)
-        if fit.text:
+        name = f"{fit.mistake.name}, at {fit.place} alone" if fit.place else fit.mistake.name
+        cause = Cause(name, fit.mistake.fix, fit.ratio)
+        if fit.place:
+            text = f"with this mistake there the reference gives these numbers; {fit.agrees} agrees without it"
+            cause = replace(cause, evidence=text)
+        elif fit.text:
             cause = replace(cause, evidence=fit.text)
         elif fit.stop:
             cause = replace(cause, evidence=f"the reference with this mistake gives these numbers, up to {fit.stop}")
-        found.setdefault(fit.mistake.name, cause)
+        found.setdefault(fit.mistake.fix, cause)
     return list(found.values())
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A mistake that gives the numbers of the first difference.
-
-    Attributes:
-        mistake, setup: which, and the reference with it.
-        ratio: the largest error/bound with it.
-        tightness: how wide the widest bounds are, in steps of two bits: closer than that, two are equally tight.
-        stop: the next array that differs all the same; "" where none does.
-        text: how it is known, where that is not by its bounds alone.
-    """
-
-    mistake: Mistake
-    setup: Setup
-    ratio: float
-    tightness: int
-    stop: str = ""
-    text: str = ""
-
-
-@dataclass
-class Search:
-    """The search for the mistakes that explain a run's first difference.
-
-    Attributes:
-        run, setup: the run, and the reference that it differs from.
-        finding: the first difference.
-        anchor: what was expected of each array.
-        whole: every array of the reference without bounds, in dataflow order.
-        order: place of each array in the order of the computation.
-        loose: how many numbers of each array have a bound that says little in the reference as it is.
-        shares: mistakes that leave little of the difference, each with the share of it that they leave.
-    """
-
-    run: Judged
-    setup: Setup
-    finding: Finding
-    anchor: Anchor
-    whole: dict[str, Any] = field(init=False)
-    order: dict[str, int] = field(init=False)
-    loose: dict[tuple[str, str], int] = field(init=False)
-    shares: list[tuple[float, Mistake]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        finding, self.first = self.finding, self.finding.first
-        self.got: Any = finding.got
-        self.want: Any = finding.want
-        self.bound: Any = finding.bound
-        self.backward = self.first.stage not in FORWARD
-        # In a scan a mistake comes back in the next step, also in arrays before it.
-        self.bounds = {name: want for name, want in self.anchor.wanted.items() if name not in self.anchor.steps}
-        with tree_of(self.setup) as tree:
-            self.whole = exact(self.setup, self.backward, tree)
-        self.order = {name: i for i, name in enumerate(self.whole)}
-        self.loose = {(row.stage, row.name): row.vacuous for row in self.finding.rows}
-        self.compared = np.ones(np.shape(self.got), bool)
-        hidden = self.anchor.hidden.get(self.first.name)
-        if hidden is not None and hidden.shape == self.compared.shape:
-            self.compared &= ~hidden
-
-    def fits(self) -> list[Fit]:
-        """The mistakes that fit, best first; roundings only where nothing else does."""
-        known = [m for m in catalogue(self.run.case.variant) if self.backward or not m.backward]
-        found = [fit for m in known if not m.rounding and (fit := self.tried(m))]
-        sure = any(not fit.stop for fit in found)
-        found += [fit for c in self.constants() if (c.own or not sure) and (fit := self.fitted_constant(c))]
-        if not found:
-            found = [fit for m in known if not m.rounding and (fit := self.tried(beside_nan(m)))] if self.nan() else []
-        if not found:
-            found = [fit for m in known if m.rounding and (fit := self.rounding(m))]
-        return self.best(found)
-
-    def nan(self) -> bool:
-        """Whether the candidate has NaN, as plain softmax has in a row without a key; it hides what else is wrong."""
-        got = self.got
-        return not self.backward and got is not None and got.dtype.kind == "f" and bool(np.isnan(got).any())
-
-    def best(self, found: list[Fit]) -> list[Fit]:
-        """Those that explain all before those that explain the first difference alone; the tightest bounds first.
-
-        Of two that hold the candidate the one with tighter bounds says more; bounds 2^8 times as wide hold the
-        candidate of any tighter one.
-        """
-        whole = [fit for fit in found if not fit.stop]
-        if not whole and found:
-            furthest = max(self.order.get(fit.stop, len(self.order)) for fit in found)
-            whole = [fit for fit in found if self.order.get(fit.stop, len(self.order)) == furthest]
-        whole.sort(key=lambda fit: (fit.tightness, fit.mistake.rank))
-        return [fit for fit in whole if fit.tightness <= whole[0].tightness + 4]
-
-    # Systematic mistakes
-
-    def tried(self, mistake: Mistake) -> Fit | None:
-        """Whether the reference with a mistake gives this run's numbers; one that cannot be the one is passed over."""
-        try:
-            setup = mistake.made(self.setup)
-            if setup is None:
-                return None
-            with tree_of(setup) as tree, np.errstate(all="ignore"):
-                arrays = exact(setup, self.backward, tree)
-                self.remember(mistake, arrays)
-                return self.judged(mistake, setup, tree, arrays) if self.possible(arrays) else None
-        except REFUSALS:
-            return None  # with the mistake this call does not run: it is not the one that was made
-
-    def remember(self, mistake: Mistake, arrays: dict[str, Any]) -> None:
-        """Keep a mistake that leaves little of the difference, with the share that it leaves."""
-        got: Any = self.got
-        right: Any = self.whole.get(self.first.name)
-        array: Any = arrays.get(self.first.name)
-        if any(x is None or np.shape(x) != np.shape(got) or np.asarray(x).dtype.kind != "f" for x in (right, array)):
-            return
-        places = self.compared & np.isfinite(got) & np.isfinite(array)
-        left, whole = (float(np.sum((x - got)[places] ** 2)) for x in (array, right))
-        if whole and left < LESS**2 * whole:
-            self.shares.append((left / whole, mistake))
-
-    def possible(self, arrays: dict[str, Any]) -> bool:
-        """Whether a mistake moves the first array that differs to where it is, and none before it beyond its bound."""
-        for name, a in self.whole.items():
-            b, want = arrays.get(name), self.bounds.get(name)
-            if b is None or np.shape(a) != np.shape(b):
-                return True
-            if name == self.first.name:
-                return a.tobytes() != b.tobytes() and self.near(b)
-            if isinstance(want, ErrArray) and want.shape == a.shape and np.any(np.abs(a - b) > FAR * want.b):
-                return False
-        return True
-
-    def near(self, array: np.ndarray) -> bool:
-        """Whether most of an array is about what the candidate has."""
-        got, bound = self.got, self.bound
-        if got is None or bound is None or got.shape != array.shape or self.first.name in self.anchor.steps:
-            return True
-        apart, finite = np.abs(array - got), np.isfinite(array) & np.isfinite(got) & self.compared
-        if not finite.any():
-            return True
-        size = float(np.sqrt(np.mean(got[finite] ** 2)))
-        return bool(np.mean((apart > FAR * bound + NEAR * size)[finite]) < 0.5)
-
-    def judged(self, mistake: Mistake, setup: Setup, tree: str, arrays: dict[str, Any]) -> Fit | None:
-        """The fit of a mistake that was made, which gives these arrays; None where the first difference stays."""
-        if not self.alike(arrays):
-            return None
-        run, stop = self.run.against(setup), ""
-        try:
-            rows, _ = verdicts(run, tree, self.backward, strict=True)
-        except Departure as departure:
-            stop = str(departure)
-            if not self.behind(stop):
-                return None
-            rows, _ = verdicts(run, tree, self.backward)
-        wrong = next((row for row in rows if not row.ok), None)
-        if wrong is not None:
-            stop = wrong.name
-            if not self.behind(stop) or self.few():
-                return None
-            rows = rows[: rows.index(wrong)]
-        if not rows or any(2 * (row.vacuous - self.loose.get((row.stage, row.name), 0)) > row.elements for row in rows):
-            return None
-        if (self.first.stage, self.first.name) not in {(row.stage, row.name) for row in rows}:
-            return None
-        return Fit(mistake, setup, max(row.ratio for row in rows), tightness(rows), stop)
-
-    def behind(self, name: str) -> bool:
-        """Whether an array comes after the first that differs, in the order of the computation."""
-        if name in self.anchor.steps or self.first.name in self.anchor.steps:
-            return False
-        last = len(self.order)
-        return self.order.get(name, last) > self.order.get(self.first.name, last)
-
-    def few(self) -> bool:
-        """Whether so few numbers differ that a mistake may give them by chance."""
-        got, want, bound = self.got, self.want, self.bound
-        if got is None or want is None or bound is None or got.shape != want.shape:
-            return True
-        with np.errstate(invalid="ignore"):
-            return bool(np.sum(~(np.abs(got - want) <= bound)) < ENOUGH)
-
-    # Constants
-
-    def constants(self) -> list[Constant]:
-        return [] if self.bound is None else list(constants_of(self.setup))
-
-    def fitted_constant(self, constant: Constant) -> Fit | None:
-        """Whether the reference with another value of one constant gives this run's numbers."""
-        got = self.got
-        places = self.compared & np.isfinite(got) if got is not None else self.compared
-
-        def residual(value: float) -> np.ndarray | None:
-            setup = constant.made(self.setup, value)
-            if setup is None or got is None:
-                return None
-            try:
-                with tree_of(setup) as tree, np.errstate(all="ignore"):
-                    array = exact(setup, self.backward, tree).get(self.first.name)
-            except (ValueError, OverflowError, ZeroDivisionError, IndexError, KeyError):
-                return None
-            return None if array is None or np.shape(array) != got.shape else (array - got)[places]
-
-        value = fitted(constant, residual)
-        return None if value is None else self.tried(constant.mistake(value))
-
-    # Roundings
-
-    def rounding(self, mistake: Mistake) -> Fit | None:
-        """Whether the candidate's errors are those that a smaller type makes in the reference."""
-        setup, want = mistake.made(self.setup), self.want
-        if setup is None or want is None or want.shape != np.shape(self.got):
-            return None
-        try:
-            with tree_of(setup) as tree, np.errstate(all="ignore"):
-                arrays = rounded_arrays(setup, self.backward, tree)
-                error, made = self.moved(arrays)
-                if not balanced(error, want[self.places(arrays)]):
-                    return None
-                correlation = likeness(error, made)
-                fit = self.judged(mistake, setup, tree, arrays)
-        except REFUSALS:
-            return None
-        if fit is None and correlation >= CERTAIN:  # a number between two of the type may be rounded to the other
-            fit = Fit(mistake, setup, 0.0, 0)
-        return None if fit is None else replace(fit, text=evidence(correlation))
-
-    def places(self, arrays: dict[str, Any]) -> np.ndarray:
-        """Where the first array that differs can be compared with that of a mistake: both are finite."""
-        name = self.first.name
-        every = (self.got, self.want, arrays[name], self.whole[name])
-        return self.compared & np.all([np.isfinite(x) for x in every], axis=0)
-
-    def moved(self, arrays: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """The errors of the first array that differs, and what a mistake does there."""
-        name, places = self.first.name, self.places(arrays)
-        rounded = arrays[name]
-        if self.first.stage in ("output", "stage gradient", "gradient"):
-            rounded = nearest(rounded, self.run.precision.out)
-        return (self.got - self.want)[places], (rounded - self.whole[name])[places]
-
-    def alike(self, arrays: dict[str, Any]) -> bool:
-        """Whether a mistake moves the first array that differs in the directions in which the candidate is off.
-
-        Wide bounds hold errors of any kind: this is what tells them apart.
-        """
-        name = self.first.name
-        every = (self.got, self.want, self.bound, arrays.get(name), self.whole.get(name))
-        if name in self.anchor.steps or any(x is None or np.shape(x) != np.shape(self.got) for x in every):
-            return True
-        error, made = self.moved(arrays)
-        if not np.any(np.abs(error) > self.bound[self.places(arrays)]):  # NaN and infinity are all that differs
-            return True
-        return likeness(error, made) > 0
-
-
-def beside_nan(mistake: Mistake) -> Mistake:
-    """A mistake together with rows that are NaN where no key is seen."""
-    nan = next(mutant for mutant in MUTANTS if mutant.name == EMPTY)
-
-    def made(setup: Setup) -> Setup | None:
-        other = mistake.made(setup)
-        return None if other is None else replace(other, edits=(*other.edits, nan))
-
-    return replace(mistake, name=f"{mistake.name}, and {nan.name}", fix=f"{mistake.fix}; {nan.fix}", made=made)
-
-
-def tightness(rows: list[Row]) -> int:
-    """How wide the widest bounds are, in steps of two bits: closer than that, two are equally tight."""
-    width = max(row.width for row in rows)
-    return round(float(np.log2(width)) / 2) if 0 < width < np.inf else -9999 if width == 0 else 9999

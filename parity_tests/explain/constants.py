@@ -27,6 +27,7 @@ WORDS = {
     "attention_factor": "attention factor",
     "max_distance": "largest distance",
 }
+FACTOR = "factor on "  # begins the names of FACTORS; one of 0 leaves out what it stands on
 STEPS = 12  # Gauss-Newton converges in five or six, or not at all
 STEP = 1e-6  # relative, for derivatives in float64
 DECADES = 8  # how far a constant may be off
@@ -56,6 +57,8 @@ class Constant:
         """The mistake of having this value instead."""
         mine = "none" if self.value is None else f"{self.value:.6g}"
         name = f"{self.name} {value:.6g} in place of {mine}"
+        if value == 0 and self.name.startswith(FACTOR):
+            name = f"{self.name.removeprefix(FACTOR)} left out"
         return Mistake(name, self.fix, lambda setup: self.made(setup, value), rank=0 if self.own else 4)
 
 

@@ -76,7 +76,7 @@ def told(finding: Finding) -> str:
         lines.append(f"  {row.note}")
     else:
         at = f"{row.index}" + (f" of the axes {finding.axes}" if finding.axes else "")
-        lines.append(f"  got {row.got:.4g}, expected {row.expected:.4g} at {at}")
+        lines.append("  got {}, expected {} at {}".format(*told_apart(row.got, row.expected), at))
         far = "far beyond 1" if row.ratio > FAR else f"{row.ratio:.3g}"
         lines.append(f"  error/bound {far}, with a bound of {row.bound:.1g} there")
     before = [r.name for r in finding.rows[: finding.rows.index(row)] if r.stage == "tape"] if finding.rows else []
@@ -90,6 +90,12 @@ def told(finding: Finding) -> str:
         lines.append(f"with this mended it differs next at {later.stage} {later.name}")
         lines += why(finding.after)
     return "\n".join(lines)
+
+
+def told_apart(got: float, expected: float) -> tuple[str, str]:
+    """Two numbers in words, with four digits or as many as tell them apart."""
+    pairs = ((f"{got:.{digits}g}", f"{expected:.{digits}g}") for digits in range(4, 18))
+    return next((pair for pair in pairs if pair[0] != pair[1]), (f"{got:.4g}", f"{expected:.4g}"))
 
 
 def why(finding: Finding) -> list[str]:

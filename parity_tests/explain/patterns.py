@@ -13,8 +13,8 @@ from parity_tests.judge.cases import Case
 # Axes of the names that tapes share; without heads there is no h.
 AXES = {
     **dict.fromkeys(("scores", "capped", "biased", "masked", "probs", "kept", "allowed", "bias", "keep"), "bhts"),
-    **dict.fromkeys(("q", "q_norm", "q_rot"), "bthk"),
-    **dict.fromkeys(("k", "k_norm", "k_rot"), "bshk"),
+    **dict.fromkeys(("q", "q_proj", "q_norm", "q_rot"), "bthk"),
+    **dict.fromkeys(("k", "k_proj", "k_norm", "k_rot"), "bshk"),
     **dict.fromkeys(("v", "seen_v"), "bshv"),
     **dict.fromkeys(("x", "y", "query", "seen_query"), "btd"),
     **dict.fromkeys(("key", "seen_key"), "bsi"),
@@ -37,6 +37,10 @@ WORDS = {
 MOST = 6  # axes up to which permutations are tried, and places that are listed
 
 
+# Keys before the heads of a group share them; `k` and `v` are those that meet the queries.
+UNSHARED = ("k_proj", "k_norm", "k_rot")
+
+
 def axes_of(case: Case, name: str, ndim: int) -> str:
     """Letters of an array's axes, "b h t s"; "" where they are not known."""
     last = name.rpartition(".")[2]
@@ -46,7 +50,10 @@ def axes_of(case: Case, name: str, ndim: int) -> str:
     elif name in params or (last[1:] if last.startswith("d") else "") in params:
         found = (params.get(name) or params[last[1:]]).axes.replace(" ", "")
     else:
-        found = AXES.get(last, "") or (AXES.get(last[1:], "") if last.startswith("d") else "")
+        stage = last if last in AXES else last.removeprefix("d")
+        found = AXES.get(stage, "")
+        if stage in UNSHARED and "g" in case.config.sizes():
+            found = found.replace("h", "g")
     for letters in (found, found.replace("h", "")):
         if len(letters) == ndim:
             return " ".join(letters)
@@ -64,7 +71,7 @@ def patterns(got: np.ndarray, want: ErrArray, axes: str = "", allowed: np.ndarra
     """
     letters = axes.split() or [str(i) for i in range(got.ndim)]
     if got.shape != want.shape:
-        return list(other_shape(got, want))
+        return list(other_shape(got, want, axes.split() or [str(i) for i in range(want.ndim)]))
     if got.size == 0 or not np.issubdtype(got.dtype, np.floating):
         return []
     bad = beyond(got, want)
@@ -87,12 +94,21 @@ def same(got: np.ndarray, v: np.ndarray, b: np.ndarray) -> bool:
     return got.shape == v.shape and not beyond(got, ErrArray(v, b)).any()
 
 
-def other_shape(got: np.ndarray, want: ErrArray) -> Iterator[str]:
-    for order in permutations(range(want.ndim)) if want.ndim <= MOST and got.ndim == want.ndim else ():
-        if same(got, want.v.transpose(order), want.b.transpose(order)):
-            yield f"the same numbers with the axes in the order {order}"
-            return
-    if got.size == want.size:
+def axis_order(got: np.ndarray, want: ErrArray) -> tuple[int, ...] | None:
+    """The order of the expected array's axes that gives the candidate's array; None where none but its own does."""
+    if got.ndim != want.ndim or want.ndim > MOST:
+        return None
+    for order in permutations(range(want.ndim)):
+        if order != tuple(range(want.ndim)) and same(got, want.v.transpose(order), want.b.transpose(order)):
+            return order
+    return None
+
+
+def other_shape(got: np.ndarray, want: ErrArray, letters: list[str]) -> Iterator[str]:
+    order = axis_order(got, want)
+    if order is not None:
+        yield f"the same numbers with the axes in the order {' '.join(letters[i] for i in order)}"
+    elif got.size == want.size:
         flat = same(got.reshape(-1), want.v.reshape(-1), want.b.reshape(-1))
         yield "the same numbers in another shape" if flat else "another shape, and not only another shape"
     else:
@@ -109,10 +125,10 @@ def strange(got: np.ndarray, want: ErrArray) -> Iterator[str]:
 
 def moved(got: np.ndarray, want: ErrArray, letters: list[str]) -> Iterator[str]:
     """Axes exchanged, an axis reversed, shifted by one place, or its slices in another order."""
-    for order in permutations(range(got.ndim)) if got.ndim <= MOST else ():
-        if order != tuple(range(got.ndim)) and same(got, want.v.transpose(order), want.b.transpose(order)):
-            yield f"the same numbers with the axes in the order {' '.join(letters[i] for i in order)}"
-            return
+    order = axis_order(got, want)
+    if order is not None:
+        yield f"the same numbers with the axes in the order {' '.join(letters[i] for i in order)}"
+        return
     for axis, letter in enumerate(letters):
         if got.shape[axis] < 2:
             continue
@@ -142,6 +158,8 @@ def scaled(got: np.ndarray, want: ErrArray, letters: list[str]) -> Iterator[str]
     factor = float(got[big][0] / want.v[big][0]) if want.v.any() else 0.0
     if not got.any():
         yield "all 0"
+    elif same(got, want.v, 4 * want.b):
+        return  # so near that any factor or offset of about a rounding fits
     elif same(got, factor * want.v, (abs(factor) + 1) * want.b * 2):
         yield f"multiplied by {factor:.6g}{known_as(factor, dict(zip(letters, got.shape, strict=True)))}"
     elif got.shape[-1] > 1:
@@ -155,7 +173,7 @@ def known_as(factor: float, sizes: dict[str, int]) -> str:
     """A factor in terms of the array's sizes."""
     for letter, n in sizes.items():
         for value, name in ((n, "{}"), (1 / n, "1/{}"), (sqrt(n), "sqrt({})"), (1 / sqrt(n), "1/sqrt({})")):
-            if n > 1 and abs(factor - value) <= 1024 * UNIT["float32"] * value:
+            if n > 1 and letter != "b" and abs(factor - value) <= 1024 * UNIT["float32"] * value:
                 return f", which is {name.format(f'the size of {letter}, {n}')}"
     return ", the opposite sign" if factor == -1 else ""
 

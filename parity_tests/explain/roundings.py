@@ -28,7 +28,10 @@ SIZE = 2.0
 
 ONCE = "round once, to the type asked for"
 WIDE = "compute 16-bit inputs in float32 and float64 inputs in float64, and round once, at the end"
-FULL = 'ask for full products: torch.set_float32_matmul_precision("highest"), jax.default_matmul_precision("highest")'
+FULL = (
+    'ask for full products: no autocast, torch.set_float32_matmul_precision("highest"), '
+    'jax.default_matmul_precision("highest")'
+)
 
 
 def in_type(name: str) -> Callable[[Precision], Precision | None]:

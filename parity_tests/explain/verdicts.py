@@ -42,6 +42,7 @@ class Judged:
         precision: what it promises.
         fused: a compiler may hand values on before their last rounding.
         partial: the candidate records what it likes and returns the gradients it has.
+        explained: names of arrays whose difference has its cause already.
     """
 
     who: str
@@ -51,6 +52,7 @@ class Judged:
     precision: Precision
     fused: bool = False
     partial: bool = False
+    explained: frozenset[str] = frozenset()
 
     @property
     def setup(self) -> Setup:
@@ -76,7 +78,7 @@ def verdicts(
     """
     taps = run.outcome.tape | run.outcome.cotangents
     matter = consequences(run.case, run.drawn) if run.partial else None
-    anchor = Anchor(taps, run.precision, run.fused, strict, matter)
+    anchor = Anchor(taps, run.precision, run.fused, strict, matter, explained=run.explained)
     found, grads = reference(run.case, run.drawn, anchor, run.precision, tree, backward)
     rows = list(tape_rows(run.case, run.who, run.outcome, anchor, {}, run.partial))
     ends, stages = (found, grads) if backward else (found, {})
@@ -88,6 +90,7 @@ def verdicts(
     # An output that the candidate taped is judged as a stage first.
     anchor.wanted |= {name: want for name, want in (ends | stages).items() if name not in run.outcome.tape}
     rows = rows if backward else [row for row in rows if row.stage in FORWARD]
+    rows = [row for row in rows if row.name not in run.explained]
     inputs = {f"d{name}" for name in run.case.config.arguments()}
 
     def place(row: Row) -> tuple[int, bool]:

@@ -158,6 +158,15 @@ def draw_mask(rng: np.random.Generator, letters: list[str], shape: tuple[int, ..
     return mask
 
 
+def seeing(case: Case, name: str, x: np.ndarray) -> np.ndarray:
+    """A mask in which every query sees a key, its own place or the last one, and is kept from another."""
+    if case.config.arguments()[name].kind != "mask" or x.ndim < 3:
+        return x
+    t, s = x.shape[-2:]
+    own = np.minimum(np.arange(t) + max(s - t, 0), s - 1)[:, None]
+    return (x | (np.arange(s) == own)) & (np.arange(s) != (own + s - 1) % s)
+
+
 def cases(
     variants: Iterable[str] | None = None,
     dtypes: Iterable[str] = ("float64", "float32", "bfloat16", "float16"),

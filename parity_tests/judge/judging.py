@@ -138,8 +138,8 @@ class Anchor:
     a value twice, once for the tape and once where it is used, and round otherwise on the way: a `loose` anchor only
     compares and goes on from the reference's own value with its bound, which holds both.
 
-    A `strict` one raises `Departure` at the first value beyond its bound. For a candidate that is not ours
-    `consequences` says which places may hold anything.
+    A `strict` one raises `Departure` at the first value beyond its bound that has no `explained` name. For a candidate
+    that is not ours `consequences` says which places may hold anything.
     """
 
     def __init__(
@@ -150,6 +150,7 @@ class Anchor:
         strict: bool = False,
         consequences: Consequences | None = None,
         loose: bool = False,
+        explained: frozenset[str] = frozenset(),
     ) -> None:
         self.candidate, self.values = candidate, {}
         self.wanted: dict[str, Any] = {}  # the reference's own value, before it goes on from the candidate's
@@ -157,7 +158,7 @@ class Anchor:
         self.found: dict[str, dict[str, Any]] = {}
         self.unseen: list[str] = []
         self.u, self.eta = (p.u, p.eta) if fused else (0.0, 0.0)
-        self.strict, self.consequences, self.loose = strict, consequences, loose
+        self.strict, self.consequences, self.loose, self.explained = strict, consequences, loose, explained
         self.hidden: dict[str, np.ndarray] = {}  # places that are not compared, by name
 
     def anchored(self, got: np.ndarray, value: ErrArray, hidden: np.ndarray | None) -> ErrArray:
@@ -178,7 +179,7 @@ class Anchor:
         return self.hidden.get(name)
 
     def note(self, name: str, result: dict[str, Any]) -> None:
-        if self.strict and result["ratio"] > 1:
+        if self.strict and result["ratio"] > 1 and name not in self.explained:
             raise Departure(name)
         before = self.found.get(name)
         if before is None or result["ratio"] > before["ratio"]:

@@ -2,6 +2,7 @@
 
 from parity_tests.mistakes.plant import NUMPY, SHARED, at
 
+BY_POSITION = "rotate queries and keys by their positions: cosines and sines belong to the axis of the sequence"
 OFF_BY_ONE = "give queries and keys the same positions: in decoding too a query's own key has its position"
 LATER = r"rotate(rotate(\1, cos, sin, c.layout), cos[:, 1:2] / c.amplitude(), sin[:, 1:2] / c.amplitude(), c.layout)"
 # What is rotated, as the variants write it.
@@ -52,8 +53,27 @@ MUTANTS = (
     ),
     turned("queries not rotated", "rotate the queries as the keys", QUERIES, r"\1"),
     interleaved(
+        "rotary positions counted from 1",
+        "count positions from 0; scores know distances alone, but a cache and given positions count from 0",
+        "angles = xp.arange(length, dtype=xp.float64)[:, None] * ",
+        "angles = (1.0 + xp.arange(length, dtype=xp.float64))[:, None] * ",
+        survives="scores depend on the distances of positions alone",
+    ),
+    interleaved(
+        "queries and keys not rotated by their positions (not at all, or along the heads)",
+        BY_POSITION,
+        "if cos is None or sin is None:",
+        "if cos is None or sin is not None:",
+    ),
+    interleaved(
+        "rotary angles of base^(-i/d), without the 2",
+        "pair i turns by base^(-2i/d) for each position; without the 2 the numbers are those of the root of the base",
+        "xp.asarray(config.frequencies(length), dtype=xp.float64)",
+        "config.rope_base ** -(xp.arange(config.rotary_width() // 2, dtype=xp.float64) / config.rotary_width())",
+    ),
+    interleaved(
         "rotated along the heads",
-        "let the angle follow the position, not the head: cosines and sines belong to the axis of the sequence",
+        BY_POSITION,
         "cos, sin = cos[:, :, None], sin[:, :, None]",
         "cos, sin = cos[:, None, : x.shape[2]], sin[:, None, : x.shape[2]]",
     ),

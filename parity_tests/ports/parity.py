@@ -14,7 +14,7 @@ from parity_tests.explain.causes import explain
 from parity_tests.explain.findings import Cause, Finding, told
 from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.candidates import output_shapes, pulled
-from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given
+from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given, seeing
 from parity_tests.judge.judging import Row, reference
 from parity_tests.ports.adapters import port
 from parity_tests.ports.names import Names, Weights, framework_of
@@ -178,7 +178,8 @@ def judged_in_types(
         with float64_in_jax(framework):
             rows, why = judged_wide(lambda: made("float64"), run, check)
     traces = list(run(found))
-    rows = rows + check(found, traces, "")
+    note = f"not judged in float64: {why}" if why else f"in float64 it agrees; this is in {found.dtype}" if rows else ""
+    rows = rows + check(found, traces, note)
     unseen = untested(traces) if found.dtype != "float64" and (why or dtype is not None) else []
     return Verdict(rows, {trace.case.call: trace for trace in traces}, unseen, why)
 
@@ -192,7 +193,7 @@ def judged_rows(found: Port, traces: list[Trace], names: Names, note: str) -> li
     __tracebackhide__ = True
     rows: list[Row] = []
     for trace in traces:
-        finding = explain(trace.judged())
+        finding = explain(trace.judged(), others=[other.judged() for other in traces if other is not trace])
         if finding is not None:
             if by_chance(found, trace, finding):
                 finding.causes = [Cause("by chance", CHANCE, 0.0, "the same call, run again, gives other numbers")]
@@ -351,12 +352,3 @@ def prepared(found: Port, case: Case, empty_rows: bool, returns: set[str]) -> Dr
         drawn = replace(drawn, params={name: x.astype(drawn.params[name].dtype) for name, x in found.params.items()})
     held = pulled(case, drawn, output_shapes(case, drawn))
     return replace(drawn, pulled={name: x if name in returns else np.zeros_like(x) for name, x in held.items()})
-
-
-def seeing(case: Case, name: str, x: np.ndarray) -> np.ndarray:
-    """A mask in which every query sees a key, its own place or the last one, and is kept from another."""
-    if case.config.arguments()[name].kind != "mask" or x.ndim < 3:
-        return x
-    t, s = x.shape[-2:]
-    own = np.minimum(np.arange(t) + max(s - t, 0), s - 1)[:, None]
-    return (x | (np.arange(s) == own)) & (np.arange(s) != (own + s - 1) % s)

@@ -89,8 +89,10 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
             pull = [to_torch(x, where).to(outputs[name].dtype) for name, x in through.items()]
             sources = [outputs[name] for name in through]
             found = torch.autograd.grad(sources, targets, pull, allow_unused=True) if through else [None] * len(targets)
-            found = [torch.zeros_like(x) if g is None else g for x, g in zip(targets, found, strict=True)]
             keys = [*leaves, *weights, *(("own", name) for name in used), *(("tap", name) for name in taps)]
+            # A tap that no output is made of, as a copy with its axes moved, has no gradient that could be judged.
+            taps = {name: x for name, x in taps.items() if found[keys.index(("tap", name))] is not None}
+            found = [torch.zeros_like(x) if g is None else g for x, g in zip(targets, found, strict=True)]
             by_key = dict(zip(keys, found, strict=True))
             grads = {f"d{name}": by_key[name] for name in (*leaves, *weights)}
             collect(outcome, "grads", grads, from_torch)

@@ -50,10 +50,11 @@ def untested(traces: Iterable[Trace]) -> list[Untested]:
             continue
         passed = value
         for factor in FACTORS:
-            other = changed(config, name, value * factor)
+            tried = float(f"{value * factor:.6g}")  # 1e-05, not 9.999999999999999e-06
+            other = changed(config, name, tried)
             if other is None or any(sees(trace, end, other) for trace, end in zip(traces, ends, strict=True)):
                 break
-            passed = value * factor
+            passed = tried
         if passed != value and any(matters(trace, name, passed) for trace in traces):
             unseen.append(Untested(name, value, passed, dtype))
     return unseen

@@ -14,13 +14,14 @@ from parity_tests.bounds.error_array import nearest
 from parity_tests.explain.catalogue import catalogue, reached
 from parity_tests.explain.causes import explain
 from parity_tests.explain.constants import Constant, fitted
-from parity_tests.explain.findings import Finding, told
+from parity_tests.explain.findings import Finding, told, told_apart
 from parity_tests.explain.roundings import balanced, likeness
 from parity_tests.judge.cases import Case
 from parity_tests.mistakes import MUTANTS
 from parity_tests.mistakes.plant import planted
 from parity_tests.ports.parity import ParityError
 from parity_tests.ports.trace import candidate
+from parity_tests.tests.tool.ports_by_hand import Port
 from parity_tests.tests.tool.realistic import MISTAKES, judged, said, setting_of
 
 NAMED = {mutant.name: mutant for mutant in MUTANTS}
@@ -86,6 +87,15 @@ def test_the_ports_themselves_are_right(variant: str) -> None:
     judged(variant, {}, ("torch", "float64", True))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "by_hand", [lambda x: 1 / (1 + (-x).exp()), lambda x: x.exp() / (1 + x.exp())], ids=["e of -x", "e of x"]
+)
+def test_a_sigmoid_by_hand_is_right(by_hand: Callable[..., Any], dtype: str) -> None:
+    """Near 1 its gradient has more digits than the weights that it returns."""
+    judged("sigmoid_attention", {"sigmoid": lambda self, x: by_hand(x)}, ("torch", dtype, True))
+
+
 # Two at once, and none ------------------------------------------------------------------------------------------------
 
 
@@ -109,8 +119,109 @@ def test_two_mistakes_at_once_are_both_named(taps: bool) -> None:
 def test_where_no_cause_fits_the_next_step_is_said() -> None:
     finding = wrong_in({"cap": lambda self, x: x + 0.1 * x**3}, False, "plain")
     assert not finding.causes
-    assert "show q, k, v, scores, probs, kept (taps=)" in finding.next_step, finding.next_step
+    assert "show q, k, v, scores, probs, context (taps=)" in finding.next_step, finding.next_step
     assert "float64" not in finding.next_step and f"next: {finding.next_step}" in told(finding)
+
+
+def one_norm(self: Any, x: Any, name: str) -> Any:
+    """An eps of 1e-3 in the norm of the keys alone."""
+    squares = self.lib.sum(x * x, -1)[..., None] / x.shape[-1]
+    return x / self.lib.sqrt(squares + (1e-3 if name == "w_k_norm" else self.eps())) * self.w[name]
+
+
+def other_norm(self: Any, x: Any, name: str) -> Any:
+    return self.unit(x) * self.w["w_q_norm" if name == "w_k_norm" else "w_k_norm"]
+
+
+def shown_transposed(self: Any, q: Any, k: Any) -> Any:
+    q, k = Port.position(self, q, k)
+    self.show(k_rot=k.swapaxes(1, 2))
+    return q, self.tape["k_rot"].swapaxes(1, 2)
+
+
+# Mistakes whose causes were told in a misleading way: what is said first, and that nothing else is.
+TOLD: dict[str, tuple[str, dict[str, Callable[..., Any]], str, str]] = {
+    "eps in one of two norms": (
+        "decoder", {"norm": one_norm}, "k_norm", "eps of the norm 0.001 in place of 1e-06, at k_norm alone",
+    ),
+    "positions from 1": (
+        "decoder", {"turn": lambda self, x, at: Port.turn(self, x, at + 1)}, "q_rot", "rotary positions counted from 1",
+    ),
+    "not rotated": (
+        "rotary", {"turn": lambda self, x, at: x}, "scores",
+        "queries and keys not rotated by their positions (not at all, or along the heads)",
+    ),
+    "exponent of i / width": (
+        "decoder", {"frequencies": lambda self, n: self.base() ** (-1.0 * np.arange(n // 2) / n)}, "q_rot",
+        "rotary angles of base^(-i/d), without the 2",
+    ),
+    "axes in another order": (
+        "decoder", {"position": shown_transposed}, "k_rot", "axes in the order b g s k where b s g k is expected",
+    ),
+    "norms exchanged": ("decoder", {"norm": other_norm}, "q_norm", "weights of the two norms exchanged"),
+    "scores not scaled": ("mha", {"scale": lambda self, q: 1.0}, "scores", "scale missing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_cause_is_told_once_and_nothing_else(name: str) -> None:
+    variant, methods, stage, cause = TOLD[name]
+    with pytest.raises(ParityError) as caught:
+        judged(variant, methods, ("torch", "float64", True), calls=("plain",))
+    finding = caught.value.finding
+    assert (finding.first.name, [x.name for x in finding.causes]) == (stage, [cause]), told(finding)
+    assert finding.after is None and finding.explains_all and finding.causes[0].fix
+
+
+def test_two_mistakes_are_told_where_one_stands_at_one_stage_alone() -> None:
+    methods = {"norm": one_norm, "cap": lambda self, x: 6.0 * self.lib.tanh(x / 6.0)}
+    with pytest.raises(ParityError) as caught:
+        judged("decoder", methods, ("torch", "float64", True), calls=("plain",))
+    finding = caught.value.finding
+    assert finding.after is not None and finding.after.causes[0].name == "softcap 6 in place of 5", told(finding)
+    assert finding.causes[0].name.endswith("at k_norm alone") and finding.after.first.name == "probs"
+
+
+@pytest.mark.parametrize("taps", [True, False])
+def test_a_cause_holds_in_every_call_of_a_candidate(taps: bool) -> None:
+    """Without a mask a forgotten causality looks like a forgotten mask; the calls with a mask tell them apart."""
+    methods = {"near": lambda self, query, key: (key <= query) | True}
+    with pytest.raises(ParityError) as caught:
+        judged("rotary", methods, ("torch", "float64", taps))
+    assert [cause.name for cause in caught.value.finding.causes] == ["causal ignored"]
+
+
+def test_the_next_step_names_what_the_config_has() -> None:
+    """Every stage that says something new: no norm without a norm, and the values, weights and context too."""
+    with pytest.raises(ParityError) as caught:
+        fields = {"norm": None, "rope_base": None, "sinks": False, "softcap": None}
+        odd = {"add": lambda self, x, bias: x + bias + 0.1 * bias**2}
+        judged("decoder", odd, ("torch", "float64", False), fields, calls=("full",))
+    stages = "q_proj, k_proj, k, v, scores, biased, probs, context"
+    assert caught.value.finding.next_step == f"show {stages} (taps=), to see at which of them it begins"
+
+
+def test_a_tap_that_no_output_is_made_of_has_no_gradient() -> None:
+    def aside(self: Any, q: Any, k: Any) -> Any:
+        q, k = Port.position(self, q, k)
+        self.show(k_rot=k.clone())
+        return q, k
+
+    judged("decoder", {"position": aside}, ("torch", "float64", True), calls=("plain",))
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "words"),
+    [
+        (1.16, -0.8925, ("1.16", "-0.8925")),
+        (-2.160001, -2.160002, ("-2.160001", "-2.160002")),
+        (1.0, 1.0 + 2.0**-52, ("1", "1.0000000000000002")),
+        (0.0, -0.0, ("0", "-0")),
+        (2.0, 2.0, ("2", "2")),
+    ],
+)
+def test_two_numbers_have_the_digits_that_tell_them_apart(got: float, expected: float, words: tuple[str, str]) -> None:
+    assert told_apart(got, expected) == words
 
 
 # Constants ------------------------------------------------------------------------------------------------------------

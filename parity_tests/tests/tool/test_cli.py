@@ -46,6 +46,15 @@ def test_list_shows_every_variant() -> None:
         assert contract.get(name).Config.layer in result.output
 
 
+def test_list_names_the_stages_of_a_variant() -> None:
+    result = RUN.invoke(app, ["list", "decoder"])
+    assert result.exit_code == 0
+    rows = [line.split() for line in result.output.splitlines()]
+    assert ["k_rot", "b", "s", "g", "k", "all"] in rows and ["v", "b", "s", "h", "v", "all"] in rows
+    assert not {"x", "query", "allowed", "seen_query", "bias"} & {row[0] for row in rows}
+    assert RUN.invoke(app, ["list", "nothing"]).exit_code == 2
+
+
 def test_run_agrees_and_writes_what_it_judged(tmp_path: Path) -> None:
     path = tmp_path / "verdicts.json"
     result = RUN.invoke(app, [*SMALL, "--no-real", "--json", str(path)])

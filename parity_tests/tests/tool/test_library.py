@@ -783,7 +783,7 @@ def test_a_run_in_one_type_says_what_it_did_not_test() -> None:
     verdict = assert_parity(normed(1e-6), "decoder", RMS, norm_eps=1e-6, calls=("plain",), dtype="float32")
     (field,) = verdict.untested
     assert (field.name, field.value, field.dtype) == ("norm_eps", 1e-6, "float32")
-    assert field.up_to > field.value
+    assert field.up_to > field.value and field.up_to == float(f"{field.up_to:.6g}")
     assert "not tested: norm_eps=1e-06 (nor would" in str(verdict)
     whole = assert_parity(normed(1e-6), "decoder", RMS, norm_eps=1e-6, calls=("plain",))
     assert {row.case.dtype for row in whole.rows} == {"float64", "float32"}
@@ -811,6 +811,16 @@ def test_a_fixed_type_inside_is_no_difference() -> None:
     assert {row.case.dtype for row in verdict.rows} == {"float32"}
     assert "computes in a narrower type" in verdict.why
     assert "not judged in float64" in str(verdict)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_of_a_module_in_16_bits_it_is_said_how_to_judge_its_meaning(dtype: str | None) -> None:
+    with pytest.raises(ParityError) as caught:
+        judge(own().bfloat16(), dtype=dtype, calls=("plain",), taps={"softmax": "probs"})
+    assert 'judge what it means in float64, with dtype="float64"' in caught.value.finding.next_step
+    assert ("in float64 it agrees" in str(caught.value)) == (dtype is None)
+    assert "float32" in caught.value.finding.next_step and "TF32" not in str(caught.value)
+    judge(own().bfloat16(), dtype="float64", calls=("plain",))
 
 
 def test_flax_modules_are_judged_in_both_types() -> None:

@@ -21,9 +21,10 @@ from parity_tests.bounds.precision import EXACT, precision_of
 from parity_tests.commands.app import app
 from parity_tests.explain.calls import CALLS as CALL_MISTAKES
 from parity_tests.explain.catalogue import catalogue
-from parity_tests.explain.causes import Search, described, explain
+from parity_tests.explain.causes import described, explain
 from parity_tests.explain.measure import measured, planted_cases, stages_of
 from parity_tests.explain.patterns import axes_of, patterns
+from parity_tests.explain.search import Search
 from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.cases import CALLS, Case, draw
 from parity_tests.judge.judging import Anchor, reference
