@@ -1,7 +1,8 @@
 """Compare any two modules: run both, listen to their submodules, and say where they part."""
 
 from collections.abc import Mapping
-from os import PathLike
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 from parity_tests.ports.modules.bounds import gap
@@ -113,6 +114,7 @@ def record_modules(
     names: Names = None,
     call: Caller = None,
     framework: str | None = None,
+    overwrite: bool = False,
 ) -> Recording:
     """Run one module, listen to its submodules, and write all of it to a file for `compare_recordings`.
 
@@ -121,6 +123,7 @@ def record_modules(
         path: the file to write; None writes none.
         like: the recording of the other side, whose weights this module gets.
         names: names of the other side's to names in this module.
+        overwrite: replace the file to write, where it exists.
 
     Returns:
         The recording.
@@ -128,6 +131,11 @@ def record_modules(
     Raises:
         ValueError, TypeError: names, weights or inputs that do not fit.
     """
+    if path is not None and Path(path).exists():
+        is_read = like is not None and Path(path).samefile(like)
+        todo = "which is read; name another" if is_read else "which exists; name another, or pass overwrite=True"
+        if is_read or not overwrite:
+            raise ValueError(f"record_modules: expected a new file, got {fspath(path)}, {todo}")
     side = side_of(module, call, framework, like is not None, inputs)
     side.adapted = call is not None
     params: Mapping[str, Any] = {}
