@@ -15,9 +15,8 @@ from jax.numpy import broadcast_to, exp, maximum, sqrt, where
 from jax.numpy import log as log
 from jax.numpy import stack as stack
 from jax.numpy import tanh as tanh
-from jax.sharding import AxisType
+from jax.sharding import AxisType, Sharding
 from jax.sharding import PartitionSpec as P
-from jax.sharding import Sharding
 from jax.tree_util import register_dataclass
 
 from attn_np import contract

@@ -52,7 +52,9 @@ def writable(*written: Path | None, read: Sequence[Path | None] = (), overwrite:
         if path.exists() and sources:
             raise typer.BadParameter(f"expected a file to write, got {path}, which is read; name another")
         if path.exists() and not overwrite:
-            raise typer.BadParameter(f"expected a new file, got {path}, which exists; name another, or pass --overwrite")
+            raise typer.BadParameter(
+                f"expected a new file, got {path}, which exists; name another, or pass --overwrite"
+            )
 
 
 def refused(error: Exception, command: Callable[..., None]) -> typer.Exit:

@@ -28,7 +28,7 @@ def show_modules(console: Console, result: ModuleComparison, labels: tuple[str, 
         if calls:
             console.print(f"[dim]in {name} alone: {escape(', '.join(calls))}[/]", soft_wrap=True)
     for line in words(result):
-        console.print(escape(line), soft_wrap=True)
+        console.print(escape(line.replace("names=", "--names")), soft_wrap=True)
 
 
 def gradient_table(rows: list[Row], first: Row | None) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 from parity_tests.ports.modules.bounds import gap
 from parity_tests.ports.modules.choose import side_of
 from parity_tests.ports.modules.comparison import ModuleComparison
-from parity_tests.ports.modules.names import Names, copied, pairs, refuse_unused, translated
+from parity_tests.ports.modules.names import Names, copied, pairs, translated
 from parity_tests.ports.modules.recordings import Recording, load_modules
 from parity_tests.ports.modules.rows import Row
 from parity_tests.ports.modules.sides import Caller, Mode, Side, go_on, record
@@ -74,7 +74,6 @@ def compare_modules(
     elif weights == "copy":
         params = copied(recorded, pairs(recorded, other, names, need_all=True))
     partner = record(other, inputs, params)
-    refuse_unused(recorded, [*partner.weights, *(call.name for call in partner.exact.calls)], names)
 
     def local(of_a: Any, of_b: Any) -> Any:
         return go_on(one, recorded, of_a), go_on(other, partner, of_b)
