@@ -52,9 +52,7 @@ def writable(*written: Path | None, read: Sequence[Path | None] = (), overwrite:
         if path.exists() and sources:
             raise typer.BadParameter(f"expected a file to write, got {path}, which is read; name another")
         if path.exists() and not overwrite:
-            raise typer.BadParameter(
-                f"expected a new file, got {path}, which exists; name another, or pass --overwrite"
-            )
+            raise typer.BadParameter(f"expected a new file, got {path}, which exists; name another or pass --overwrite")
 
 
 def refused(error: Exception, command: Callable[..., None]) -> typer.Exit:
@@ -74,7 +72,7 @@ def flags(command: Callable[..., None]) -> dict[str, str]:
 
 
 def in_flags(text: str, names: Mapping[str, str]) -> str:
-    """What is said of arguments of a function, said of flags: `layer=`, and `layer=0` in the advice behind the last ;."""
+    """The same text with flags for arguments: for `layer=` anywhere, for `layer=0` in the advice behind the last ;."""
     rule, semicolon, advice = text.rpartition("; ")
     for name, flag in names.items():
         advice = re.sub(rf"\b{name}=(?=[\w'\"])", f"{flag} ", advice)

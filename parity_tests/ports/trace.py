@@ -196,8 +196,8 @@ def foreign(path: str, held: dict[str, np.ndarray], like: Trace | None, names: M
         want = dict(like.parts())[kind][name].shape
         if kind in KINDS[:3] and x.shape != want:
             raise ValueError(
-                f"{path}: expected {ours} of the shape {want}, as in the trace, got {x.shape}; run it on what the trace "
-                f"holds, or leave it out with --names, to null"
+                f"{path}: expected {ours} of the shape {want}, as in the trace, got {x.shape}; run it on what the "
+                f"trace holds, or map it to null with --names"
             )
         parts[kind][name] = x
     if not any(parts[kind] for kind in KINDS[3:]):

@@ -132,7 +132,7 @@ def record_modules(
     """
     if path is not None and Path(path).exists():
         is_read = like is not None and Path(path).samefile(like)
-        todo = "which is read; name another" if is_read else "which exists; name another, or pass overwrite=True"
+        todo = "which is read; name another" if is_read else "which exists; name another or pass overwrite=True"
         if is_read or not overwrite:
             raise ValueError(f"record_modules: expected a new file, got {fspath(path)}, {todo}")
     side = side_of(module, call, framework, like is not None, inputs)

@@ -50,7 +50,7 @@ def test_a_report_replaces_no_file_unless_told_to(option: str, layer: Path, tmp_
     before, notes = layer.read_bytes(), tmp_path / "notes.json"
     notes.write_text("mine")
     assert "which is read" in refused("check", layer, option, layer, "--overwrite")
-    assert "which exists; name another, or pass --overwrite" in refused("check", layer, option, notes)
+    assert "which exists; name another or pass --overwrite" in refused("check", layer, option, notes)
     assert (layer.read_bytes(), notes.read_text()) == (before, "mine")
     assert "which is read" in refused("compare", layer, layer, "--json", layer, "--overwrite")
 

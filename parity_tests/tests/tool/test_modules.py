@@ -368,7 +368,7 @@ def test_recordings_go_through_files(tmp_path: Path) -> None:
 def test_a_recording_replaces_no_file_unless_told_to(tmp_path: Path) -> None:
     path, module = tmp_path / "a.safetensors", torch.nn.Linear(WIDTH, 3)
     record_modules(module, (hidden(),), path)
-    with pytest.raises(ValueError, match="which exists; name another, or pass overwrite=True"):
+    with pytest.raises(ValueError, match="which exists; name another or pass overwrite=True"):
         record_modules(module, (hidden(),), path)
     record_modules(module, (hidden(),), path, overwrite=True)
     with pytest.raises(ValueError, match="which is read; name another"):
