@@ -1023,9 +1023,7 @@ def test_damage_anywhere_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("device", ["nonsense", "cuda:7", "", 3.5])
 def test_a_device_that_is_not_here_is_refused_in_the_same_words(name: str, device: Any, tmp_path: Path) -> None:
     package, file = TREES[name].package, tmp_path / "layer.safetensors"
-    words = (
-        rf"^{package.__name__}: expected device= to be one that is here, cpu.*, got {device!r}; choose"
-    )
+    words = rf"^{package.__name__}: expected device= to be one that is here, cpu.*, got {device!r}; choose"
     weights.write(file, CONFIG, weights.draw(CONFIG, 4, "float32"))
     for make in (lambda: package.build("dot_product", device=device), lambda: package.load(file, device=device)):
         with pytest.raises(ValueError, match=words):
