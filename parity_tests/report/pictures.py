@@ -127,7 +127,7 @@ def finding_view(finding: Finding, most: int) -> dict[str, Any]:
         "case": finding.case,
         "row": row,
         "words": row.note,
-        "figure": "not comparable" if not math.isfinite(row.ratio) else f"{row.ratio:.3g}",
+        "figure": f"{row.ratio:.3g}" if math.isfinite(row.ratio) else "beyond any bound",
         "shade": shade(row.ratio),
         "axes": finding.axes,
         "place": place_of(finding),
