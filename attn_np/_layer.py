@@ -99,7 +99,7 @@ class Layer(Generic[C]):
 
     def __init_subclass__(cls) -> None:
         cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
-        cls.vjp = with_tape(cls.vjp)  # type: ignore[attr-defined]
+        cls.vjp = with_tape(cls.vjp)
 
     def __init__(
         self,

@@ -55,9 +55,15 @@ def writable(*written: Path | None, read: Sequence[Path | None] = (), overwrite:
             raise typer.BadParameter(f"expected a new file, got {path}, which exists; name another or pass --overwrite")
 
 
-def refused(error: Exception, command: Callable[..., None]) -> typer.Exit:
-    """The end of a command that cannot be done, with the error in words of the command's options."""
-    console.print(f"[bold red]refused[/] {escape(in_flags(str(error), flags(command)))}", soft_wrap=True)
+def refused(error: Exception, command: Callable[..., None], **others: str) -> typer.Exit:
+    """The end of a command that cannot be done, with the error in words of the command's options.
+
+    Args:
+        error: what was raised.
+        command: the command's function.
+        others: flags of arguments that the error names otherwise than the command does.
+    """
+    console.print(f"[bold red]refused[/] {escape(in_flags(str(error), flags(command) | others))}", soft_wrap=True)
     return typer.Exit(2)
 
 

@@ -44,10 +44,13 @@ def main(
     try:
         where = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
         found = checkpoint.read(source, **where, **given)
-        there = {"layout": to, "layer": to_layer, "part": to_part, "prefix": to_prefix}
-        weights.write(target, found.config, found.values, **there)
     except (ValueError, TypeError, OSError) as error:
         raise refused(error, main) from None
+    there = {"layout": to, "layer": to_layer, "part": to_part, "prefix": to_prefix}
+    try:
+        weights.write(target, found.config, found.values, **there)
+    except (ValueError, TypeError, OSError) as error:
+        raise refused(error, main, **{name: f"--to-{name}" for name in there} | {"layout": "--to"}) from None
     try:
         again = weights.read(target, config=found.config, **there)
     except (ValueError, TypeError, OSError) as error:

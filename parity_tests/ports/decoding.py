@@ -104,7 +104,11 @@ def assert_decoding_parity(
                 notes.append(f"gradients through the steps not judged: {words}")
             yield trace
 
-    verdict = judged_in_types(ported, run, lambda *judged: judged_steps(*judged, notes), kind, dtype)
+    def check(found: Port, traces: list[Trace], note: str) -> list[Row]:
+        __tracebackhide__ = True
+        return judged_steps(found, traces, note, notes)
+
+    verdict = judged_in_types(ported, run, check, kind, dtype)
     verdict.notes = list(dict.fromkeys(notes))
     return verdict
 
@@ -230,12 +234,12 @@ def found_in(trace: Trace) -> Finding:
     if got.shape != want.shape:
         return finding
     with np.errstate(invalid="ignore"):
-        wrong = ~(np.abs(got - want.v) <= want.b).all(-1)
+        wrong = np.any(~(np.abs(got - want.v) <= want.b), axis=-1)
     if not wrong.any():  # of the gradients
         return explain(trace.judged()) or finding
     first, ragged = int(np.argmax(wrong.any(0))), trace.case.example == RAGGED
     row = int(np.argmax(wrong[:, first]))
-    plan = schedule(*got.shape[:2], ragged)
+    plan = schedule(got.shape[0], got.shape[1], ragged)
     number = next(i for i, at in enumerate(plan) if (at[row] == first).any())
     named = "the prompt" if number == 0 else f"step {number} after the prompt"
     before = f"; the {first} positions before it agree" if first else ""

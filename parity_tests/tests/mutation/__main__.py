@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import console, listed, progress, writable
+from parity_tests.commands._shared import Overwrite, console, listed, progress, writable
 from parity_tests.tests import mutation
 from parity_tests.tests.mutation import planting, ratchet, show
 

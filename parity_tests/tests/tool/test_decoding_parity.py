@@ -116,7 +116,7 @@ class Padded(torch.nn.Module):
 
     def __init__(self, wrong: str = "", window: int | None = None) -> None:
         super().__init__()
-        self.wrong, self.window = wrong, window
+        self.wrong, self.window, self.ring = wrong, window, 2 * (window or 0) + 1
         self.q, self.k, self.v, self.o = (torch.nn.Linear(12, 12) for _ in range(4))
 
     def decode(self, x: torch.Tensor, cache: Any, valid: torch.Tensor) -> Any:
@@ -131,13 +131,14 @@ class Padded(torch.nn.Module):
         if cache is not None and self.wrong == "detached":
             cache = (cache[0].detach(), cache[1].detach(), *cache[2:])
         k, v, key_at = new if cache is None else (torch.cat(pair, 1) for pair in zip(cache, new, strict=False))
-        if self.wrong == "edge" and key_at.shape[1] > 2 * self.window:
-            k, v, key_at = (z[:, 1 - self.window - t :] for z in (k, v, key_at))
+        if self.wrong == "edge" and key_at.shape[1] > self.ring:
+            k, v, key_at = (z[:, 1 - self.ring // 2 - t :] for z in (k, v, key_at))
         seen = key_at[:, None] <= at[:, :, None]
         if self.window is not None:
             seen &= key_at[:, None] > at[:, :, None] - self.window - 1
         seen |= ~seen.any(-1, keepdim=True)
-        y = torch.nn.functional.scaled_dot_product_attention(*(z.transpose(1, 2) for z in (q, k, v)), seen[:, None])
+        q, k_seen, v_seen = (z.transpose(1, 2) for z in (q, k, v))
+        y = torch.nn.functional.scaled_dot_product_attention(q, k_seen, v_seen, seen[:, None])
         return self.o(y.transpose(1, 2).reshape(b, t, 12)), (k, v, key_at, at[:, -1:] + 1)
 
     @staticmethod
@@ -189,7 +190,7 @@ def test_padding_in_a_batch_is_judged(wrong: str, name: str) -> None:
 def test_a_window_is_crossed_by_default() -> None:
     """A ring that loses a key too early shows behind twice the window, not in ten positions."""
     assert padded(window=6).worst.ratio <= 1
-    assert padded("edge", window=6, length=9).worst.ratio <= 1
+    assert padded("edge", window=6, length=11).worst.ratio <= 1
     with pytest.raises(ParityError, match="first wrong at position"):
         padded("edge", window=6)
 

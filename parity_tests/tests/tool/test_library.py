@@ -134,20 +134,24 @@ def test_rows_without_a_key_are_told_apart() -> None:
     assert "empty_rows=False leaves out masks that hide every key" in str(caught.value)
 
 
-class Biased(Own):
+class Biased(torch.nn.Module):
     """With a bias that the reference does not have, 0 at first as Flax makes them."""
 
     def __init__(self) -> None:
-        super().__init__(12, 3)
+        super().__init__()
+        self.inner = Own(12, 3)
         self.extra, self.unused = (torch.nn.Parameter(torch.zeros(12)) for _ in range(2))
 
     def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None) -> torch.Tensor:
-        return super().forward(x, attn_mask) + self.extra
+        return self.inner(x, attn_mask) + self.extra
+
+
+INNER = {n: f"inner.{x}" if isinstance(x, str) else (f"inner.{x[0]}", x[1]) for n, x in LINEAR.items()}
 
 
 def test_a_parameter_that_is_not_mapped_is_refused_where_it_is_used() -> None:
     with pytest.raises(ValueError, match="every parameter that the outputs depend on in weights=, got none for extra;"):
-        judge(Biased(), calls=("plain",))
+        judge(Biased(), weights=INNER, calls=("plain",))
 
     class Flax(nnx.Module):
         def __init__(self) -> None:
@@ -166,13 +170,13 @@ def test_arguments_that_no_call_gives_are_told() -> None:
     module = Biased()
     module.extra.requires_grad_(False)
     with pytest.raises(ValueError, match="got none for extra"):  # frozen ones too
-        judge(module, calls=("plain",))
+        judge(module, weights=INNER, calls=("plain",))
     del module.extra
-    module.extra = 0.0
-    verdict = judge(module)
+    object.__setattr__(module, "extra", 0.0)
+    verdict = judge(module, weights=INNER)
     assert verdict.not_given == ("attn_mask",)
     assert "never given: attn_mask (arguments= maps ours to them)" in str(verdict)
-    assert not judge(module, arguments={"query": "x", "mask": "attn_mask"}).not_given
+    assert not judge(module, weights=INNER, arguments={"query": "x", "mask": "attn_mask"}).not_given
 
 
 def test_another_dtype_judges_a_copy() -> None:

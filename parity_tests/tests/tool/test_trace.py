@@ -27,6 +27,7 @@ from parity_tests.explain.causes import Search, described, explain
 from parity_tests.explain.measure import measured, planted_cases, stages_of
 from parity_tests.explain.patterns import axes_of, patterns
 from parity_tests.explain.verdicts import verdicts
+from parity_tests.judge.candidates import Outcome
 from parity_tests.judge.cases import CALLS, Case, draw
 from parity_tests.judge.judging import Anchor, reference
 from parity_tests.mistakes import MUTANTS, outcome_of, planted
@@ -160,12 +161,14 @@ def test_a_spoilt_trace_is_refused(change: dict[str, str], words: str, tmp_path:
 
 
 def test_nothing_in_common_is_no_agreement(tmp_path: Path) -> None:
-    ours, path = made(), tmp_path / "theirs.safetensors"
-    write_tensors(path, {"query": ours.drawn.inputs["query"]}, {})
-    found = compare(ours, load(path, like=ours))
+    ours = made()
+    kinds = Outcome(tape=ours.outcome.tape), Outcome(outputs=ours.outcome.outputs, dtypes=ours.outcome.dtypes)
+    one, other = (replace(ours, partial=True, outcome=outcome) for outcome in kinds)
+    found = compare(one, other)
     assert not found.agree and found.first is None
-    ours.save(tmp_path / "a.safetensors")
-    said = call("compare", str(tmp_path / "a.safetensors"), str(path))
+    one.save(tmp_path / "a.safetensors")
+    other.save(tmp_path / "b.safetensors")
+    said = call("compare", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors"))
     assert said.exit_code == 1 and "no array was recorded by both" in said.output
 
 
