@@ -48,6 +48,7 @@ def gives(call: Call, kind: str) -> bool:
 
 def handed_on(call: Call, weights: Arrays) -> bool:
     """Whether a call gives only numbers that it got, or that are stored, as views and tables of embeddings do."""
-    known = [x.ravel() for x in (*call.inputs.values(), *weights.values()) if x.dtype.kind == "f"]
+    own = [x for name, x in weights.items() if name.startswith(f"{call.name}.") or not call.name]
+    known = [x.ravel() for x in (*call.inputs.values(), *own) if x.dtype.kind == "f"]
     pool = np.concatenate([np.zeros(1), *known]).astype(np.float64)
     return all(bool(np.isin(x, pool).all()) for x in call.outputs.values() if x.dtype.kind == "f")

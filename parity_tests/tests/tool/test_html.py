@@ -407,7 +407,7 @@ def test_arrays_of_other_shapes_have_no_picture(shape: tuple[int, int], tmp_path
     finding = Finding("torch eager", case.name, row, "t s", np.zeros(shape), np.zeros((3, 2)), np.zeros((3, 2)))
     page = page_of(tmp_path, Result([row]), [finding])
     assert "svg" not in page.tags
-    assert f"got {shape}, expected (3, 2)" in page.text
+    assert f"Shape {shape}, expected (3, 2)." in page.text
 
 
 @pytest.mark.parametrize(
