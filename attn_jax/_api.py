@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from attn_jax._layer import Layer, Output
-from attn_jax._ops import Device, DType, check_dtype, from_numpy, to_numpy
+from attn_jax._ops import Device, DType, check_device, check_dtype, from_numpy, to_numpy
 from attn_np import contract
 from attn_np.weights import (
     PathArg,
@@ -42,7 +42,7 @@ def build(variant: str, /, *, seed: int = 0, dtype: DType = "float32", device: D
         ValueError: an unknown variant, or a value that cannot be right.
         TypeError: an unknown or missing field.
     """
-    fields = contract.config(variant, **config)
+    fields, device = contract.config(variant, **config), check_device(device)
     name = check_dtype(variant, dtype)
     values = {key: from_numpy(x, device) for key, x in draw(fields, seed, name).items()}
     return layer_class(fields.variant).from_params(fields, values, name, seed)
@@ -131,6 +131,7 @@ def load(
         require_own(Layer, into, expected, "call load(path, into=layer)")
     if into is not None and device is not None:
         raise ValueError(f"{into.config.variant}: expected no device= with into=, got {device!r}; move the layer")
+    device = check_device(device)
     own = into.config if into else None
     target = requested_dtype(own, into.params() if into else {}, dtype)
     which: dict[str, Any] = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
@@ -183,7 +184,7 @@ def load_pretrained(
         OSError: a folder or file that does not exist.
         ValueError, TypeError: arguments that cannot be right.
     """
-    target = None if dtype is None else check_dtype("load_pretrained", dtype)
+    target, device = None if dtype is None else check_dtype("load_pretrained", dtype), check_device(device)
     which: dict[str, Any] = {"layout": layout, "part": part, "prefix": prefix, "allow": allow}
     pretrained = read_pretrained(path, layer, dtype=target, cast=cast, finite=finite, **which, **config)
     if report is not None:

@@ -15,7 +15,7 @@ from jax.numpy import broadcast_to, exp, maximum, sqrt, where
 from jax.numpy import log as log
 from jax.numpy import stack as stack
 from jax.numpy import tanh as tanh
-from jax.sharding import AxisType
+from jax.sharding import AxisType, Sharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import register_dataclass
 
@@ -176,11 +176,24 @@ def check_dtype(variant: str, dtype: DType) -> str:
     return name
 
 
+def check_device(device: Device) -> Device:
+    """The device itself, which must be one that is here; of the name of a platform, its first.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if device is None or isinstance(device, jax.Device | Sharding):
+        return device
+    try:
+        return jax.devices(device if isinstance(device, str) and device else repr(device))[0]  # "" is JAX's default
+    except RuntimeError as error:
+        known = dict.fromkeys(x.platform for x in (*jax.devices("cpu"), *jax.devices()))
+        raise contract.device_error("attn_jax", known, device) from error
+
+
 def from_numpy(x: np.ndarray, device: Device = None) -> Array:
     """A NumPy array as an array of JAX, bit by bit, on a device, with a sharding, or where JAX puts it."""
-    if device is None:
-        return jnp.asarray(x, x.dtype)
-    return jax.device_put(x, jax.devices(device)[0] if isinstance(device, str) else device)
+    return jnp.asarray(x, x.dtype) if device is None else jax.device_put(x, device)
 
 
 def to_numpy(x: Array) -> np.ndarray:

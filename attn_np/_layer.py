@@ -1,6 +1,7 @@
 """The base of NumPy's layers: parameters, checks of a call, inputs and outputs, and decoding."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from importlib import import_module
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
@@ -64,6 +65,30 @@ def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weigh
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 
 
+def with_tape(vjp: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's backward pass that refuses anything but the tape of a call, and gradients that are no arrays.
+
+    Raises:
+        TypeError: no tape, or no arrays.
+        ValueError: a tape without what the pass reads.
+    """
+
+    @wraps(vjp)
+    def run(self: Any, tape: Any, *dys: Any, **named: Any) -> Any:
+        variant = self.config.variant
+        todo = "call y, tape = trace(layer, ...) first and pass the tape as it is"
+        if not hasattr(tape, "get"):
+            raise TypeError(f"{variant}: expected the tape of a call in vjp, got {type(tape).__name__}; {todo}")
+        specs(variant, **{f"gradient {i}": x for i, x in enumerate(dys)}, **named)
+        try:
+            return vjp(self, tape, *dys, **named)
+        except KeyError as missing:
+            got = f"one without {missing}"
+            raise ValueError(f"{variant}: expected the tape of a call in vjp, got {got}; {todo}") from missing
+
+    return run
+
+
 class Layer(Decodes[Array], Generic[C]):
     """Base of the layers: the contract's parameters as attributes, the call's check, training and evaluation mode.
 
@@ -77,6 +102,7 @@ class Layer(Decodes[Array], Generic[C]):
 
     def __init_subclass__(cls) -> None:
         cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        cls.vjp = with_tape(cls.vjp)
 
     def __init__(
         self,

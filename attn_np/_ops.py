@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from attn_np.contract import check_dtype as check_dtype
-from attn_np.contract import check_tokens, record, tap_step
+from attn_np.contract import check_tokens, device_error, record, tap_step
 from attn_np.contract import checked as checked
 from attn_np.contract import scope as scope
 
@@ -163,10 +163,19 @@ def dtype_name(x: Array) -> str:
     return x.dtype.name
 
 
+def check_device(device: Device) -> Device:
+    """The device itself, which must be one that is here.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if device not in (None, "cpu"):
+        raise device_error("attn_np", ("cpu",), device)
+    return device
+
+
 def from_numpy(x: np.ndarray, device: Device = None) -> Array:
     """The array itself, on the only device that NumPy has, "cpu"."""
-    if device not in (None, "cpu"):
-        raise ValueError(f'attn_np: expected device "cpu", the only one of NumPy, got {device!r}; leave it out')
     return x
 
 

@@ -215,6 +215,20 @@ def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def check_device(device: Device) -> Device:
+    """The device itself, which must be one that is here.
+
+    Raises:
+        ValueError: it is not.
+    """
+    try:
+        return device if device is None else torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        known = ["cpu"] if here is None else ["cpu", here.type]
+        raise contract.device_error("attn_torch", known, device) from error
+
+
 def from_numpy(x: np.ndarray, device: Device = None) -> Array:
     """A NumPy array as a tensor of its own, bit by bit: bfloat16 travels as its bits."""
     bits = x.view(np.uint16) if x.dtype == ml_dtypes.bfloat16 else x

@@ -16,6 +16,7 @@ from attn_np.contract._base import check_config as check_config
 from attn_np.contract._base import check_dtype as check_dtype
 from attn_np.contract._base import check_tokens as check_tokens
 from attn_np.contract._base import checked as checked
+from attn_np.contract._base import device_error as device_error
 from attn_np.contract._base import field_error as field_error
 from attn_np.contract._base import require as require
 from attn_np.contract._base import under_prefix as under_prefix

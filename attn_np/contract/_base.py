@@ -1,6 +1,6 @@
 """The base of every contract: parameters and arguments by axis letters, and the checks that follow from them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import lru_cache
 from inspect import get_annotations
@@ -372,6 +372,14 @@ def check_dtype(variant: str, dtype: Any) -> str:
     name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
     require(name in FLOATS, variant, f"dtype to be one of {', '.join(FLOATS)}", repr(dtype), "set dtype=")
     return name
+
+
+def device_error(package: str, known: Iterable[str], device: Any) -> ValueError:
+    """The error of a device that a framework does not have here, in the same words in every tree."""
+    return ValueError(
+        f"{package}: expected device= to be one that is here, {', '.join(known)}, got {device!r}; "
+        f"choose one, or leave it out"
+    )
 
 
 def under_prefix(values: dict[str, Any] | None, prefix: str) -> dict[str, Any] | None:

@@ -141,7 +141,9 @@ def common_dtype(file: str, dtypes: Mapping[str, str], dtype: str | None, cast: 
             todo = "pass dtype= and cast=True if its numbers are the weights"
             raise DtypeMismatchError(file, name, f"one of {', '.join(DTYPES)}", own, todo)
         if own != target and not cast:
-            todo = "pass cast=True to have it rounded once, or ask for the file's own dtype"
+            wider = own in DTYPES and np.can_cast(DTYPES[own], DTYPES[str(target)])
+            how = "widened, which is exact" if wider else "rounded once"
+            todo = f"pass cast=True to have it {how}, or ask for the file's own dtype"
             raise DtypeMismatchError(file, name, str(target), own, todo)
     return target
 

@@ -9,6 +9,7 @@ from attn_np.contract import Config, nearest
 from attn_np.weights import layouts
 from attn_np.weights._check import check
 from attn_np.weights._errors import ConfigMismatchError
+from attn_np.weights.layouts import Layout
 from attn_np.weights.layouts._base import converted_fields, differences, steps
 
 
@@ -23,21 +24,27 @@ def convert(config: Config, values: Mapping[str, np.ndarray], to: str) -> tuple[
     return convert_checked("weights", config, values, to)
 
 
+def equals_of(variant: str) -> dict[str, Layout]:
+    """The variants that a variant can become, each with the layout that leads there."""
+    found: dict[str, Layout] = {}
+    for layout in map(layouts.get, layouts.names()):
+        if layout.variant == variant:
+            found |= dict.fromkeys(layout.tables, layout)
+        elif layout.variant is not None and variant in layout.tables:
+            found[layout.variant] = layout
+    return found
+
+
 def convert_checked(
     file: str, config: Config, values: Mapping[str, np.ndarray], to: str
 ) -> tuple[Config, dict[str, np.ndarray]]:
     """As `convert`, for parameters that are known to fit the config."""
     contract.get(to)
-    pairs = {}
-    for layout in map(layouts.get, layouts.names()):
-        if layout.variant is not None:
-            pairs |= {(layout.variant, variant): layout for variant in layout.tables}
-            pairs |= {(variant, layout.variant): layout for variant in layout.tables}
-    if (config.variant, to) not in pairs:
-        known = tuple(target for source, target in pairs if source == config.variant)
-        todo = nearest(to, known) if known else "it has no equal"
+    equals = equals_of(config.variant)
+    if to not in equals:
+        todo = nearest(to, tuple(equals)) if equals else "it has no equal"
         raise ValueError(f"{config.variant}: expected a variant that it can become, got {to!r}; {todo}")
-    layout = pairs[config.variant, to]
+    layout = equals[to]
     forward = layout.variant == config.variant
     table = layout.tables[to if forward else config.variant]
     moved: dict[str, np.ndarray] = {}

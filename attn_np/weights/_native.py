@@ -13,7 +13,7 @@ from attn_np import contract
 from attn_np.contract import Config, nearest
 from attn_np.weights import layouts
 from attn_np.weights._check import Request, WeightFile, checked_cast, common_dtype, digest, require_agreement
-from attn_np.weights._convert import convert_checked
+from attn_np.weights._convert import convert_checked, equals_of
 from attn_np.weights._errors import (
     ConfigMismatchError,
     DigestMismatchError,
@@ -50,7 +50,7 @@ def read_native(file: Tensors, variant: str | None, prefix: str, request: Reques
     tagged = metadata.get("format") == FORMAT
     if tagged:
         prefix = metadata_prefix(file, metadata, prefix)
-        config = metadata_config(file, metadata, variant or request.variant)
+        config = metadata_config(file, metadata, variant, request)
     else:
         config = caller_config(file, metadata, variant, prefix, request)
     keys = locate_params(file, config, prefix)
@@ -146,8 +146,11 @@ def metadata_prefix(file: Tensors, metadata: Mapping[str, str], prefix: str) -> 
     return own
 
 
-def metadata_config(file: Tensors, metadata: Mapping[str, str], variant: str | None) -> Config:
+def metadata_config(file: Tensors, metadata: Mapping[str, str], variant: str | None, request: Request) -> Config:
     """The config in the metadata of a file of ours.
+
+    Args:
+        variant: the file's variant as the caller names it; None if it is to be that of the request.
 
     Raises:
         ConfigMismatchError: no possible config, or one of another variant than the caller's.
@@ -156,13 +159,15 @@ def metadata_config(file: Tensors, metadata: Mapping[str, str], variant: str | N
     for name in ("variant", "config", "axes", "sha256", "header_sha256"):
         if name not in metadata:
             raise HeaderSyntaxError(file.path, name, "this field in the metadata", "none", "write the file again")
-    own = metadata["variant"]
+    own, variant = metadata["variant"], variant or request.variant
     if own not in contract.variants():
         todo = nearest(own, contract.variants())
         raise ConfigMismatchError(file.path, "variant", "the name of a variant", repr(own), todo)
     if variant not in (None, own):
-        todo = f"pass variant={own!r}, or layout={own!r} to have it converted"
-        raise ConfigMismatchError(file.path, "variant", repr(variant), repr(own), todo)
+        todo = [f"pass variant={own!r}" if request.config is None else f"load it into a layer of {own}"]
+        if request.variant in equals_of(own):
+            todo.append(f"pass layout={own!r} to have it converted")
+        raise ConfigMismatchError(file.path, "variant", repr(variant), repr(own), ", or ".join(todo))
     fields, todo = metadata_object(file, metadata, "config"), "write the file again from the layer"
     try:
         config = contract.config(own, **fields)

@@ -1,10 +1,15 @@
-"""What the commands share: the console, progress, and checks of options."""
+"""What the commands share: the console, progress, checks of options, and how an error is said."""
 
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, get_type_hints
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from typer.models import OptionInfo
 
 from attn_np import contract
 
@@ -27,34 +32,55 @@ def listed(text: str | None, known: tuple[str, ...], what: str) -> tuple[str, ..
     return names
 
 
-KINDS = {"json": (".json",), "html": (".html", ".htm"), "picture": (".png", ".svg", ".pdf", ".jpg", ".jpeg")}
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files to write that exist.")]
 
 
-def writable(*read: Path | None, **reports: Path | None) -> None:
+def writable(*written: Path | None, read: Sequence[Path | None] = (), overwrite: bool) -> None:
     """Refuse files that a command cannot or must not write, before any work is done.
 
-    A report replaces one of its own kind, which its name tells; never another file, nor what the command reads.
+    Args:
+        written: the files; None for one that is not asked for.
+        read: what the command reads, which is never replaced; of a folder, all that is in it.
+        overwrite: replace files that exist.
+    """
+    for path in filter(None, written):
+        sources = [source for source in read if source is not None and path.resolve().is_relative_to(source.resolve())]
+        if not path.resolve().parent.is_dir():
+            raise typer.BadParameter(f"expected a file in a folder that exists, got {path}; make {path.parent} first")
+        if path.is_dir():
+            raise typer.BadParameter(f"expected a file, got the folder {path}; name a file in it")
+        if path.exists() and sources:
+            raise typer.BadParameter(f"expected a file to write, got {path}, which is read; name another")
+        if path.exists() and not overwrite:
+            raise typer.BadParameter(f"expected a new file, got {path}, which exists; name another or pass --overwrite")
+
+
+def refused(error: Exception, command: Callable[..., None], **others: str) -> typer.Exit:
+    """The end of a command that cannot be done, with the error in words of the command's options.
 
     Args:
-        read: what the command reads; of a folder, all that is in it.
-        reports: what it writes, by kind.
+        error: what was raised.
+        command: the command's function.
+        others: flags of arguments that the error names otherwise than the command does.
     """
-    for kind, path in reports.items():
-        if path is None:
-            continue
-        given = [source for source in read if source is not None and path.resolve().is_relative_to(source.resolve())]
-        if given and path.exists():
-            raise typer.BadParameter(f"expected a file to write, got {path}, which is read; name another")
-        if path.exists() and not path.is_dir() and path.suffix.lower() not in KINDS[kind]:
-            raise typer.BadParameter(f"expected a new file or {kind} to replace, got {path}; name another or remove it")
-        creatable(path)
+    console.print(f"[bold red]refused[/] {escape(in_flags(str(error), flags(command) | others))}", soft_wrap=True)
+    return typer.Exit(2)
 
 
-def creatable(path: Path, overwrite: bool = True) -> None:
-    """Refuse a file in a folder that is not there, and without `overwrite` one that exists."""
-    if not path.resolve().parent.is_dir():
-        raise typer.BadParameter(f"expected a file in a folder that exists, got {path}; make {path.parent} first")
-    if path.is_dir():
-        raise typer.BadParameter(f"expected a file, got the folder {path}; name a file in it")
-    if path.exists() and not overwrite:
-        raise typer.BadParameter(f"expected a new file, got {path}, which exists; name another, or pass --overwrite")
+def flags(command: Callable[..., None]) -> dict[str, str]:
+    """The flag of every option of a command, by the name of its argument."""
+    found = {}
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        for option in getattr(hint, "__metadata__", ()):
+            if isinstance(option, OptionInfo):
+                found[name] = next(iter(option.param_decls or ()), f"--{name.replace('_', '-')}")
+    return found
+
+
+def in_flags(text: str, names: Mapping[str, str]) -> str:
+    """The same text with flags for arguments: for `layer=` anywhere, for `layer=0` in the advice behind the last ;."""
+    rule, semicolon, advice = text.rpartition("; ")
+    for name, flag in names.items():
+        advice = re.sub(rf"\b{name}=(?=[\w'\"])", f"{flag} ", advice)
+        rule, advice = (re.sub(rf"\b{name}=(?![\w'\"])", flag, part) for part in (rule, advice))
+    return rule + semicolon + advice

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import console, listed, progress, writable
+from parity_tests.commands._shared import Overwrite, console, listed, progress, writable
 
 
 def main(
@@ -19,6 +19,7 @@ def main(
     ] = False,
     dtype: Annotated[str, typer.Option(help="In which the candidates compute.")] = "float32",
     json: Annotated[Path | None, typer.Option(help="Write what was measured to this file.")] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """List the mistakes that `compare`, `run` and `assert_parity` know by name, each with its fix.
 
@@ -34,7 +35,7 @@ def main(
     from parity_tests.explain.catalogue import catalogue
     from parity_tests.judge.frameworks import DTYPES, FRAMEWORKS, prepare
 
-    writable(json=json)
+    writable(json, overwrite=overwrite)
     variants = listed(variant, contract.variants(), "the name of a variant")
     if not measure:
         table = Table("mistake", "what to do", title="known mistakes", title_justify="left", show_lines=True)

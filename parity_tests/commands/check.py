@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import console, writable
+from parity_tests.commands._shared import Overwrite, console, refused, writable
 
 
 def main(
@@ -28,6 +28,7 @@ def main(
     head: Annotated[int, typer.Option(min=0, help="Of the picture.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write every verdict to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report to read: one page, complete in itself.")] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Load one layer into all three frameworks and compare them with each other and with a recorded output."""
     from parity_tests.judge import checkpoint
@@ -37,7 +38,7 @@ def main(
     from parity_tests.report.html import write_html
 
     result = Result()
-    writable(file, file.with_name("config.json"), inputs, json=json, html=html, picture=picture)
+    writable(json, html, picture, read=(file, file.with_name("config.json"), inputs), overwrite=overwrite)
     try:
         with console.status("judging"):
             where = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
@@ -46,8 +47,7 @@ def main(
                 draw_attention(found, picture, sequence, head)
             checkpoint.judge_layer(found, result)
     except (ValueError, TypeError, OSError) as error:
-        console.print(f"[bold red]refused[/] {error}", soft_wrap=True, markup=True)
-        raise typer.Exit(2) from None
+        raise refused(error, main) from None
     console.print(f"{found.variant} from {file}: {found.config}", soft_wrap=True)
     if found.report:
         console.print(found.report, soft_wrap=True, markup=False)

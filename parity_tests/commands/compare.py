@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import console, writable
+from parity_tests.commands._shared import Overwrite, console, refused, writable
 
 
 def main(
@@ -19,6 +19,7 @@ def main(
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write what was found to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report to this file, to be opened in a browser.")] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Say where two runs part: the first array that differs although what it is made of agrees, whose it is, and why.
 
@@ -37,7 +38,7 @@ def main(
         except ValueError:
             raise ValueError(f"{path}: expected a JSON object, their names to ours, got other text; mend it") from None
 
-    writable(one, other, names, json=json, html=html)
+    writable(json, html, read=(one, other, names), overwrite=overwrite)
     try:
         renamed = None if names is None else mapped(names)
         first = trace.load(one)
@@ -45,8 +46,7 @@ def main(
         with console.status("comparing"):
             found = compare(first, second)
     except (ValueError, TypeError, OSError) as error:
-        console.print(f"[bold red]refused[/] {error}", soft_wrap=True)
-        raise typer.Exit(2) from None
+        raise refused(error, main) from None
     show_comparison(console, found, (str(one), str(other)))
     write_comparison(found, (str(one), str(other)), json, html)
     for path in (json, html):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import console, creatable
+from parity_tests.commands._shared import Overwrite, console, refused, writable
 
 
 def main(
@@ -22,6 +22,7 @@ def main(
     to_layer: Annotated[int | None, typer.Option(min=0, help="The number of the layer in the target.")] = None,
     to_part: Annotated[str | None, typer.Option(help="Which block it is in the target.")] = None,
     to_prefix: Annotated[str, typer.Option(help="What to write before the names.")] = "",
+    overwrite: Overwrite = False,
 ) -> None:
     """Write one layer under the names and axes of another library: bits are moved, nothing is computed.
 
@@ -32,9 +33,7 @@ def main(
     from attn_np import weights
     from parity_tests.judge import checkpoint
 
-    creatable(target)
-    if target.exists():
-        raise typer.BadParameter(f"expected a new file, got {target}, which exists; name another or remove it")
+    writable(target, read=(source,), overwrite=overwrite)
     try:
         given = json.loads(fields or "{}")
     except ValueError:
@@ -45,13 +44,18 @@ def main(
     try:
         where = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
         found = checkpoint.read(source, **where, **given)
-        there = {"layout": to, "layer": to_layer, "part": to_part, "prefix": to_prefix}
+    except (ValueError, TypeError, OSError) as error:
+        raise refused(error, main) from None
+    there = {"layout": to, "layer": to_layer, "part": to_part, "prefix": to_prefix}
+    try:
         weights.write(target, found.config, found.values, **there)
+    except (ValueError, TypeError, OSError) as error:
+        raise refused(error, main, **{name: f"--to-{name}" for name in there} | {"layout": "--to"}) from None
+    try:
         again = weights.read(target, config=found.config, **there)
     except (ValueError, TypeError, OSError) as error:
         target.unlink(missing_ok=True)  # written, and not what a reader would take
-        console.print(f"[bold red]refused[/] {error}", soft_wrap=True)
-        raise typer.Exit(2) from None
+        raise refused(error, main) from None
     same = all(x.tobytes() == again.values[name].tobytes() for name, x in found.values.items())
     if isinstance(found, weights.Pretrained):
         console.print(found.report(), soft_wrap=True, markup=False)

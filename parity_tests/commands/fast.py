@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import console, listed, progress, writable
+from parity_tests.commands._shared import Overwrite, console, listed, progress, writable
 
 
 def main(
@@ -16,6 +16,7 @@ def main(
     frameworks: Annotated[str, typer.Option(help="numpy,torch,jax or some; JAX compiles every call.")] = "numpy,torch",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Judge `attend(implementation="fused")`: every combination of what a call may ask for, forward and backward.
 
@@ -32,7 +33,7 @@ def main(
     from parity_tests.judge.kernels import Judged, combinations, work
     from parity_tests.judge.workers import workers
 
-    writable(json=json)
+    writable(json, overwrite=overwrite)
     places, types = listed(frameworks, FRAMEWORKS, "a framework"), listed(dtypes, DTYPES, "a float dtype")
     numbers = range(0, len(combinations()), share)
     pieces = [tuple(numbers[i : i + 12]) for i in range(0, len(numbers), 12)]

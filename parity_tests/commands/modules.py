@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from parity_tests.commands._shared import console, refused
+
 
 def main(
     a: Annotated[Path, typer.Argument(help="A recording, of `parity_tests.record_modules`.")],
@@ -22,7 +24,6 @@ def main(
     import json as js
 
     from parity_tests import compare_recordings, load_modules
-    from parity_tests.commands._shared import console
     from parity_tests.report.modules import show_modules
 
     try:
@@ -36,7 +37,6 @@ def main(
         with console.status("comparing"):
             result = compare_recordings(*recordings, renamed)
     except (ValueError, TypeError, OSError) as error:
-        console.print(f"[bold red]refused[/] {error}", soft_wrap=True)
-        raise typer.Exit(2) from None
+        raise refused(error, main) from None
     show_modules(console, result, (str(a), str(b)))
     raise typer.Exit(0 if result.agree else 1)

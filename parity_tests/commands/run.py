@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from attn_np import contract
-from parity_tests.commands._shared import console, listed, progress, writable
+from parity_tests.commands._shared import Overwrite, console, listed, progress, writable
 
 
 def main(
@@ -29,6 +29,7 @@ def main(
     ratchet_update: Annotated[
         bool, typer.Option("--ratchet-update", help="Record this run's precision in ratchet.json.")
     ] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Judge NumPy, PyTorch and Flax against the float64 reference: outputs, gradients, every taped intermediate.
 
@@ -45,7 +46,7 @@ def main(
         raise typer.BadParameter(f"expected cpu or accelerator, got {device!r}; set --device")
     if products not in ("full", "tf32"):
         raise typer.BadParameter(f"expected full or tf32, got {products!r}; set --products")
-    writable(json=json, html=html)
+    writable(json, html, overwrite=overwrite)
     plan = runner.Plan(
         variants=listed(variants, contract.variants(), "the name of a variant"),
         dtypes=listed(dtypes, DTYPES, "a float dtype") if dtypes or everything else runner.USUAL,

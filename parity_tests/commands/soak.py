@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import console, listed, progress, writable
+from parity_tests.commands._shared import Overwrite, console, listed, progress, writable
 
 
 def main(
@@ -17,6 +17,7 @@ def main(
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
     ports: Annotated[int, typer.Option(min=0, help="Judge this many ports that tap what they like instead.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Judge correct implementations on hard inputs, many times: every alarm is a false one, and there must be none.
 
@@ -37,7 +38,7 @@ def main(
     from parity_tests.judge.hard_inputs import STYLES, hard_cases, soaked
     from parity_tests.judge.workers import workers
 
-    writable(json=json)
+    writable(json, overwrite=overwrite)
     names = listed(variants, contract.variants(), "the name of a variant")
     types = listed(dtypes, DTYPES, "a float dtype")
     places = listed(frameworks, FRAMEWORKS, "a framework")

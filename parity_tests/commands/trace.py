@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import console, creatable
+from parity_tests.commands._shared import Overwrite, console, refused, writable
 
 
 def main(
@@ -26,7 +26,7 @@ def main(
     device: Annotated[str, typer.Option(help="cpu, or the framework's name of an accelerator.")] = "cpu",
     jit: Annotated[bool, typer.Option(help="Compile with jax.jit.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of inputs, weights and incoming gradients.")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file to write, where it exists.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Record one run of a layer of ours: inputs, weights, every intermediate, outputs and gradients.
 
@@ -60,10 +60,7 @@ def main(
         raise refuse(f"one of {', '.join(DTYPES)}", dtype, "--dtype")
     if (variant or weights or like) is None or (like is not None and (variant or weights) is not None):
         raise typer.BadParameter("expected one of VARIANT, --weights and --like, got none or several; give one")
-    for source in (weights, like):
-        if source is not None and out.resolve().is_relative_to(source.resolve()):
-            raise typer.BadParameter(f"expected another file than is read, got --out {out}; name another")
-    creatable(out, overwrite)
+    writable(out, read=(weights, like), overwrite=overwrite)
     prepare((framework,))
     try:
         if like is not None:
@@ -86,8 +83,7 @@ def main(
         with console.status("recording"):
             found = trace.record(trace.candidate(framework, device, jit), case, drawn)
     except (ValueError, TypeError, OSError) as error:
-        console.print(f"[bold red]refused[/] {error}", soft_wrap=True)
-        raise typer.Exit(2) from None
+        raise refused(error, main) from None
     found.save(out)
     console.print(
         f"written: {out}: {case.config.variant}, {found.who}, {case.dtype}, {len(found.outcome.tape)} intermediates, "

@@ -24,7 +24,8 @@ def next_step(run: Judged, first: Row, anchor: Anchor) -> str:
     if run.partial:
         before = unseen(run, first, anchor)
         if before:
-            steps.append(f"show {', '.join(before)} (taps=), to see at which of them it begins")
+            where = "at which of them it begins" if len(before) > 1 else "whether it begins there"
+            steps.append(f"show {', '.join(before)} (taps=), to see {where}")
     if run.case.dtype != "float64":
         steps.append('judge it in float64 (dtype="float64"), where rounding hides nothing')
     return "; ".join(steps)

@@ -34,6 +34,7 @@ WORDS = {
     "v": "channel",
     "e": "unit",
 }
+ONLY_EMPTY = "only queries that see no key differ"
 MOST = 6  # axes up to which permutations are tried, and places that are listed
 
 
@@ -220,4 +221,4 @@ def masked_places(bad: np.ndarray, letters: list[str], allowed: np.ndarray) -> I
         rows = rows.reshape(*rows.shape[:2], -1).any(axis=-1)  # b t
         empty = empty.reshape(-1, *empty.shape[-2:]).all(axis=tuple(range(empty.ndim - 2))) if empty.ndim > 2 else empty
         if empty.shape == rows.shape and empty.any() and not (rows & ~empty).any():
-            yield "only queries that see no key differ"
+            yield ONLY_EMPTY

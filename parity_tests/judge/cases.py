@@ -110,15 +110,22 @@ def given(config: Config, call: str) -> tuple[str, ...]:
 TRUE = {"mask": 0.75, "keep": 0.75, "marks": 0.25}
 
 
-def draw(case: Case, only: Collection[str] | None = None, also: Collection[str] = ()) -> Drawn:
+def draw(
+    case: Case,
+    only: Collection[str] | None = None,
+    also: Collection[str] = (),
+    lengths: Mapping[str, int] | None = None,
+) -> Drawn:
     """Everything random of a case, rounded to its dtype: what every framework and the reference get.
 
-    `also` names arguments that are given in every call; `only` leaves out all but those it names.
+    `also` names arguments that are given in every call; `only` leaves out all but those it names. `lengths` are sizes
+    of axes that the config leaves open, where they are not to be those of `call_sizes`.
     """
     config, kind = case.config, DTYPES[case.dtype]
     seed = zlib.crc32(f"{case.variant}/{case.example}/{case.call}".encode()) + 1_000_003 * case.seed
     rng = np.random.default_rng([seed, 1])
-    arguments, sizes, names = config.arguments(), call_sizes(config), given(config, case.call)
+    arguments, names = config.arguments(), given(config, case.call)
+    sizes = call_sizes(config) | dict(lengths or {})
     names = tuple(n for n in arguments if (n in names or n in also) and (only is None or n in only))
     for name, arg in arguments.items():  # an input that stands in for another gives it its length
         if name not in names and arg.default is not None:

@@ -89,7 +89,7 @@ class Consequences:
     def neighbours(self, name: str) -> tuple[list[str], list[str]]:
         """The names that an array is made of and those that are made of it, without a third between; or of a cotangent.
 
-        An array is made of another if it changes where that one is moved.
+        An array is made of an earlier one if it changes where that one is moved.
         """
         forward = self._graph
         behind = name not in forward
@@ -109,7 +109,10 @@ class Consequences:
 
     @cached_property
     def _graph(self) -> dict[str, set[str]]:
-        """For each float array of the forward pass those that change when it is moved."""
+        """For each float array of the forward pass those behind it that change when it is moved.
+
+        Through a recurrence those before it change, too.
+        """
         whole: dict[str, Any] = {}
         outputs_of(self.case, self.drawn, whole)
         floats = {n: x for n, x in whole.items() if isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.size}
@@ -117,8 +120,8 @@ class Consequences:
         for name, x in floats.items():
             tape = Poison(name, np.ones(x.shape, bool), 0)
             outputs_of(self.case, self.drawn, tape)
-            moved = {n for n in floats if n != name and not np.array_equal(tape.values[n], floats[n], equal_nan=True)}
-            graph[name] = moved
+            behind = list(floats)[list(floats).index(name) + 1 :]
+            graph[name] = {n for n in behind if not np.array_equal(tape.values[n], floats[n], equal_nan=True)}
         return graph
 
     def _find(self, name: str) -> np.ndarray | bool:

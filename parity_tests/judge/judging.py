@@ -98,10 +98,13 @@ def compare(got: np.ndarray, want: Any, out: str | None = None) -> dict[str, Any
     """Largest error/bound of an array against the reference's value and bound, as fields of a Row."""
     if not isinstance(want, ErrArray):
         want = np.asarray(want)
-        if want.dtype.kind != "f":
-            same = got.shape == want.shape and bool(np.array_equal(got, want))
-            note = "" if same else f"got {got.dtype.name} {got.shape}, not what the reference has: compared exactly"
-            return {"ratio": 0.0 if same else np.inf, "elements": int(want.size), "note": note}
+        if want.dtype.kind != "f" and got.shape == want.shape:
+            wrong = got != want
+            found: dict[str, Any] = {"ratio": np.inf if wrong.any() else 0.0, "elements": int(want.size)}
+            if wrong.any():
+                index = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
+                found |= {"index": index, "got": float(got[index]), "expected": float(want[index])}
+            return found
         want = ErrArray(want, 0.0)
     if out is not None:
         want = delivered(want, out)

@@ -13,7 +13,17 @@ from attn_np.contract import Config
 from parity_tests.judge.candidates import Candidate, Outcome, collect
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.ports.jax_port import jax_port
-from parity_tests.ports.names import Names, accepted, framework_of, in_our_axes, invoke, letters_of, needed, returned
+from parity_tests.ports.names import (
+    Names,
+    accepted,
+    framework_of,
+    in_our_axes,
+    invoke,
+    letters_of,
+    needed,
+    not_given,
+    returned,
+)
 from parity_tests.ports.port import MissingDeviceError, Port
 from parity_tests.ports.torch_port import torch_port
 
@@ -70,4 +80,5 @@ def array_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
         dtype or "float64",
         tuple(taken),
         needed(candidate, config, names, taken),
+        not_given(candidate, config, names, taken),
     )

@@ -77,6 +77,8 @@ class Comparison:
 def compare(one: Trace, other: Trace) -> Comparison:
     """Walk two traces in dataflow order: the first name that differs although its inputs agree, on whose side, why."""
     found = Comparison(one, other, list(given_apart(one, other)))
+    if one.case.variant != other.case.variant:
+        return found
     sides = [trace.judged() for trace in (one, other)]
     judged = [verdicts(side) for side in sides]
     rows = [{(row.stage, row.name): row for row in part} for part, _ in judged]
@@ -123,9 +125,12 @@ def whole(side: Judged, other: str) -> dict[str, ErrArray]:
 def distance(
     x: np.ndarray, y: np.ndarray, bx: ErrArray | None, by: ErrArray | None, skip: np.ndarray | bool = False
 ) -> tuple[float, float | None]:
-    """Largest difference of two arrays, and largest share of what the two bounds together allow."""
+    """Largest difference of two arrays, and largest share of what the two bounds together allow.
+
+    The difference of other shapes is NaN, that of NaN and a number infinite.
+    """
     if x.shape != y.shape:
-        return float("inf"), float("inf")
+        return float("nan"), float("inf")
     if x.dtype == bool or y.dtype == bool:
         same = bool(np.array_equal(x, y))
         return float(not same), 0.0 if same else float("inf")

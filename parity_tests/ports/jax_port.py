@@ -17,8 +17,11 @@ from parity_tests.ports.names import (
     invoke,
     letters_of,
     needed,
+    not_given,
     read_weights,
+    refuse_unmapped,
     returned,
+    second_run,
     tapped,
     theirs_of,
     weights_of,
@@ -74,7 +77,12 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         if is_module:  # whatever it sows: outside of capture Flax warns of that
             sown = nnx.capture(lambda module: invoke(module, given, taken, names, sizes), nnx.Intermediate)
             result, state = sown(function)
-            seen = {".".join(map(str, path)): last(x.get_value()) for path, x in nnx.to_flat_state(state)}
+            seen = {".".join(map(str, path)): x.get_value() for path, x in nnx.to_flat_state(state)}
+            twice = [n for n, x in seen.items() if isinstance(x, tuple) and len(x) > 1]
+            for name in twice:
+                if any(re.fullmatch(pattern, name) for pattern in names.taps):
+                    raise second_run(name)
+            seen = {name: x[-1] if isinstance(x, tuple) else x for name, x in seen.items()}
             absent = [p for p in names.taps if not any(re.fullmatch(p, name) for name in seen)]
             if absent:
                 raise ValueError(
@@ -113,6 +121,9 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         dheld, dleaves = pull({n: jnp.asarray(drawn.pulled[n], x.dtype) for n, x in sources.items()})
         collect(outcome, "grads", {f"d{n}": x for n, x in dleaves.items()}, np.asarray)
         theirs = {n: np.asarray(x) for n, x in dheld.items()}
+        if is_module:
+            mapped = {key for step in moves for key in step.keys}
+            refuse_unmapped({n: x for n, x in theirs.items() if n not in mapped})
         mine = {n: x for step in moves for n, x in step.ours(theirs).items()} if is_module else theirs
         collect(outcome, "grads", {f"d{n}": x for n, x in mine.items()}, np.asarray)
         return outcome
@@ -124,6 +135,7 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         dtype,
         tuple(taken),
         needed(candidate, config, names, taken),
+        not_given(candidate, config, names, taken),
         narrow,
     )
 
@@ -154,8 +166,3 @@ def jax_device(name: str) -> Any:
     if name not in known:
         raise MissingDeviceError(f"device: expected one of {', '.join(known)}, got {name!r}; jax finds no other here")
     return jax.devices(known[name])[0]
-
-
-def last(x: Any) -> Any:
-    """What a module sowed last under a name."""
-    return x[-1] if isinstance(x, tuple) else x

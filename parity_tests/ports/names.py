@@ -222,6 +222,31 @@ def needed(candidate: Any, config: Config, names: Names, taken: Mapping[str, Nam
     return tuple(ours for ours, theirs in taken.items() if (ours if names.call else pair(theirs)[0]) in asked)
 
 
+def not_given(candidate: Any, config: Config, names: Names, taken: Mapping[str, Named]) -> tuple[str, ...]:
+    """A candidate's own arguments that none of ours maps to."""
+    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    known = {ours if names.call else pair(theirs)[0] for ours, theirs in taken.items()}
+    found = [p.name for p in parameters(candidate, config, names) if p.kind in kinds]
+    return tuple(name for name in (found[1:] if "" in known else found) if name not in known)
+
+
+def refuse_unmapped(grads: Mapping[str, np.ndarray]) -> None:
+    """A parameter that the reference knows nothing of may pass for right while it is 0, as biases are at first.
+
+    Args:
+        grads: the gradients of the parameters that weights= does not map, under the candidate's own names.
+
+    Raises:
+        ValueError: the outputs depend on one.
+    """
+    used = [name for name, x in grads.items() if np.any(x)]
+    if used:
+        raise ValueError(
+            f"assert_parity: expected every parameter that the outputs depend on in weights=, got none for "
+            f"{', '.join(used)}; map it, or choose the config that has it"
+        )
+
+
 def takes_params(candidate: Any, config: Config) -> bool:
     """A function of a variant with weights gets them as its first argument; a module holds its own."""
     return bool(config.params()) and framework_of(candidate) == "numpy"
@@ -285,6 +310,14 @@ def theirs_of(values: Iterable[str], names: Names) -> dict[str, str]:
 def weights_of(moves: Iterable[Step]) -> dict[str, str]:
     """The candidate's own names of the gradients of its parameters, by ours."""
     return {f"d{ours}": ", ".join(step.keys) for step in moves for ours in step.params}
+
+
+def second_run(name: str) -> ValueError:
+    """The error of a tapped submodule or intermediate that a call computes twice: which one is meant?"""
+    return ValueError(
+        f"assert_parity: expected {name!r}, which taps= names, to run once in a call, got a second run; "
+        f"give each run a submodule of its own, or tap another"
+    )
 
 
 def tapped(values: Mapping[str, Any], names: Names) -> Iterator[tuple[str, Any]]:

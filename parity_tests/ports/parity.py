@@ -10,8 +10,9 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config
 from parity_tests.bounds.precision import precision_of
-from parity_tests.explain.causes import explain
+from parity_tests.explain.causes import EMPTY, explain
 from parity_tests.explain.findings import Cause, Finding, told
+from parity_tests.explain.patterns import ONLY_EMPTY
 from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.candidates import output_shapes, pulled
 from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given, seeing
@@ -46,12 +47,16 @@ class Verdict:
         traces: what was computed in the candidate's own type, by call.
         untested: the config's fields that these runs did not determine, where float64 was not judged.
         why: why float64 was not judged; "" where it was, or was not asked for.
+        not_given: arguments of the candidate's own that no call gave, because none of ours maps to them.
+        notes: what was not judged, and why.
     """
 
     rows: list[Row]
     traces: dict[str, Trace] = field(default_factory=dict)
     untested: list[Untested] = field(default_factory=list)
     why: str = ""
+    not_given: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
 
     @property
     def worst(self) -> Row:
@@ -63,6 +68,8 @@ class Verdict:
         more = f"; {loose:,} numbers had a bound above their array's size" if loose else ""
         more += f"; not judged in float64: {self.why}" if self.why else ""
         more += f"; not tested: {', '.join(map(str, self.untested))}" if self.untested else ""
+        more += f"; never given: {', '.join(self.not_given)} (arguments= maps ours to them)" if self.not_given else ""
+        more += "".join(f"; {note}" for note in self.notes)
         types = " and ".join(dict.fromkeys(row.case.dtype for row in self.rows))
         return (
             f"agrees in {types}: {len(self.rows)} arrays, {numbers:,} numbers, worst error/bound "
@@ -110,7 +117,8 @@ def assert_parity(
         dtype: of inputs and weights, the only one that is judged. By default float64, and then that of a module's
             weights or float32 for a function of tensors or JAX arrays.
         calls: which of "plain", "full", "shared" and "self" (see `parity_tests.judge.cases.Case`).
-        empty_rows: whether masks hide every key from some query; what then comes out is 0 in the reference.
+        empty_rows: whether masks hide every key from some query. The reference gives 0 there, a plain softmax NaN or
+            the mean of the values: False leaves such masks out.
         seed: of everything random.
         device: where it runs, "cpu", "cuda" or another of its framework; a module is copied there. By
             default its own; the CPU for JAX.
@@ -181,7 +189,7 @@ def judged_in_types(
     note = f"not judged in float64: {why}" if why else f"in float64 it agrees; this is in {found.dtype}" if rows else ""
     rows = rows + check(found, traces, note)
     unseen = untested(traces) if found.dtype != "float64" and (why or dtype is not None) else []
-    return Verdict(rows, {trace.case.call: trace for trace in traces}, unseen, why)
+    return Verdict(rows, {trace.case.call: trace for trace in traces}, unseen, why, found.not_given)
 
 
 def judged_rows(found: Port, traces: list[Trace], names: Names, note: str) -> list[Row]:
@@ -197,10 +205,17 @@ def judged_rows(found: Port, traces: list[Trace], names: Names, note: str) -> li
         if finding is not None:
             if by_chance(found, trace, finding):
                 finding.causes = [Cause("by chance", CHANCE, 0.0, "the same call, run again, gives other numbers")]
-            raise ParityError(finding, note)
+            raise ParityError(finding, "\n  ".join(filter(None, (note, empty_rows_note(finding)))))
         rows += verdicts(trace.judged())[0]
     refuse_unjudged(traces, rows, names)
     return rows
+
+
+def empty_rows_note(finding: Finding) -> str:
+    """What to pass where queries that see no key make the difference; "" elsewhere."""
+    causes = finding.causes + (finding.after.causes if finding.after else [])
+    here = EMPTY in [cause.name for cause in causes] or ONLY_EMPTY in finding.patterns
+    return "empty_rows=False leaves out masks that hide every key from a query, where 0 is expected" if here else ""
 
 
 WIDE = "judged in float64, which shows what is meant: a copy of it, or the function with such arrays"
@@ -330,7 +345,14 @@ def replay(
     return replayed
 
 
-def runs(found: Port, config: Config, calls: tuple[str, ...], empty_rows: bool, seed: int, outputs: tuple[Any, ...]):
+def runs(
+    found: Port,
+    config: Config,
+    calls: tuple[str, ...],
+    empty_rows: bool,
+    seed: int,
+    outputs: tuple[Any, ...],
+) -> Iterator[Trace]:
     """A trace of each call that differs from the ones before it in what is given."""
     names = {name if isinstance(name, str) else name[0] for name in outputs if name is not None}
     seen: list[set[str]] = []
@@ -340,12 +362,12 @@ def runs(found: Port, config: Config, calls: tuple[str, ...], empty_rows: bool, 
         if key in seen:
             continue
         seen.append(key)
-        yield record(found.candidate, case, prepared(found, case, empty_rows, names), partial=True)
+        drawn = draw(case, found.arguments, found.required)
+        yield record(found.candidate, case, prepared(found, case, drawn, empty_rows, names), partial=True)
 
 
-def prepared(found: Port, case: Case, empty_rows: bool, returns: set[str]) -> Drawn:
+def prepared(found: Port, case: Case, drawn: Drawn, empty_rows: bool, returns: set[str]) -> Drawn:
     """The call's inputs, the candidate's own weights, and no gradient for what it does not return."""
-    drawn = draw(case, found.arguments, found.required)
     if not empty_rows:
         drawn = replace(drawn, inputs={name: seeing(case, name, x) for name, x in drawn.inputs.items()})
     if found.params is not None:

@@ -25,6 +25,7 @@ class Port:
         dtype: of its weights, or the one asked for.
         arguments: the arguments of ours that it takes.
         required: those that it cannot do without.
+        not_given: arguments of its own that none of ours maps to, which a call never gives.
         narrow: what a run in float64 met in a narrower type, in words; filled in as it runs.
     """
 
@@ -33,6 +34,7 @@ class Port:
     dtype: str
     arguments: tuple[str, ...]
     required: tuple[str, ...]
+    not_given: tuple[str, ...] = ()
     narrow: set[str] = field(default_factory=set)
 
 

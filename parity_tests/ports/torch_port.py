@@ -19,8 +19,11 @@ from parity_tests.ports.names import (
     invoke,
     letters_of,
     needed,
+    not_given,
     read_weights,
+    refuse_unmapped,
     returned,
+    second_run,
     tapped,
     theirs_of,
     weights_of,
@@ -78,8 +81,9 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
                 f"take the tensor out of it with call="
             )
         used = {name: own[name] for step in moves for name in step.keys}
+        other = {name: x for name, x in own.items() if name not in used and x.requires_grad}
         taps = {name: x for name, x in tape.items() if x.requires_grad}
-        targets = [*leaves.values(), *weights.values(), *used.values(), *taps.values()]
+        targets = [*leaves.values(), *weights.values(), *used.values(), *other.values(), *taps.values()]
         collect(outcome, "outputs", outputs, from_torch)
         collect(outcome, "tape", in_our_axes(tape, names, sizes), from_torch)
         dys = pulling(outputs, drawn)
@@ -89,11 +93,13 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
             pull = [to_torch(x, where).to(outputs[name].dtype) for name, x in through.items()]
             sources = [outputs[name] for name in through]
             found = torch.autograd.grad(sources, targets, pull, allow_unused=True) if through else [None] * len(targets)
-            keys = [*leaves, *weights, *(("own", name) for name in used), *(("tap", name) for name in taps)]
+            named = (("own", used), ("other", other), ("tap", taps))
+            keys = [*leaves, *weights, *((kind, name) for kind, part in named for name in part)]
             # A tap that no output is made of, as a copy with its axes moved, has no gradient that could be judged.
             taps = {name: x for name, x in taps.items() if found[keys.index(("tap", name))] is not None}
             found = [torch.zeros_like(x) if g is None else g for x, g in zip(targets, found, strict=True)]
             by_key = dict(zip(keys, found, strict=True))
+            refuse_unmapped({name: from_torch(by_key["other", name]) for name in other})
             grads = {f"d{name}": by_key[name] for name in (*leaves, *weights)}
             collect(outcome, "grads", grads, from_torch)
             theirs = {name: from_torch(by_key["own", name]) for name in used}
@@ -110,6 +116,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
         dtype,
         tuple(taken),
         needed(candidate, config, names, taken),
+        not_given(candidate, config, names, taken),
         narrow,
     )
 
@@ -182,10 +189,7 @@ def hooked(module: Any, names: Names) -> Iterator[dict[str, Any]]:
                 if not torch.is_tensor(first):
                     return out
                 if name in seen:
-                    raise ValueError(
-                        f"assert_parity: expected {name!r}, which taps= names, to run once in a call, got a second "
-                        "run; give each run a submodule of its own, or tap another"
-                    )
+                    raise second_run(name)
                 seen[name] = first
                 return first.clone() if first is out else (first.clone(), *out[1:]) if type(out) is tuple else out
 

@@ -133,6 +133,11 @@ def load(
     held, said = tensors(path), about.get("format", "")
     if said != FORMAT and said.startswith(FORMAT.partition("/")[0]):
         raise ValueError(f"{fspath(path)}: expected a trace of the format {FORMAT}, got {said}; record it anew")
+    if said.startswith("attn-") and said != FORMAT:
+        raise ValueError(
+            f"{fspath(path)}: expected a trace, got a file of the format {said}; record a trace of weights with "
+            f"attn-parity trace --weights, compare recordings of modules with attn-parity modules"
+        )
     if said != FORMAT:
         return foreign(fspath(path), held, like, names or {})
     try:
@@ -188,7 +193,18 @@ def foreign(path: str, held: dict[str, np.ndarray], like: Trace | None, names: M
         kind, _, name = ours.partition(".")
         if name in parts[kind]:
             raise ValueError(f"{path}: expected one array for {ours}, got two, the second {theirs!r}; map it to null")
+        want = dict(like.parts())[kind][name].shape
+        if kind in KINDS[:3] and x.shape != want:
+            raise ValueError(
+                f"{path}: expected {ours} of the shape {want}, as in the trace, got {x.shape}; run it on what the "
+                f"trace holds, or map it to null with --names"
+            )
         parts[kind][name] = x
+    if not any(parts[kind] for kind in KINDS[3:]):
+        raise ValueError(
+            f"{path}: expected results of a run, got {', '.join(kind for kind in KINDS if parts[kind]) or 'nothing'} "
+            f"alone; record a trace: attn-parity trace --like"
+        )
     drawn = Drawn(
         dict(like.drawn.inputs) | parts["inputs"],
         dict(like.drawn.params) | parts["params"],

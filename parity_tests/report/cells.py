@@ -18,9 +18,9 @@ TEXT = 300  # characters of a note or an error
 # The order of the computation, as far as stages say it, and how a reader calls them.
 STAGES = {
     "tape": "Forward, stage by stage (the tape)",
+    "output": "Outputs, end to end",
     "cotangent": "Backward, stage by stage",
     "stage gradient": "Gradients of the last stages",
-    "output": "Outputs, end to end",
     "gradient": "Gradients, end to end",
     "sampled": "Where the bound says little: what random rounding does",
 }
@@ -31,6 +31,11 @@ def shade(ratio: float) -> str:
     if ratio <= 1:
         return "p0" if ratio == 0 else f"p{1 + sum(ratio > end for end in PASSES)}"
     return f"f{1 + sum(not ratio <= end for end in FAILS)}"
+
+
+def counted(number: int, word: str) -> str:
+    """A number with its word, of which it may need more than one."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def legend() -> list[tuple[str, str]]:

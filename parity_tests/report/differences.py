@@ -26,7 +26,7 @@ def ratio(x: float | None) -> str:
 
 
 def number(x: float | None) -> str:
-    return "[dim]–[/]" if x is None else "NaN" if np.isinf(x) else f"{x:.2e}"
+    return "[dim]–[/]" if x is None else "other shapes" if np.isnan(x) else "NaN" if np.isinf(x) else f"{x:.2e}"
 
 
 def show_comparison(console: Console, found: Comparison, labels: tuple[str, str]) -> None:
@@ -53,7 +53,8 @@ def show_comparison(console: Console, found: Comparison, labels: tuple[str, str]
         mark = "" if line.ok else "[bold red]▶ [/]" if line is found.first else "[red]· [/]"
         cells = (number(line.apart), ratio(line.ratio), ratio(line.one), ratio(line.other))
         table.add_row(f"{mark}{line.kind} {escape(line.name)}", line.axes, *cells)
-    console.print(table)
+    if table.row_count:
+        console.print(table)
     if alone:
         listed = ", ".join(f"{line.kind} {line.name}" for line in alone)
         console.print(f"[dim]recorded by one side only, and right: {escape(listed)}[/]", soft_wrap=True)

@@ -23,6 +23,7 @@ from parity_tests.report.cells import (
     block,
     cells_by_variant,
     clipped,
+    counted,
     figure,
     grouped,
     heat_map,
@@ -92,7 +93,7 @@ def failure_view(group: Group) -> dict[str, Any]:
 def headline(result: Result, findings: Sequence[Finding], failures: list[Group]) -> dict[str, Any]:
     """The verdict in words, and a link to the first difference."""
     s = result.summary()
-    counts = f"{s['cases']:,} cases, {s['checks']:,} arrays, {s['elements']:,} numbers"
+    counts = ", ".join(counted(s[n], w) for n, w in (("cases", "case"), ("checks", "array"), ("elements", "number")))
     if not result.rows and not result.errors and not findings:
         lead = ["There was nothing to compare, so this says nothing about agreement."]
         return {"verdict": "Nothing was judged", "mood": "none", "mark": "–", "jump": None, "lead": lead}
@@ -174,7 +175,7 @@ def page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters |= {"figure": figure, "marked": marked}
+    env.filters |= {"figure": figure, "marked": marked, "counted": counted}
     groups = grouped(result)
     known = {(finding.candidate, finding.case) for finding in findings}
     failures = [g for g in groups if g.failed and (g.candidate, g.rows[0].case.name) not in known]

@@ -20,28 +20,40 @@ def show_modules(console: Console, result: ModuleComparison, labels: tuple[str, 
     table.add_column("")
     for row in result.rows:
         table.add_row(*cells(row, row is result.first))
+    console.print(table)
     shown = [row for row in result.gradients if row.verdict != "agrees"]
     if shown:
-        table.add_section()
-    for row in shown:
-        table.add_row(*cells(row, row is result.first))
-    console.print(table)
+        console.print(gradient_table(shown, result.first))
     for name, calls in (("a", result.only_a), ("b", result.only_b)):
         if calls:
             console.print(f"[dim]in {name} alone: {escape(', '.join(calls))}[/]", soft_wrap=True)
     for line in words(result):
-        console.print(escape(line), soft_wrap=True)
+        console.print(escape(line.replace("names=", "--names")), soft_wrap=True)
+
+
+def gradient_table(rows: list[Row], first: Row | None) -> Table:
+    """The gradients that do not agree: of inputs, and of weights."""
+    table = Table(title="gradients that do not agree", title_justify="left")
+    for head in ("of", "a", "b"):
+        table.add_column(head)
+    for head in ("difference/bound", "largest |a - b|"):
+        table.add_column(head, justify="right")
+    table.add_column("")
+    for row in rows:
+        kind = row.kinds[0].removeprefix("gradient of the ")
+        name_a, name_b, _, _, *numbers = cells(row, row is first)
+        table.add_row(kind, name_a, name_b, *numbers)
+    return table
 
 
 def cells(row: Row, first: bool) -> list[str]:
     """A row of the table; the first difference carries a mark."""
     colour = {"agrees": "green", "differs": "bold red", "less precise": "bold red"}.get(row.verdict, "dim")
     names = [name or "the module itself" for name in (row.a, row.b)]
-    kind = "" if row.places[0] >= 0 else f"{row.kinds[0]} "
     ratios = ["[dim]–[/]" if x is None else f"{x.ratio:.3g}" for x in (row.inputs, row.output)]
     mark = "[bold red]▶ [/]" if first else ""
     return [
-        f"{mark}{escape(kind + names[0])}",
+        f"{mark}{escape(names[0])}",
         escape(names[1]),
         row.how,
         *ratios,

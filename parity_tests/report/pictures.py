@@ -127,16 +127,17 @@ def finding_view(finding: Finding, most: int) -> dict[str, Any]:
         "case": finding.case,
         "row": row,
         "words": row.note,
-        "figure": "not comparable" if not math.isfinite(row.ratio) else f"{row.ratio:.3g}",
+        "figure": f"{row.ratio:.3g}" if math.isfinite(row.ratio) else "beyond any bound",
         "shade": shade(row.ratio),
         "axes": finding.axes,
         "place": place_of(finding),
         "theirs": finding.theirs,
         "made_of": neighbours(finding, finding.made_of),
         "goes_into": neighbours(finding, finding.goes_into),
-        "shapes": shapes(finding),
         "pictures": pictures(finding, most) if most else None,
-        "causes": [(cause.name, cause.fix, figure(cause.ratio)) for cause in finding.causes[:8]],
+        "causes": [(cause.name, cause.fix, figure(cause.ratio), cause.evidence) for cause in finding.causes[:8]],
+        "next": finding.next_step,
+        "after": None if finding.after is None else finding_view(finding.after, 0),
         "patterns": finding.patterns[:8],
         "stages": chips(finding.rows[:200], row),
         "more": max(0, len(finding.rows) - 200),
@@ -147,10 +148,3 @@ def neighbours(finding: Finding, names: list[str]) -> list[tuple[str, str, str]]
     """Names beside the first difference, each with its ratio and shade; both empty where it was not recorded."""
     rows = {row.name: row for row in reversed(finding.rows)}
     return [(n, figure(rows[n].ratio), shade(rows[n].ratio)) if n in rows else (n, "", "") for n in names[:NEAR]]
-
-
-def shapes(finding: Finding) -> str:
-    """Both shapes where they differ: then there is nothing to draw."""
-    if finding.got is None or finding.want is None or finding.got.shape == finding.want.shape:
-        return ""
-    return f"got {finding.got.shape}, expected {finding.want.shape}"

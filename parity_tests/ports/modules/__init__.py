@@ -1,13 +1,14 @@
 """Compare any two modules: run both, listen to their submodules, and say where they part."""
 
 from collections.abc import Mapping
-from os import PathLike
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 from parity_tests.ports.modules.bounds import gap
 from parity_tests.ports.modules.choose import side_of
 from parity_tests.ports.modules.comparison import ModuleComparison
-from parity_tests.ports.modules.names import Names, copied, pairs, refuse_unused, translated
+from parity_tests.ports.modules.names import Names, copied, pairs, translated
 from parity_tests.ports.modules.recordings import Recording, load_modules
 from parity_tests.ports.modules.rows import Row
 from parity_tests.ports.modules.sides import Caller, Mode, Side, go_on, record
@@ -73,7 +74,6 @@ def compare_modules(
     elif weights == "copy":
         params = copied(recorded, pairs(recorded, other, names, need_all=True))
     partner = record(other, inputs, params)
-    refuse_unused(recorded, [*partner.weights, *(call.name for call in partner.exact.calls)], names)
 
     def local(of_a: Any, of_b: Any) -> Any:
         return go_on(one, recorded, of_a), go_on(other, partner, of_b)
@@ -113,6 +113,7 @@ def record_modules(
     names: Names = None,
     call: Caller = None,
     framework: str | None = None,
+    overwrite: bool = False,
 ) -> Recording:
     """Run one module, listen to its submodules, and write all of it to a file for `compare_recordings`.
 
@@ -121,6 +122,7 @@ def record_modules(
         path: the file to write; None writes none.
         like: the recording of the other side, whose weights this module gets.
         names: names of the other side's to names in this module.
+        overwrite: replace the file to write, where it exists.
 
     Returns:
         The recording.
@@ -128,6 +130,11 @@ def record_modules(
     Raises:
         ValueError, TypeError: names, weights or inputs that do not fit.
     """
+    if path is not None and Path(path).exists():
+        is_read = like is not None and Path(path).samefile(like)
+        todo = "which is read; name another" if is_read else "which exists; name another or pass overwrite=True"
+        if is_read or not overwrite:
+            raise ValueError(f"record_modules: expected a new file, got {fspath(path)}, {todo}")
     side = side_of(module, call, framework, like is not None, inputs)
     side.adapted = call is not None
     params: Mapping[str, Any] = {}

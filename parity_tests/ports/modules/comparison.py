@@ -8,6 +8,7 @@ from parity_tests.ports.modules.bounds import Distance
 from parity_tests.ports.modules.names import Names, pairs
 from parity_tests.ports.modules.recordings import Recording
 from parity_tests.ports.modules.rows import Row
+from parity_tests.ports.modules.types import types_of
 
 
 @dataclass
@@ -64,6 +65,8 @@ def words(result: ModuleComparison) -> Iterator[str]:
     first = result.first
     if first is None:
         yield from agreement(result)
+        yield from types(result)
+        yield from unseen(result)
         return
     probes = list(dict.fromkeys((result.a.probe, result.b.probe)))
     gradient = first.places[0] < 0
@@ -85,6 +88,8 @@ def words(result: ModuleComparison) -> Iterator[str]:
     more = [f"{row.kinds[0]} {row.label}" if row.places[0] < 0 else row.label for row in result.differences[1:]]
     if more:
         yield f"  differ by themselves, too: {', '.join(more)}"
+    yield from types(result)
+    yield from unseen(result)
     if result.finding is not None:
         yield from (f"  {line}" for line in told(result.finding).splitlines())
     if result.advice:
@@ -105,6 +110,22 @@ def agreement(result: ModuleComparison) -> Iterator[str]:
         yield f"  other numbers inside, although the outputs agree: {', '.join(odd)}"
     if result.unmatched_weights:
         yield f"  no partner: {', '.join(result.unmatched_weights)}"
+
+
+def types(result: ModuleComparison) -> Iterator[str]:
+    """In which types each side ran, where that is not float64 and one other for both."""
+    told = [list(types_of(name, side)) for name, side in (("a", result.a), ("b", result.b))]
+    if any(len(lines) > 1 or "computes" in lines[0] for lines in told) or result.a.probe != result.b.probe:
+        yield from (line for lines in told for line in lines)
+
+
+def unseen(result: ModuleComparison) -> Iterator[str]:
+    """The submodules that were not compared by themselves, because nothing called them."""
+    for side, recording in (("a", result.a), ("b", result.b)):
+        names = recording.never_called
+        if names:
+            more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+            yield f"  never called in {side}, so seen only in what contains them: {', '.join(names[:6])}{more}"
 
 
 def apart(x: Distance) -> str:

@@ -1,7 +1,7 @@
 """Names of one side in those of the other: patterns, and the axes of weights that the frameworks store differently."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from attn_np import contract
 from attn_np.weights.layouts._rearrange import parse, rearrange, solve
-from parity_tests.ports.modules.recordings import Arrays
+from parity_tests.ports.modules.recordings import Arrays, Recording
 
 Names = Mapping[str, str | tuple[str, str]] | None
 # What the frameworks call one and the same weight.
@@ -131,27 +131,28 @@ def copied(a: Any, found: list[Pair]) -> Arrays:
     return {pair.b: pair.move(a.weights[pair.a]) for pair in found}
 
 
-def refuse_unused(a: Any, b_names: Collection[str], names: Names) -> None:
-    """Every pattern of the map must fit something on both sides: a slip would be taken for a missing partner.
+def refuse_unused(a: Recording, b: Recording, names: Names) -> None:
+    """Every name that the map finds in a must have one in b: a slip would be taken for a missing partner.
 
     Raises:
-        ValueError: a pattern that fits nothing.
+        ValueError: a pattern that fits nothing, or a name of b that it has not.
     """
-    ours = {*a.weights, *(call.name for call in a.exact.calls)}
-    for pattern, theirs in (names or {}).items():
-        hits = [name for name in ours if rule(pattern).fullmatch(name)]
+    ours, theirs = ({*x.weights, *(call.name for call in x.exact.calls)} for x in (a, b))
+    known = {word for name in theirs for word in prefixes(name)}
+    for pattern in names or {}:
+        hits = [match for match in map(rule(pattern).fullmatch, sorted(ours)) if match]
         if not hits:
             raise ValueError(
                 f"compare_modules: expected names of a in names=, got {pattern!r}; "
                 f"{contract.nearest(pattern, tuple(sorted(ours)))}"
             )
-        got = [translated(name, names)[0] for name in hits]
-        known = {word for name in b_names for word in prefixes(name)}
-        if not any(set(spellings(name)) & known for name in got):
-            raise ValueError(
-                f"compare_modules: expected names of b in names=, got {theirs!r} for {pattern!r}; "
-                f"{contract.nearest(got[0], tuple(sorted(b_names)))}"
-            )
+        for head in dict.fromkeys(match[0].removesuffix(match["rest_"] or "") for match in hits):
+            got = translated(head, names)[0]
+            if got and not set(spellings(got)) & known:
+                raise ValueError(
+                    f"compare_modules: expected names of b in names=, got {got!r} for {head!r}; "
+                    f"{contract.nearest(got, tuple(sorted(known)))}"
+                )
 
 
 def prefixes(name: str) -> list[str]:

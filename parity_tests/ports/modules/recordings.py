@@ -99,6 +99,15 @@ class Recording:
         """The type of the run `own`."""
         return "float32" if self.dtype == "float64" else self.dtype
 
+    @property
+    def never_called(self) -> list[str]:
+        """The submodules that hold weights and were not called, nor anything in them."""
+        called = [call.name for call in self.exact.calls]
+        if self.exact.calls[-1].kind == "function":  # which has no submodules
+            return []
+        owners = dict.fromkeys(name.rpartition(".")[0] for name in self.weights)
+        return [at for at in owners if not any(name == at or name.startswith(f"{at}.") for name in called)]
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write the recording, whole or not at all."""
         values: Arrays = {}

@@ -9,7 +9,7 @@ from parity_tests.ports.modules.bounds import Distance
 from parity_tests.ports.modules.comparison import ModuleComparison
 from parity_tests.ports.modules.known import advice, judged
 from parity_tests.ports.modules.match import Match, matches
-from parity_tests.ports.modules.names import Names, pairs
+from parity_tests.ports.modules.names import Names, pairs, refuse_unused
 from parity_tests.ports.modules.recordings import Attention, Recording, Run
 from parity_tests.ports.modules.rows import Lookup, Row, first_outputs, gradients, row_of
 
@@ -27,11 +27,12 @@ def compare_recordings(a: Recording, b: Recording, names: Names = None, local: L
         local: runs both again from values that are given; None where the modules are not at hand.
 
     Raises:
-        ValueError: the two were given different inputs, or give no array that both have.
+        ValueError: the two were given different inputs, or give no array that both have; names that neither has.
     """
     for name in a.inputs.keys() & b.inputs.keys():
         if not np.array_equal(a.inputs[name], b.inputs[name], equal_nan=a.inputs[name].dtype.kind == "f"):
             raise ValueError(f"compare_modules: expected equal inputs on both sides, got two of {name!r}; record anew")
+    refuse_unused(a, b, names)
     sides = Lookup(a), Lookup(b)
 
     def same(i: int, j: int) -> bool:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from parity_tests.commands._shared import console, listed, progress, writable
+from parity_tests.commands._shared import Overwrite, console, listed, progress, writable
 from parity_tests.tests import mutation
 from parity_tests.tests.mutation import planting, ratchet, show
 
@@ -25,6 +25,7 @@ def main(
         bool, typer.Option("--ratchet-update", help="Record the files of whose careless edits more are seen.")
     ] = False,
     json: Annotated[Path | None, typer.Option(help="Write what became of every bug to this file.")] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Plant every known mistake and see whether it is noticed.
 
@@ -35,7 +36,7 @@ def main(
     variant is examined with --files; without it such a variant has the mistakes planted for it. The share that is seen
     of each file must not fall below the recorded one; a file without a record is held to the lowest of all.
     """
-    writable(json=json)
+    writable(json, overwrite=overwrite)
     generic, planted = generic or bool(files), planted and not files
     if not planted and not generic:
         raise typer.BadParameter("expected known mistakes or careless edits, got neither; leave out one of --no-...")

@@ -70,8 +70,8 @@ def files(layer: Labelled, alias: str) -> None:
             other = package.build(config.variant, seed=4, dtype=dtype, **fields_of(config)).train()
             refuses(partial(package.load, path, into=other, device="cpu"), ValueError, "expected no device= with into=")
             claim(package.load(path, into=other) is other and not other.training, "loaded in place")
-            if config.params():
-                refuses(partial(package.load, path, device="gpu"), ValueError, 'expected device "cpu", the only one')
+            words = "expected device= to be one that is here, cpu"
+            refuses(partial(package.load, path, device="tpu"), ValueError, words)
             claim(package.load(path, device="cpu").config == config, "loaded on a device")
             claim_same(other.params(), module.params(), "loaded in place")
 
@@ -87,6 +87,9 @@ def traced(alias: str) -> None:
     grads = [module.vjp(tape, np.sin(y)) for tape in (whole, brief)]
     claim(same(grads[1].inputs["query"], package.value_and_vjp(module, x)[1](np.sin(y)).inputs["query"]), "gradients")
     claim(set(grads[0].params) == set(grads[1].params), "gradients of the parameters")
+    for tape, kind, words in ((None, TypeError, "got NoneType"), ({}, ValueError, "got one without 'seen_query'")):
+        refuses(partial(module.vjp, tape, y), kind, f"mha: expected the tape of a call in vjp, {words}")
+    refuses(partial(module.vjp, whole, y.tolist()), TypeError, "mha: expected gradient 0 as a NumPy array")
 
 
 def foreign_files(alias: str) -> None:

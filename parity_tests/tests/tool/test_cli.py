@@ -75,7 +75,7 @@ def test_run_takes_each_variant_once_and_says_so(tmp_path: Path) -> None:
     wanted = ["run", "--variants", "gqa,self_attention", "--frameworks", "numpy,torch", "--no-real", "--jobs", "1"]
     judged = {}
     for options in ([], ["--all"]):
-        result = RUN.invoke(app, [*wanted, *options, "--json", str(path)])
+        result = RUN.invoke(app, [*wanted, *options, "--json", str(path), "--overwrite"])
         assert result.exit_code == 0, result.output
         said = "one example of each variant in float64 and float32: --all judges the rest" in result.output
         assert said is not bool(options)
@@ -207,10 +207,10 @@ def test_check_of_a_folder(tmp_path: Path) -> None:
     assert "llama, decoder(" in result.output and "THEY AGREE" in result.output
     assert "ignored: model.layers.1." in result.output
     for more, words in (
-        ([], "pass layer="),
+        ([], "got none; pass --layer"),
         (["--layer", "7"], "num_hidden_layers"),
         (["--layer", "0", "--num-heads", "3"], "num_heads=3; leave it out"),
-        (["--layer", "0", "--part", "cross"], "expected no part="),
+        (["--layer", "0", "--part", "cross"], "expected no --part"),
     ):
         result = RUN.invoke(app, ["check", str(folder), *more])
         assert result.exit_code == 2 and words in " ".join(result.output.split())
@@ -266,14 +266,14 @@ def test_convert_refuses(tmp_path: Path) -> None:
         (["--to", "torch_mha"], "softcap=1.5"),
         (["--to", "torch_gru"], "expected a variant that layout torch_gru has"),
         (["--to", "torch_nha"], "did you mean 'torch_mha'"),
-        (["--to-layer", "1"], "name the layout to write"),
+        (["--to-layer", "1"], "expected a foreign --to with --to-layer or --to-part"),
         (["--fields", "softcap"], "expected a JSON object"),
     ):
         result = RUN.invoke(app, ["convert", str(path), str(target), *options])
         assert result.exit_code == 2 and words in " ".join(result.output.split()), result.output
         assert not target.exists()
     result = RUN.invoke(app, ["convert", str(path), str(path)])
-    assert result.exit_code == 2 and "expected a new file" in " ".join(result.output.split())
+    assert result.exit_code == 2 and "is read; name another" in " ".join(result.output.split())
 
 
 def test_check_refuses_a_bad_file(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from attn_np import contract
 from parity_tests.bounds.precision import precision_of
 from parity_tests.explain.verdicts import Judged, verdicts
 from parity_tests.judge.candidates import run_numpy, scoped
-from parity_tests.judge.cases import Case
+from parity_tests.judge.cases import Case, draw
 from parity_tests.judge.consequences import Consequences, consequences
 from parity_tests.judge.hard_inputs import Hard
 from parity_tests.ports.free import Free, alarms, free_tree, soaked_ports, tapping
@@ -93,3 +93,11 @@ def test_neighbours_are_those_of_the_dataflow() -> None:
     assert "scores" in matter.neighbours("q")[1]
     assert "dscores" in matter.neighbours("dq")[0]
     assert matter.neighbours("w_q") == ([], [])
+
+
+def test_no_neighbour_before_an_array_is_computed_after_it() -> None:
+    """Through the steps of a recurrence every array of a step depends on every other."""
+    case = Case("gru", next(iter(contract.examples("gru"))), "full", "float64")
+    tape = list(run_numpy(case, draw(case), True).tape)
+    before, _ = consequences(case, draw(case)).neighbours("layers.0.n")
+    assert before and all(tape.index(name) < tape.index("layers.0.n") for name in before)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import attn_np
 from attn_np import contract
+from parity_tests.commands._shared import in_flags
 from parity_tests.commands.app import app
 from parity_tests.judge import checkpoint
 from parity_tests.judge.workers import workers
@@ -36,22 +37,41 @@ def layer(tmp_path: Path) -> Path:
 def test_a_trace_replaces_no_file_unless_told_to(layer: Path, tmp_path: Path) -> None:
     before, out = layer.read_bytes(), tmp_path / "trace.safetensors"
     out.write_bytes(b"another trace")
-    assert "expected another file than is read" in refused("trace", "--weights", layer, "--out", layer, "--overwrite")
+    assert "which is read; name another" in refused("trace", "--weights", layer, "--out", layer, "--overwrite")
     assert "pass --overwrite" in refused("trace", "--weights", layer, "--out", out)
     assert (layer.read_bytes(), out.read_bytes()) == (before, b"another trace")
     told = CliRunner().invoke(app, ["trace", "--weights", str(layer), "--out", str(out), "--overwrite"])
     assert told.exit_code == 0, told.output
-    assert "expected another file than is read" in refused("trace", "--like", out, "--out", out, "--overwrite")
+    assert "which is read; name another" in refused("trace", "--like", out, "--out", out, "--overwrite")
 
 
 @pytest.mark.parametrize("option", ["--json", "--html", "--picture"])
-def test_a_report_replaces_only_a_report(option: str, layer: Path, tmp_path: Path) -> None:
-    before, notes = layer.read_bytes(), tmp_path / "notes.txt"
+def test_a_report_replaces_no_file_unless_told_to(option: str, layer: Path, tmp_path: Path) -> None:
+    before, notes = layer.read_bytes(), tmp_path / "notes.json"
     notes.write_text("mine")
-    assert "which is read" in refused("check", layer, option, layer)
-    assert f"expected a new file or {option[2:]} to replace" in refused("check", layer, option, notes)
+    assert "which is read" in refused("check", layer, option, layer, "--overwrite")
+    assert "which exists; name another or pass --overwrite" in refused("check", layer, option, notes)
     assert (layer.read_bytes(), notes.read_text()) == (before, "mine")
-    assert "which is read" in refused("compare", layer, layer, "--json", layer)
+    assert "which is read" in refused("compare", layer, layer, "--json", layer, "--overwrite")
+
+
+def test_a_file_that_cannot_be_converted_leaves_the_one_to_replace(layer: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target.safetensors"
+    target.write_bytes(b"before")
+    assert "pass --overwrite" in refused("convert", layer, target)
+    refused("convert", layer, target, "--to", "llama", "--overwrite")
+    assert target.read_bytes() == b"before"
+    told = CliRunner().invoke(app, ["convert", str(layer), str(target), "--to", "flax_mha", "--overwrite"])
+    assert told.exit_code == 0, told.output
+
+
+def test_a_command_names_its_flags(layer: Path) -> None:
+    assert "expected a foreign --layout with --layer or --part" in refused("check", layer, "--layer", 3)
+    assert "pass --variant 'mha'" in refused("check", layer, "--variant", "gqa")
+    names = {"layer": "--layer", "layout": "--from"}
+    assert in_flags("expected layer=1, got layer=2; pass layer=1 or layout=", names) == (
+        "expected layer=1, got layer=2; pass --layer 1 or --from"
+    )
 
 
 def test_a_report_may_not_replace_the_config_beside_the_weights(layer: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from attn_np import contract
 from parity_tests.commands.app import app
 from parity_tests.explain.findings import Cause, Finding
+from parity_tests.explain.verdicts import STAGES
 from parity_tests.judge import runner
 from parity_tests.judge.cases import Case
 from parity_tests.judge.frameworks import DTYPES
@@ -137,6 +138,21 @@ def failing(count: int, shape: tuple[int, ...], total: int = 20_000) -> tuple[Re
         found.append(finding_of(rows, 10, shape, "b t s" if len(shape) == 3 else ""))
         result.rows[len(NAMES) * i : len(NAMES) * (i + 1)] = found[-1].rows
     return result, found
+
+
+def test_what_no_mistake_explains_has_a_next_step_and_what_one_explains_its_evidence(tmp_path: Path) -> None:
+    result, (finding,) = failing(1, (2, 7, 11), 300)
+    assert "the reference with this mistake gives these numbers" in page_of(tmp_path, result, [finding]).text
+    finding.after = replace(finding, causes=[], next_step="show scores (taps=)")
+    page = page_of(tmp_path, result, [finding])
+    assert "With this mended it differs next at" in page.text
+    assert "None of the known mistakes gives these numbers. Next: show scores (taps=)." in page.text
+
+
+def test_stages_have_one_order(tmp_path: Path) -> None:
+    assert tuple(cells.STAGES)[: len(STAGES)] == STAGES
+    result, findings = failing(1, (2, 7, 11), 300)
+    assert "1 case, 30 arrays" in page_of(tmp_path, Result(rows=findings[0].rows), findings).text
 
 
 # One page, complete in itself -----------------------------------------------------------------------------------------
@@ -391,7 +407,7 @@ def test_arrays_of_other_shapes_have_no_picture(shape: tuple[int, int], tmp_path
     finding = Finding("torch eager", case.name, row, "t s", np.zeros(shape), np.zeros((3, 2)), np.zeros((3, 2)))
     page = page_of(tmp_path, Result([row]), [finding])
     assert "svg" not in page.tags
-    assert f"got {shape}, expected (3, 2)" in page.text
+    assert f"Shape {shape}, expected (3, 2)." in page.text
 
 
 @pytest.mark.parametrize(

@@ -385,3 +385,12 @@ def test_random_rounding_is_about_as_large_as_rounding() -> None:
     for name, x in (outcome.outputs | outcome.grads).items():
         share = np.sqrt(np.mean(((x - random[name].v) / random[name].b) ** 2))
         assert 2.0**-10 < share < 1, name
+
+
+def test_an_exact_array_that_differs_says_where() -> None:
+    want = np.array([[True, True], [False, True]])
+    assert compare(want, want)["ratio"] == 0
+    found = compare(np.array([[True, True], [False, False]]), want)
+    assert (found["ratio"], found["index"], found["got"], found["expected"]) == (np.inf, (1, 1), 0.0, 1.0)
+    assert compare(want[:1], want)["note"] == "shape (1, 2), expected (2, 2)"
+    assert compare(np.array([1, 3]), np.array([1, 2]))["index"] == (1,)

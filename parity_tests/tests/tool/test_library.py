@@ -129,8 +129,54 @@ def test_a_lost_gradient_is_seen() -> None:
 def test_rows_without_a_key_are_told_apart() -> None:
     """Plain torch gives NaN where a mask hides every key: a difference of its own, with its own name."""
     judge(own())
-    with pytest.raises(ParityError, match="row without a key is NaN"):
+    with pytest.raises(ParityError, match="row without a key is NaN") as caught:
         judge(own(), empty_rows=True)
+    assert "empty_rows=False leaves out masks that hide every key" in str(caught.value)
+
+
+class Biased(torch.nn.Module):
+    """With a bias that the reference does not have, 0 at first as Flax makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Own(12, 3)
+        self.extra, self.unused = (torch.nn.Parameter(torch.zeros(12)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.inner(x, attn_mask) + self.extra
+
+
+INNER = {n: f"inner.{x}" if isinstance(x, str) else (f"inner.{x[0]}", x[1]) for n, x in LINEAR.items()}
+
+
+def test_a_parameter_that_is_not_mapped_is_refused_where_it_is_used() -> None:
+    with pytest.raises(ValueError, match="every parameter that the outputs depend on in weights=, got none for extra;"):
+        judge(Biased(), weights=INNER, calls=("plain",))
+
+    class Flax(nnx.Module):
+        def __init__(self) -> None:
+            self.inner = nnx.MultiHeadAttention(3, 12, decode=False, rngs=nnx.Rngs(0))
+            self.extra, self.unused = (nnx.Param(jnp.zeros(12)) for _ in range(2))
+
+        def __call__(self, query: Any) -> Any:
+            return self.inner(query) + self.extra[...]
+
+    kernels = {ours: f"inner.{theirs}" for ours, theirs in KERNELS.items()}
+    with pytest.raises(ValueError, match="in weights=, got none for extra;"):
+        judge(Flax(), weights=kernels, calls=("plain",))
+
+
+def test_arguments_that_no_call_gives_are_told() -> None:
+    module = Biased()
+    module.extra.requires_grad_(False)
+    with pytest.raises(ValueError, match="got none for extra"):  # frozen ones too
+        judge(module, weights=INNER, calls=("plain",))
+    del module.extra
+    object.__setattr__(module, "extra", 0.0)
+    verdict = judge(module, weights=INNER)
+    assert verdict.not_given == ("attn_mask",)
+    assert "never given: attn_mask (arguments= maps ours to them)" in str(verdict)
+    assert not judge(module, weights=INNER, arguments={"query": "x", "mask": "attn_mask"}).not_given
 
 
 def test_another_dtype_judges_a_copy() -> None:
@@ -248,6 +294,14 @@ def test_what_a_flax_module_sows() -> None:
     assert assert_parity(Sowing(), "dot_product", calls=("full",)).worst.ratio <= 1
     with pytest.raises(ValueError, match="sow"):
         assert_parity(Sowing(), "dot_product", taps={"scores": "scores"}, calls=("full",))
+
+    class Twice(Sowing):
+        def __call__(self, query: Any, key: Any, value: Any) -> Any:
+            return super().__call__(query, key, value) + 0 * super().__call__(query, key, value)
+
+    with pytest.raises(ValueError, match="'weights', which taps= names, to run once in a call, got a second run"):
+        assert_parity(Twice(), "dot_product", taps={"weights": "probs"}, calls=("full",))
+    assert assert_parity(Twice(), "dot_product", calls=("full",)).worst.ratio <= 1
 
 
 def array_attention(xp: Any) -> Any:

@@ -1,5 +1,6 @@
 """Two modules of any framework: the first submodule that differs is the one with the mistake."""
 
+import io
 import json
 import math
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from flax import nnx
 from jax.extend.core import Primitive
+from rich.console import Console
 from typer.testing import CliRunner
 
 import attn_jax
@@ -27,6 +29,7 @@ from parity_tests.ports.modules.names import Pair, translated
 from parity_tests.ports.modules.recordings import Call
 from parity_tests.ports.modules.sides import ROUNDINGS, moved, rounded
 from parity_tests.ports.parity import ParityError
+from parity_tests.report.modules import show_modules
 from parity_tests.tests.tool.llama_ports import (
     BASE,
     BLOCKS,
@@ -362,14 +365,83 @@ def test_recordings_go_through_files(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "refused" in refused.output
 
 
+def test_a_recording_replaces_no_file_unless_told_to(tmp_path: Path) -> None:
+    path, module = tmp_path / "a.safetensors", torch.nn.Linear(WIDTH, 3)
+    record_modules(module, (hidden(),), path)
+    with pytest.raises(ValueError, match="which exists; name another or pass overwrite=True"):
+        record_modules(module, (hidden(),), path)
+    record_modules(module, (hidden(),), path, overwrite=True)
+    with pytest.raises(ValueError, match="which is read; name another"):
+        record_modules(module, (hidden(),), path, like=path, overwrite=True)
+
+
+class Half(torch.nn.Module):
+    """A linear layer, another that nothing calls, and a sum that is taken in another type."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.inner, self.other, self.dtype = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH), dtype
+
+    def forward(self, x: Any) -> Any:
+        return x + self.inner(x).to(self.dtype).float()
+
+
+def test_what_is_never_called_is_told() -> None:
+    result = compare_modules(Half(), Half(), (hidden(),))
+    assert result.agree and result.a.never_called == ["other"]
+    assert "never called in a, so seen only in what contains them: other" in str(result)
+
+
+def test_the_types_of_both_sides_are_told() -> None:
+    class Short(nnx.Module):
+        def __init__(self) -> None:
+            self.inner = nnx.Linear(WIDTH, WIDTH, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+
+        def __call__(self, x: Any) -> Any:
+            return x + self.inner(x)
+
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.inner(x)
+
+    told = str(compare_modules(Plain(), Short(), (hidden(),)))
+    assert "a ran in float64 and in float32\n" in told
+    assert "b ran in float64 and in float32, computes in bfloat16 in inner" in told
+    assert "ran in" not in str(compare_modules(Plain(), Plain(), (hidden(),)))
+    assert "b ran in float64 and in bfloat16" in str(compare_modules(Plain(), Plain().bfloat16(), (hidden(),)))
+
+    def fixed(p: Any, x: Any) -> Any:
+        return (x + x @ p["inner.weight"].T + p["inner.bias"]).astype(np.float32)
+
+    told = str(compare_modules(Plain(), fixed, (hidden(),)))
+    assert "float64 was not to be had in b: the module itself gives numbers of float32" in told
+
+
+def test_gradients_stand_in_a_table_of_their_own() -> None:
+    text = io.StringIO()
+    show_modules(
+        Console(file=text, width=160),
+        compare_modules(Cut(lambda x: x), Cut(lambda x: x.detach()), (hidden(),)),
+        ("a", "b"),
+    )
+    modules, _, rest = text.getvalue().partition("gradients that do not agree")
+    assert "inner.weight" not in modules and "inner.weight" in rest
+
+
 def test_what_does_not_fit_is_refused() -> None:
     a, b, x = original(Layer, "float32", 0), TorchBlock(), (hidden(),)
     with pytest.raises(ValueError, match=r"got none for norm.weight, .*a still has input_layernorm.weight"):
         compare_modules(a, b, x)
     with pytest.raises(ValueError, match=r"expected names of a in names=, got 'self_atn'; .*self_attn"):
         compare_modules(a, b, x, names=ONE_BLOCK | {"self_atn": "attn"})
-    with pytest.raises(ValueError, match=r"expected names of b in names=, got 'atn'"):
+    with pytest.raises(ValueError, match=r"expected names of b in names=, got 'atn' for 'self_attn'"):
         compare_modules(a, b, x, names={"self_attn": "atn"}, weights=None)
+    with pytest.raises(ValueError, match=r"expected names of b in names=, got 'ffn.down_proj' for 'mlp.down_proj'"):
+        compare_modules(a, b, x, names={"mlp": "ffn", "mlp.{x}": "ffn.{x}"}, weights=None)
     with pytest.raises(TypeError, match=r"expected a torch module, a Flax module or a function, got int"):
         compare_modules(a, 3, x)
     with pytest.raises(ValueError, match=r"expected weights= 'copy' or None, got 'b'"):

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
+import attn_np
 import attn_torch
 from attn_np import contract
 from attn_np.weights import tensors
@@ -26,11 +28,14 @@ from parity_tests.explain.measure import measured, planted_cases, stages_of
 from parity_tests.explain.patterns import axes_of, patterns
 from parity_tests.explain.search import Search
 from parity_tests.explain.verdicts import verdicts
+from parity_tests.judge.candidates import Outcome
 from parity_tests.judge.cases import CALLS, Case, draw
 from parity_tests.judge.judging import Anchor, reference
 from parity_tests.mistakes import MUTANTS, outcome_of, planted
 from parity_tests.mistakes.evidence import louder
+from parity_tests.ports.compare import distance
 from parity_tests.ports.trace import KINDS, candidate, cast
+from parity_tests.report.differences import number
 
 NAMED = {mutant.name: mutant for mutant in MUTANTS}
 
@@ -157,12 +162,14 @@ def test_a_spoilt_trace_is_refused(change: dict[str, str], words: str, tmp_path:
 
 
 def test_nothing_in_common_is_no_agreement(tmp_path: Path) -> None:
-    ours, path = made(), tmp_path / "theirs.safetensors"
-    write_tensors(path, {"query": ours.drawn.inputs["query"]}, {})
-    found = compare(ours, load(path, like=ours))
+    ours = made()
+    kinds = Outcome(tape=ours.outcome.tape), Outcome(outputs=ours.outcome.outputs, dtypes=ours.outcome.dtypes)
+    one, other = (replace(ours, partial=True, outcome=outcome) for outcome in kinds)
+    found = compare(one, other)
     assert not found.agree and found.first is None
-    ours.save(tmp_path / "a.safetensors")
-    said = call("compare", str(tmp_path / "a.safetensors"), str(path))
+    one.save(tmp_path / "a.safetensors")
+    other.save(tmp_path / "b.safetensors")
+    said = call("compare", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors"))
     assert said.exit_code == 1 and "no array was recorded by both" in said.output
 
 
@@ -219,7 +226,24 @@ def test_different_inputs_are_told_first() -> None:
     ]
     found = compare(one, replace(one, case=replace(one.case, given=replace(one.case.config, causal=True))))
     assert found.given == ["config: causal=False and causal=True"]
-    assert compare(one, made("additive", "cross")).given == ["variant: mha and additive"]
+    found = compare(one, made("additive", "cross"))
+    assert found.given == ["variant: mha and additive"] and not found.lines
+
+
+def test_only_results_of_a_run_are_compared(tmp_path: Path) -> None:
+    """Not weights, whose names are those of a trace, and not what another command writes."""
+    ours, path = made(), tmp_path / "other.safetensors"
+    params = {name: x.astype(np.float32) for name, x in ours.drawn.params.items()}
+    save_file(params, path)
+    with pytest.raises(ValueError, match="expected results of a run, got params alone; record a trace"):
+        load(path, like=ours)
+    save_file(params | {"w_q": np.ones((3, 3)), "y": np.ones(3)}, path)
+    with pytest.raises(ValueError, match=r"expected params.w_q of the shape \(.*, as in the trace, got \(3, 3\)"):
+        load(path, like=ours)
+    attn_np.save(attn_np.build("mha", d_model=6, num_heads=2), path)
+    with pytest.raises(ValueError, match="expected a trace, got a file of the format attn-parity/1; record a trace"):
+        load(path, like=ours)
+    assert distance(np.ones(2), np.ones(3), None, None)[1] == np.inf and number(np.nan) == "other shapes"
 
 
 def test_the_first_difference_is_whose_and_where() -> None:
@@ -433,7 +457,8 @@ def test_trace_and_compare(tmp_path: Path) -> None:
     assert found.exit_code == 0 and "THEY AGREE" in found.output, found.output
     with_mistake("scale missing", dtype="float32").save(b)
     made(dtype="float32").save(a)
-    found = call("compare", a, b, "--json", str(tmp_path / "r.json"), "--html", report)
+    assert call("compare", a, b, "--html", report).exit_code == 2, "a report replaces no file unless told to"
+    found = call("compare", a, b, "--json", str(tmp_path / "r.json"), "--html", report, "--overwrite")
     assert found.exit_code == 1 and "first at tape scores; B departs" in found.output, found.output
     content = json.loads((tmp_path / "r.json").read_text())
     assert content["first"] == {"kind": "tape", "name": "scores"}

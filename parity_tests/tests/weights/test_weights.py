@@ -1020,6 +1020,34 @@ def test_damage_anywhere_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("device", ["nonsense", "cuda:7", "", 3.5])
+def test_a_device_that_is_not_here_is_refused_in_the_same_words(name: str, device: Any, tmp_path: Path) -> None:
+    package, file = TREES[name].package, tmp_path / "layer.safetensors"
+    words = rf"^{package.__name__}: expected device= to be one that is here, cpu.*, got {device!r}; choose"
+    weights.write(file, CONFIG, weights.draw(CONFIG, 4, "float32"))
+    for make in (lambda: package.build("dot_product", device=device), lambda: package.load(file, device=device)):
+        with pytest.raises(ValueError, match=words):
+            make()
+    assert package.build("dot_product", device="cpu").config.variant == "dot_product"
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_file_of_another_variant_is_refused_with_what_can_be_done(name: str, tmp_path: Path) -> None:
+    package, file = TREES[name].package, tmp_path / "layer.safetensors"
+    package.save(package.build("mha", d_model=6, num_heads=2), file)
+    for variant, fields, todo in (
+        ("gqa", {"num_kv_heads": 2}, "load it into a layer of mha$"),
+        ("fused_qkv", {"use_output": True}, "load it into a layer of mha, or pass layout='mha' to have it converted$"),
+    ):
+        layer = package.build(variant, d_model=6, num_heads=2, **fields)
+        with pytest.raises(weights.ConfigMismatchError, match=todo):
+            package.load(file, into=layer)
+    with pytest.raises(weights.ConfigMismatchError, match=r"pass variant='mha'$"):
+        package.load(file, variant="gqa")
+    assert package.load(file, into=layer, layout="mha") is layer
+
+
+@pytest.mark.parametrize("name", TREES)
 def test_a_cast_is_asked_for(name: str, tmp_path: Path) -> None:
     tree, file = TREES[name], tmp_path / "layer.safetensors"
     values = weights.draw(CONFIG, 4, "float64")
@@ -1034,6 +1062,10 @@ def test_a_cast_is_asked_for(name: str, tmp_path: Path) -> None:
         expected = bits({n: _cast.round_to(x, dtype) for n, x in values.items()})
         assert bits(values_of(tree, tree.package.load(file, dtype=dtype, cast=True))) == expected
         assert bits(values_of(tree, tree.package.load(file, into=layer, cast=True))) == expected
+    weights.write(file, CONFIG, {name: _cast.round_to(x, "float16") for name, x in values.items()})
+    for dtype, words in (("float32", "have it widened, which is exact"), ("bfloat16", "have it rounded once")):
+        with pytest.raises(weights.DtypeMismatchError, match=f"pass cast=True to {words}"):
+            tree.package.load(file, dtype=dtype)
     with pytest.raises(ValueError, match="expected dtype= with cast=True"):
         tree.package.load(file, cast=True)
     with pytest.raises(ValueError, match="expected dtype to be one of"):
