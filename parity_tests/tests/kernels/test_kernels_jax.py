@@ -264,7 +264,7 @@ def test_edges_of_windows(small: bool, t: int, s: int, monkeypatch: pytest.Monke
     q, k, v = jnp.zeros((1, t, 1, 2)), jnp.ones((1, s, 1, 2)), jnp.eye(s)[None, :, None]
     edges = sorted({n for n in (t - 2, t - 1, t, s - 2, s - 1, s) if n >= 0})
     with jax.disable_jit():
-        for window in [x for n in edges for x in ((n, None), (None, n), (n, n), (n, 0), (0, n))]:
+        for window in [x for n in edges for x in ((n, None), (None, n), (n, n))]:
             seen = visible(None, (1, 1, t, s), False, window)[0, 0]
             context = np.asarray(attend(q, k, v, window=window, implementation="fused")[0])[0, :, 0]
             np.testing.assert_array_equal(context > 0, seen, err_msg=str(window))
