@@ -62,7 +62,8 @@ def check(tree, dtype, variant, example):
             layer(**tree.arrays(inputs | {name: x}))
         except TypeCheckError:
             continue
-        raise SystemExit(f"{tree.name}, {variant}: the hook lets {type(x).__name__} {x.shape} of {x.dtype} pass as {name}")
+        got = f"{type(x).__name__} {x.shape} of {x.dtype}"
+        raise SystemExit(f"{tree.name}, {variant}: the hook lets {got} pass as {name}")
 
 
 for tree in TREES.values():
