@@ -6,12 +6,11 @@ from typing import NamedTuple
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, read_state, real_positions, write_state
-from attn_np._layer import Layer, output
-from attn_np._masks import zero_unseen
+from attn_np._layer import Layer, cast_output
+from attn_np._masks import full_mask, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
-    broadcast_to,
     concatenate,
     constants,
     cumsum,
@@ -60,17 +59,17 @@ class Decay(NamedTuple):
     whole: Array
 
 
-def decay_factors(real: Array, logs: Array) -> Decay:
+def decay_factors(real: Array, log_decays: Array) -> Decay:
     """Decay factors by the number of real positions in between: padding decays nothing."""
     b, t = real.shape
-    one = where(real, 1.0 + zeros((b, t), logs), 0.0)
-    count = cumsum(concatenate([zeros((b, 1), logs), one], 1), 1)
+    one = where(real, 1.0 + zeros((b, t), log_decays), 0.0)
+    count = cumsum(concatenate([zeros((b, 1), log_decays), one], 1), 1)
     at, last = count[:, 1:], count[:, -1:]
     visible = causal_mask(t, real)
     distance = where(visible, at[:, :, None] - at[:, None, :], 0.0)
-    pairs = where(visible, exp(distance[:, None] * logs[:, None, None]), 0.0)
-    from_start, to_end = exp(at[:, :, None] * logs), exp((last - at)[:, :, None] * logs)
-    return Decay(pairs, from_start, to_end, exp(last * logs))
+    pairs = where(visible, exp(distance[:, None] * log_decays[:, None, None]), 0.0)
+    from_start, to_end = exp(at[:, :, None] * log_decays), exp((last - at)[:, :, None] * log_decays)
+    return Decay(pairs, from_start, to_end, exp(last * log_decays))
 
 
 def running_states(added: Array, factors: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
@@ -94,12 +93,12 @@ def parallel(q: Array, k: Array, v: Array, start: Array, decay: Decay, tape: Tap
 
 
 def chunked(
-    q: Array, k: Array, v: Array, start: Array, real: Array, logs: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, start: Array, real: Array, log_decays: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state: the state is passed from chunk to chunk; within one all pairs are scored."""
     b, t = q.shape[0], q.shape[1]
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
-    decay = decay_factors(to_chunks(real, size), logs)
+    decay = decay_factors(to_chunks(real, size), log_decays)
     added = einsum("bshk,bshv->bhkv", k * decay.to_end[..., None], v)
     added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
     states, end = running_states(added, decay.whole.reshape(*added.shape[:3]), start, tape)
@@ -107,10 +106,12 @@ def chunked(
     return from_chunks(parallel(q, k, v, record(tape, before=before), decay, tape), b, t), end
 
 
-def recurrent(q: Array, k: Array, v: Array, start: Array, real: Array, logs: Array, tape: Tape) -> tuple[Array, Array]:
+def recurrent(
+    q: Array, k: Array, v: Array, start: Array, real: Array, log_decays: Array, tape: Tape
+) -> tuple[Array, Array]:
     """The outputs and the last state: a position decays the state, adds its key times its value, and reads it."""
     added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
-    states, end = running_states(added, exp(where(real[..., None], logs, 0.0)), start, tape)
+    states, end = running_states(added, exp(where(real[..., None], log_decays, 0.0)), start, tape)
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
@@ -141,12 +142,12 @@ def parallel_vjp(
 
 
 def chunked_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, real: Array, logs: Array, size: int, dread: Array
+    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decays: Array, size: int, dread: Array
 ) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `chunked` in reverse. A state is read by the next chunk, the last by none."""
     b, t = q.shape[0], q.shape[1]
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
-    decay = decay_factors(to_chunks(real, size), logs)
+    decay = decay_factors(to_chunks(real, size), log_decays)
     dq, dk, dv, dbefore = parallel_vjp(tape, q, k, v, tape["before"], decay, to_chunks(dread, size))
     dbefore = record(tape, dbefore=dbefore).reshape(b, -(-t // size), *dbefore.shape[1:])
     dstates = concatenate([dbefore, zeros((b, 1, *dbefore.shape[2:]), dbefore)], 1)[:, 1:]
@@ -158,11 +159,11 @@ def chunked_vjp(
 
 
 def recurrent_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, real: Array, logs: Array, dread: Array
+    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decays: Array, dread: Array
 ) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `recurrent` in reverse."""
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, tape["states"], dread)
-    dadded = running_states_vjp(exp(where(real[..., None], logs, 0.0)), record(tape, dstates=dstates), tape)
+    dadded = running_states_vjp(exp(where(real[..., None], log_decays, 0.0)), record(tape, dstates=dstates), tape)
     return dq, *einsum_vjp("bthk,bthv->bthkv", k, v, dadded)
 
 
@@ -183,16 +184,16 @@ class Retention(Layer[Config]):
     def read(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
         """The context, computed in the config's form."""
         c = self.config
-        logs = constants(c.decays(), q)
+        log_decays = constants(c.decays(), q)
         start = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
         if c.form == "parallel":
-            decay = decay_factors(real, logs)
+            decay = decay_factors(real, log_decays)
             read = parallel(q, k, v, start, decay, tape)
             end = decay.whole[..., None, None] * start + einsum("bshk,bshv->bhkv", k * decay.to_end[..., None], v)
         elif c.form == "chunked":
-            read, end = chunked(q, k, v, start, real, logs, c.chunk_size, tape)
+            read, end = chunked(q, k, v, start, real, log_decays, c.chunk_size, tape)
         else:
-            read, end = recurrent(q, k, v, start, real, logs, tape)
+            read, end = recurrent(q, k, v, start, real, log_decays, tape)
         write_state(step, state=end)
         return read
 
@@ -208,7 +209,7 @@ class Retention(Layer[Config]):
 
         In a step `valid` marks the real positions.
         """
-        n = self.check(query=query, mask=mask)
+        sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
         x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
@@ -216,30 +217,30 @@ class Retention(Layer[Config]):
         k = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_k, self.b_k))
         v = zero_unseen("bt->bthv", real, linear("btd,dhv->bthv", x, self.w_v, self.b_v))
         q, k, v = record(tape, q=q, k=k, v=v)
-        is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
+        is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
         if c.rope_base is not None:
-            cos, sin = rotation(c, None, n["t"], like=x, step=step, real=is_real if step is None else None)
+            cos, sin = rotation(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
-        context = record(tape, context=self.read(q * (1 / sqrt(n["k"])), k, v, is_real, step, tape))
+        context = record(tape, context=self.read(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
         norm = layer_norm(context, None, None, c.eps) if c.norm == "layer" else rms_norm(context, None, c.eps)
         g = linear("btd,dhv->bthv", x, self.w_g, self.b_g)
         normed, g = record(tape, normed=norm, g=g)
         gated = record(tape, gated=silu(g) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
-        return output(dtype, y)
+        return cast_output(dtype, y)
 
     def read_vjp(self, tape: Tape, q: Array, k: Array, v: Array, real: Array, dread: Array) -> tuple[Array, ...]:
         """The gradients of q, k and v: `read` in reverse, for a call without a cache."""
-        c, logs = self.config, constants(self.config.decays(), q)
+        c, log_decays = self.config, constants(self.config.decays(), q)
         if c.form == "parallel":
             start = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
-            return parallel_vjp(tape, q, k, v, start, decay_factors(real, logs), dread)[:3]
+            return parallel_vjp(tape, q, k, v, start, decay_factors(real, log_decays), dread)[:3]
         if c.form == "chunked":
-            return chunked_vjp(tape, q, k, v, real, logs, c.chunk_size, dread)
-        return recurrent_vjp(tape, q, k, v, real, logs, dread)
+            return chunked_vjp(tape, q, k, v, real, log_decays, c.chunk_size, dread)
+        return recurrent_vjp(tape, q, k, v, real, log_decays, dread)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line is_real."""
+        """The gradients, by the forward in reverse: one line here for each line there."""
         c, w = self.config, {}
         names = ("q", "k") if c.rope_base is None else ("q_rot", "k_rot")
         x, q, k, v, g, real = (tape.get(name) for name in ("seen_query", *names, "v", "g", "real"))
@@ -254,13 +255,13 @@ class Retention(Layer[Config]):
         else:
             dcontext = rms_norm_vjp(context, None, c.eps, dnormed)[0]
         dcontext = record(tape, dcontext=dcontext)
-        is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, x.shape[:2])
+        is_real = full_mask(real, x.shape[:2], x)
         dq, dk, dv = self.read_vjp(tape, q * scale, k, v, is_real, dcontext)
         dq = dq * scale
         if c.rope_base is not None:
             dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
             cos, sin = rotation(c, None, dy.shape[1], like=dy, real=is_real)
-            dq, dk = rotate(dq, cos, sin, c.layout, back=True), rotate(dk, cos, sin, c.layout, back=True)
+            dq, dk = rotate(dq, cos, sin, c.layout, inverse=True), rotate(dk, cos, sin, c.layout, inverse=True)
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
         dq, dk, dv = (zero_unseen(f"bt->bth{axis}", real, dz) for axis, dz in (("k", dq), ("k", dk), ("v", dv)))
         dx_v, w["w_v"], w["b_v"] = linear_vjp("btd,dhv->bthv", x, self.w_v, self.b_v, dv)
