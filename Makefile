@@ -9,7 +9,7 @@ PARITY_ARGS =
 PYTEST_ARGS =
 BENCH_ARGS  =
 MUTANTS_ARGS =
-# parity_tests/tests/contract/test_annotations.py checks annotations with jaxtyping's import hook, in processes of its own. This puts
+# parity_tests/tests/contract/test_annotations.py checks annotations with jaxtyping's import hook, in a process of its own. This puts
 # every test under the hook, which doubles their time: HOOK=--jaxtyping-packages=attn_np,attn_jax,attn_torch,beartype.beartype
 HOOK        =
 
@@ -56,9 +56,11 @@ test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 	exit $$status
 
 .PHONY: compiled
-compiled: env  ## every cell of the tables of transforms that compiles, in PyTorch and JAX (five minutes)
+compiled: env  ## every cell of the tables of transforms that takes long, in PyTorch and JAX (five minutes)
 	$(RUN) -m pytest -n $(JOBS) -m compile --everything parity_tests/tests/transforms/test_transforms_torch.py
-	$(RUN) -m pytest -n $(JOBS) --dist loadgroup --everything parity_tests/tests/transforms/test_transforms_jax.py
+	$(RUN) -m pytest -n $(JOBS) --dist loadgroup --everything \
+	    parity_tests/tests/transforms/test_transforms_jax.py parity_tests/tests/transforms/test_sharding_jax.py \
+	    parity_tests/tests/transforms/test_distributed_torch.py
 
 .PHONY: peers
 peers: env  ## hold layers against transformers, Keras and Equinox (PYTEST_ARGS=...)

@@ -135,10 +135,12 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
     if rng.random() < 0.3:
         found["v"][-1, :, -1] *= {"float16": 10.0, "float64": 1e15}.get(dtype, 1e28)
     if asked.bias and rng.random() < 0.5:  # hides as a mask does
-        found["bias"][..., min(t // 2, found["bias"].shape[-2] - 1), : s // 2] = -np.inf
+        found["bias"][..., min(t // 2, found["bias"].shape[-2] - 1), : int(rng.choice([s // 2, s]))] = -np.inf
     if asked.mask:
         mask = found["mask"]
         mask[..., s // 2 if mask.shape[-1] > 1 else slice(0)] = False
+        if mask.shape[-1] > 1 and rng.random() < 0.3:  # a row of the batch that has the first keys alone
+            mask[-1, ..., max(1, s // 3) :] = False
         if mask.shape[-2] > 1:
             mask[..., t // 2, :] = False
         if mask.ndim == 4 and mask.shape[1] > 1:

@@ -4,10 +4,12 @@ Annotations are checked where pytest is called with jaxtyping's option, as `make
 before our packages are imported, so nothing of `attn_*` is imported here.
 """
 
+import gc
 import os
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jaxtyping
@@ -15,6 +17,9 @@ import pytest
 
 from parity_tests.judge.xla import compile_quickly
 from parity_tests.tests.everything import left_out
+
+# What JAX and PyTorch trace is many small objects: to look for circles among them less often saves a tenth of the time.
+gc.set_threshold(50_000, 20, 20)
 
 # The tests compile some thousand small JAX functions once each. `attn-parity run` judges what XLA makes by default;
 # set XLA_FLAGS to do so here.
@@ -67,22 +72,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if not stands_back(item)]
 
 
-# Tests that share what was computed once in their process: the first of them computes it.
-TOGETHER = ("test_sharding_jax.py", "test_distributed_torch.py", "test_ast_mutants.py", "test_after_a_fork")
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where the tests with one mark are asked, files that do not speak of it are not even loaded."""
+    mark = config.getoption("markexpr")
+    if not mark.isidentifier() or not collection_path.match("test_*.py"):
+        return None
+    return f"mark.{mark}" not in collection_path.read_text("utf-8") or None
+
+
 OF_A_VARIANT = ("test_transforms_jax.py::test_one_layer",)
 
 
-def group_of(nodeid: str) -> str | None:
-    """What tests that go to one process share: a file, a variant, or an example, for which JAX compiles."""
+def group_of(nodeid: str) -> str:
+    """What tests that go to one process share: an example, for which JAX compiles, a variant, or else their file.
+
+    The first of them computes what serves the others, too.
+    """
     name, _, params = nodeid.partition("[")
-    for part in TOGETHER:
-        if part in name:
-            return part
     if any(part in name for part in OF_A_VARIANT):
         found = variants_in().search(params)
-        return found and f"{name}[{found[1]}]"
+        return f"{name}[{found[1]}]" if found else name
     found = examples_in().search(params)
-    return found and found[1]
+    return found[1] if found else name.partition("::")[0]
 
 
 @cache
@@ -110,8 +121,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Groups(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid) or nodeid
+            return group_of(nodeid)
 
+    config.option.loadscopereorder = False  # few tests may take long, and the last files are short
     return Groups(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 

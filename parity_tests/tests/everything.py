@@ -37,10 +37,12 @@ FEW: Mapping[str, tuple[str, ...]] = {
 FIRST = ("test_decoding",)
 
 # What takes long and repeats, in other words, what others ask: left out but for these variants. `make compiled` asks
-# every variant for its transforms.
+# every variant for its transforms, on several devices too.
 LONG: Mapping[str, tuple[str, ...]] = {
+    # Of the layers made of `attend`; what it moves between devices is asked by itself.
+    "test_a_layer_sums_over_devices_once": ("mha", "decoder", "longformer", "mla", "t5_bias"),
     "test_a_tape_adds_nothing_to_the_graph": WHOLE,
-    "test_compile": (*WHOLE, *KINDS),
+    "test_compile": (*WHOLE, "decoder", "linear", "longformer"),
     "test_dynamic": (*WHOLE, *KINDS),
     "test_every_original_passes_the_checks_of_its_file": WHOLE,
     "test_export": (*WHOLE, *KINDS),
@@ -48,6 +50,7 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "test_one_layer": (*WHOLE, *KINDS),
     "test_relations_hold_in_jax": (*WHOLE, *KINDS),
     "test_rows": (*WHOLE, *KINDS),
+    "test_split_batches_agree": (*WHOLE, *KINDS),
     "test_tabulate": (*WHOLE, *KINDS),
     "test_two_layers": (*WHOLE, *KINDS),
 }

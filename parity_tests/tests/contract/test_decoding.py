@@ -247,6 +247,11 @@ def overrun_under(step: Callable[..., Any], layer: Any, todo: Work, to: Callable
     assert all(np.array_equal(before[0], bare(cache.arrays[name])[0, :3]) for name, before in kept.items())
     y, cache = step(to(todo.x[:, :3]), cache, to(np.array([[False] * 3] * 2)))
     assert bare(cache.overrun).tolist() == [True, False]
+    for place in range(3):  # wherever among padding the position without room stands
+        _, cache = step(to(todo.x[:, :3]), layer.init_cache(BATCH, 4), to(np.ones((BATCH, 3), bool)))
+        _, cache = step(to(todo.x[:, 3:6]), cache, to(np.array([[True] + [False] * 2] * BATCH)))
+        _, cache = step(to(todo.x[:, 3:6]), cache, to(np.array([np.arange(3) == place, [False] * 3])))
+        assert bare(cache.overrun).tolist() == [True, False]
 
 
 def test_no_room_under_jit_gives_nan_and_says_so() -> None:

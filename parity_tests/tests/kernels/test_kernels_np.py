@@ -126,6 +126,26 @@ def test_rows_of_a_batch_may_be_unlike(what: str, row: int, blocks: str) -> None
             judged(fused(NUMPY, inputs, options), bounds(f"unlike {what} {row} {options}", inputs, options, "float32"))
 
 
+@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize("seed", range(16))
+def test_numbers_may_be_of_any_size_at_any_place(seed: int, blocks: str) -> None:
+    """Whatever block a row of the batch, a position and a head are in, and whatever stands beside them there."""
+    rng = np.random.default_rng(seed)
+    b, t, s, g = (int(rng.choice(sizes)) for sizes in ((1, 2, 5, 13), (3, 7, 40), (5, 13, 40), (6, 3, 1)))
+    inputs = drawn(b, t, s, g, dtype="float32")
+    sizes = {"q": (0, 40), "k": (0, 40), "v": (0, 1e-32, 1e28)}
+    for name in rng.choice(list("qkv"), rng.integers(1, 4), replace=False):
+        place = tuple(rng.integers(inputs[name].shape[:3]))
+        inputs[name][place] *= rng.choice(sizes[name])
+    options: dict[str, Any] = [{}, {"causal": True}, {"window": (int(rng.integers(s)), 1)}][seed % 3]
+    if rng.random() < 0.5:
+        inputs["sinks"] = rng.choice([0, 1, 100, -100, -np.inf], 6).astype("float32")
+    if rng.random() < 0.5:
+        inputs["mask"] = rng.random((b, 6, t, s)) < 0.8
+    with small_blocks(NUMPY, blocks):
+        judged(fused(NUMPY, inputs, options), bounds(f"any size {seed}", inputs, options, "float32"))
+
+
 @pytest.mark.parametrize("blocks", ["whole", "blocks"])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_gradients_may_be_as_small_as_numbers_are(sinks: bool, blocks: str) -> None:

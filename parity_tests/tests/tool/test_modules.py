@@ -53,8 +53,6 @@ from parity_tests.tests.tool.llama_ports import (
     original,
 )  # fmt: skip
 
-# What JAX compiles for one of these serves the others.
-pytestmark = pytest.mark.xdist_group("modules")
 PLACES = {"mlp": "mlp", "norm": "post_attention_layernorm", "attention": "self_attn"}
 # A block alone has no number.
 ONE_BLOCK = {a.removeprefix("layers.{i}."): b.removeprefix("blocks.{i}.") for a, b in BLOCKS.items() if "}." in a}

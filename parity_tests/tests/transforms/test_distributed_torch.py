@@ -9,6 +9,7 @@ import torch.multiprocessing as mp
 
 from attn_np import contract
 from parity_tests.judge.candidates import takes_last
+from parity_tests.tests.everything import LONG
 from parity_tests.tests.inputs import axis, random_inputs
 from parity_tests.tests.transforms import processes
 from parity_tests.tests.witness import bounded, cotangent, ratio, weights_of
@@ -62,12 +63,13 @@ def split(variant: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The results of every case, from one run of the processes."""
+def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> dict[str, Any]:
+    """The results of every case that is asked, from one run of the processes."""
+    few = () if pytestconfig.getoption("--everything") else LONG["test_split_batches_agree"]
     folder = tmp_path_factory.mktemp("processes")
     cases = {name: {"how": "heads_sharded", **asked(name)[1]} for name in (*CASES, *HEADS)}
     for wrap in ("fsdp", "ddp"):
-        cases |= {f"{name}, {wrap}": {"how": "by_rows", "wrap": wrap, **split(name)[1]} for name in ROWS}
+        cases |= {f"{name}, {wrap}": {"how": "by_rows", "wrap": wrap, **split(name)[1]} for name in few or ROWS}
     mp.spawn(processes.run, (str(folder), cases), nprocs=processes.WORLD)
     with np.load(folder / "results.npz") as arrays:
         return {

@@ -1,5 +1,11 @@
-"""A field that a `config.json` leaves out has the value that the model's own library gives it."""
+"""A field that a `config.json` leaves out has the value that the model's own library gives it.
 
+The library's values are recorded in `library_defaults.json`; `make peers` holds them against the library, and
+`python -m parity_tests.tests.weights.test_absent_fields` records them again.
+"""
+
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,11 +14,14 @@ from attn_np.weights import WeightFileError, layouts
 from attn_np.weights._caller_config import layer_config
 from attn_np.weights._key_prefix import find_part
 from attn_np.weights._pretrained import families
-from attn_np.weights.layouts._hf_config import HFConfig
+from attn_np.weights.layouts._hf_config import IRRELEVANT_FIELDS, HFConfig
 
+FILE = Path(__file__).with_name("library_defaults.json")
+DEFAULTS: dict[str, dict[str, Any]] = json.loads(FILE.read_text("utf-8"))
+LAYERS = (0, 5)
+COUNTS = ("n_layer", "encoder_layers", "num_hidden_layers")
 # Fields without which the library's default model has an attention that is none of ours.
 NEEDED = {"deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "share_att_key": True}}
-pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("default")]
 
 
 def described(model_type: str, fields: dict[str, Any], layer: int) -> Any:
@@ -25,16 +34,17 @@ def described(model_type: str, fields: dict[str, Any], layer: int) -> Any:
         return str(error), set()
 
 
-@pytest.mark.parametrize("layer", [0, 5])
-@pytest.mark.parametrize("model_type", sorted(families()))
+def layer_of(fields: dict[str, Any], layer: int) -> int:
+    """The layer, or the last one."""
+    return min([layer, *(fields[name] - 1 for name in COUNTS if fields.get(name))])
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("model_type", DEFAULTS)
 def test_absent_fields_have_the_defaults_of_the_library(model_type: str, layer: int) -> None:
     """Field by field: without it, and with the value that the library's own config has, a layer is the same."""
-    transformers = pytest.importorskip("transformers")
-    if model_type not in transformers.CONFIG_MAPPING:
-        pytest.skip(f"this version of transformers has no {model_type}")
-    fields = transformers.CONFIG_MAPPING[model_type]().to_dict() | NEEDED.get(model_type, {})
-    counts = [fields[name] for name in ("n_layer", "encoder_layers", "num_hidden_layers") if fields.get(name)]
-    layer = min([layer, *(count - 1 for count in counts)])
+    fields = DEFAULTS[model_type]
+    layer = layer_of(fields, layer)
     whole, read = described(model_type, fields, layer)
     assert read, whole
     wrong = {}
@@ -43,3 +53,26 @@ def test_absent_fields_have_the_defaults_of_the_library(model_type: str, layer: 
         if found != whole and not isinstance(found, str):
             wrong[name] = fields[name], found
     assert not wrong
+
+
+def of_the_library(model_type: str) -> dict[str, Any]:
+    """The fields of the library's own config that we read, and the numbers of layers."""
+    transformers = pytest.importorskip("transformers")
+    if model_type not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {model_type}")
+    fields = transformers.CONFIG_MAPPING[model_type]().to_dict() | NEEDED.get(model_type, {})
+    read = set().union(*(described(model_type, fields, layer_of(fields, layer))[1] for layer in LAYERS))
+    read = read - IRRELEVANT_FIELDS | {*COUNTS, "max_position_embeddings"}
+    return json.loads(json.dumps({name: x for name, x in sorted(fields.items()) if name in read}))
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("model_type", sorted(families()))
+def test_what_is_recorded_is_the_librarys(model_type: str) -> None:
+    assert of_the_library(model_type) == DEFAULTS[model_type]
+
+
+if __name__ == "__main__":
+    found = {model_type: of_the_library(model_type) for model_type in sorted(families())}
+    FILE.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
