@@ -22,6 +22,7 @@ of many keys, as in a step of decoding, read keys and values where they lie, up 
 put them in order would copy the cache. Devices with other rows of that mask agree on that key, which is one number.
 """
 
+from collections.abc import Callable
 from functools import partial, reduce
 from math import prod
 from operator import and_
@@ -263,6 +264,14 @@ def _met(plan: Plan, places: tuple[Array, ...], like: Array) -> tuple[Array, Arr
     return jnp.argsort(~some, axis=1, stable=True), jnp.sum(some, 1)
 
 
+def _key_blocks(plan: Plan, places: tuple[Array, ...], like: Array) -> Callable[[Any], tuple[Any, Any, Any]]:
+    """For a block of queries: where its loop over blocks of keys begins and ends, and which of them is its nth."""
+    if not plan.words:
+        return lambda i: (*plan.span(i), lambda n: n)
+    order, count = _met(plan, places, like)
+    return lambda i: (0, count[i], lambda n: order[i, n])
+
+
 def _visible(
     plan: Plan, i: Any, j: Any, bias: Array | None, mask: Array | None, places: tuple[Array, ...]
 ) -> Array | None:
@@ -384,7 +393,7 @@ def _forward(
             return _cut(k, 1, first, plan.keys).transpose(orders[0]), _cut(v, 1, first, plan.keys).transpose(orders[1])
         return _cut(k, 3, first, plan.keys), _cut(v, 2, first, plan.keys)
 
-    order, met = _met(plan, places, q) if plan.words else (None, None)
+    key_blocks = _key_blocks(plan, places, q)
 
     def rows(block: tuple[Array, Array]) -> Sums:
         i, qi = block
@@ -396,14 +405,11 @@ def _forward(
             return x, zero_unseen("bgnc->bgcv", _unseen(plan, allowed, bias, mask), vj), allowed is not None
 
         x, vj, hides = scores(0)
-        first, end = plan.span(i)
-        if plan.in_place and mask is not None and mask.shape[4] == plan.s:
+        first, end, nth = key_blocks(i)
+        if not plan.words and plan.in_place and mask is not None and mask.shape[4] == plan.s:
             end = jnp.minimum(end, -(-jnp.max(where(mask, jnp.arange(1, plan.s + 1), 0)) // plan.keys))
         nothing = _sums(x[..., :0], vj[:, :, :0])
-        if order is not None:
-            first, end = 0, met[i]
-        at: Any = (lambda j: j) if order is None else lambda n: order[i, n]
-        sums = jax.lax.fori_loop(first, end, lambda n, sums: _sums(*scores(at(n))[:2], sums), nothing)
+        sums = jax.lax.fori_loop(first, end, lambda n, sums: _sums(*scores(nth(n))[:2], sums), nothing)
         return _average(plan, sums, vj, sinks, hides)
 
     return jax.lax.map(rows, (jnp.arange(plan.blocks), q))
@@ -437,19 +443,16 @@ def _blocks_bwd(plan: Plan, residuals: Any, dy: Array) -> Any:
     dead = (top == jnp.inf)[..., None]
     q, dy = where(dead, 0.0, q), where(dead, 0.0, dy / total[..., None])
     mean = jnp.sum(dy * y, -1)
-    order, met = _met(plan, places, q) if plan.words else (None, None)
+    key_blocks = _key_blocks(plan, places, q)
     across, k, v = k.swapaxes(1, 2), k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
 
     def rows(carry: Any, block: Any) -> Any:
         i, qi, dyi, top_i, mean_i = block
-        first, end = plan.span(i)
-
-        if order is not None:
-            first, end = 0, met[i]
+        first, end, nth = key_blocks(i)
 
         def step(n: Any, carry: Any) -> Any:
             dqi, dk, dv, dbias = carry
-            j = n if order is None else order[i, n]
+            j = nth(n)
             at = plan.first_key(j)
             added = _block(plan, bias, i, j)
             allowed = _visible(plan, i, j, added, _block(plan, mask, i, j), places)

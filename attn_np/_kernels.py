@@ -84,8 +84,8 @@ class Arguments:
     @cached_property
     def table(self) -> Truth:
         """What the pattern says of each block of queries with each `PATTERN_KEYS` keys: arrays `b n m`, or `1 n m`."""
-        queries, (pattern, t, s) = block_shape(self)[0], (self.pattern, self.band.t, self.band.s)
-        return block_table(pattern, t, s, queries, PATTERN_KEYS, like=self.q)
+        pattern: Any = self.pattern
+        return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
 
     def exp_(self, x: Array) -> Array:
         """The weight of a score times `log_base`, in place."""

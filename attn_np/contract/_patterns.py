@@ -150,7 +150,7 @@ class Pattern:
 
     def fields(self) -> Iterator[tuple[str, Any]]:
         """Names and values of its fields."""
-        return ((name, getattr(self, name)) for name in self.__match_args__)  # type: ignore[attr-defined]
+        return ((name, getattr(self, name)) for name in self.__match_args__)
 
     def map(self, change: Callable[[str, Any], Any]) -> Any:
         """The same pattern with every array replaced by `change(axes, array)`."""

@@ -52,14 +52,17 @@ class Block(NamedTuple):
 
     def add(self, total: Tensor, axes: str, x: Tensor) -> None:
         """Add to the part of an array, summed over the axes that have length 1 in it."""
-        scattered = isinstance(self.s, Tensor) and "s" in axes and total.shape[axes.index("s")] > 1
-        part = (self._replace(s=slice(None)) if scattered else self).of(total, axes)
-        shape = [len(self.s) if scattered and a == "s" else n for a, n in zip(axes, part.shape, strict=True)]
+        keys = axes.find("s")
+        scattered = self.s if isinstance(self.s, Tensor) and keys >= 0 and total.shape[keys] > 1 else None
+        part = (self if scattered is None else self._replace(s=slice(None))).of(total, axes)
+        shape = list(part.shape)
+        if scattered is not None:
+            shape[keys] = len(scattered)
         x = x.view(shape) if x.numel() == prod(shape) else x.sum_to_size(shape)
-        if scattered:
-            part.index_add_(axes.index("s"), self.s, x)
-        else:
+        if scattered is None:
             part += x
+        else:
+            part.index_add_(keys, scattered, x)
 
 
 class Blocked:

@@ -10,9 +10,10 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config
 from parity_tests.bounds.precision import precision_of
-from parity_tests.explain.causes import EMPTY, explain
+from parity_tests.explain.causes import explain
 from parity_tests.explain.findings import Cause, Finding, told
 from parity_tests.explain.patterns import ONLY_EMPTY
+from parity_tests.explain.search import EMPTY
 from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.candidates import output_shapes, pulled
 from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given, seeing

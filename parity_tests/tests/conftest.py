@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where the tests with one mark are asked, files that do not speak of it are not even loaded."""
-    mark = config.getoption("markexpr")
+    mark = str(config.getoption("markexpr"))
     if not mark.isidentifier() or not collection_path.match("test_*.py"):
         return None
     return f"mark.{mark}" not in collection_path.read_text("utf-8") or None

@@ -12,6 +12,7 @@ from attn_jax import _kernels as in_jax
 from attn_np import _kernels as in_numpy
 from attn_np.contract._patterns import Truth
 from attn_torch import _kernels as in_torch
+from attn_torch._kernels import blocks as torch_blocks
 from parity_tests.judge import kernels
 from parity_tests.judge.frameworks import DTYPES
 
@@ -102,9 +103,9 @@ def a_stretch_too_few_in_numpy(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_stretch_too_few_in_torch(patch: pytest.MonkeyPatch) -> None:
-    table = in_torch.blocks.block_table
+    table = torch_blocks.block_table
     changed = lambda *a, **k: Truth(skipped(table(*a, **k).some), table(*a, **k).every)  # noqa: E731
-    patch.setattr(in_torch.blocks, "block_table", changed)
+    patch.setattr(torch_blocks, "block_table", changed)
 
 
 def a_stretch_too_few_in_jax(patch: pytest.MonkeyPatch) -> None:
@@ -118,8 +119,8 @@ def an_edge_without_its_mask(patch: pytest.MonkeyPatch) -> None:
 
 
 def positions_from_the_block_on(patch: pytest.MonkeyPatch) -> None:
-    pairs = in_torch.blocks.visible_pairs
-    patch.setattr(in_torch.blocks, "visible_pairs", lambda pattern, at, keys: pairs(pattern, at - at[:, :1], keys))
+    pairs = torch_blocks.visible_pairs
+    patch.setattr(torch_blocks, "visible_pairs", lambda pattern, at, keys: pairs(pattern, at - at[:, :1], keys))
 
 
 PLANTED = {

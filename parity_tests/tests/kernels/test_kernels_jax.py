@@ -99,7 +99,7 @@ def test_hidden_blocks_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None
     y = fused(inputs, causal=True)["context"]
     assert np.isfinite(y[:, :2]).all()
     assert np.isnan(y[:, -1]).all()
-    plan = _kernels.Plan(8192, 8192, 1, 512, 256, False, 255, 0, 1.0, None)
+    plan = _kernels.Plan(8192, 8192, 1, 512, 256, False, 255, 0, 1.0, None, "")
     assert sum(int(end - first) for first, end in map(plan.span, range(plan.blocks))) == 2 + 15 * 3
 
 
@@ -270,6 +270,6 @@ def test_edges_of_windows(small: bool, t: int, s: int, monkeypatch: pytest.Monke
         for window in [x for n in edges for x in ((n, None), (None, n), (n, n))]:
             seen = visible(None, (1, 1, t, s), False, window)[0, 0]
             seen_by_any = jnp.asarray(seen.any(0))[None, :, None, None]
-            hidden = {"k": jnp.where(seen_by_any, k, jnp.nan), "v": jnp.where(seen_by_any, v, jnp.nan)}
+            hidden: Any = {"k": jnp.where(seen_by_any, k, jnp.nan), "v": jnp.where(seen_by_any, v, jnp.nan)}
             context = np.asarray(attend(q, **hidden, window=window, implementation="fused")[0])[0, :, 0]
             np.testing.assert_array_equal(context > 0, seen, err_msg=str(window))

@@ -168,7 +168,8 @@ def main(planted: str, variants: list[str]) -> None:
             return leaf.replace(place(mesh, x, *("h" if c in "hg" and x.shape[i] % 4 == 0 else None
                                                  for i, c in enumerate(letters))))  # fmt: skip
 
-        alike: Any = attn_np.build(variant, seed=0, dtype="float64", **fields)
+        make: Any = attn_np.build
+        alike = make(variant, seed=0, dtype="float64", **fields)
         wanted = alike(**inputs)
         with jax.set_mesh(mesh):
             params = nnx.from_flat_state([(path, of_heads(path, leaf)) for path, leaf in nnx.to_flat_state(state)])
