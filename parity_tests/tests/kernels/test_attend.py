@@ -1,6 +1,7 @@
 """`attend` in the three trees, above all key/value heads that several query heads share."""
 
 from importlib import import_module
+from itertools import product
 from math import exp, sqrt, tanh
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attn_np._attend import attend, attend_vjp
+from attn_np._masks import any_visible, visibility
 from attn_np._ops import DTYPES
 from attn_np._vjp import softmax_vjp
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
+from parity_tests.judge.kernels import visible
 from parity_tests.mistakes import SHARED, Mutant, planted
 from parity_tests.tests.inputs import TREES, Arrays, Tree, same
 from parity_tests.tests.witness import cotangent, ratio, torch_gradients
@@ -580,3 +583,19 @@ def test_a_wider_bias_or_sink_leaves_the_dtype_of_the_queries(tree: Tree, implem
     for more in ({"bias": np.zeros((3, 3))}, {"sinks": np.zeros(2)}):
         arrays = tree.arrays({"q": x, "k": x, "v": x} | more)
         assert tree.numpy(tree.package.attend(**arrays, implementation=implementation)[0]).dtype == np.float32
+
+
+# Who sees and is seen -------------------------------------------------------------------------------------------------
+
+
+def test_visibility_is_that_of_the_whole_mask() -> None:
+    """Of all small lengths and windows, and masks with few axes: reduced, it says what the mask of `t s` says."""
+    rng, limits = np.random.default_rng(0), (None, 0, 1, 2, 4)
+    for t, s, left, right in product(range(1, 7), range(1, 7), limits, limits):
+        for shape in (None, (), (s,), (1,), (t, 1), (2, 1, 1, s), (2, 3, t, s)):
+            mask = None if shape is None else np.asarray(rng.random(shape) < 0.4)
+            queries, keys = visibility(mask, t, s, like=np.zeros(1), window=(left, right))
+            seen = visible(mask, (2, 3, t, s), False, (left, right))
+            for found, spec, axis in ((queries, "bhts->bht", 3), (keys, "bhts->bhs", 2)):
+                every, want = True if found is None else any_visible(spec, found), seen.any(axis)
+                assert np.array_equal(np.broadcast_to(every, want.shape), want), (spec, t, s, left, right, mask)
