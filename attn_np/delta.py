@@ -37,27 +37,24 @@ from attn_np._vjp import (
     total,
 )
 from attn_np.contract.delta import Config
-from attn_np.linear import causal_mask, from_chunks, to_chunks
+from attn_np.linear import causal_mask, chunk_length, from_chunks, to_chunks
 
 
-def identity(b: int, t: int, like: Array) -> Array:
-    """The identity for each batch row: `b t s`."""
-    same = arange(t, like)[:, None] == arange(t, like)[None, :]
-    return where(same, 1.0 + zeros((b, t, t), like), 0.0)
-
-
-def inverse(pairs: Array, tape: Tape) -> Array:
-    """(I + A)^-1 for A below the diagonal, row by row: a row of the identity minus A times the rows before it."""
+def inverse(pairs: Array) -> Array:
+    """(I + A)^-1 for A below the diagonal, by halves: [[P, 0], [B, Q]]^-1 = [[P^-1, 0], [-Q^-1 B P^-1, Q^-1]]."""
     b, t, h, _ = pairs.shape
-
-    def step(rows, xs):
-        pair, unit = xs
-        row = unit[:, None] - einsum("bhs,bhsj->bhj", pair, rows)
-        return rows + unit[:, None, :, None] * row[:, :, None], (row,)
-
-    xs = pairs, identity(b, t, pairs)
-    _, (rows,) = scan(step, zeros((b, h, t, t), pairs), xs, names=("inverse",), tape=tape)
-    return rows
+    if t == 1:
+        return 1.0 + zeros(pairs.shape, pairs)
+    if t % 2:
+        wide = concatenate([pairs, zeros((b, t, h, 1), pairs)], 3)
+        return inverse(concatenate([wide, zeros((b, 1, h, t + 1), pairs)], 1))[:, :t, :, :t]
+    half = t // 2
+    # Both halves are inverted together, as rows of one batch.
+    solved = inverse(concatenate([pairs[:, :half, :, :half], pairs[:, half:, :, half:]], 0))
+    first, second = solved[:b], solved[b:]
+    corner = einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", pairs[:, half:, :, :half], first))
+    above, below = concatenate([first, zeros(first.shape, first)], 3), concatenate([-corner, second], 3)
+    return concatenate([above, below], 1)
 
 
 def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, tape: Tape) -> tuple[Array, Array]:
@@ -71,7 +68,7 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
     pairs = where(lower[:, None], einsum("bthk,bshk->bths", k * beta, k), 0.0)
-    solved = inverse(record(tape, pairs=pairs), tape)
+    solved = record(tape, inverse=inverse(record(tape, pairs=pairs)))
     erasing, writing = einsum("bths,bshk->bthk", solved, k * beta), einsum("bths,bshv->bthv", solved, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
@@ -105,18 +102,9 @@ def recurrent(q: Array, k: Array, v: Array, beta: Array, start: Array, tape: Tap
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
-def inverse_vjp(pairs: Array, solved: Array, dsolved: Array) -> Array:
-    """The gradient of A, from the last row up: a row's gradient is passed on, by A, to the rows before it."""
-    b, t, h, _ = pairs.shape
-
-    def step(drows, xs):
-        drow, pair, unit = xs
-        drow = drow + einsum("bs,bhsj->bhj", unit, drows)
-        return drows - einsum("bhs,bhj->bhsj", pair, drow), (drow,)
-
-    xs = dsolved, pairs, identity(b, t, pairs)
-    _, (drows,) = scan(step, zeros((b, h, t, t), pairs), xs, names=("drows",), reverse=True)
-    return -einsum("bthj,bshj->bths", drows, solved)
+def inverse_vjp(solved: Array, dsolved: Array) -> Array:
+    """The gradient of A: a step dA changes the inverse T by -T dA T."""
+    return -einsum("biht,bihs->bths", solved, einsum("bihj,bshj->bihs", dsolved, solved))
 
 
 def chunked_vjp(
@@ -148,7 +136,7 @@ def chunked_vjp(
     dsolved_k, dscaled_k = einsum_vjp("bths,bshk->bthk", solved, k * beta, derasing)
     dsolved_v, dscaled_v = einsum_vjp("bths,bshv->bthv", solved, v * beta, dwriting)
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
-    dpairs = where(lower[:, None], inverse_vjp(tape["pairs"], solved, total(dsolved_k, dsolved_v)), 0.0)
+    dpairs = where(lower[:, None], inverse_vjp(solved, total(dsolved_k, dsolved_v)), 0.0)
     dscaled_pairs, dk_pairs = einsum_vjp("bthk,bshk->bths", k * beta, k, record(tape, dpairs=dpairs))
     dscaled_k = total(dscaled_k, dscaled_pairs)
     dk = total(dk_read, dk_added, dk_pairs, dscaled_k * beta)
@@ -215,7 +203,7 @@ class DeltaRule(Layer[Config]):
         if c.form == "recurrent":
             context, end = recurrent(q_unit, k_unit, v, beta, start, tape)
         else:
-            size = c.chunk_size if c.form == "chunked" else max(n["t"], 1)
+            size = chunk_length(c.form, c.chunk_size, n["t"])
             context, end = chunked(q_unit, k_unit, v, beta, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)
@@ -237,7 +225,7 @@ class DeltaRule(Layer[Config]):
         if c.form == "recurrent":
             dq_unit, dk_unit, dv, dbeta = recurrent_vjp(tape, q_unit, k_unit, v, beta, dcontext)
         else:
-            size = c.chunk_size if c.form == "chunked" else max(q.shape[1], 1)
+            size = chunk_length(c.form, c.chunk_size, q.shape[1])
             dq_unit, dk_unit, dv, dbeta = chunked_vjp(tape, q_unit, k_unit, v, beta, size, dcontext)
         dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)
         dq = silu_vjp(q, l2_norm_vjp(silu(q), c.eps, zero_unseen("bt->bthk", real, dq_unit)))

@@ -47,7 +47,7 @@ from attn_np._vjp import (
 )
 from attn_np.contract.gated_delta import Config
 from attn_np.delta import inverse, inverse_vjp
-from attn_np.linear import causal_mask, from_chunks, to_chunks
+from attn_np.linear import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_np.retention import Decay
 
 
@@ -78,7 +78,7 @@ def chunked(
     # t 1 s: below the diagonal, for all heads
     faded = einsum("bthk,bshk->bths", k * beta, k) * decay.pairs.swapaxes(1, 2)
     pairs = record(tape, pairs=where(lower[:, None], faded, 0.0))
-    solved = inverse(pairs, tape)
+    solved = record(tape, inverse=inverse(pairs))
     erasing = einsum("bths,bshk->bthk", solved, k * beta * decay.from_start[..., None])
     writing = einsum("bths,bshv->bthv", solved, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
@@ -159,7 +159,7 @@ def chunked_vjp(
     dsolved_k, dscaled_faded = einsum_vjp("bths,bshk->bthk", solved, scaled * from_start, derasing)
     dsolved_v, dv_scaled = einsum_vjp("bths,bshv->bthv", solved, v * beta, dwriting)
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
-    dpairs = where(lower[:, None], inverse_vjp(tape["pairs"], solved, total(dsolved_k, dsolved_v)), 0.0)
+    dpairs = where(lower[:, None], inverse_vjp(solved, total(dsolved_k, dsolved_v)), 0.0)
     dpairs = record(tape, dpairs=dpairs)
     products = einsum("bthk,bshk->bths", scaled, k)
     dscaled, dk_pairs = einsum_vjp("bthk,bshk->bths", scaled, k, dpairs * decay.pairs.swapaxes(1, 2))
@@ -284,7 +284,7 @@ class GatedDeltaRule(Layer[Config]):
         if c.form == "recurrent":
             context, end = recurrent(q_scaled, k_unit, v_silu, beta, fade, start, tape)
         else:
-            size = c.chunk_size if c.form == "chunked" else max(n["t"], 1)
+            size = chunk_length(c.form, c.chunk_size, n["t"])
             context, end = chunked(q_scaled, k_unit, v_silu, beta, fade, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)
@@ -310,7 +310,7 @@ class GatedDeltaRule(Layer[Config]):
         if c.form == "recurrent":
             cotangents = recurrent_vjp(tape, q_unit * scale, k_unit, v_silu, beta, fade, dcontext)
         else:
-            size = c.chunk_size if c.form == "chunked" else max(q.shape[1], 1)
+            size = chunk_length(c.form, c.chunk_size, q.shape[1])
             cotangents = chunked_vjp(tape, q_unit * scale, k_unit, v_silu, beta, fade, size, dcontext)
         dq_scaled, dk_unit, dv_silu, dbeta, dfade = cotangents
         dq_unit, dk_unit = record(tape, dq_unit=dq_scaled * scale, dk_unit=dk_unit)

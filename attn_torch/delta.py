@@ -24,27 +24,24 @@ from attn_torch._ops import (
     where,
     zeros,
 )
-from attn_torch.linear import causal_mask, from_chunks, to_chunks
+from attn_torch.linear import causal_mask, chunk_length, from_chunks, to_chunks
 
 
-def identity(b: int, t: int, like: Array) -> Array:
-    """The identity for each batch row: `b t s`."""
-    same = arange(t, like)[:, None] == arange(t, like)[None, :]
-    return where(same, 1.0 + zeros((b, t, t), like), 0.0)
-
-
-def inverse(pairs: Array, tape: Tape) -> Array:
-    """(I + A)^-1 for A below the diagonal, row by row: a row of the identity minus A times the rows before it."""
+def inverse(pairs: Array) -> Array:
+    """(I + A)^-1 for A below the diagonal, by halves: [[P, 0], [B, Q]]^-1 = [[P^-1, 0], [-Q^-1 B P^-1, Q^-1]]."""
     b, t, h, _ = pairs.shape
-
-    def step(rows, xs):
-        pair, unit = xs
-        row = unit[:, None] - einsum("bhs,bhsj->bhj", pair, rows)
-        return rows + unit[:, None, :, None] * row[:, :, None], (row,)
-
-    xs = pairs, identity(b, t, pairs)
-    _, (rows,) = scan(step, zeros((b, h, t, t), pairs), xs, names=("inverse",), tape=tape)
-    return rows
+    if t == 1:
+        return 1.0 + zeros(pairs.shape, pairs)
+    if t % 2:
+        wide = concatenate([pairs, zeros((b, t, h, 1), pairs)], 3)
+        return inverse(concatenate([wide, zeros((b, 1, h, t + 1), pairs)], 1))[:, :t, :, :t]
+    half = t // 2
+    # Both halves are inverted together, as rows of one batch.
+    solved = inverse(concatenate([pairs[:, :half, :, :half], pairs[:, half:, :, half:]], 0))
+    first, second = solved[:b], solved[b:]
+    corner = einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", pairs[:, half:, :, :half], first))
+    above, below = concatenate([first, zeros(first.shape, first)], 3), concatenate([-corner, second], 3)
+    return concatenate([above, below], 1)
 
 
 def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, tape: Tape) -> tuple[Array, Array]:
@@ -58,7 +55,7 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
     pairs = where(lower[:, None], einsum("bthk,bshk->bths", k * beta, k), 0.0)
-    solved = inverse(record(tape, pairs=pairs), tape)
+    solved = record(tape, inverse=inverse(record(tape, pairs=pairs)))
     erasing, writing = einsum("bths,bshk->bthk", solved, k * beta), einsum("bths,bshv->bthv", solved, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
@@ -127,7 +124,7 @@ class DeltaRule(Layer[Config]):
         if c.form == "recurrent":
             context, end = recurrent(q_unit, k_unit, v, beta, start, tape)
         else:
-            size = c.chunk_size if c.form == "chunked" else max(n["t"], 1)
+            size = chunk_length(c.form, c.chunk_size, n["t"])
             context, end = chunked(q_unit, k_unit, v, beta, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)

@@ -32,7 +32,7 @@ from attn_torch._ops import (
     zeros,
 )
 from attn_torch.delta import inverse
-from attn_torch.linear import causal_mask, from_chunks, to_chunks
+from attn_torch.linear import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_torch.retention import Decay
 
 
@@ -63,7 +63,7 @@ def chunked(
     # t 1 s: below the diagonal, for all heads
     faded = einsum("bthk,bshk->bths", k * beta, k) * decay.pairs.swapaxes(1, 2)
     pairs = record(tape, pairs=where(lower[:, None], faded, 0.0))
-    solved = inverse(pairs, tape)
+    solved = record(tape, inverse=inverse(pairs))
     erasing = einsum("bths,bshk->bthk", solved, k * beta * decay.from_start[..., None])
     writing = einsum("bths,bshv->bthv", solved, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
@@ -169,7 +169,7 @@ class GatedDeltaRule(Layer[Config]):
         if c.form == "recurrent":
             context, end = recurrent(q_scaled, k_unit, v_silu, beta, fade, start, tape)
         else:
-            size = c.chunk_size if c.form == "chunked" else max(n["t"], 1)
+            size = chunk_length(c.form, c.chunk_size, n["t"])
             context, end = chunked(q_scaled, k_unit, v_silu, beta, fade, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)

@@ -7,7 +7,7 @@ from attn_np.contract import _base
 from attn_np.contract._base import Arg, Param, Preset
 from attn_np.contract._rotary import LAYOUTS
 
-FORMS = ("parallel", "recurrent", "chunked")
+FORMS = ("auto", "parallel", "recurrent", "chunked")
 SPACINGS = ("closed", "open")
 
 
@@ -21,8 +21,10 @@ class Config(_base.Config):
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         exponent: head h decays by the factor 1 - 2^-(exponent + h) per position.
-        form: how it is computed, with the same result: "parallel" scores all pairs, "recurrent" passes a state
-            from position to position, "chunked" does the first within chunks and the second between them.
+        form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
+            scores all pairs within a chunk and passes a state from chunk to chunk, and "parallel" takes the sequence
+            as one chunk. "auto": "chunked" where there is more than one chunk, but "parallel" in what `torch.export`
+            makes for any length.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         norm: "layer" subtracts the mean of a head's context and divides by the deviation, "rms" divides only.
         eps: added to the mean square in that norm.
@@ -75,7 +77,7 @@ class Config(_base.Config):
     head_dim: int | None = None
     value_head_dim: int | None = None
     exponent: float = 5.0
-    form: str = "parallel"
+    form: str = "auto"
     chunk_size: int = 64
     norm: str = "layer"
     eps: float = 0.00001
@@ -178,7 +180,6 @@ EXAMPLES = {
         head_dim=6,
         value_head_dim=3,
         exponent=0.5,
-        form="chunked",
         chunk_size=2,
         rope_base=50.0,
     ),
@@ -195,5 +196,5 @@ EXAMPLES = {
         layout="half",
         spacing="open",
     ),
-    "pairs": Config(d_model=6, num_heads=2, use_bias=True),
+    "pairs": Config(d_model=6, num_heads=2, form="parallel", use_bias=True),
 }
