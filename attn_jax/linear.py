@@ -49,11 +49,13 @@ def causal_mask(t: int, like: Array) -> Array:
     return arange(t, like)[:, None] >= arange(t, like)[None, :]
 
 
-def chunk_length(form: str, size: int, t: int) -> int:
-    """How many of t positions a chunk has: `size`, or all of them.
+def chunk_length(form: str, size: int, t: int) -> int | None:
+    """How many of t positions a chunk has in a form; None: the state is passed from position to position.
 
-    All in the form "parallel", and in "auto" where they fit into one chunk or a program is exported for any length.
+    "auto" is "recurrent" for a single position, "chunked" for more than `size`, and else "parallel": one chunk.
     """
+    if form == "recurrent" or (form == "auto" and t == 1):
+        return None
     return size if form == "chunked" or (form == "auto" and is_longer(t, size)) else max(t, 1)
 
 
@@ -106,10 +108,11 @@ class LinearAttention(Layer[Config]):
             start = concatenate([state, sums[..., None]], -1)
         else:
             start = read_state(step, "state", fresh)
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if size is None:
             read, end = recurrent(q, k, v, start, tape)
         else:
-            read, end = chunked(q, k, v, start, chunk_length(c.form, c.chunk_size, q.shape[1]), tape)
+            read, end = chunked(q, k, v, start, size, tape)
         if c.normalize:
             write_state(step, state=end[..., :-1], total=end[..., -1])
         else:

@@ -126,10 +126,10 @@ class Retention(Layer[Config]):
         c = self.config
         logs = constants(c.decays(), q)
         start = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if size is None:
             read, end = recurrent(q, k, v, start, real, logs, tape)
         else:
-            size = chunk_length(c.form, c.chunk_size, q.shape[1])
             read, end = chunked(q, k, v, start, real, logs, size, tape)
         write_state(step, state=end)
         return read

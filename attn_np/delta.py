@@ -65,11 +65,12 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
+    scaled = k * beta
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
-    pairs = where(lower[:, None], einsum("bthk,bshk->bths", k * beta, k), 0.0)
+    pairs = where(lower[:, None], einsum("bthk,bshk->bths", scaled, k), 0.0)
     solved = record(tape, inverse=inverse(record(tape, pairs=pairs)))
-    erasing, writing = einsum("bths,bshk->bthk", solved, k * beta), einsum("bths,bshv->bthv", solved, v * beta)
+    erasing, writing = einsum("bths,bshk->bthk", solved, scaled), einsum("bths,bshv->bthv", solved, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
     def step(state, xs):
@@ -113,6 +114,7 @@ def chunked_vjp(
     """The gradients of q, k, v and beta: `chunked` in reverse."""
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta, dread = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dread))
+    scaled = k * beta
     before, solved = tape["before"], tape["inverse"]
     erasing, corrected = tape["erasing"], tape["corrected"].reshape(v.shape)
     dkept, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["kept"], corrected, dread)
@@ -133,11 +135,11 @@ def chunked_vjp(
     dwriting, dk_added = dwriting.reshape(v.shape), dk_added.reshape(k.shape)
     derasing = -einsum("bthv,bhkv->bthk", dwriting, before)
     derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
-    dsolved_k, dscaled_k = einsum_vjp("bths,bshk->bthk", solved, k * beta, derasing)
+    dsolved_k, dscaled_k = einsum_vjp("bths,bshk->bthk", solved, scaled, derasing)
     dsolved_v, dscaled_v = einsum_vjp("bths,bshv->bthv", solved, v * beta, dwriting)
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     dpairs = where(lower[:, None], inverse_vjp(solved, total(dsolved_k, dsolved_v)), 0.0)
-    dscaled_pairs, dk_pairs = einsum_vjp("bthk,bshk->bths", k * beta, k, record(tape, dpairs=dpairs))
+    dscaled_pairs, dk_pairs = einsum_vjp("bthk,bshk->bths", scaled, k, record(tape, dpairs=dpairs))
     dscaled_k = total(dscaled_k, dscaled_pairs)
     dk = total(dk_read, dk_added, dk_pairs, dscaled_k * beta)
     dbeta = np.sum(dscaled_k * k, axis=-1) + np.sum(dscaled_v * v, axis=-1)
@@ -200,10 +202,10 @@ class DeltaRule(Layer[Config]):
         k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
         start = read_state(step, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, n["t"])
+        if size is None:
             context, end = recurrent(q_unit, k_unit, v, beta, start, tape)
         else:
-            size = chunk_length(c.form, c.chunk_size, n["t"])
             context, end = chunked(q_unit, k_unit, v, beta, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)
@@ -222,10 +224,10 @@ class DeltaRule(Layer[Config]):
         if c.use_norm:
             dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if size is None:
             dq_unit, dk_unit, dv, dbeta = recurrent_vjp(tape, q_unit, k_unit, v, beta, dcontext)
         else:
-            size = chunk_length(c.form, c.chunk_size, q.shape[1])
             dq_unit, dk_unit, dv, dbeta = chunked_vjp(tape, q_unit, k_unit, v, beta, size, dcontext)
         dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)
         dq = silu_vjp(q, l2_norm_vjp(silu(q), c.eps, zero_unseen("bt->bthk", real, dq_unit)))

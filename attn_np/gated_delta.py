@@ -73,13 +73,14 @@ def chunked(
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
+    scaled = k * beta
     decay = decay_factors(to_chunks(fade, size))
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
-    faded = einsum("bthk,bshk->bths", k * beta, k) * decay.pairs.swapaxes(1, 2)
+    faded = einsum("bthk,bshk->bths", scaled, k) * decay.pairs.swapaxes(1, 2)
     pairs = record(tape, pairs=where(lower[:, None], faded, 0.0))
     solved = record(tape, inverse=inverse(pairs))
-    erasing = einsum("bths,bshk->bthk", solved, k * beta * decay.from_start[..., None])
+    erasing = einsum("bths,bshk->bthk", solved, scaled * decay.from_start[..., None])
     writing = einsum("bths,bshv->bthv", solved, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
@@ -281,10 +282,10 @@ class GatedDeltaRule(Layer[Config]):
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         start = read_state(step, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
         q_scaled = q_unit * (1 / sqrt(n["k"]))
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, n["t"])
+        if size is None:
             context, end = recurrent(q_scaled, k_unit, v_silu, beta, fade, start, tape)
         else:
-            size = chunk_length(c.form, c.chunk_size, n["t"])
             context, end = chunked(q_scaled, k_unit, v_silu, beta, fade, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)
@@ -307,10 +308,10 @@ class GatedDeltaRule(Layer[Config]):
         dx_g, w["w_g"], _ = linear_vjp("btd,dhv->bthv", x, self.w_g, None, dg)
         dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if size is None:
             cotangents = recurrent_vjp(tape, q_unit * scale, k_unit, v_silu, beta, fade, dcontext)
         else:
-            size = chunk_length(c.form, c.chunk_size, q.shape[1])
             cotangents = chunked_vjp(tape, q_unit * scale, k_unit, v_silu, beta, fade, size, dcontext)
         dq_scaled, dk_unit, dv_silu, dbeta, dfade = cotangents
         dq_unit, dk_unit = record(tape, dq_unit=dq_scaled * scale, dk_unit=dk_unit)

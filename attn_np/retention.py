@@ -176,10 +176,10 @@ class Retention(Layer[Config]):
         c = self.config
         logs = constants(c.decays(), q)
         start = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if size is None:
             read, end = recurrent(q, k, v, start, real, logs, tape)
         else:
-            size = chunk_length(c.form, c.chunk_size, q.shape[1])
             read, end = chunked(q, k, v, start, real, logs, size, tape)
         write_state(step, state=end)
         return read
@@ -219,9 +219,10 @@ class Retention(Layer[Config]):
     def read_vjp(self, tape: Tape, q: Array, k: Array, v: Array, real: Array, dread: Array) -> tuple[Array, ...]:
         """The gradients of q, k and v: `read` in reverse, for a call without a cache."""
         c, logs = self.config, constants(self.config.decays(), q)
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if size is None:
             return recurrent_vjp(tape, q, k, v, real, logs, dread)
-        return chunked_vjp(tape, q, k, v, real, logs, chunk_length(c.form, c.chunk_size, q.shape[1]), dread)
+        return chunked_vjp(tape, q, k, v, real, logs, size, dread)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line is_real."""

@@ -52,11 +52,12 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
+    scaled = k * beta
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
-    pairs = where(lower[:, None], einsum("bthk,bshk->bths", k * beta, k), 0.0)
+    pairs = where(lower[:, None], einsum("bthk,bshk->bths", scaled, k), 0.0)
     solved = record(tape, inverse=inverse(record(tape, pairs=pairs)))
-    erasing, writing = einsum("bths,bshk->bthk", solved, k * beta), einsum("bths,bshv->bthv", solved, v * beta)
+    erasing, writing = einsum("bths,bshk->bthk", solved, scaled), einsum("bths,bshv->bthv", solved, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
     def step(state, xs):
@@ -121,10 +122,10 @@ class DeltaRule(Layer[Config]):
         k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
         start = read_state(step, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, n["t"])
+        if size is None:
             context, end = recurrent(q_unit, k_unit, v, beta, start, tape)
         else:
-            size = chunk_length(c.form, c.chunk_size, n["t"])
             context, end = chunked(q_unit, k_unit, v, beta, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)

@@ -58,13 +58,14 @@ def chunked(
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
+    scaled = k * beta
     decay = decay_factors(to_chunks(fade, size))
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
-    faded = einsum("bthk,bshk->bths", k * beta, k) * decay.pairs.swapaxes(1, 2)
+    faded = einsum("bthk,bshk->bths", scaled, k) * decay.pairs.swapaxes(1, 2)
     pairs = record(tape, pairs=where(lower[:, None], faded, 0.0))
     solved = record(tape, inverse=inverse(pairs))
-    erasing = einsum("bths,bshk->bthk", solved, k * beta * decay.from_start[..., None])
+    erasing = einsum("bths,bshk->bthk", solved, scaled * decay.from_start[..., None])
     writing = einsum("bths,bshv->bthv", solved, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
@@ -166,10 +167,10 @@ class GatedDeltaRule(Layer[Config]):
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         start = read_state(step, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
         q_scaled = q_unit * (1 / sqrt(n["k"]))
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, n["t"])
+        if size is None:
             context, end = recurrent(q_scaled, k_unit, v_silu, beta, fade, start, tape)
         else:
-            size = chunk_length(c.form, c.chunk_size, n["t"])
             context, end = chunked(q_scaled, k_unit, v_silu, beta, fade, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)

@@ -56,7 +56,7 @@ class Config(_base.Config):
     traps = (
         "keys that are not of length 1 make I - beta k k^T grow, and the state with it",
         "the lookup is in the state before this position writes, by this position's own key",
-        "the triangular system is solved row by row: a row needs the corrected rows before it, not the original ones",
+        "the triangular system has to be solved: a position needs the corrected values before it, not the given ones",
         "silu comes before the norm of queries and keys",
     )
 
