@@ -56,7 +56,10 @@ class Config(_base.Config):
         "Theta_n = e^(i n theta)": "q_rot, k_rot on the tape: pairs of q and k rotated by n theta",
         "GroupNorm_h": "normed on the tape: over each head's width, without parameters",
     }
-    cost = "time b t h k v, plus b t c h (k + v) within chunks of c (parallel: c = t); the state is b h k v"
+    cost = (
+        "time b t h k v, plus b t c h (k + v) within chunks of c (parallel: c = t) and b (t / c)^2 h k v between them; "
+        "the state is b h k v"
+    )
     paper = (
         "Sun et al. 2023, Retentive Network: A Successor to Transformer for Large Language Models, arXiv:2307.08621, "
         "equations 5 to 8"
