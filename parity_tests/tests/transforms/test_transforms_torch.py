@@ -110,7 +110,7 @@ def bounded(config: Config, inputs: Arrays, params: Arrays, precision: Precision
 
 @cache
 def work(variant: str, causal: bool = False, t: int = 3) -> Work:
-    """Of the first example, or of the first causal one where there is one; in the default form, where there are some."""
+    """Of the first example, or of the first causal one where there is one; in its default form."""
     configs = list(contract.examples(variant).values())
     configs = [c for c in configs if getattr(c, "form", "auto") == "auto"]
     config = next((c for c in configs if causal and getattr(c, "causal", False)), configs[0])
