@@ -15,7 +15,6 @@ from attn_np.weights import (
     read_pretrained,
     requested_dtype,
     require_own,
-    require_savable,
     write,
 )
 
@@ -46,7 +45,7 @@ def build(variant: str, /, *, seed: int = 0, dtype: DType = "float32", device: D
     fields = contract.config(variant, **config)
     name = check_dtype(variant, dtype)
     values = {key: from_numpy(x, device) for key, x in draw(fields, seed, name).items()}
-    return layer_class(fields.variant).restored(fields, values, name, seed)
+    return layer_class(fields.variant).from_params(fields, values, name, seed)
 
 
 def save(
@@ -68,7 +67,7 @@ def save(
         module: the layer.
         path: the file.
         layout: name of a foreign layout to write, such as "bert"; None for our own names.
-        layer: number of the layer in the foreign names.
+        layer: number of the layer in the foreign names, 0 by default.
         part: which block of attention, if a layer has several.
         prefix: what to put before the names, such as "blocks.0.attn.".
         finite: refuse NaN and infinities.
@@ -79,7 +78,8 @@ def save(
         ValueError: a path that `load` would not read, such as the name of an index of shards.
         TypeError: no layer of this package, or no path.
     """
-    require_savable(Layer, module, path)
+    expected = f"{__package__}.save: expected a layer of {__package__} first"
+    require_own(Layer, module, expected, "call save(layer, path)")
     values = {key: to_numpy(x) for key, x in module.params().items()}
     write(path, module.config, values, layout=layout, layer=layer, part=part, prefix=prefix, finite=finite)
 
@@ -138,7 +138,7 @@ def load(
     name = check_dtype(file.config.variant, file.dtype or target or "float32")
     values = drain(file.values, lambda x: from_numpy(x, device))
     if into is None:
-        return layer_class(file.config.variant).restored(file.config, values, name)
+        return layer_class(file.config.variant).from_params(file.config, values, name)
     into.set_params(values)
     into.eval()
     return into
@@ -190,7 +190,7 @@ def load_pretrained(
         report(pretrained.report())
     name = check_dtype(pretrained.config.variant, pretrained.dtype)
     values = drain(pretrained.values, lambda x: from_numpy(x, device))
-    return layer_class(pretrained.config.variant).restored(pretrained.config, values, name)
+    return layer_class(pretrained.config.variant).from_params(pretrained.config, values, name)
 
 
 def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:

@@ -15,14 +15,14 @@ from flax import nnx
 from attn_jax._decode import Cache, begin_step, empty_cache, end_step
 from attn_jax._masks import visibility, zero_unseen
 from attn_jax._ops import DTYPES, Array, Tape, check_dtype, checked, dtype_name, record, to_dtype, upcast, where
-from attn_np.contract import Config, check_config, declared, within
-from attn_np.contract._decode import check_arguments, check_step
+from attn_np.contract import Config, annotated_names, check_config, under_prefix
+from attn_np.contract._decode import Decodes, check_arguments, check_step
 
 C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
 
 
-def inputs(
+def prepare_inputs(
     tape: Tape,
     axes: str,
     query: Array,
@@ -62,12 +62,12 @@ def inputs(
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 
-def output(dtype: str, y: Array, weights: Array | None = None, return_weights: bool = False) -> Output:
+def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weights: bool = False) -> Output:
     """The output rounded once to the inputs' dtype; with `return_weights`, a pair with the weights."""
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 
 
-class Method:
+class UncompiledMethod:
     """A method that `nnx.tabulate` does not call: it compiles the public functions of a class, and some of ours take or
     return sizes and functions, which cannot be compiled.
     """
@@ -79,7 +79,7 @@ class Method:
         return partial(self.function) if layer is None else MethodType(self.function, layer)
 
 
-def casting(call: Callable[..., Any]) -> Callable[..., Any]:
+def cast_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
     """A layer's call that first casts float arrays to the layer's dtype, if its user has set one."""
 
     def cast(x: Any, dtype: str) -> Any:
@@ -87,16 +87,16 @@ def casting(call: Callable[..., Any]) -> Callable[..., Any]:
         return jnp.asarray(x, DTYPES[dtype]) if floating else x
 
     @wraps(call)
-    def casted(self: Any, *inputs: Any, **options: Any) -> Any:
-        if self.casts:
+    def cast_and_call(self: Any, *inputs: Any, **options: Any) -> Any:
+        if self.casts_inputs:
             inputs = tuple(cast(x, self.dtype) for x in inputs)
             options = {name: cast(x, self.dtype) for name, x in options.items()}
         return call(self, *inputs, **options)
 
-    return casted
+    return cast_and_call
 
 
-class Layer(nnx.Module, Generic[C]):
+class Layer(nnx.Module, Decodes[Array], Generic[C]):
     """Base of the layers: the contract's parameters as `nnx.Param`s under their names, and the call's check.
 
     Args:
@@ -114,9 +114,9 @@ class Layer(nnx.Module, Generic[C]):
         cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
         for name, value in list(vars(cls).items()):
             if name == "__call__":
-                setattr(cls, name, casting(value))
+                setattr(cls, name, cast_inputs(value))
             elif isfunction(value) and not name.startswith("_"):
-                setattr(cls, name, Method(value))
+                setattr(cls, name, UncompiledMethod(value))
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Layer(nnx.Module, Generic[C]):
     ) -> None:
         check_config(type(self), config)
         kind = DTYPES[check_dtype(config.variant, param_dtype)]
-        self.config, self.deterministic, self.casts = config, False, dtype is not None
+        self.config, self.deterministic, self.casts_inputs = config, False, dtype is not None
         self.dtype = check_dtype(config.variant, param_dtype if dtype is None else dtype)
         if kind == jnp.float64 and self.dtype != "float64":
             raise ValueError(
@@ -143,11 +143,11 @@ class Layer(nnx.Module, Generic[C]):
             )
         self.rngs: Any = rngs.dropout.fork() if getattr(config, "dropout", 0) else None
         shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
-        for name in declared(type(self)):
+        for name in annotated_names(type(self)):
             if name not in own and name not in children:
                 setattr(self, name, None)
         for name in own:
-            limit, start = fans[name] ** -0.5, own[name].first()
+            limit, start = fans[name] ** -0.5, own[name].initial()
             if _values is not None:
                 value = jnp.asarray(_values[name], kind)
             elif start is not None:
@@ -157,7 +157,9 @@ class Layer(nnx.Module, Generic[C]):
             setattr(self, name, nnx.Param(value))
         for name, child in children.items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
-            sublayers = [self._child(part, within(_values, p), rngs, dtype, param_dtype) for p, part in parts.items()]
+            sublayers = [
+                self._child(part, under_prefix(_values, p), rngs, dtype, param_dtype) for p, part in parts.items()
+            ]
             setattr(self, name, nnx.List(sublayers) if isinstance(child, list) else sublayers[0])
 
     def _child(self, config: Any, values: Any, rngs: nnx.Rngs, dtype: Any, param_dtype: Any) -> "Layer[Any]":
@@ -165,7 +167,7 @@ class Layer(nnx.Module, Generic[C]):
         return cls(config, rngs=rngs, dtype=dtype, param_dtype=param_dtype, _values=values)
 
     @classmethod
-    def restored(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
+    def from_params(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
         """A layer in evaluation mode with given parameters; the seed is that of dropout, should it be trained."""
         layer = cls(config, rngs=nnx.Rngs(seed), param_dtype=dtype, _values=values)
         layer.eval()
@@ -190,7 +192,7 @@ class Layer(nnx.Module, Generic[C]):
         ]
         nnx.update(self, nnx.from_flat_state(leaves))
 
-    @Method
+    @UncompiledMethod
     def check(self, **arguments: Array | None) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype if self.config.params() else None
@@ -198,44 +200,14 @@ class Layer(nnx.Module, Generic[C]):
             refuse_silent_float32(config.variant, *arguments.values())
         return checked(config, dtype, specs(config.variant, **arguments))
 
-    def init_cache(self, batch_size: int, max_length: int, *, dtype: Any = None, **sizes: int) -> Any:
-        """An empty cache to decode with, by `step`.
-
-        Args:
-            batch_size: how many sequences.
-            max_length: how many positions each may have.
-            dtype: of keys, values and states; the layer's by default, but float32 for the states of 16-bit layers,
-                whose rounding errors would add up from step to step.
-            sizes: of axis letters that the config leaves open, such as k=64, v=64 for `dot_product`.
-
-        Raises:
-            ValueError: a layer that does not decode, or sizes below 1.
-        """
+    def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         kind = check_dtype(self.config.variant, dtype or self.dtype)
         like = jnp.zeros((), DTYPES[kind])
         return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
 
-    def step(
-        self, query: Array, cache: Any, *, valid: Array | None = None, tape: Tape = None, **arguments: Array
+    def _step(
+        self, query: Array, cache: Any, valid: Array | None, tape: Tape, arguments: dict[str, Array]
     ) -> tuple[Array, Any]:
-        """The outputs of new positions, and the cache with them appended.
-
-        Each sequence continues from its own length. New positions that are not real, such as padding on either side,
-        are not appended, and their outputs have no meaning. The step uses the cache up; pass `cache.copy()` to keep it.
-
-        Args:
-            query: `b t d`, the new positions, one or many.
-            cache: from `init_cache` or the step before.
-            valid: `b t`, True = a real position; all are real by default.
-            tape: gets every named intermediate.
-            arguments: the layer's other arguments, for the new positions. No mask, bias or keep: their keys would be
-                slots of the cache; no `return_weights`: the tape has the weights.
-
-        Raises:
-            TypeError: a cache of another package, or no cache.
-            ValueError: a cache of another layer, or a full one, if the lengths are known. Under jit and compile they
-                are not: a full cache is left as it is, the outputs are NaN and `cache.overrun` is True.
-        """
         config, to_check = self.config, check_arguments(self.config, cache, Cache, **arguments)
         sizes = self.check(query=query, **to_check)
         cached = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
@@ -244,7 +216,7 @@ class Layer(nnx.Module, Generic[C]):
         step = begin_step(config, cache, query, valid)
         return end_step(step, self(query, step=step, tape=tape, **arguments))
 
-    @Method
+    @UncompiledMethod
     def draw_keep(self, keep: Array | None, shape: tuple[int, ...], like: Array) -> Array | None:
         """The keep-mask of a call: the caller's, or a random one in training with dropout, else None."""
         rate = self.config.dropout  # type: ignore[attr-defined]

@@ -12,8 +12,8 @@ def tables(xp: Any, config: Any, length: int, dtype: str) -> Any:
     by 1e-3 at position 100 000.
     """
     angles = xp.arange(length, dtype=xp.float64)[:, None] * xp.asarray(config.frequencies(length), dtype=xp.float64)
-    turned = xp.stack([xp.cos(angles), xp.sin(angles)]) * config.amplitude()
-    return xp.asarray(turned, dtype=getattr(xp, dtype))
+    cos_sin = xp.stack([xp.cos(angles), xp.sin(angles)]) * config.amplitude()
+    return xp.asarray(cos_sin, dtype=getattr(xp, dtype))
 
 
 def rotation(
@@ -48,7 +48,7 @@ def rotation(
     return take(cos_sin[0], positions), take(cos_sin[1], positions)
 
 
-def rotate(x: Array, cos: Array | None, sin: Array | None, layout: str, *, back: bool = False) -> Array:
+def rotate(x: Array, cos: Array | None, sin: Array | None, layout: str, *, inverse: bool = False) -> Array:
     """x with pairs of the first dimensions of its last axis rotated: (a, b) becomes (a cos - b sin, b cos + a sin).
 
     A pair is dimension i of the first half and of the second ("half"), or two neighbours ("interleaved"). Gradients
@@ -60,7 +60,7 @@ def rotate(x: Array, cos: Array | None, sin: Array | None, layout: str, *, back:
     if x.ndim == 4:
         cos, sin = cos[:, :, None], sin[:, :, None]
     a, b = (x[..., :n], x[..., n : 2 * n]) if layout == "half" else (x[..., : 2 * n : 2], x[..., 1 : 2 * n : 2])
-    sin = -sin if back else sin
+    sin = -sin if inverse else sin
     a, b = a * cos - b * sin, b * cos + a * sin
     rotated = concatenate([a, b], -1) if layout == "half" else stack([a, b], -1).reshape((*a.shape[:-1], 2 * n))
     return rotated if x.shape[-1] == 2 * n else concatenate([rotated, x[..., 2 * n :]], -1)

@@ -2,7 +2,7 @@
 
 from jaxtyping import Bool, Float
 
-from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._masks import unmasked_by_bias
 from attn_jax._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, upcast
 from attn_np.contract._attend import AXES
@@ -28,10 +28,10 @@ class AdditiveAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
-        keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=query)
+        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
+        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)
@@ -46,4 +46,4 @@ class AdditiveAttention(Layer[Config]):
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bts,bsv->btv", kept, value))
         y = record(tape, y=context)
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)

@@ -5,14 +5,12 @@ from math import inf, sqrt
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, inputs, output
-from attn_jax._masks import any_visible, attention_mask, zero_unseen
+from attn_jax._layer import Layer, cast_output, prepare_inputs
+from attn_jax._masks import any_visible, attention_mask, full_mask, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
     amax,
-    arange,
-    broadcast_to,
     concatenate,
     dtype_name,
     einsum,
@@ -48,13 +46,12 @@ class BlockwiseAttention(Layer[Config]):
     ) -> Array:
         self.check(query=query, key=key, value=value, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        q, k, v = inputs(tape, "bts", query, key, value, step=step)
+        q, k, v = prepare_inputs(tape, "bts", query, key, value, step=step)
         k, v = append(step, k=k, v=v)
         (b, t, width), s = q.shape, k.shape[1]
         factor = 1 / sqrt(width) if c.scale is None else c.scale
-        everything = arange(s, q)[None, None, :] >= 0
         mask = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
-        allowed = broadcast_to(everything if mask is None else mask, (b, t, s))
+        allowed = full_mask(mask, (b, t, s), q)
         q = zero_unseen("bts->btk", allowed, q)
         k, v = zero_unseen("bts->bsk", allowed, k), zero_unseen("bts->bsv", allowed, v)
         q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
@@ -80,4 +77,4 @@ class BlockwiseAttention(Layer[Config]):
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
         y = record(tape, y=sums / total[..., None])
-        return output(dtype, y)
+        return cast_output(dtype, y)

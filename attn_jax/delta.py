@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, read_state, real_positions, write_state
-from attn_jax._layer import Layer, output
+from attn_jax._layer import Layer, cast_output
 from attn_jax._masks import zero_unseen
 from attn_jax._ops import (
     Array,
@@ -109,7 +109,7 @@ class DeltaRule(Layer[Config]):
         step: DecodeStep | None = None,
     ) -> Array:
         """The outputs `b t d`; positions where the padding mask is False change no state, and their context is 0."""
-        n = self.check(query=query, mask=mask)
+        sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
         x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
@@ -121,8 +121,8 @@ class DeltaRule(Layer[Config]):
         q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.eps))
         k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
-        start = read_state(step, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
-        size = chunk_length(c.form, c.chunk_size, n["t"])
+        start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        size = chunk_length(c.form, c.chunk_size, sizes["t"])
         if size is None:
             context, end = recurrent(q_unit, k_unit, v, beta, start, tape)
         else:
@@ -131,4 +131,4 @@ class DeltaRule(Layer[Config]):
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps) if c.use_norm else context)
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, None))
-        return output(dtype, y)
+        return cast_output(dtype, y)

@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
-from attn_jax._layer import Layer, Output, output
+from attn_jax._layer import Layer, Output, cast_output
 from attn_jax._masks import any_visible, visibility
 from attn_jax._ops import Array, Tape, dtype_name, linear, record, upcast, where
 from attn_np.contract.fused_qkv import Config
@@ -39,24 +39,24 @@ class FusedQKVAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         x = record(tape, x=upcast(query))
-        queries, keys = visibility(mask, n["t"], n["t"], like=query, causal=c.causal, window=c.window)
+        queries, keys = visibility(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, window=c.window)
         queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
         x = record(tape, live=only_live(x, queries, keys, step))
         qkv = record(tape, qkv=linear("btd,dphk->btphk", x, self.w_qkv, self.b_qkv))
         q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         if self.w_o is None:
-            y = context.reshape((n["b"], n["t"], n["h"] * n["k"]))
+            y = context.reshape((sizes["b"], sizes["t"], sizes["h"] * sizes["k"]))
         else:
             y = linear("bthk,hkd->btd", context, self.w_o, self.b_o)
         y = record(tape, y=y)
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

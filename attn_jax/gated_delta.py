@@ -5,13 +5,12 @@ from math import sqrt
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, read_state, real_positions, write_state
-from attn_jax._layer import Layer, output
-from attn_jax._masks import zero_unseen
+from attn_jax._layer import Layer, cast_output
+from attn_jax._masks import full_mask, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
     arange,
-    broadcast_to,
     concatenate,
     cumsum,
     dtype_name,
@@ -36,20 +35,20 @@ from attn_jax.retention import Decay
 from attn_np.contract.gated_delta import Config
 
 
-def decay_factors(fade: Array) -> Decay:
+def decay_factors(log_decay: Array) -> Decay:
     """Decay factors over the positions of a chunk, from their logarithms by position and head.
 
     Sums of logarithms are subtracted pair by pair before the exponential, which then is at most 1.
     """
-    sums = cumsum(fade, 1)
+    sums = cumsum(log_decay, 1)
     last, by_head = sums[:, -1:], sums.swapaxes(1, 2)
-    visible = causal_mask(fade.shape[1], fade)
-    log_decay = where(visible, by_head[..., :, None] - by_head[..., None, :], 0.0)
-    return Decay(where(visible, exp(log_decay), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
+    visible = causal_mask(log_decay.shape[1], log_decay)
+    log_pairs = where(visible, by_head[..., :, None] - by_head[..., None, :], 0.0)
+    return Decay(where(visible, exp(log_pairs), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, start: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state, which is passed from chunk to chunk.
 
@@ -59,7 +58,7 @@ def chunked(
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
     scaled = k * beta
-    decay = decay_factors(to_chunks(fade, size))
+    decay = decay_factors(to_chunks(log_decay, size))
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
     faded = einsum("bthk,bshk->bths", scaled, k) * decay.pairs.swapaxes(1, 2)
@@ -87,7 +86,9 @@ def chunked(
     return from_chunks(einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + from_state, b, t), end
 
 
-def recurrent(q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+def recurrent(
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, start: Array, tape: Tape
+) -> tuple[Array, Array]:
     """The outputs and the last state: as in the delta rule, but each position first decays the state."""
 
     def step(state, xs):
@@ -97,7 +98,7 @@ def recurrent(q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Arr
         state = state + einsum("bhk,bhv->bhkv", k, corrected)
         return state, (corrected, state)
 
-    end, (_, states) = scan(step, start, (k, v, beta, exp(fade)), names=("corrected", "states"), tape=tape)
+    end, (_, states) = scan(step, start, (k, v, beta, exp(log_decay)), names=("corrected", "states"), tape=tape)
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
@@ -146,7 +147,7 @@ class GatedDeltaRule(Layer[Config]):
         step: DecodeStep | None = None,
     ) -> Array:
         """The outputs `b t d`; where the padding mask is False no state decays, and the context is 0."""
-        n = self.check(query=query, mask=mask)
+        sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
         x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
@@ -154,28 +155,28 @@ class GatedDeltaRule(Layer[Config]):
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
+            is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
             q = self.convolve("q", q, self.w_q_conv, is_real, step, tape)
             k = self.convolve("k", k, self.w_k_conv, is_real, step, tape)
             v = self.convolve("v", v, self.w_v_conv, is_real, step, tape)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
-        fade = record(tape, fade=zero_unseen("bt->bth", real, -(exp(upcast(self.a_log)) * softplus(a))))
+        log_decay = record(tape, log_decay=zero_unseen("bt->bth", real, -(exp(upcast(self.a_log)) * softplus(a))))
         q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.eps))
         k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.eps))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
-        start = read_state(step, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
-        q_scaled = q_unit * (1 / sqrt(n["k"]))
-        size = chunk_length(c.form, c.chunk_size, n["t"])
+        start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        q_scaled = q_unit * (1 / sqrt(sizes["k"]))
+        size = chunk_length(c.form, c.chunk_size, sizes["t"])
         if size is None:
-            context, end = recurrent(q_scaled, k_unit, v_silu, beta, fade, start, tape)
+            context, end = recurrent(q_scaled, k_unit, v_silu, beta, log_decay, start, tape)
         else:
-            context, end = chunked(q_scaled, k_unit, v_silu, beta, fade, start, size, tape)
+            context, end = chunked(q_scaled, k_unit, v_silu, beta, log_decay, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps))
         g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, None))
         gated = record(tape, gated=silu(g) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
-        return output(dtype, y)
+        return cast_output(dtype, y)

@@ -102,9 +102,9 @@ class GatedRecurrentUnit(Layer[Config]):
         tape: Tape = None,
     ) -> tuple[Array, Array]:
         """The last layer's states, `b t e`, and the state of every layer after the last step, `l b e`."""
-        n = self.check(x=x, state=state, keep=keep)
+        sizes = self.check(x=x, state=state, keep=keep)
         dtype = dtype_name(x)
-        keep = self.draw_keep(keep, (n["w"], n["b"], n["t"], n["e"]), like=x)
+        keep = self.draw_keep(keep, (sizes["w"], sizes["b"], sizes["t"], sizes["e"]), like=x)
         y, last = self.run(upcast(x), upcast(state), keep, tape=tape)
         y, last = record(tape, y=y, last=last)
         return to_dtype(y, dtype), to_dtype(last, dtype)

@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import token_positions
-from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._ops import Array, Tape, broadcast_to, dtype_name, linear, record, scope
 from attn_np.contract.longformer import Config
 
@@ -39,24 +39,24 @@ class LongformerAttention(Layer[Config]):
         return_weights: bool = False,
         implementation: str = "auto",
     ) -> Output:
-        n = self.check(query=query, global_mask=global_mask, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, global_mask=global_mask, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(n["t"], n["t"], like=query)
-        offset = key_at[:, None, :] - query_at[:, :, None]
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query)
+        offset = key_positions[:, None, :] - query_positions[:, :, None]
         in_window = (offset <= c.half_window) & (offset >= -c.half_window)
-        is_global = query_at < 0 if global_mask is None else broadcast_to(global_mask, (n["b"], n["t"]))
+        is_global = query_positions < 0 if global_mask is None else broadcast_to(global_mask, (sizes["b"], sizes["t"]))
         # Each query belongs to one of the two patterns and sees no key in the other.
         from_global = is_global[:, None, :, None]
         local = (in_window[:, None] | is_global[:, None, None, :]) & ~from_global
         local, from_global = (local, from_global) if mask is None else (local & mask, from_global & mask)
-        query, key, value = inputs(tape, "bhts", query, mask=record(tape, allowed=local | from_global))
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=record(tape, allowed=local | from_global))
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         q_global = linear("btd,dhk->bthk", query, self.w_q_global, self.b_q_global)
         k_global = linear("bsd,dhk->bshk", key, self.w_k_global, self.b_k_global)
         v_global = linear("bsd,dhv->bshv", value, self.w_v_global, self.b_v_global)
-        keep = record(tape, keep=self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query))
+        keep = record(tape, keep=self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query))
         local_context, weights = attend(
             q, k, v, mask=local, bias=bias, scale=c.scale, keep=keep, rate=c.dropout, tape=scope(tape, "local"),
             implementation=implementation, return_weights=return_weights,
@@ -69,4 +69,4 @@ class LongformerAttention(Layer[Config]):
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         if weights is not None and weights_global is not None:
             weights = weights + weights_global
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float, Int
 
 from attn_jax._attend import attend
 from attn_jax._decode import token_positions
-from attn_jax._layer import Layer, Output, inputs, output
+from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._ops import Array, Tape, dtype_name, linear, record
 from attn_np.contract.prefix import Config
 
@@ -33,20 +33,20 @@ class PrefixAttention(Layer[Config]):
         return_weights: bool = False,
         implementation: str = "auto",
     ) -> Output:
-        n = self.check(query=query, prefix=prefix, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, prefix=prefix, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(n["t"], n["t"], like=query)
-        in_prefix = key_at < prefix[:, None]
-        visible = in_prefix[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query)
+        in_prefix = key_positions < prefix[:, None]
+        visible = in_prefix[:, None, :] | (key_positions[:, None, :] <= query_positions[:, :, None])
         mask = visible[:, None] if mask is None else visible[:, None] & mask
-        query, key, value = inputs(tape, "bhts", query, mask=mask)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, scale=c.scale, keep=keep, rate=c.dropout,
             tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

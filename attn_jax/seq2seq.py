@@ -130,10 +130,10 @@ class AttentionDecoder(Layer[DecoderConfig]):
         return_weights: bool = False,
     ) -> Output:
         """Outputs `b t o` and the state of every layer after the last step; with the weights `b t s` as a third."""
-        n = self.check(target=target, memory=memory, state=state, mask=mask, keep=keep, gru_keep=gru_keep)
+        sizes = self.check(target=target, memory=memory, state=state, mask=mask, keep=keep, gru_keep=gru_keep)
         dtype = dtype_name(target)
-        keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=target)
-        gru_keep = self.draw_keep(gru_keep, (n["w"], n["b"], n["t"], n["e"]), like=target)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=target)
+        gru_keep = self.draw_keep(gru_keep, (sizes["w"], sizes["b"], sizes["t"], sizes["e"]), like=target)
         y, last, probs = self.run(upcast(target), upcast(memory), upcast(state), mask, keep, gru_keep, tape)
         y, last = record(tape, y=y, last=last)
         outputs = to_dtype(y, dtype), to_dtype(last, dtype), to_dtype(probs, dtype)
@@ -188,8 +188,8 @@ class Seq2Seq(Layer[Config]):
         mask: Bool[Array, "..."] | None = None,
     ) -> tuple[Array, Array]:
         """Outputs and last state of a free run from one first target: every output is the next input; no dropout."""
-        n = self.check(source=source, target=target, state=state, mask=mask)
-        self.config.check_generation(n["t"], steps, words=False)
+        sizes = self.check(source=source, target=target, state=state, mask=mask)
+        self.config.check_generation(sizes["t"], steps, words=False)
         x, dtype = upcast(target), dtype_name(target)
         feed, start = self.begin(upcast(source), mask, state)
 
@@ -197,7 +197,7 @@ class Seq2Seq(Layer[Config]):
             y, state = feed(*carry)
             return (y, state), (y,)
 
-        (_, last), (y,) = scan(step, (x[:, 0], start), (zeros((n["b"], steps), x),), names=("y",))
+        (_, last), (y,) = scan(step, (x[:, 0], start), (zeros((sizes["b"], steps), x),), names=("y",))
         return to_dtype(y, dtype), to_dtype(stack(last), dtype)
 
     def greedy(
@@ -215,8 +215,8 @@ class Seq2Seq(Layer[Config]):
         Returns:
             Tokens `b steps`, after the first stop token only stop tokens, and how many come before it.
         """
-        n = self.check(source=source, target=target, state=state, mask=mask)
-        self.config.check_generation(n["t"], steps, words=True)
+        sizes = self.check(source=source, target=target, state=state, mask=mask)
+        self.config.check_generation(sizes["t"], steps, words=True)
         source, x, table = self.embed(source, target)
         feed, start = self.begin(source, mask, state)
 
@@ -227,10 +227,10 @@ class Seq2Seq(Layer[Config]):
             done = done | (token == stop)
             return (take(table, token), done, state), (token, done)
 
-        done = zeros((n["b"],), x) != 0
-        clock = zeros((n["b"], steps), x)
+        done = zeros((sizes["b"],), x) != 0
+        clock = zeros((sizes["b"], steps), x)
         _, (tokens, done) = scan(step, (x[:, 0], done, start), (clock,), names=("tokens", "done"))
-        ends = concatenate([done, zeros((n["b"], 1), x) == 0], 1)
+        ends = concatenate([done, zeros((sizes["b"], 1), x) == 0], 1)
         return tokens, argmax(where(ends, 1, 0), axis=1)
 
     def __call__(
@@ -252,13 +252,13 @@ class Seq2Seq(Layer[Config]):
         pieces. A source position that no target sees by the mask is padding. The state comes back in the layer's
         dtype, so that with a 16-bit type a target in pieces equals the whole up to the rounding of the state.
         """
-        n = self.check(
+        sizes = self.check(
             source=source, target=target, state=state, mask=mask,
             keep=keep, encoder_keep=encoder_keep, decoder_keep=decoder_keep,
         )  # fmt: skip
-        keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=source)
-        encoder_keep = self.draw_keep(encoder_keep, (n["w"], n["b"], n["s"], n["e"]), like=source)
-        decoder_keep = self.draw_keep(decoder_keep, (n["w"], n["b"], n["t"], n["e"]), like=source)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=source)
+        encoder_keep = self.draw_keep(encoder_keep, (sizes["w"], sizes["b"], sizes["s"], sizes["e"]), like=source)
+        decoder_keep = self.draw_keep(decoder_keep, (sizes["w"], sizes["b"], sizes["t"], sizes["e"]), like=source)
         dtype: Any = self.dtype
         if self.embedding is not None:
             source, target = record(tape, source_tokens=source, target_tokens=target)

@@ -8,7 +8,7 @@ from attn_np import contract
 from attn_np._layer import Layer, Output
 from attn_np._ops import Device, DType, check_dtype, from_numpy, to_numpy
 from attn_np._vjp import value_and_vjp as value_and_vjp
-from attn_np.contract._tape import Residuals  # numpy: only its backward reads them
+from attn_np.contract._tape import Residuals  # only in NumPy: its backward reads them
 from attn_np.weights import (
     PathArg,
     drain,
@@ -17,7 +17,6 @@ from attn_np.weights import (
     read_pretrained,
     requested_dtype,
     require_own,
-    require_savable,
     write,
 )
 
@@ -48,7 +47,7 @@ def build(variant: str, /, *, seed: int = 0, dtype: DType = "float32", device: D
     fields = contract.config(variant, **config)
     name = check_dtype(variant, dtype)
     values = {key: from_numpy(x, device) for key, x in draw(fields, seed, name).items()}
-    return layer_class(fields.variant).restored(fields, values, name, seed)
+    return layer_class(fields.variant).from_params(fields, values, name, seed)
 
 
 def save(
@@ -70,7 +69,7 @@ def save(
         module: the layer.
         path: the file.
         layout: name of a foreign layout to write, such as "bert"; None for our own names.
-        layer: number of the layer in the foreign names.
+        layer: number of the layer in the foreign names, 0 by default.
         part: which block of attention, if a layer has several.
         prefix: what to put before the names, such as "blocks.0.attn.".
         finite: refuse NaN and infinities.
@@ -81,7 +80,8 @@ def save(
         ValueError: a path that `load` would not read, such as the name of an index of shards.
         TypeError: no layer of this package, or no path.
     """
-    require_savable(Layer, module, path)
+    expected = f"{__package__}.save: expected a layer of {__package__} first"
+    require_own(Layer, module, expected, "call save(layer, path)")
     values = {key: to_numpy(x) for key, x in module.params().items()}
     write(path, module.config, values, layout=layout, layer=layer, part=part, prefix=prefix, finite=finite)
 
@@ -140,7 +140,7 @@ def load(
     name = check_dtype(file.config.variant, file.dtype or target or "float32")
     values = drain(file.values, lambda x: from_numpy(x, device))
     if into is None:
-        return layer_class(file.config.variant).restored(file.config, values, name)
+        return layer_class(file.config.variant).from_params(file.config, values, name)
     into.set_params(values)
     into.eval()
     return into
@@ -192,7 +192,7 @@ def load_pretrained(
         report(pretrained.report())
     name = check_dtype(pretrained.config.variant, pretrained.dtype)
     values = drain(pretrained.values, lambda x: from_numpy(x, device))
-    return layer_class(pretrained.config.variant).restored(pretrained.config, values, name)
+    return layer_class(pretrained.config.variant).from_params(pretrained.config, values, name)
 
 
 def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:
@@ -202,5 +202,5 @@ def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, A
     holds what was computed, unrounded.
     """
     tape: dict[str, Any] = {}
-    tape = Residuals() if options.get("implementation") == "fused" else tape  # numpy: the kernel keeps its own
+    tape = Residuals() if options.get("implementation") == "fused" else tape  # only in NumPy: see Residuals
     return layer(*inputs, tape=tape, **options), tape

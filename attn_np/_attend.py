@@ -29,7 +29,7 @@ from attn_np._ops import (
 )
 from attn_np._vjp import dropout_vjp, einsum_vjp, repeat_heads_vjp, softmax_vjp, sum_to, tanh_vjp
 from attn_np.contract import _attend as contract
-from attn_np.contract._tape import saved
+from attn_np.contract._tape import residuals_of
 
 
 def per_head(spec: str, q: Array) -> str:
@@ -58,7 +58,7 @@ def fused(tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias:
         q, k, v = q[:, :, None], k[:, :, None], v[:, :, None]
         mask = mask if mask is None or mask.ndim < 3 else mask[:, None]
         bias = bias if bias is None or bias.ndim < 3 else bias[:, None]
-    options["tape"] = tape  # numpy: its backward is written by hand
+    options["tape"] = tape  # only in NumPy: the kernel saves what its hand-written backward reads
     context = kernels.attend(q, k, v, mask=mask, bias=bias, **options)
     return record(tape, context=context if heads else context[:, :, 0])
 
@@ -78,7 +78,7 @@ def attend(
     keep: Array | None = None,
     rate: float = 0.0,
     normalize_over: str = "keys",
-    weigh: Callable[[Array, Array | None], Array] | None = None,
+    softmax_fn: Callable[[Array, Array | None], Array] | None = None,
     step: DecodeStep | None = None,
     tape: Tape = None,
     implementation: str = "auto",
@@ -86,9 +86,9 @@ def attend(
 ) -> tuple[Array, Array | None]:
     """Weighted average of the values; returns it (`b t h v`) and the weights before dropout (`b h t s`), if asked for.
 
-    Scores are scaled, capped, biased, masked by selection and normalised, in this order. Without a head axis
-    (`b t k`, `b s k`, `b s v`) the results have none. Keys and values may have fewer heads than the queries:
-    query head h then uses key/value head h // r, where r query heads share one.
+    Scores are scaled, capped, biased, masked and normalised, in this order; masked scores are replaced by -inf. Without
+    a head axis (`b t k`, `b s k`, `b s v`) the results have none. Keys and values may have fewer heads than the
+    queries: query head h then uses key/value head h // r, where r query heads share one.
 
     Args:
         q, k, v: queries `b t h k`, keys `b s g k`, values `b s g v`.
@@ -102,9 +102,9 @@ def attend(
         keep: True = not dropped; kept weights are divided by 1 - rate.
         rate: the dropout rate that `keep` was drawn with.
         normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.
-        weigh: function (scores, allowed) -> weights that replaces the softmax; allowed is None if nothing is masked.
+        softmax_fn: replaces the softmax: (scores, allowed) -> weights; allowed is None if nothing is masked.
         step: in decoding, with the positions of queries and keys; k and v are those that `append` returned.
-        tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, spread, probs, kept and context.
+        tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, probs_and_sink, probs, kept and context.
         implementation: "auto" for the fast path where it computes the same, but with a tape the textbook path;
             "textbook"; or "fused" for the fast path, which never forms the weights and tapes q, k, v and context.
         return_weights: whether to return the weights; else None.
@@ -113,13 +113,16 @@ def attend(
         ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
-    options = causal, window, scale, softcap, rate
+    options = contract.Options(
+        causal=causal, window=window, scale=scale, softcap=softcap, normalize_over=normalize_over,
+        implementation=implementation,
+    )  # fmt: skip
     arrays = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
-    contract.check(arrays, options, normalize_over, implementation, weigh is not None, checked)
+    contract.check(arrays, options, rate, softmax_fn is not None, checked)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
-    needs = {"return_weights": return_weights, "normalize_over": normalize_over, "weigh": weigh, "keep": keep}
-    if contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), **needs):
+    needed = {"return_weights": return_weights, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
+    if contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), keep=keep, **needed):
         if step is not None and step.start is None:
             mask = attention_mask(mask, 0, 0, like=q, causal=causal, window=window, step=step)
             causal, window = False, None
@@ -141,13 +144,13 @@ def attend(
     if bias is not None:
         scores = record(tape, biased=scores + bias)
     allowed = unmasked_by_bias(allowed, bias)
-    if weigh is not None:
-        probs = record(tape, probs=weigh(scores, allowed))
+    if softmax_fn is not None:
+        probs = record(tape, probs=softmax_fn(scores, allowed))
     elif sinks is None:
         probs = record(tape, probs=softmax(scores, allowed, contract.AXES[normalize_over]))
     else:
-        spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=sinks)))
-        probs = record(tape, probs=spread[..., :-1])
+        probs_and_sink = record(tape, probs_and_sink=with_sinks(scores, allowed, record(tape, sinks=sinks)))
+        probs = record(tape, probs=probs_and_sink[..., :-1])
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))
     return to_dtype(context, dtype), to_dtype(probs, dtype) if return_weights else None
@@ -156,7 +159,7 @@ def attend(
 def fused_vjp(tape: Tape, dcontext: Array) -> tuple[Array, Array, Array, Array | None]:
     """The gradients of q, k, v and the bias, by the fast path's own backward; those of the sinks are taped."""
     heads = dcontext.ndim == 4
-    *dinputs, dsinks, dbiased = kernels.attend_vjp(saved(tape), dcontext if heads else dcontext[:, :, None])
+    *dinputs, dsinks, dbiased = kernels.attend_vjp(residuals_of(tape), dcontext if heads else dcontext[:, :, None])
     dq, dk, dv = (x if heads else x[:, :, 0] for x in dinputs)
     dbiased = dbiased if heads or dbiased is None else dbiased[:, 0]
     dbiased = record(tape, dbiased=dbiased, dsinks=dsinks)[0]
@@ -173,7 +176,7 @@ def attend_vjp(
     rate: float = 0.0,
     normalize_over: str = "keys",
     kv_heads: int | None = None,
-    weigh_vjp: Callable[[Array, Array], Array] | None = None,
+    softmax_fn_vjp: Callable[[Array, Array], Array] | None = None,
 ) -> tuple[Array, Array, Array, Array | None]:
     """The gradients of q, k, v and the bias: `attend` in reverse, one line here for each line there.
 
@@ -184,9 +187,9 @@ def attend_vjp(
         dcontext: gradient of the context, `b t h v`.
         scale, softcap, rate, normalize_over: as they were passed to `attend`.
         kv_heads: how many heads k and v had, if fewer than the queries.
-        weigh_vjp: function (weights, their gradient) -> gradient of the scores, for a call with `weigh`.
+        softmax_fn_vjp: (weights, their gradient) -> gradient of the scores, for a call with `softmax_fn`.
     """
-    if saved(tape) is not None:
+    if residuals_of(tape) is not None:
         return fused_vjp(tape, dcontext)
     q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
     allowed, bias, keep = tape.get("allowed"), tape.get("bias"), tape.get("keep")
@@ -195,12 +198,12 @@ def attend_vjp(
     dkept, dv = einsum_vjp(per_head("bhts,bshv->bthv", q), kept, v, dcontext)
     dkept = record(tape, dkept=dkept)
     dprobs = record(tape, dprobs=dropout_vjp(dkept, keep, rate))
-    if weigh_vjp is not None:
-        dscores = weigh_vjp(probs, dprobs)
+    if softmax_fn_vjp is not None:
+        dscores = softmax_fn_vjp(probs, dprobs)
     elif "sinks" in tape:
         # The sink's weight has no value, so its gradient is 0 and its score gets what the others lose.
-        dspread = record(tape, dspread=concatenate([dprobs, zeros((*dprobs.shape[:3], 1), dprobs)], -1))
-        dscores = softmax_vjp(tape["spread"], dspread)
+        dprobs_and_sink = concatenate([dprobs, zeros((*dprobs.shape[:3], 1), dprobs)], -1)
+        dscores = softmax_vjp(tape["probs_and_sink"], record(tape, dprobs_and_sink=dprobs_and_sink))
         dscores, dcolumn = dscores[..., :-1], dscores[..., -1]
         record(tape, dsinks=np.sum(dcolumn, axis=(0, 2)))
     else:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from attn_np._masks import full_mask
 from attn_np._ops import (
     Array,
     arange,
-    broadcast_to,
     concatenate,
     concrete,
     cumsum,
@@ -64,7 +64,7 @@ class DecodeStep:
 
     In an aligned step all sequences are known to have the same length, every new position is real, and there are free
     slots after the last one: it is like the end of a full pass. Its keys are the slots up to the new ones, `start`
-    determines all positions, and the arrays from `real` to `key_at` are None.
+    determines all positions, and the arrays from `real` to `key_positions` are None.
 
     Attributes:
         cache: the cache before the step.
@@ -74,9 +74,9 @@ class DecodeStep:
         real: `b t`, the new positions that are real and for which there is room.
         lost: `b t`, the new positions that are real and for which there is no room.
         slot: `b t`, the slots for their entries.
-        positions: `b s`, the positions whose entries the slots hold after the step.
-        query_at: `b t`, the positions of the queries.
-        key_at: `b s`, the positions of the keys; -1 for none.
+        slot_positions: `b s`, the positions whose entries the slots hold after the step.
+        query_positions: `b t`, the positions of the queries.
+        key_positions: `b s`, the positions of the keys; -1 for none.
         joined: whether the keys are the old slots and then the new keys, not the slots after the step: in a ring of
             slots the last new positions may overwrite keys that the first ones see.
         head_axis: whether attention matrices are `b h t s`, not `b t s`.
@@ -90,17 +90,17 @@ class DecodeStep:
     real: Any = None
     lost: Any = None
     slot: Any = None
-    positions: Any = None
-    query_at: Any = None
-    key_at: Any = None
+    slot_positions: Any = None
+    query_positions: Any = None
+    key_positions: Any = None
     joined: bool = False
     head_axis: bool = False
     arrays: dict[str, Array] = field(default_factory=dict)
 
     def attention_mask(self, left: int | None, right: int | None) -> Array:
         """The keys that each new query sees within a window: `b 1 t s`, or `b t s` without a head axis."""
-        offset = self.key_at[:, None, :] - self.query_at[:, :, None]
-        allowed = (self.key_at[:, None, :] >= 0) & self.real[:, :, None]
+        offset = self.key_positions[:, None, :] - self.query_positions[:, :, None]
+        allowed = (self.key_positions[:, None, :] >= 0) & self.real[:, :, None]
         allowed = allowed if right is None else allowed & (offset <= right)
         allowed = allowed if left is None else allowed & (offset >= -left)
         return allowed[:, None] if self.head_axis else allowed
@@ -125,7 +125,7 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
     Raises:
         ValueError: no room in the cache, if the lengths are known.
     """
-    b, t, num_slots, most = query.shape[0], query.shape[1], cache.positions.shape[1] - SPARE, cache.max_length
+    b, t, num_slots, max_length = *query.shape[:2], cache.positions.shape[1] - SPARE, cache.max_length
     filled = None
     if shapes_may_vary(cache.length):
         lengths = cache.length.tolist()
@@ -133,23 +133,25 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
         if valid is None and start == longest and start + t <= num_slots:
             return DecodeStep(cache, start, start + t, cache.length + t)
         filled = min(longest + t, num_slots)
-    new = broadcast_to(arange(t, query)[None, :] >= 0, (b, t)) if valid is None else valid
-    query_at = cache.length[:, None] + cumsum(new, 1) - 1
-    length = query_at[:, -1] + 1
+    new = full_mask(valid, (b, t), query)
+    query_positions = cache.length[:, None] + cumsum(new, 1) - 1
+    length = query_positions[:, -1] + 1
     if concrete(length):
-        check_room(config.variant, int(length.max()), most)
-    length = where(length < most, length, most)
-    real = new & (query_at < most)
-    stays = real & (query_at >= length[:, None] - num_slots)
-    slot = where(stays, query_at % num_slots, num_slots)
-    positions = write_slots(0 + cache.positions, slot, where(stays, query_at, -1))
-    joined = num_slots < most and t > 1
+        check_room(config.variant, int(length.max()), max_length)
+    length = where(length < max_length, length, max_length)
+    real = new & (query_positions < max_length)
+    stored = real & (query_positions >= length[:, None] - num_slots)
+    slot = where(stored, query_positions % num_slots, num_slots)
+    slot_positions = write_slots(0 + cache.positions, slot, where(stored, query_positions, -1))
+    joined = num_slots < max_length and t > 1
     before = cache.positions[:, :filled]
-    key_at = concatenate([before, where(real, query_at, -1)], 1) if joined else positions[:, :filled]
+    key_positions = concatenate([before, where(real, query_positions, -1)], 1) if joined else slot_positions[:, :filled]
     mask = config.arguments().get("mask")
     head_axis = mask is not None and "h" in mask.axes.split()
-    lost = new & ~real
-    return DecodeStep(cache, None, filled, length, real, lost, slot, positions, query_at, key_at, joined, head_axis)
+    return DecodeStep(
+        cache, None, filled, length, real, new & ~real, slot, slot_positions,
+        query_positions, key_positions, joined, head_axis,
+    )  # fmt: skip
 
 
 def end_step(step: DecodeStep, y: Array) -> tuple[Array, Cache]:
@@ -159,7 +161,7 @@ def end_step(step: DecodeStep, y: Array) -> tuple[Array, Cache]:
         positions = write_positions(before.positions, step.start, step.start + y.shape[1])
         return y, Cache(step.arrays, positions, step.length, before.overrun, before.max_length)
     overrun = before.overrun | (step.lost.sum(1) > 0)
-    after = Cache(step.arrays, step.positions, step.length, overrun, before.max_length)
+    after = Cache(step.arrays, step.slot_positions, step.length, overrun, before.max_length)
     return to_dtype(where(step.lost[:, :, None], float("nan"), upcast(y)), dtype_name(y)), after
 
 
@@ -189,7 +191,7 @@ def token_positions(t: int, s: int, *, like: Array, step: DecodeStep | None = No
     """
     if step is not None:
         if step.start is None:
-            return step.query_at, step.key_at
+            return step.query_positions, step.key_positions
         s = step.start + t
     return arange(t, like)[None, :] + (s - t), arange(s, like)[None, :]
 

@@ -9,14 +9,14 @@ import numpy as np
 from attn_np._decode import Cache, begin_step, empty_cache, end_step
 from attn_np._masks import visibility, zero_unseen
 from attn_np._ops import DTYPES, Array, Tape, checked, dtype_name, record, to_dtype, upcast, where
-from attn_np.contract import Config, check_config, check_dtype, declared, within
-from attn_np.contract._decode import check_arguments, check_step
+from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
+from attn_np.contract._decode import Decodes, check_arguments, check_step
 
 C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
 
 
-def inputs(
+def prepare_inputs(
     tape: Tape,
     axes: str,
     query: Array,
@@ -56,12 +56,12 @@ def inputs(
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 
-def output(dtype: str, y: Array, weights: Array | None = None, return_weights: bool = False) -> Output:
+def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weights: bool = False) -> Output:
     """The output rounded once to the inputs' dtype; with `return_weights`, a pair with the weights."""
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 
 
-class Layer(Generic[C]):
+class Layer(Decodes[Array], Generic[C]):
     """Base of the layers: the contract's parameters as attributes, the call's check, training and evaluation mode.
 
     Args:
@@ -87,11 +87,11 @@ class Layer(Generic[C]):
         self.config, self.training, self.dtype = config, True, check_dtype(config.variant, dtype)
         self.rng = np.random.default_rng(rng)
         shapes, fans, own, children = config.shapes(), config.fans(), config.own_params(), config.children()
-        for name in declared(type(self)):
+        for name in annotated_names(type(self)):
             if name not in own and name not in children:
                 setattr(self, name, None)
         for name in own:
-            limit, start = fans[name] ** -0.5, own[name].first()
+            limit, start = fans[name] ** -0.5, own[name].initial()
             if _values is not None:
                 value = _values[name]
             elif start is not None:
@@ -101,7 +101,7 @@ class Layer(Generic[C]):
             setattr(self, name, value.astype(DTYPES[self.dtype]))
         for name, child in children.items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
-            sublayers = [self._child(part, within(_values, prefix)) for prefix, part in parts.items()]
+            sublayers = [self._child(part, under_prefix(_values, prefix)) for prefix, part in parts.items()]
             setattr(self, name, sublayers if isinstance(child, list) else sublayers[0])
 
     def _child(self, config: Any, values: dict[str, Array] | None) -> "Layer[Any]":
@@ -109,7 +109,7 @@ class Layer(Generic[C]):
         return cls(config, rng=self.rng, dtype=self.dtype, _values=values)
 
     @classmethod
-    def restored(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
+    def from_params(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
         """A layer in evaluation mode with given parameters; the seed is that of dropout, should it be trained."""
         return cls(config, rng=seed, dtype=dtype, _values=values).eval()
 
@@ -153,44 +153,14 @@ class Layer(Generic[C]):
         config, dtype = self.config, self.dtype if self.config.params() else None
         return checked(config, dtype, specs(config.variant, **arguments))
 
-    def init_cache(self, batch_size: int, max_length: int, *, dtype: str | None = None, **sizes: int) -> Any:
-        """An empty cache to decode with, by `step`.
-
-        Args:
-            batch_size: how many sequences.
-            max_length: how many positions each may have.
-            dtype: of keys, values and states; the layer's by default, but float32 for the states of 16-bit layers,
-                whose rounding errors would add up from step to step.
-            sizes: of axis letters that the config leaves open, such as k=64, v=64 for `dot_product`.
-
-        Raises:
-            ValueError: a layer that does not decode, or sizes below 1.
-        """
+    def _empty_cache(self, batch_size: int, max_length: int, dtype: str | None, sizes: dict[str, int]) -> Any:
         kind = check_dtype(self.config.variant, dtype or self.dtype)
         like = np.zeros((), DTYPES[kind])
         return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
 
-    def step(
-        self, query: Array, cache: Any, *, valid: Array | None = None, tape: Tape = None, **arguments: Array
+    def _step(
+        self, query: Array, cache: Any, valid: Array | None, tape: Tape, arguments: dict[str, Array]
     ) -> tuple[Array, Any]:
-        """The outputs of new positions, and the cache with them appended.
-
-        Each sequence continues from its own length. New positions that are not real, such as padding on either side,
-        are not appended, and their outputs have no meaning. The step uses the cache up; pass `cache.copy()` to keep it.
-
-        Args:
-            query: `b t d`, the new positions, one or many.
-            cache: from `init_cache` or the step before.
-            valid: `b t`, True = a real position; all are real by default.
-            tape: gets every named intermediate.
-            arguments: the layer's other arguments, for the new positions. No mask, bias or keep: their keys would be
-                slots of the cache; no `return_weights`: the tape has the weights.
-
-        Raises:
-            TypeError: a cache of another package, or no cache.
-            ValueError: a cache of another layer, or a full one, if the lengths are known. Under jit and compile they
-                are not: a full cache is left as it is, the outputs are NaN and `cache.overrun` is True.
-        """
         config, to_check = self.config, check_arguments(self.config, cache, Cache, **arguments)
         sizes = self.check(query=query, **to_check)
         cached = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}

@@ -3,7 +3,7 @@
 from math import inf
 from typing import Any
 
-from attn_np._ops import Array, any_over, arange, clip, concatenate, cumsum, primitive, reorder, where
+from attn_np._ops import Array, any_over, arange, broadcast_to, clip, concatenate, cumsum, primitive, reorder, where
 from attn_np.contract._band import Band, window_limits
 
 Window = tuple[int | None, int | None] | None
@@ -33,9 +33,8 @@ def attention_mask(
     else:
         s = s if step is None else step.start + t
         offset = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
-        limits = offset == offset
-        limits = limits if right is None else limits & (offset <= right)
-        limits = limits if left is None else limits & (offset >= -left)
+        left, right = s if left is None else left, t if right is None else right  # offsets go from 1 - s to t - 1
+        limits = (offset >= -left) & (offset <= right)
     return limits if mask is None else limits & mask
 
 
@@ -69,6 +68,11 @@ def visibility(
     stop = clip(at + (s + t if right is None else right) + 1, 0, s)
     queries = count[..., stop] > count[..., start]
     return (queries[:, None] if queries.ndim == 1 else queries.swapaxes(-1, -2)), keys
+
+
+def full_mask(mask: Array | None, shape: tuple[int, ...], like: Array) -> Array:
+    """A mask of this shape: the one that was passed, or True everywhere."""
+    return broadcast_to(arange(shape[-1], like) >= 0 if mask is None else mask, shape)
 
 
 def any_visible(spec: str, allowed: Array) -> Array:

@@ -89,9 +89,9 @@ def part_of_softmax(scores: Array, top: Array, total: Array, parts: int) -> Arra
 
 
 @primitive
-def part_of_softmax_vjp(probs: Array, dprobs: Array, share: Array, parts: int) -> Array:
-    """`softmax_vjp` for some of the keys: p_j (dp_j - share), where share = sum_i p_i dp_i over all of them."""
-    return (dprobs - share) * probs
+def part_of_softmax_vjp(probs: Array, dprobs: Array, mean: Array, parts: int) -> Array:
+    """`softmax_vjp` for some of the keys: p_j (dp_j - mean), where mean = sum_i p_i dp_i over all of them."""
+    return (dprobs - mean) * probs
 
 
 @primitive
@@ -102,8 +102,8 @@ def sparsemax_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     """
     support = probs > 0
     count = np.sum(support, axis=axis, keepdims=True).astype(dprobs.dtype)
-    share = np.sum(np.where(support, dprobs, 0.0), axis=axis, keepdims=True) / np.where(count == 0, 1, count)
-    return np.where(support, dprobs - share, 0.0)
+    mean = np.sum(np.where(support, dprobs, 0.0), axis=axis, keepdims=True) / np.where(count == 0, 1, count)
+    return np.where(support, dprobs - mean, 0.0)
 
 
 @primitive
@@ -157,12 +157,12 @@ def silu_vjp(x: Array, dy: Array) -> Array:
 
 
 @primitive
-def unit_vjp(x: Array, size: Array, dy: Array, share: float) -> Array:
-    """y = x / size with size^2 = share sum x^2 + eps has d size/dx_j = share x_j / size.
+def unit_vjp(x: Array, size: Array, dy: Array, factor: float) -> Array:
+    """y = x / size with size^2 = factor sum x^2 + eps has d size/dx_j = factor x_j / size.
 
-    So dx_j = dy_j / size - sum_i dy_i x_i / size^2 * share x_j / size.
+    So dx_j = dy_j / size - sum_i dy_i x_i / size^2 * factor x_j / size.
     """
-    return dy / size - x * (np.sum(dy * x, axis=-1, keepdims=True) * share / (size * size * size))
+    return dy / size - x * (np.sum(dy * x, axis=-1, keepdims=True) * factor / (size * size * size))
 
 
 def l2_norm_vjp(x: Array, eps: float, dy: Array) -> Array:
@@ -190,11 +190,11 @@ def layer_norm_vjp(
 
 def lerp_vjp(a: Array, b: Array, z: Array, dy: Array) -> tuple[Array, Array, Array]:
     """y = a + z (b - a), so dy/da = 1 - z, dy/db = z and dy/dz = b - a."""
-    return rest_of(z, dy), z * dy, dy * (b - a)
+    return one_minus_z_times(z, dy), z * dy, dy * (b - a)
 
 
 @primitive
-def rest_of(z: Array, dy: Array) -> Array:
+def one_minus_z_times(z: Array, dy: Array) -> Array:
     """(1 - z) dy, in the form that differentiating a + z (b - a) gives."""
     return dy - z * dy
 
@@ -206,7 +206,7 @@ def take_vjp(table: Array, tokens: Array, dy: Array) -> Array:
     return einsum("tu,td->ud", one_hot, dy)
 
 
-def pick_vjp(x: Array, index: Array, dy: Array) -> Array:
+def gather_last_vjp(x: Array, index: Array, dy: Array) -> Array:
     """Entry x gets the sum of the gradients at all places whose index is x: `b h t s` -> `b h t x`."""
     b, _, t, s = dy.shape
     one_hot = (np.broadcast_to(index, (b, t, s))[..., None] == np.arange(x.shape[-1])).astype(dy.dtype)
@@ -219,7 +219,9 @@ def total(*terms: Array) -> Array:
     return sum(terms[1:], start=terms[0])
 
 
-def inputs_vjp(tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dvalue: Array) -> dict[str, Array]:
+def prepare_inputs_vjp(
+    tape: dict[str, Array], axes: str, dquery: Array, dkey: Array, dvalue: Array
+) -> dict[str, Array]:
     """Gradients of the inputs of a call: the query gets the key's too if it was the key, and so on."""
     queries, keys = tape.get("visible_queries"), tape.get("visible_keys")
     dquery = zero_unseen(f"{axes}->btd", queries, dquery)
@@ -252,28 +254,32 @@ def value_and_vjp(
             output are kept in memory, and not every array that the backward pass reads.
     """
     if not recompute:
-        called, tape = bound(layer, lambda part: part.rng), Residuals()
-        y = called(*inputs, tape=tape, **options)
-        return y, lambda *cotangents: called.vjp(copy(tape), *cotangents)
+        layer_copy, tape = shallow_copy(layer, lambda part: part.rng), Residuals()
+        y = layer_copy(*inputs, tape=tape, **options)
+        return y, lambda *cotangents: layer_copy.vjp(copy(tape), *cotangents)
 
-    called = bound(layer, lambda part: ReplayedGenerator(part.rng))
-    y = called(*inputs, **options)
+    layer_copy = shallow_copy(layer, lambda part: ReplayedGenerator(part.rng))
+    y = layer_copy(*inputs, **options)
 
     def pull(*cotangents: np.ndarray) -> Grads:
-        tape, again = Residuals(), bound(called, lambda part: part.rng.replay())
+        tape, again = Residuals(), shallow_copy(layer_copy, lambda part: part.rng.replay())
         again(*inputs, tape=tape, **options)
         return again.vjp(tape, *cotangents)
 
     return y, pull
 
 
-def bound(layer: Any, generator: Callable[[Any], Any]) -> Any:
-    """A layer bound to the same parameter arrays, whatever is set in the first one later, with other generators."""
+def shallow_copy(layer: Any, make_rng: Callable[[Any], Any]) -> Any:
+    """A copy with the same parameter arrays, whatever is set in the layer later, and with other generators."""
     twin = copy(layer)
-    twin.rng = generator(layer)
+    twin.rng = make_rng(layer)
     for name in layer.config.children():
         parts = getattr(layer, name)
-        twins = [bound(part, generator) for part in parts] if isinstance(parts, list) else bound(parts, generator)
+        twins = (
+            [shallow_copy(part, make_rng) for part in parts]
+            if isinstance(parts, list)
+            else shallow_copy(parts, make_rng)
+        )
         setattr(twin, name, twins)
     return twin
 
@@ -293,7 +299,7 @@ class ReplayedGenerator:
         return numbers
 
     def replay(self) -> Any:
-        """What draws the same arrays once more."""
+        """A generator that draws the same arrays once more."""
         states, bits = iter(self.states), deepcopy(self.source)
 
         def random(shape: tuple[int, ...]) -> np.ndarray:

@@ -3,10 +3,20 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import unmasked_by_bias
 from attn_np._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, upcast
-from attn_np._vjp import Grads, cotangent, dropout_vjp, einsum_vjp, grads, inputs_vjp, softmax_vjp, sum_to, tanh_vjp
+from attn_np._vjp import (
+    Grads,
+    cotangent,
+    dropout_vjp,
+    einsum_vjp,
+    grads,
+    prepare_inputs_vjp,
+    softmax_vjp,
+    sum_to,
+    tanh_vjp,
+)
 from attn_np.contract._attend import AXES
 from attn_np.contract.additive import Config
 
@@ -30,10 +40,10 @@ class AdditiveAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
-        keep = self.draw_keep(keep, (n["b"], n["t"], n["s"]), like=query)
+        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
+        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)
@@ -48,7 +58,7 @@ class AdditiveAttention(Layer[Config]):
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bts,bsv->btv", kept, value))
         y = record(tape, y=context)
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -72,4 +82,4 @@ class AdditiveAttention(Layer[Config]):
         dq, dk = record(tape, dq=np.sum(dsum, axis=2), dk=np.sum(dsum, axis=1))
         dkey, w["w_k"] = einsum_vjp("bsi,ie->bse", key, self.w_k, dk)
         dquery, w["w_q"] = einsum_vjp("btd,de->bte", query, self.w_q, dq)
-        return grads(dtype, inputs_vjp(tape, "bts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dkey, dvalue) | {"bias": dbias}, w)

@@ -5,14 +5,12 @@ from math import inf, sqrt
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, inputs, output
-from attn_np._masks import any_visible, attention_mask, zero_unseen
+from attn_np._layer import Layer, cast_output, prepare_inputs
+from attn_np._masks import any_visible, attention_mask, full_mask, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
     amax,
-    arange,
-    broadcast_to,
     concatenate,
     dtype_name,
     einsum,
@@ -23,7 +21,7 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, inputs_vjp, part_of_softmax, part_of_softmax_vjp
+from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, part_of_softmax, part_of_softmax_vjp, prepare_inputs_vjp
 from attn_np.contract.blockwise import Config
 
 
@@ -49,13 +47,12 @@ class BlockwiseAttention(Layer[Config]):
     ) -> Array:
         self.check(query=query, key=key, value=value, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        q, k, v = inputs(tape, "bts", query, key, value, step=step)
+        q, k, v = prepare_inputs(tape, "bts", query, key, value, step=step)
         k, v = append(step, k=k, v=v)
         (b, t, width), s = q.shape, k.shape[1]
         factor = 1 / sqrt(width) if c.scale is None else c.scale
-        everything = arange(s, q)[None, None, :] >= 0
         mask = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
-        allowed = broadcast_to(everything if mask is None else mask, (b, t, s))
+        allowed = full_mask(mask, (b, t, s), q)
         q = zero_unseen("bts->btk", allowed, q)
         k, v = zero_unseen("bts->bsk", allowed, k), zero_unseen("bts->bsv", allowed, v)
         q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
@@ -81,7 +78,7 @@ class BlockwiseAttention(Layer[Config]):
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
         y = record(tape, y=sums / total[..., None])
-        return output(dtype, y)
+        return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """The gradients, block by block: the weights are recomputed from the largest score and the sum."""
@@ -90,7 +87,7 @@ class BlockwiseAttention(Layer[Config]):
         factor = 1 / sqrt(q.shape[2]) if c.scale is None else c.scale
         dy = cotangent(tape, dy)
         # sum_s p_ts dp_ts over all keys is dy . y, because dp_ts = dy_t . v_s.
-        share = einsum("btv,btv->bt", dy, tape["y"])
+        mean_dprobs = einsum("btv,btv->bt", dy, tape["y"])
         xs = blocks(k, c.block_size), blocks(v, c.block_size), blocks(tape["allowed"].swapaxes(1, 2), c.block_size)
 
         def add_block(dq, xs):
@@ -98,7 +95,7 @@ class BlockwiseAttention(Layer[Config]):
             scores = where(visible, einsum("btk,bck->bct", q, k) * factor, -inf)
             probs = part_of_softmax(scores, top[:, None], total[:, None], count)
             dprobs, dv = einsum_vjp("bct,bcv->btv", probs, v, dy)
-            dscores = part_of_softmax_vjp(probs, dprobs, share[:, None], count)
+            dscores = part_of_softmax_vjp(probs, dprobs, mean_dprobs[:, None], count)
             dq_block, dk = einsum_vjp("btk,bck->bct", q, k, dscores * factor)
             return dq + dq_block, (dk, dv)
 
@@ -106,4 +103,4 @@ class BlockwiseAttention(Layer[Config]):
         dq, (dk, dv) = scan(add_block, zeros(q.shape, q), xs, names=("dk", "dv"))
         dk, dv = (x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])[:, : k.shape[1]] for x in (dk, dv))
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
-        return grads(dtype, inputs_vjp(tape, "bts", dq, dk, dv), {})
+        return grads(dtype, prepare_inputs_vjp(tape, "bts", dq, dk, dv), {})

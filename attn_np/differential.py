@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
@@ -30,8 +30,8 @@ from attn_np._vjp import (
     dropout_vjp,
     einsum_vjp,
     grads,
-    inputs_vjp,
     linear_vjp,
+    prepare_inputs_vjp,
     repeat_heads_vjp,
     rms_norm_vjp,
     softmax_vjp,
@@ -46,11 +46,11 @@ def for_both_maps(x: Array) -> Array:
     return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))[:, :, None]
 
 
-def rotate_maps(x: Array, cos: Array | None, sin: Array | None, layout: str, *, back: bool = False) -> Array:
+def rotate_maps(x: Array, cos: Array | None, sin: Array | None, layout: str, *, inverse: bool = False) -> Array:
     """Queries or keys, `b t h r k`, rotated by their positions, those of both maps by the same angles."""
     if cos is None or sin is None:
         return x
-    return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, back=back)
+    return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, inverse=inverse)
 
 
 class DifferentialAttention(Layer[Config]):
@@ -82,16 +82,16 @@ class DifferentialAttention(Layer[Config]):
         return_weights: bool = False,
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep, positions=positions)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, step=step)
+        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
         allowed = record(tape, allowed=allowed)
-        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         positions = record(tape, positions=positions)
         q = linear("btd,dhrk->bthrk", query, self.w_q, self.b_q)
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
-        cos, sin = rotation(c, positions, n["t"], like=query, step=step)
+        cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate_maps(q, cos, sin, c.layout), k_rot=rotate_maps(k, cos, sin, c.layout))
         k, v = append(step, k=k, v=v)
         k, v = repeat_heads(k, q), repeat_heads(v, q)
@@ -101,9 +101,9 @@ class DifferentialAttention(Layer[Config]):
             zero_unseen("bhts->bshv", allowed, v),
         )
         q, k, v = record(tape, q=q, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        scale = n["k"] ** -0.5 if c.scale is None else c.scale
+        scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
         scores = record(tape, scores=einsum("bthrk,bshrk->bhrts", q, k) * scale)
         if c.softcap is not None:
             scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
@@ -113,20 +113,21 @@ class DifferentialAttention(Layer[Config]):
             scores = record(tape, biased=scores + for_both_maps(bias))
         maps = record(tape, maps=softmax(scores, None if allowed is None else for_both_maps(allowed)))
         # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
-        raised = record(tape, raised=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
-        factor = record(tape, factor=raised[:1] - raised[1:] + c.start())
-        probs = record(tape, probs=maps[:, :, 0] - factor * maps[:, :, 1])
+        lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
+        lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.start())
+        probs = record(tape, probs=maps[:, :, 0] - lambda_full * maps[:, :, 1])
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.start()))
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, self.b_o))
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w, dbias = self.config, {}, None
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
-        q, k, v, maps, factor, raised = (tape[name] for name in ("q", "k", "v", "maps", "factor", "raised"))
+        q, k, v, maps = (tape[name] for name in ("q", "k", "v", "maps"))
+        lambda_full, lambda_exps = tape["lambda_full"], tape["lambda_exps"]
         allowed, bias = tape.get("allowed"), tape.get("bias")
         scale = q.shape[-1] ** -0.5 if c.scale is None else c.scale
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
@@ -138,10 +139,10 @@ class DifferentialAttention(Layer[Config]):
         dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dcontext)
         dkept = record(tape, dkept=dkept)
         dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
-        dfactor = record(tape, dfactor=-sum_to(dprobs * maps[:, :, 1], factor.shape))
-        draised = record(tape, draised=concatenate([dfactor, -dfactor], 0))
-        w["lambda_q"], w["lambda_k"] = einsum_vjp("rk,rk->r", self.lambda_q, self.lambda_k, draised * raised)
-        dmaps = record(tape, dmaps=stack([dprobs, -(factor * dprobs)], 2))
+        dlambda_full = record(tape, dlambda_full=-sum_to(dprobs * maps[:, :, 1], lambda_full.shape))
+        dlambda_exps = record(tape, dlambda_exps=concatenate([dlambda_full, -dlambda_full], 0))
+        w["lambda_q"], w["lambda_k"] = einsum_vjp("rk,rk->r", self.lambda_q, self.lambda_k, dlambda_exps * lambda_exps)
+        dmaps = record(tape, dmaps=stack([dprobs, -(lambda_full * dprobs)], 2))
         dscores = softmax_vjp(maps, dmaps)
         if bias is not None:
             dscores = record(tape, dbiased=dscores)
@@ -162,8 +163,8 @@ class DifferentialAttention(Layer[Config]):
         # The rule takes one axis after the heads: b s h r k -> b s h (r k).
         dk = repeat_heads_vjp(dk.reshape((*dk.shape[:3], 2 * dk.shape[-1])), groups).reshape(tape["k_rot"].shape)
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
-        dq, dk = rotate_maps(dq, cos, sin, c.layout, back=True), rotate_maps(dk, cos, sin, c.layout, back=True)
+        dq, dk = rotate_maps(dq, cos, sin, c.layout, inverse=True), rotate_maps(dk, cos, sin, c.layout, inverse=True)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,igrk->bsgrk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhrk->bthrk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

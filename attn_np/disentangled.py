@@ -5,7 +5,7 @@ from math import sqrt
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append, token_positions
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
@@ -27,11 +27,11 @@ from attn_np._vjp import (
     cotangent,
     dropout_vjp,
     einsum_vjp,
+    gather_last_vjp,
     grads,
-    inputs_vjp,
     layer_norm_vjp,
     linear_vjp,
-    pick_vjp,
+    prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
     total,
@@ -67,12 +67,12 @@ class DisentangledAttention(Layer[Config]):
         return_weights: bool = False,
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
-        allowed = attention_mask(mask, n["t"], n["t"], like=query, causal=c.causal, step=step)
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
+        allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
         allowed = record(tape, allowed=allowed)
-        query, key, value = inputs(tape, "bhts", query, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
         # Upcast once for all terms: in 16 bits, too, their gradients add up before they are rounded.
         w_q, b_q, w_k, b_k, rel = (upcast(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
         q = linear("btd,dhk->bthk", query, w_q, b_q)
@@ -82,10 +82,10 @@ class DisentangledAttention(Layer[Config]):
         q = zero_unseen("bhts->bthk", allowed, q)
         k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
         q, k, v = record(tape, q=q, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         limit, span = c.max_distance, c.span()
-        distance = query_at[:, :, None] - key_at[:, None, :]
+        distance = query_positions[:, :, None] - key_positions[:, None, :]
         if c.buckets is not None:
             distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
         terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
@@ -106,7 +106,7 @@ class DisentangledAttention(Layer[Config]):
             rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
             distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
             terms += [record(tape, p2c_scores=gather_last(distances, row).swapaxes(2, 3))]
-        scale = 1 / sqrt(n["k"] * len(terms)) if c.scale is None else c.scale
+        scale = 1 / sqrt(sizes["k"] * len(terms)) if c.scale is None else c.scale
         scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
         if bias is not None:
             scores = record(tape, biased=scores + bias)
@@ -114,7 +114,7 @@ class DisentangledAttention(Layer[Config]):
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -137,7 +137,7 @@ class DisentangledAttention(Layer[Config]):
         dshared, dw_rel, rel = {}, [], self.w_rel if self.w_rel_norm is None else tape["rel"]
         if "p2c" in c.terms:
             dp2c = record(tape, dp2c_scores=dscores)
-            ddistances = pick_vjp(tape["p2c_distances"], tape["key_row"], dp2c.swapaxes(2, 3))
+            ddistances = gather_last_vjp(tape["p2c_distances"], tape["key_row"], dp2c.swapaxes(2, 3))
             ddistances = record(tape, dp2c_distances=ddistances)
             dk_rel, drel_q = einsum_vjp("bshk,xhk->bhsx", k, tape["rel_q"], ddistances)
             w_dist, b_dist = (self.w_q, self.b_q) if self.w_rel_q is None else (self.w_rel_q, None)
@@ -147,7 +147,7 @@ class DisentangledAttention(Layer[Config]):
             dk, dw_rel = total(dk, dk_rel), [drel]
         if "c2p" in c.terms:
             dc2p = record(tape, dc2p_scores=dscores)
-            ddistances = record(tape, dc2p_distances=pick_vjp(tape["c2p_distances"], tape["row"], dc2p))
+            ddistances = record(tape, dc2p_distances=gather_last_vjp(tape["c2p_distances"], tape["row"], dc2p))
             dq_rel, drel_k = einsum_vjp("bthk,xhk->bhtx", q, tape["rel_k"], ddistances)
             w_dist, b_dist = (self.w_k, self.b_k) if self.w_rel_k is None else (self.w_rel_k, None)
             names = ("w_k", "b_k") if self.w_rel_k is None else ("w_rel_k", "b_rel_k")
@@ -166,4 +166,4 @@ class DisentangledAttention(Layer[Config]):
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         w |= {name: dp if w.get(name) is None else total(w[name], dp) for name, dp in dshared.items() if dp is not None}
-        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

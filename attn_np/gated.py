@@ -4,9 +4,9 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, linear, record, sigmoid
-from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, sigmoid_vjp, sum_to, total
+from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, sigmoid_vjp, sum_to, total
 from attn_np.contract.gated import Config
 
 
@@ -38,41 +38,45 @@ class GatedAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = inputs(
+        query, key, value = prepare_inputs(
             tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
         )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
-        gate = record(tape, gate=linear("btd,dhf->bthf", query, self.w_gate, self.b_gate))
-        opened = record(tape, opened=sigmoid(gate))
-        gated = record(tape, gated=context * opened)
+        gate_scores = record(tape, gate_scores=linear("btd,dhf->bthf", query, self.w_gate, self.b_gate))
+        gate = record(tape, gate=sigmoid(gate_scores))
+        gated = record(tape, gated=context * gate)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        context, opened = tape["context"], tape["opened"]
+        context, gate = tape["context"], tape["gate"]
         dgated, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, self.b_o, dy)
         dgated = record(tape, dgated=dgated)
-        dcontext = dgated * opened
-        dopened = record(tape, dopened=sum_to(dgated * context, opened.shape))
-        dgate = record(tape, dgate=sigmoid_vjp(opened, dopened))
-        dgating, w["w_gate"], w["b_gate"] = linear_vjp("btd,dhf->bthf", query, self.w_gate, self.b_gate, dgate)
+        dcontext = dgated * gate
+        dgate = record(tape, dgate=sum_to(dgated * context, gate.shape))
+        dgate_scores = record(tape, dgate_scores=sigmoid_vjp(gate, dgate))
+        dquery_gate, w["w_gate"], w["b_gate"] = linear_vjp(
+            "btd,dhf->bthf", query, self.w_gate, self.b_gate, dgate_scores
+        )
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, inputs_vjp(tape, "bhts", total(dquery, dgating), dkey, dvalue) | {"bias": dbias}, w)
+        return grads(
+            dtype, prepare_inputs_vjp(tape, "bhts", total(dquery, dquery_gate), dkey, dvalue) | {"bias": dbias}, w
+        )

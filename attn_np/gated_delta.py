@@ -6,13 +6,12 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, read_state, real_positions, write_state
-from attn_np._layer import Layer, output
-from attn_np._masks import zero_unseen
+from attn_np._layer import Layer, cast_output
+from attn_np._masks import full_mask, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
     arange,
-    broadcast_to,
     concatenate,
     cumsum,
     dtype_name,
@@ -51,20 +50,20 @@ from attn_np.linear import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_np.retention import Decay
 
 
-def decay_factors(fade: Array) -> Decay:
+def decay_factors(log_decay: Array) -> Decay:
     """Decay factors over the positions of a chunk, from their logarithms by position and head.
 
     Sums of logarithms are subtracted pair by pair before the exponential, which then is at most 1.
     """
-    sums = cumsum(fade, 1)
+    sums = cumsum(log_decay, 1)
     last, by_head = sums[:, -1:], sums.swapaxes(1, 2)
-    visible = causal_mask(fade.shape[1], fade)
-    log_decay = where(visible, by_head[..., :, None] - by_head[..., None, :], 0.0)
-    return Decay(where(visible, exp(log_decay), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
+    visible = causal_mask(log_decay.shape[1], log_decay)
+    log_pairs = where(visible, by_head[..., :, None] - by_head[..., None, :], 0.0)
+    return Decay(where(visible, exp(log_pairs), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
 def chunked(
-    q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, start: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state, which is passed from chunk to chunk.
 
@@ -74,7 +73,7 @@ def chunked(
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
     scaled = k * beta
-    decay = decay_factors(to_chunks(fade, size))
+    decay = decay_factors(to_chunks(log_decay, size))
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
     faded = einsum("bthk,bshk->bths", scaled, k) * decay.pairs.swapaxes(1, 2)
@@ -102,7 +101,9 @@ def chunked(
     return from_chunks(einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + from_state, b, t), end
 
 
-def recurrent(q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
+def recurrent(
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array, start: Array, tape: Tape
+) -> tuple[Array, Array]:
     """The outputs and the last state: as in the delta rule, but each position first decays the state."""
 
     def step(state, xs):
@@ -112,7 +113,7 @@ def recurrent(q: Array, k: Array, v: Array, beta: Array, fade: Array, start: Arr
         state = state + einsum("bhk,bhv->bhkv", k, corrected)
         return state, (corrected, state)
 
-    end, (_, states) = scan(step, start, (k, v, beta, exp(fade)), names=("corrected", "states"), tape=tape)
+    end, (_, states) = scan(step, start, (k, v, beta, exp(log_decay)), names=("corrected", "states"), tape=tape)
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
@@ -129,12 +130,12 @@ def decay_factors_vjp(decay: Decay, dpairs: Array, dfrom_start: Array, dto_end: 
 
 
 def chunked_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array, fade: Array, size: int, dread: Array
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array, log_decay: Array, size: int, dread: Array
 ) -> tuple[Array, ...]:
     """The gradients of q, k, v, beta and the logarithms: `chunked` in reverse."""
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta, dread = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dread))
-    decay, scaled = decay_factors(to_chunks(fade, size)), k * beta
+    decay, scaled = decay_factors(to_chunks(log_decay, size)), k * beta
     from_start, to_end = decay.from_start[..., None], decay.to_end[..., None]
     before, solved, erasing = tape["before"], tape["inverse"], tape["erasing"]
     corrected = tape["corrected"].reshape(v.shape)
@@ -169,18 +170,18 @@ def chunked_vjp(
     dk = total(dk_read, dk_pairs, dk_added * to_end, dscaled * beta)
     ddecay = total((dpairs * products).swapaxes(1, 2), dkept * tape["scores"])
     dfrom_start = np.sum(dq_faded * q, axis=-1) + np.sum(dscaled_faded * scaled, axis=-1)
-    dfade = decay_factors_vjp(
+    dlog_decay = decay_factors_vjp(
         decay, ddecay, dfrom_start, np.sum(dk_added * k, axis=-1), dwhole.reshape(decay.whole.shape)
     )
-    cotangents = total(dq, dq_faded * from_start), dk, dv_scaled * beta, dbeta, dfade
+    cotangents = total(dq, dq_faded * from_start), dk, dv_scaled * beta, dbeta, dlog_decay
     return tuple(from_chunks(x, b, t) for x in cotangents)
 
 
 def recurrent_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array, fade: Array, dread: Array
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array, log_decay: Array, dread: Array
 ) -> tuple[Array, ...]:
     """The gradients of q, k, v, beta and the logarithms: `recurrent` in reverse."""
-    states, corrected, alpha = tape["states"], tape["corrected"], exp(fade)
+    states, corrected, alpha = tape["states"], tape["corrected"], exp(log_decay)
     before = concatenate([zeros((q.shape[0], 1, *states.shape[2:]), q), states], 1)[:, :-1]
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, states, dread)
 
@@ -261,7 +262,7 @@ class GatedDeltaRule(Layer[Config]):
         step: DecodeStep | None = None,
     ) -> Array:
         """The outputs `b t d`; where the padding mask is False no state decays, and the context is 0."""
-        n = self.check(query=query, mask=mask)
+        sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
         x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
@@ -269,38 +270,38 @@ class GatedDeltaRule(Layer[Config]):
         k = linear("btd,dhk->bthk", x, self.w_k, None)
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
+            is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
             q = self.convolve("q", q, self.w_q_conv, is_real, step, tape)
             k = self.convolve("k", k, self.w_k_conv, is_real, step, tape)
             v = self.convolve("v", v, self.w_v_conv, is_real, step, tape)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))
-        fade = record(tape, fade=zero_unseen("bt->bth", real, -(exp(upcast(self.a_log)) * softplus(a))))
+        log_decay = record(tape, log_decay=zero_unseen("bt->bth", real, -(exp(upcast(self.a_log)) * softplus(a))))
         q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.eps))
         k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.eps))
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
-        start = read_state(step, "state", zeros((n["b"], n["h"], n["k"], n["v"]), q))
-        q_scaled = q_unit * (1 / sqrt(n["k"]))
-        size = chunk_length(c.form, c.chunk_size, n["t"])
+        start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        q_scaled = q_unit * (1 / sqrt(sizes["k"]))
+        size = chunk_length(c.form, c.chunk_size, sizes["t"])
         if size is None:
-            context, end = recurrent(q_scaled, k_unit, v_silu, beta, fade, start, tape)
+            context, end = recurrent(q_scaled, k_unit, v_silu, beta, log_decay, start, tape)
         else:
-            context, end = chunked(q_scaled, k_unit, v_silu, beta, fade, start, size, tape)
+            context, end = chunked(q_scaled, k_unit, v_silu, beta, log_decay, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps))
         g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, None))
         gated = record(tape, gated=silu(g) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
-        return output(dtype, y)
+        return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line is_real."""
+        """The gradients, by the forward in reverse: one line here for each line there."""
         c, w = self.config, {}
         x, q, k, v, g, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "g", "real"))
         q_unit, k_unit, v_silu, beta = (tape[name] for name in ("q_unit", "k_unit", "v_silu", "beta"))
-        a, fade = tape["a"], tape["fade"]
+        a, log_decay = tape["a"], tape["log_decay"]
         dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
         dgated, w["w_o"], _ = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, None, dy)
         dgated = record(tape, dgated=dgated)
@@ -310,21 +311,21 @@ class GatedDeltaRule(Layer[Config]):
         dcontext = record(tape, dcontext=dcontext)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
-            cotangents = recurrent_vjp(tape, q_unit * scale, k_unit, v_silu, beta, fade, dcontext)
+            cotangents = recurrent_vjp(tape, q_unit * scale, k_unit, v_silu, beta, log_decay, dcontext)
         else:
-            cotangents = chunked_vjp(tape, q_unit * scale, k_unit, v_silu, beta, fade, size, dcontext)
-        dq_scaled, dk_unit, dv_silu, dbeta, dfade = cotangents
+            cotangents = chunked_vjp(tape, q_unit * scale, k_unit, v_silu, beta, log_decay, size, dcontext)
+        dq_scaled, dk_unit, dv_silu, dbeta, dlog_decay = cotangents
         dq_unit, dk_unit = record(tape, dq_unit=dq_scaled * scale, dk_unit=dk_unit)
-        dv_silu, dfade = record(tape, dv_silu=dv_silu, dfade=dfade)
+        dv_silu, dlog_decay = record(tape, dv_silu=dv_silu, dlog_decay=dlog_decay)
         dq = silu_vjp(q, l2_norm_vjp(silu(q), c.eps, zero_unseen("bt->bthk", real, dq_unit)))
         dk = silu_vjp(k, l2_norm_vjp(silu(k), c.eps, zero_unseen("bt->bthk", real, dk_unit)))
-        # fade = -rate softplus(a) with rate = exp(a_log)
-        dfade, rate = zero_unseen("bt->bth", real, dfade), exp(upcast(self.a_log))
-        w["a_log"] = -sum_to(dfade * softplus(a), self.a_log.shape) * rate
-        da = softplus_vjp(a, -(dfade * rate))
+        # log_decay = -rate softplus(a) with rate = exp(a_log)
+        dlog_decay, rate = zero_unseen("bt->bth", real, dlog_decay), exp(upcast(self.a_log))
+        w["a_log"] = -sum_to(dlog_decay * softplus(a), self.a_log.shape) * rate
+        da = softplus_vjp(a, -(dlog_decay * rate))
         dq, dk, dv, dbeta, da = record(tape, dq=dq, dk=dk, dv=silu_vjp(v, dv_silu), dbeta=dbeta, da=da)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
-            is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, x.shape[:2])
+            is_real = full_mask(real, x.shape[:2], x)
             dwindow, w["w_v_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["v.window"], self.w_v_conv, dv)
             dv = windows_vjp(is_real, dwindow)
             dwindow, w["w_k_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["k.window"], self.w_k_conv, dk)

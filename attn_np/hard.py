@@ -4,10 +4,10 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import attention_mask, unmasked_by_bias
 from attn_np._ops import Array, Tape, dtype_name, hardmax, linear, record, softmax, straight_through, upcast, where
-from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, softmax_vjp, sum_to
+from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, softmax_vjp, sum_to
 from attn_np.contract.hard import Config
 
 
@@ -38,18 +38,18 @@ class HardAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, noise=noise, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, noise=noise, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, step=step)
-        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         noise = record(tape, noise=upcast(noise))
 
-        def weigh(scores: Array, allowed: Array | None) -> Array:
+        def hard_weights(scores: Array, allowed: Array | None) -> Array:
             noisy = scores if noise is None else record(tape, noisy=scores + noise)
             allowed = unmasked_by_bias(allowed, noise)
             hard = hardmax(noisy, allowed)
@@ -59,11 +59,11 @@ class HardAttention(Layer[Config]):
 
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            weigh=weigh, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
+            softmax_fn=hard_weights, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -73,7 +73,7 @@ class HardAttention(Layer[Config]):
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
         dnoise = None
 
-        def weigh_vjp(probs: Array, dprobs: Array) -> Array:
+        def hard_weights_vjp(probs: Array, dprobs: Array) -> Array:
             nonlocal dnoise
             if c.estimator == "argmax":
                 dnoisy = where(False, dprobs, 0.0)
@@ -86,10 +86,10 @@ class HardAttention(Layer[Config]):
             return dnoisy
 
         dq, dk, dv, dbias = attend_vjp(
-            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, weigh_vjp=weigh_vjp
+            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, softmax_fn_vjp=hard_weights_vjp
         )
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        dinputs = inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias, "noise": dnoise}
+        dinputs = prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias, "noise": dnoise}
         return grads(dtype, dinputs, w)

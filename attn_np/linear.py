@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, read_state, real_positions, write_state
-from attn_np._layer import Layer, output
+from attn_np._layer import Layer, cast_output
 from attn_np._masks import any_visible, zero_unseen
 from attn_np._ops import (
     Array,
@@ -182,7 +182,7 @@ class LinearAttention(Layer[Config]):
             context = context[..., :-1] / weight
         context = record(tape, context=context)
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y)
+        return cast_output(dtype, y)
 
     def read_vjp(self, tape: Tape, q: Array, k: Array, v: Array, dread: Array) -> tuple[Array, ...]:
         """The gradients of q, k and v: `read` in reverse, for a call without a cache."""

@@ -5,10 +5,10 @@ from jaxtyping import Bool, Float, Int
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, record, rms_norm
 from attn_np._rotary import rotate, rotation
-from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, inputs_vjp, rms_norm_vjp, total
+from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, prepare_inputs_vjp, rms_norm_vjp, total
 from attn_np.contract.mla import Config
 
 
@@ -38,16 +38,16 @@ class MultiHeadLatentAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
+        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         positions = record(tape, positions=positions)
-        cos, sin = rotation(c, positions, n["t"], like=query, step=step)
+        cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         if self.w_dq is not None:
             query = record(tape, q_down=einsum("btd,de->bte", query, self.w_dq))
             query = record(tape, q_latent=rms_norm(query, self.w_q_norm, c.norm_eps))
         q = einsum("bte,ehk->bthk", query, self.w_q)
-        q_nope, q_rot = q[..., : n["q"]], rotate(q[..., n["q"] :], cos, sin, c.layout)
+        q_nope, q_rot = q[..., : sizes["q"]], rotate(q[..., sizes["q"] :], cos, sin, c.layout)
         q_nope, q_rot = record(tape, q_nope=q_nope, q_rot=q_rot)
         latent = record(tape, kv_down=einsum("bsd,dz->bsz", value, self.w_dkv))
         latent = record(tape, latent=rms_norm(latent, self.w_kv_norm, c.norm_eps))
@@ -58,10 +58,10 @@ class MultiHeadLatentAttention(Layer[Config]):
             k, v = concatenate([latent, k_rot], -1)[:, :, None], latent[:, :, None]
         else:
             k = einsum("bsz,zhq->bshq", latent, self.w_uk)
-            k = concatenate([k, broadcast_to(k_rot[:, :, None], (*k.shape[:3], n["y"]))], -1)
+            k = concatenate([k, broadcast_to(k_rot[:, :, None], (*k.shape[:3], sizes["y"]))], -1)
             v = einsum("bsz,zhv->bshv", latent, self.w_uv)
         q = concatenate([q_nope, q_rot], -1)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.factor(), keep=keep, rate=c.dropout,
             step=step, tape=tape, implementation=implementation, return_weights=return_weights,
@@ -69,7 +69,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         if c.absorbed:
             context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))
         y = record(tape, y=einsum("bthv,hvd->btd", context, self.w_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -94,11 +94,11 @@ class MultiHeadLatentAttention(Layer[Config]):
             dkeys, w["w_uk"] = einsum_vjp("bsz,zhq->bshq", latent, self.w_uk, dk[..., : sizes["q"]])
             dlatent, dk_rot = total(dkeys, dvalues), np.sum(dk[..., sizes["q"] :], axis=2)
         dlatent, dk_rot, dq_nope, dq_rot = record(tape, dlatent=dlatent, dk_rot=dk_rot, dq_nope=dq_nope, dq_rot=dq_rot)
-        dk_rot = rotate(dk_rot, cos, sin, c.layout, back=True)
+        dk_rot = rotate(dk_rot, cos, sin, c.layout, inverse=True)
         dkey, w["w_k_rot"] = einsum_vjp("bsd,dy->bsy", key, self.w_k_rot, dk_rot)
         dlatent, w["w_kv_norm"] = rms_norm_vjp(tape["kv_down"], self.w_kv_norm, c.norm_eps, dlatent)
         dvalue, w["w_dkv"] = einsum_vjp("bsd,dz->bsz", value, self.w_dkv, record(tape, dkv_down=dlatent))
-        dq = concatenate([dq_nope, rotate(dq_rot, cos, sin, c.layout, back=True)], -1)
+        dq = concatenate([dq_nope, rotate(dq_rot, cos, sin, c.layout, inverse=True)], -1)
         if self.w_dq is None:
             dquery, w["w_q"] = einsum_vjp("bte,ehk->bthk", query, self.w_q, dq)
         else:
@@ -106,4 +106,4 @@ class MultiHeadLatentAttention(Layer[Config]):
             dquery = record(tape, dq_latent=dquery)
             dquery, w["w_q_norm"] = rms_norm_vjp(tape["q_down"], self.w_q_norm, c.norm_eps, dquery)
             dquery, w["w_dq"] = einsum_vjp("btd,de->bte", query, self.w_dq, record(tape, dq_down=dquery))
-        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

@@ -6,12 +6,11 @@ from typing import NamedTuple
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, read_state, real_positions, write_state
-from attn_np._layer import Layer, output
-from attn_np._masks import zero_unseen
+from attn_np._layer import Layer, cast_output
+from attn_np._masks import full_mask, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
-    broadcast_to,
     concatenate,
     constants,
     cumsum,
@@ -60,37 +59,37 @@ class Decay(NamedTuple):
     whole: Array
 
 
-def decay_factors(steps: Array, logs: Array) -> Decay:
+def decay_factors(steps: Array, log_decays: Array) -> Decay:
     """Decay factors by the number of real positions in between: padding decays nothing.
 
     `steps`, `b t`, counts the real positions of each place: 1 or, for padding, 0; or those of a chunk.
     """
     b, t = steps.shape
-    count = cumsum(concatenate([zeros((b, 1), logs), steps], 1), 1)
+    count = cumsum(concatenate([zeros((b, 1), log_decays), steps], 1), 1)
     at, last = count[:, 1:], count[:, -1:]
     visible = causal_mask(t, steps)
     distance = where(visible, at[:, :, None] - at[:, None, :], 0.0)
-    pairs = where(visible, exp(distance[:, None] * logs[:, None, None]), 0.0)
-    from_start, to_end = exp(at[:, :, None] * logs), exp((last - at)[:, :, None] * logs)
-    return Decay(pairs, from_start, to_end, exp(last * logs))
+    pairs = where(visible, exp(distance[:, None] * log_decays[:, None, None]), 0.0)
+    from_start, to_end = exp(at[:, :, None] * log_decays), exp((last - at)[:, :, None] * log_decays)
+    return Decay(pairs, from_start, to_end, exp(last * log_decays))
 
 
-def chunk_decays(real: Array, logs: Array, size: int) -> tuple[Decay, Decay]:
+def chunk_decays(real: Array, log_decays: Array, size: int) -> tuple[Decay, Decay]:
     """Decay factors within each chunk, and from chunk to chunk."""
     b, t = real.shape
-    steps = to_chunks(where(real, 1.0 + zeros((b, t), logs), 0.0), size)
-    return decay_factors(steps, logs), decay_factors(steps.sum(1).reshape(b, -(-t // size)), logs)
+    steps = to_chunks(where(real, 1.0 + zeros((b, t), log_decays), 0.0), size)
+    return decay_factors(steps, log_decays), decay_factors(steps.sum(1).reshape(b, -(-t // size)), log_decays)
 
 
 def chunked(
-    q: Array, k: Array, v: Array, start: Array, real: Array, logs: Array, size: int, tape: Tape
+    q: Array, k: Array, v: Array, start: Array, real: Array, log_decays: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs `b t h v` and the last state: decayed scores of all pairs within a chunk, a state for those before.
 
     What a chunk adds to the state decays in those that follow just as a key decays within its chunk.
     """
     b, t = q.shape[0], q.shape[1]
-    within, between = chunk_decays(real, logs, size)
+    within, between = chunk_decays(real, log_decays, size)
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     added = einsum("bshk,bshv->bhkv", k * within.to_end[..., None], v)
     added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
@@ -104,7 +103,9 @@ def chunked(
     return from_chunks(einsum("bhts,bshv->bthv", kept, v) + from_state, b, t), states[:, -1]
 
 
-def recurrent(q: Array, k: Array, v: Array, start: Array, real: Array, logs: Array, tape: Tape) -> tuple[Array, Array]:
+def recurrent(
+    q: Array, k: Array, v: Array, start: Array, real: Array, log_decays: Array, tape: Tape
+) -> tuple[Array, Array]:
     """The outputs and the last state: a position decays the state, adds its key times its value, and reads it."""
 
     def step(state, xs):
@@ -113,17 +114,17 @@ def recurrent(q: Array, k: Array, v: Array, start: Array, real: Array, logs: Arr
         return state, (state,)
 
     added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
-    factors = exp(where(real[..., None], logs, 0.0))
+    factors = exp(where(real[..., None], log_decays, 0.0))
     end, (states,) = scan(step, start, (added, factors), names=("states",), tape=tape)
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
 def chunked_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, real: Array, logs: Array, size: int, dread: Array
+    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decays: Array, size: int, dread: Array
 ) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `chunked` in reverse. A state is read by the next chunk, the last by none."""
     b, t = q.shape[0], q.shape[1]
-    within, between = chunk_decays(real, logs, size)
+    within, between = chunk_decays(real, log_decays, size)
     q, k, v, dread = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(dread, size)
     dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dread)
     dscores = record(tape, dscores=record(tape, dkept=dkept) * within.pairs)
@@ -140,7 +141,7 @@ def chunked_vjp(
 
 
 def recurrent_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, real: Array, logs: Array, dread: Array
+    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decays: Array, dread: Array
 ) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `recurrent` in reverse. A state's comes from its reader and the state after it."""
 
@@ -152,7 +153,7 @@ def recurrent_vjp(
 
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, tape["states"], dread)
     zero = zeros((dstates.shape[0], *dstates.shape[2:]), dstates)
-    xs = record(tape, dstates=dstates), exp(where(real[..., None], logs, 0.0))
+    xs = record(tape, dstates=dstates), exp(where(real[..., None], log_decays, 0.0))
     _, (dadded,) = scan(step, (zero, zero[..., 0, 0]), xs, names=("dadded",), tape=tape, reverse=True)
     return dq, *einsum_vjp("bthk,bthv->bthkv", k, v, dadded)
 
@@ -174,13 +175,13 @@ class Retention(Layer[Config]):
     def read(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
         """The context, computed in the config's form."""
         c = self.config
-        logs = constants(c.decays(), q)
+        log_decays = constants(c.decays(), q)
         start = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
-            read, end = recurrent(q, k, v, start, real, logs, tape)
+            read, end = recurrent(q, k, v, start, real, log_decays, tape)
         else:
-            read, end = chunked(q, k, v, start, real, logs, size, tape)
+            read, end = chunked(q, k, v, start, real, log_decays, size, tape)
         write_state(step, state=end)
         return read
 
@@ -196,7 +197,7 @@ class Retention(Layer[Config]):
 
         In a step `valid` marks the real positions.
         """
-        n = self.check(query=query, mask=mask)
+        sizes = self.check(query=query, mask=mask)
         c, dtype = self.config, dtype_name(query)
         x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
         x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
@@ -204,28 +205,28 @@ class Retention(Layer[Config]):
         k = zero_unseen("bt->bthk", real, linear("btd,dhk->bthk", x, self.w_k, self.b_k))
         v = zero_unseen("bt->bthv", real, linear("btd,dhv->bthv", x, self.w_v, self.b_v))
         q, k, v = record(tape, q=q, k=k, v=v)
-        is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, (n["b"], n["t"]))
+        is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
         if c.rope_base is not None:
-            cos, sin = rotation(c, None, n["t"], like=x, step=step, real=is_real if step is None else None)
+            cos, sin = rotation(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
-        context = record(tape, context=self.read(q * (1 / sqrt(n["k"])), k, v, is_real, step, tape))
+        context = record(tape, context=self.read(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
         norm = layer_norm(context, None, None, c.eps) if c.norm == "layer" else rms_norm(context, None, c.eps)
         g = linear("btd,dhv->bthv", x, self.w_g, self.b_g)
         normed, g = record(tape, normed=norm, g=g)
         gated = record(tape, gated=silu(g) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
-        return output(dtype, y)
+        return cast_output(dtype, y)
 
     def read_vjp(self, tape: Tape, q: Array, k: Array, v: Array, real: Array, dread: Array) -> tuple[Array, ...]:
         """The gradients of q, k and v: `read` in reverse, for a call without a cache."""
-        c, logs = self.config, constants(self.config.decays(), q)
+        c, log_decays = self.config, constants(self.config.decays(), q)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
-            return recurrent_vjp(tape, q, k, v, real, logs, dread)
-        return chunked_vjp(tape, q, k, v, real, logs, size, dread)
+            return recurrent_vjp(tape, q, k, v, real, log_decays, dread)
+        return chunked_vjp(tape, q, k, v, real, log_decays, size, dread)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """The gradients, by the forward in reverse: one line here for each line is_real."""
+        """The gradients, by the forward in reverse: one line here for each line there."""
         c, w = self.config, {}
         names = ("q", "k") if c.rope_base is None else ("q_rot", "k_rot")
         x, q, k, v, g, real = (tape.get(name) for name in ("seen_query", *names, "v", "g", "real"))
@@ -240,13 +241,13 @@ class Retention(Layer[Config]):
         else:
             dcontext = rms_norm_vjp(context, None, c.eps, dnormed)[0]
         dcontext = record(tape, dcontext=dcontext)
-        is_real = broadcast_to(zeros((1, 1), x) == 0 if real is None else real, x.shape[:2])
+        is_real = full_mask(real, x.shape[:2], x)
         dq, dk, dv = self.read_vjp(tape, q * scale, k, v, is_real, dcontext)
         dq = dq * scale
         if c.rope_base is not None:
             dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
             cos, sin = rotation(c, None, dy.shape[1], like=dy, real=is_real)
-            dq, dk = rotate(dq, cos, sin, c.layout, back=True), rotate(dk, cos, sin, c.layout, back=True)
+            dq, dk = rotate(dq, cos, sin, c.layout, inverse=True), rotate(dk, cos, sin, c.layout, inverse=True)
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
         dq, dk, dv = (zero_unseen(f"bt->bth{axis}", real, dz) for axis, dz in (("k", dq), ("k", dk), ("v", dv)))
         dx_v, w["w_v"], w["b_v"] = linear_vjp("btd,dhv->bthv", x, self.w_v, self.b_v, dv)

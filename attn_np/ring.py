@@ -5,14 +5,13 @@ from math import inf, sqrt
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, inputs, output
-from attn_np._masks import any_visible, attention_mask, zero_unseen
+from attn_np._layer import Layer, cast_output, prepare_inputs
+from attn_np._masks import any_visible, attention_mask, full_mask, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
     amax,
     arange,
-    broadcast_to,
     concatenate,
     dtype_name,
     einsum,
@@ -23,7 +22,7 @@ from attn_np._ops import (
     where,
     zeros,
 )
-from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, inputs_vjp, part_of_softmax, part_of_softmax_vjp
+from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, part_of_softmax, part_of_softmax_vjp, prepare_inputs_vjp
 from attn_np.contract.ring import Config
 
 
@@ -66,13 +65,12 @@ class RingAttention(Layer[Config]):
     ) -> Array:
         self.check(query=query, key=key, value=value, mask=mask)
         c, dtype = self.config, dtype_name(query)
-        q, k, v = inputs(tape, "bts", query, key, value, step=step)
+        q, k, v = prepare_inputs(tape, "bts", query, key, value, step=step)
         k, v = append(step, k=k, v=v)
         (b, t, width), s = q.shape, k.shape[1]
         factor = 1 / sqrt(width) if c.scale is None else c.scale
-        everything = arange(s, q)[None, None, :] >= 0
         mask = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
-        allowed = broadcast_to(everything if mask is None else mask, (b, t, s))
+        allowed = full_mask(mask, (b, t, s), q)
         q = zero_unseen("bts->btk", allowed, q)
         k, v = zero_unseen("bts->bsk", allowed, k), zero_unseen("bts->bsv", allowed, v)
         q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
@@ -101,7 +99,7 @@ class RingAttention(Layer[Config]):
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
         y = record(tape, y=join(sums / total[..., None], t))
-        return output(dtype, y)
+        return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t v"]) -> Grads:
         """The gradients, in one more round: those of a shard of keys and values travel with it and come home."""
@@ -110,8 +108,8 @@ class RingAttention(Layer[Config]):
         factor = 1 / sqrt(q.shape[2]) if c.scale is None else c.scale
         dy = cotangent(tape, dy)
         # sum_s p_ts dp_ts over all keys is dy . y, because dp_ts = dy_t . v_s.
-        share = einsum("btv,btv->bt", dy, tape["y"])
-        q_shards, dy_shards, share = split(q, c.shards), split(dy, c.shards), split(share, c.shards)
+        mean_dprobs = einsum("btv,btv->bt", dy, tape["y"])
+        q_shards, dy_shards, mean_dprobs = split(q, c.shards), split(dy, c.shards), split(mean_dprobs, c.shards)
 
         def add_shard(carry, xs):
             k, v, dk, dv, dq = carry
@@ -119,7 +117,7 @@ class RingAttention(Layer[Config]):
             scores = where(visible, einsum("bntk,bnsk->bnts", q_shards, k) * factor, -inf)
             probs = part_of_softmax(scores, top[..., None], total[..., None], c.shards)
             dprobs, dv_shard = einsum_vjp("bnts,bnsv->bntv", probs, v, dy_shards)
-            dscores = part_of_softmax_vjp(probs, dprobs, share[..., None], c.shards)
+            dscores = part_of_softmax_vjp(probs, dprobs, mean_dprobs[..., None], c.shards)
             dq_shard, dk_shard = einsum_vjp("bntk,bnsk->bnts", q_shards, k, dscores * factor)
             return (*map(hand_on, (k, v, dk + dk_shard, dv + dv_shard)), dq + dq_shard), ()
 
@@ -128,4 +126,4 @@ class RingAttention(Layer[Config]):
         (_, _, dk, dv, dq), _ = scan(add_shard, carry, (meetings(tape["allowed"], c.shards),), names=())
         dq, dk, dv = join(dq, q.shape[1]), join(dk, k.shape[1]), join(dv, k.shape[1])
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
-        return grads(dtype, inputs_vjp(tape, "bts", dq, dk, dv), {})
+        return grads(dtype, prepare_inputs_vjp(tape, "bts", dq, dk, dv), {})

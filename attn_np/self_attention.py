@@ -4,9 +4,9 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, linear, record
-from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp
+from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp
 from attn_np.contract.self_attention import Config
 
 
@@ -34,14 +34,14 @@ class SelfAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = inputs(tape, "bts", query, mask=mask, causal=c.causal, window=c.window, step=step)
+        query, key, value = prepare_inputs(tape, "bts", query, mask=mask, causal=c.causal, window=c.window, step=step)
         q = linear("btd,dk->btk", query, self.w_q, self.b_q)
         k = linear("bsd,dk->bsk", key, self.w_k, self.b_k)
         v = linear("bsd,dv->bsv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
@@ -49,7 +49,7 @@ class SelfAttention(Layer[Config]):
         )  # fmt: skip
         y = context if self.w_o is None else linear("btv,vd->btd", context, self.w_o, self.b_o)
         y = record(tape, y=y)
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t _"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -62,4 +62,4 @@ class SelfAttention(Layer[Config]):
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dv->bsv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dk->bsk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dk->btk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, inputs_vjp(tape, "bts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dkey, dvalue) | {"bias": dbias}, w)

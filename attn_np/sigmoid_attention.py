@@ -4,10 +4,10 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, inputs, output
-from attn_np._masks import attention_mask
-from attn_np._ops import Array, Tape, arange, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
-from attn_np._vjp import Grads, cotangent, grads, inputs_vjp, linear_vjp, sigmoid_vjp
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
+from attn_np._masks import attention_mask, full_mask
+from attn_np._ops import Array, Tape, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
+from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, sigmoid_vjp
 from attn_np.contract.sigmoid_attention import Config
 
 
@@ -37,22 +37,21 @@ class SigmoidAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, step=step)
-        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
-        def weigh(scores: Array, allowed: Array | None) -> Array:
+        def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
             if allowed is None:
-                allowed = arange(n["s"], scores) >= 0
+                allowed = full_mask(None, scores.shape, scores)
             if c.offset is None:
-                # 1 for every visible key, in the dtype of the scores.
-                ones = where(allowed, where(allowed, 1.0, scores), 0.0)
+                ones = where(allowed, 1.0 + zeros(scores.shape, scores), 0.0)
                 count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
                 shifted = scores - log(maximum(count, 1.0))[..., None]
             else:
@@ -62,11 +61,11 @@ class SigmoidAttention(Layer[Config]):
 
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            weigh=weigh, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
+            softmax_fn=sigmoid_weights, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -75,14 +74,14 @@ class SigmoidAttention(Layer[Config]):
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
 
-        def weigh_vjp(probs: Array, dprobs: Array) -> Array:
+        def sigmoid_weights_vjp(probs: Array, dprobs: Array) -> Array:
             # A hidden key weighs 0, and there the sigmoid's rule gives 0.
             return record(tape, dshifted=sigmoid_vjp(probs, dprobs))
 
         dq, dk, dv, dbias = attend_vjp(
-            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, weigh_vjp=weigh_vjp
+            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, softmax_fn_vjp=sigmoid_weights_vjp
         )
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

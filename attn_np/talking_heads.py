@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_np._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
 from attn_np._vjp import (
@@ -12,8 +12,8 @@ from attn_np._vjp import (
     dropout_vjp,
     einsum_vjp,
     grads,
-    inputs_vjp,
     linear_vjp,
+    prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
     tanh_vjp,
@@ -48,11 +48,11 @@ class TalkingHeadsAttention(Layer[Config]):
         return_weights: bool = False,
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, step=step)
+        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
         allowed = record(tape, allowed=allowed)
-        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         q = linear("btd,dgk->btgk", query, self.w_q, self.b_q)
         k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
@@ -63,9 +63,9 @@ class TalkingHeadsAttention(Layer[Config]):
             zero_unseen("bhts->bsgv", allowed, v),
         )
         q, k, v = record(tape, q=q, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        factor = n["k"] ** -0.5 if c.scale is None else c.scale
+        factor = sizes["k"] ** -0.5 if c.scale is None else c.scale
         scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
         if self.w_mix_scores is not None:
             scores = record(tape, mixed=einsum("bgts,gh->bhts", scores, self.w_mix_scores))
@@ -79,7 +79,7 @@ class TalkingHeadsAttention(Layer[Config]):
             kept = record(tape, blended=einsum("bhts,hg->bgts", kept, self.w_mix_weights))
         context = record(tape, context=einsum("bgts,bsgv->btgv", kept, v))
         y = record(tape, y=linear("btgv,gvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -119,4 +119,4 @@ class TalkingHeadsAttention(Layer[Config]):
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dgk->btgk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

@@ -5,7 +5,7 @@ from math import sqrt
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append, token_positions
-from attn_np._layer import Layer, Output, inputs, output
+from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_np._ops import Array, Tape, clip, dropout, dtype_name, einsum, gather_last, linear, record, softmax, upcast
 from attn_np._relative import sinusoids
@@ -14,10 +14,10 @@ from attn_np._vjp import (
     cotangent,
     dropout_vjp,
     einsum_vjp,
+    gather_last_vjp,
     grads,
-    inputs_vjp,
     linear_vjp,
-    pick_vjp,
+    prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
     total,
@@ -51,12 +51,12 @@ class TransformerXLAttention(Layer[Config]):
         return_weights: bool = False,
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
-        allowed = attention_mask(mask, n["t"], n["t"], like=query, causal=c.causal, step=step)
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
+        allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
         allowed = record(tape, allowed=allowed)
-        query, key, value = inputs(tape, "bhts", query, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
@@ -64,12 +64,12 @@ class TransformerXLAttention(Layer[Config]):
         q = zero_unseen("bhts->bthk", allowed, q)
         k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
         q, k, v = record(tape, q=q, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         low, high = 0 if c.causal else 1 - k.shape[1], k.shape[1]
-        distance = clip(query_at[:, :, None] - key_at[:, None, :], low, high - 1)
+        distance = clip(query_positions[:, :, None] - key_positions[:, None, :], low, high - 1)
         row = record(tape, row=distance - low)
-        table = sinusoids(low, high, n["d"], c.base, dtype_name(q), like=q)
+        table = sinusoids(low, high, sizes["d"], c.base, dtype_name(q), like=q)
         rel = record(tape, rel=einsum("xd,dhk->xhk", table, self.w_r))
         q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
         q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
@@ -78,14 +78,14 @@ class TransformerXLAttention(Layer[Config]):
         distances = record(tape, distance_scores=einsum("bthk,xhk->bhtx", q_position, rel))
         position = gather_last(distances, row)
         content, position = record(tape, content_scores=content, position_scores=position)
-        scores = record(tape, scores=(content + position) * (1 / sqrt(n["k"]) if c.scale is None else c.scale))
+        scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
         probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -105,7 +105,7 @@ class TransformerXLAttention(Layer[Config]):
             dbias = sum_to(dscores, tape["bias"].shape)
         dscores = record(tape, dscores=dscores) * (1 / sqrt(k.shape[-1]) if c.scale is None else c.scale)
         dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
-        ddistances = pick_vjp(tape["distance_scores"], tape["row"], dposition)
+        ddistances = gather_last_vjp(tape["distance_scores"], tape["row"], dposition)
         ddistances = record(tape, ddistance_scores=ddistances)
         dq_position, drel = einsum_vjp("bthk,xhk->bhtx", q_position, rel, ddistances)
         dq_content, dk = einsum_vjp("bthk,bshk->bhts", q_content, k, dcontent)
@@ -122,4 +122,4 @@ class TransformerXLAttention(Layer[Config]):
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        return grads(dtype, inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)
+        return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

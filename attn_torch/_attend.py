@@ -72,7 +72,7 @@ def attend(
     keep: Array | None = None,
     rate: float = 0.0,
     normalize_over: str = "keys",
-    weigh: Callable[[Array, Array | None], Array] | None = None,
+    softmax_fn: Callable[[Array, Array | None], Array] | None = None,
     step: DecodeStep | None = None,
     tape: Tape = None,
     implementation: str = "auto",
@@ -80,9 +80,9 @@ def attend(
 ) -> tuple[Array, Array | None]:
     """Weighted average of the values; returns it (`b t h v`) and the weights before dropout (`b h t s`), if asked for.
 
-    Scores are scaled, capped, biased, masked by selection and normalised, in this order. Without a head axis
-    (`b t k`, `b s k`, `b s v`) the results have none. Keys and values may have fewer heads than the queries:
-    query head h then uses key/value head h // r, where r query heads share one.
+    Scores are scaled, capped, biased, masked and normalised, in this order; masked scores are replaced by -inf. Without
+    a head axis (`b t k`, `b s k`, `b s v`) the results have none. Keys and values may have fewer heads than the
+    queries: query head h then uses key/value head h // r, where r query heads share one.
 
     Args:
         q, k, v: queries `b t h k`, keys `b s g k`, values `b s g v`.
@@ -96,9 +96,9 @@ def attend(
         keep: True = not dropped; kept weights are divided by 1 - rate.
         rate: the dropout rate that `keep` was drawn with.
         normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.
-        weigh: function (scores, allowed) -> weights that replaces the softmax; allowed is None if nothing is masked.
+        softmax_fn: replaces the softmax: (scores, allowed) -> weights; allowed is None if nothing is masked.
         step: in decoding, with the positions of queries and keys; k and v are those that `append` returned.
-        tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, spread, probs, kept and context.
+        tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, probs_and_sink, probs, kept and context.
         implementation: "auto" for the fast path where it computes the same, but with a tape the textbook path;
             "textbook"; or "fused" for the fast path, which never forms the weights and tapes q, k, v and context.
         return_weights: whether to return the weights; else None.
@@ -107,13 +107,16 @@ def attend(
         ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.
         TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
-    options = causal, window, scale, softcap, rate
+    options = contract.Options(
+        causal=causal, window=window, scale=scale, softcap=softcap, normalize_over=normalize_over,
+        implementation=implementation,
+    )  # fmt: skip
     arrays = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
-    contract.check(arrays, options, normalize_over, implementation, weigh is not None, checked)
+    contract.check(arrays, options, rate, softmax_fn is not None, checked)
     factor = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
-    needs = {"return_weights": return_weights, "normalize_over": normalize_over, "weigh": weigh, "keep": keep}
-    if contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), **needs):
+    needed = {"return_weights": return_weights, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
+    if contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), keep=keep, **needed):
         if step is not None and step.start is None:
             mask = attention_mask(mask, 0, 0, like=q, causal=causal, window=window, step=step)
             causal, window = False, None
@@ -135,13 +138,13 @@ def attend(
     if bias is not None:
         scores = record(tape, biased=scores + bias)
     allowed = unmasked_by_bias(allowed, bias)
-    if weigh is not None:
-        probs = record(tape, probs=weigh(scores, allowed))
+    if softmax_fn is not None:
+        probs = record(tape, probs=softmax_fn(scores, allowed))
     elif sinks is None:
         probs = record(tape, probs=softmax(scores, allowed, contract.AXES[normalize_over]))
     else:
-        spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=sinks)))
-        probs = record(tape, probs=spread[..., :-1])
+        probs_and_sink = record(tape, probs_and_sink=with_sinks(scores, allowed, record(tape, sinks=sinks)))
+        probs = record(tape, probs=probs_and_sink[..., :-1])
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))
     return to_dtype(context, dtype), to_dtype(probs, dtype) if return_weights else None

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from attn_np.contract import Config, check_config, check_dtype, declared, within
-from attn_np.contract._decode import check_arguments, check_step
+from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
+from attn_np.contract._decode import Decodes, check_arguments, check_step
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
 from attn_torch._masks import visibility, zero_unseen
 from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, checked, dtype_name, record, to_dtype, upcast, where
@@ -16,7 +16,7 @@ C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
 
 
-def inputs(
+def prepare_inputs(
     tape: Tape,
     axes: str,
     query: Array,
@@ -56,7 +56,7 @@ def inputs(
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 
-def output(dtype: str, y: Array, weights: Array | None = None, return_weights: bool = False) -> Output:
+def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weights: bool = False) -> Output:
     """The output rounded once to the inputs' dtype; with `return_weights`, a pair with the weights.
 
     Under `torch.autocast` it is rounded to the autocast dtype, as by PyTorch's own modules.
@@ -65,7 +65,7 @@ def output(dtype: str, y: Array, weights: Array | None = None, return_weights: b
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 
 
-class Layer(torch.nn.Module, Generic[C]):
+class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
     """Base of the layers: the contract's parameters as `torch.nn.Parameter`s under their names, and the call's check.
 
     Args:
@@ -91,7 +91,7 @@ class Layer(torch.nn.Module, Generic[C]):
         check_config(type(self), config)
         self.config, kind = config, DTYPES[check_dtype(config.variant, dtype or "float32")]
         shapes, own, children = config.shapes(), config.own_params(), config.children()
-        for name in declared(type(self)):
+        for name in annotated_names(type(self)):
             if name not in own and name not in children:
                 self.register_parameter(name, None)
         for name in own:
@@ -101,11 +101,11 @@ class Layer(torch.nn.Module, Generic[C]):
             self._draw()
         for name, child in children.items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
-            sublayers = [self._child(part, within(_values, p), device, kind) for p, part in parts.items()]
+            sublayers = [self._child(part, under_prefix(_values, p), device, kind) for p, part in parts.items()]
             setattr(self, name, torch.nn.ModuleList(sublayers) if isinstance(child, list) else sublayers[0])
 
     @classmethod
-    def restored(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
+    def from_params(cls, config: C, values: dict[str, Array], dtype: str, seed: int = 0) -> "Layer[C]":
         """A layer in evaluation mode with given parameters; dropout draws from PyTorch's own generator, not a seed."""
         return cls(config, dtype=dtype, _values=values).eval()
 
@@ -122,7 +122,7 @@ class Layer(torch.nn.Module, Generic[C]):
         for name, param in self._parameters.items():
             if param is None:
                 continue
-            start, limit = own[name].first(), fans[name] ** -0.5
+            start, limit = own[name].initial(), fans[name] ** -0.5
             if start is None:
                 param.uniform_(-limit, limit)
             else:
@@ -166,45 +166,15 @@ class Layer(torch.nn.Module, Generic[C]):
             dtype = "float32"
         return checked(config, dtype, specs(config.variant, **arguments))
 
-    def init_cache(self, batch_size: int, max_length: int, *, dtype: Any = None, **sizes: int) -> Any:
-        """An empty cache to decode with, by `step`.
-
-        Args:
-            batch_size: how many sequences.
-            max_length: how many positions each may have.
-            dtype: of keys, values and states; the layer's by default, but float32 for the states of 16-bit layers,
-                whose rounding errors would add up from step to step.
-            sizes: of axis letters that the config leaves open, such as k=64, v=64 for `dot_product`.
-
-        Raises:
-            ValueError: a layer that does not decode, or sizes below 1.
-        """
+    def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         kind = DTYPES[check_dtype(self.config.variant, dtype or self.dtype or "float32")]
         device = next((p.device for p in self.parameters()), None)
         like = torch.zeros((), dtype=kind, device=device)
         return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
 
-    def step(
-        self, query: Array, cache: Any, *, valid: Array | None = None, tape: Tape = None, **arguments: Array
+    def _step(
+        self, query: Array, cache: Any, valid: Array | None, tape: Tape, arguments: dict[str, Array]
     ) -> tuple[Array, Any]:
-        """The outputs of new positions, and the cache with them appended.
-
-        Each sequence continues from its own length. New positions that are not real, such as padding on either side,
-        are not appended, and their outputs have no meaning. The step uses the cache up; pass `cache.copy()` to keep it.
-
-        Args:
-            query: `b t d`, the new positions, one or many.
-            cache: from `init_cache` or the step before.
-            valid: `b t`, True = a real position; all are real by default.
-            tape: gets every named intermediate.
-            arguments: the layer's other arguments, for the new positions. No mask, bias or keep: their keys would be
-                slots of the cache; no `return_weights`: the tape has the weights.
-
-        Raises:
-            TypeError: a cache of another package, or no cache.
-            ValueError: a cache of another layer, or a full one, if the lengths are known. Under jit and compile they
-                are not: a full cache is left as it is, the outputs are NaN and `cache.overrun` is True.
-        """
         config, to_check = self.config, check_arguments(self.config, cache, Cache, **arguments)
         sizes = self.check(query=query, **to_check)
         cached = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from attn_np.contract.alibi import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append, token_positions
-from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._ops import Array, Tape, constants, dtype_name, linear, record, to_dtype, upcast
 
 
@@ -33,23 +33,23 @@ class AlibiAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
-        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        bias = record(tape, given_bias=upcast(bias))
-        distance = to_dtype(abs(query_at[:, :, None] - key_at[:, None, :]), dtype_name(q))
+        bias = record(tape, caller_bias=upcast(bias))
+        distance = to_dtype(abs(query_positions[:, :, None] - key_positions[:, None, :]), dtype_name(q))
         # h 1 1 times b 1 t s
         alibi = record(tape, alibi=-constants(c.slopes(), q)[:, None, None] * distance[:, None])
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=alibi if bias is None else alibi + bias, causal=c.causal, window=c.window,
             scale=c.scale, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float, Int
 
 from attn_np.contract.differential import Config
 from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_torch._ops import (
     Array,
@@ -29,11 +29,11 @@ def for_both_maps(x: Array) -> Array:
     return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))[:, :, None]
 
 
-def rotate_maps(x: Array, cos: Array | None, sin: Array | None, layout: str, *, back: bool = False) -> Array:
+def rotate_maps(x: Array, cos: Array | None, sin: Array | None, layout: str, *, inverse: bool = False) -> Array:
     """Queries or keys, `b t h r k`, rotated by their positions, those of both maps by the same angles."""
     if cos is None or sin is None:
         return x
-    return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, back=back)
+    return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, inverse=inverse)
 
 
 class DifferentialAttention(Layer[Config]):
@@ -65,16 +65,16 @@ class DifferentialAttention(Layer[Config]):
         return_weights: bool = False,
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep, positions=positions)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, step=step)
+        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
         allowed = record(tape, allowed=allowed)
-        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         positions = record(tape, positions=positions)
         q = linear("btd,dhrk->bthrk", query, self.w_q, self.b_q)
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
-        cos, sin = rotation(c, positions, n["t"], like=query, step=step)
+        cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate_maps(q, cos, sin, c.layout), k_rot=rotate_maps(k, cos, sin, c.layout))
         k, v = append(step, k=k, v=v)
         k, v = repeat_heads(k, q), repeat_heads(v, q)
@@ -84,9 +84,9 @@ class DifferentialAttention(Layer[Config]):
             zero_unseen("bhts->bshv", allowed, v),
         )
         q, k, v = record(tape, q=q, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        scale = n["k"] ** -0.5 if c.scale is None else c.scale
+        scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
         scores = record(tape, scores=einsum("bthrk,bshrk->bhrts", q, k) * scale)
         if c.softcap is not None:
             scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
@@ -96,11 +96,11 @@ class DifferentialAttention(Layer[Config]):
             scores = record(tape, biased=scores + for_both_maps(bias))
         maps = record(tape, maps=softmax(scores, None if allowed is None else for_both_maps(allowed)))
         # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
-        raised = record(tape, raised=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
-        factor = record(tape, factor=raised[:1] - raised[1:] + c.start())
-        probs = record(tape, probs=maps[:, :, 0] - factor * maps[:, :, 1])
+        lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
+        lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.start())
+        probs = record(tape, probs=maps[:, :, 0] - lambda_full * maps[:, :, 1])
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.start()))
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, self.b_o))
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.disentangled import Config
 from attn_torch._decode import DecodeStep, append, token_positions
-from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_torch._ops import (
     Array,
@@ -53,12 +53,12 @@ class DisentangledAttention(Layer[Config]):
         return_weights: bool = False,
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
-        allowed = attention_mask(mask, n["t"], n["t"], like=query, causal=c.causal, step=step)
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
+        allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
         allowed = record(tape, allowed=allowed)
-        query, key, value = inputs(tape, "bhts", query, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
         # Upcast once for all terms: in 16 bits, too, their gradients add up before they are rounded.
         w_q, b_q, w_k, b_k, rel = (upcast(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
         q = linear("btd,dhk->bthk", query, w_q, b_q)
@@ -68,10 +68,10 @@ class DisentangledAttention(Layer[Config]):
         q = zero_unseen("bhts->bthk", allowed, q)
         k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
         q, k, v = record(tape, q=q, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         limit, span = c.max_distance, c.span()
-        distance = query_at[:, :, None] - key_at[:, None, :]
+        distance = query_positions[:, :, None] - key_positions[:, None, :]
         if c.buckets is not None:
             distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
         terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
@@ -92,7 +92,7 @@ class DisentangledAttention(Layer[Config]):
             rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
             distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
             terms += [record(tape, p2c_scores=gather_last(distances, row).swapaxes(2, 3))]
-        scale = 1 / sqrt(n["k"] * len(terms)) if c.scale is None else c.scale
+        scale = 1 / sqrt(sizes["k"] * len(terms)) if c.scale is None else c.scale
         scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
         if bias is not None:
             scores = record(tape, biased=scores + bias)
@@ -100,4 +100,4 @@ class DisentangledAttention(Layer[Config]):
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)

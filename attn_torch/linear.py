@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.linear import Config
 from attn_torch._decode import DecodeStep, read_state, real_positions, write_state
-from attn_torch._layer import Layer, output
+from attn_torch._layer import Layer, cast_output
 from attn_torch._masks import any_visible, zero_unseen
 from attn_torch._ops import (
     Array,
@@ -148,4 +148,4 @@ class LinearAttention(Layer[Config]):
             context = context[..., :-1] / weight
         context = record(tape, context=context)
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y)
+        return cast_output(dtype, y)

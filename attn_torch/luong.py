@@ -3,13 +3,12 @@
 from jaxtyping import Bool, Float
 
 from attn_np.contract.luong import Config
-from attn_torch._layer import Layer, Output, inputs, output
-from attn_torch._masks import unmasked_by_bias, zero_unseen
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
+from attn_torch._masks import full_mask, unmasked_by_bias, zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
     arange,
-    broadcast_to,
     cumsum,
     dropout,
     dtype_name,
@@ -26,15 +25,14 @@ from attn_torch._ops import (
 
 def visible_positions(allowed: Array | None, like: Array, shape: tuple[int, int, int]) -> tuple[Array, Array, Array]:
     """The keys that each query sees, `b t s`; their positions among these, from 1; and how many they are."""
-    visible = arange(shape[2], like) >= 0 if allowed is None else allowed
-    visible = broadcast_to(visible, shape)
+    visible = full_mask(allowed, shape, like)
     return visible, cumsum(visible, 2), visible.sum(2)
 
 
 def zero_unseen_keys(tape: Tape, allowed: Array, key: Array, value: Array) -> tuple[Array, Array]:
     """Keys and values, with those that no query sees set to 0."""
     return record(
-        tape, near_key=zero_unseen("bts->bsi", allowed, key), near_value=zero_unseen("bts->bsv", allowed, value)
+        tape, local_key=zero_unseen("bts->bsi", allowed, key), local_value=zero_unseen("bts->bsv", allowed, value)
     )
 
 
@@ -60,28 +58,28 @@ class LuongAttention(Layer[Config]):
         tape: Tape = None,
         return_weights: bool = False,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed, shape = unmasked_by_bias(mask, bias), (n["b"], n["t"], n["s"])
+        allowed, shape = unmasked_by_bias(mask, bias), (sizes["b"], sizes["t"], sizes["s"])
         if c.half_window is not None and self.w_center is None:
-            allowed, place, _ = visible_positions(allowed, query, shape)
+            allowed, key_number, _ = visible_positions(allowed, query, shape)
             # p_t = t: queries and keys are counted from 1, hidden keys are not counted.
-            ahead = place - (arange(n["t"], query)[:, None] + 1)
-            mask = allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)
-        query, key, value = inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
+            offset = key_number - (arange(sizes["t"], query)[:, None] + 1)
+            mask = allowed = allowed & (offset <= c.half_window) & (offset >= -c.half_window)
+        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
         keep = self.draw_keep(keep, shape, like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        nearness = None
+        gaussian = None
         if c.half_window is not None and self.w_position is not None and self.w_center is not None:
-            allowed, place, length = visible_positions(allowed, query, shape)
+            allowed, key_number, length = visible_positions(allowed, query, shape)
             length = record(tape, length=to_dtype(length, dtype_name(query)))
             hidden = record(tape, hidden=tanh(einsum("btd,dm->btm", query, self.w_position)))
-            share = record(tape, share=sigmoid(einsum("btm,m->bt", hidden, self.w_center)))
-            center = record(tape, center=length * share)
-            ahead = record(tape, ahead=to_dtype(place, dtype_name(query)) - center[:, :, None])
+            center_share = record(tape, center_share=sigmoid(einsum("btm,m->bt", hidden, self.w_center)))
+            center = record(tape, center=length * center_share)
+            offset = record(tape, offset=to_dtype(key_number, dtype_name(query)) - center[:, :, None])
             # exp(-(s - p_t)^2 / (2 sigma^2)) with sigma = half_window / 2.
-            nearness = record(tape, nearness=exp(ahead * ahead * (-2.0 / c.half_window**2)))
-            allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)
+            gaussian = record(tape, gaussian=exp(offset * offset * (-2.0 / c.half_window**2)))
+            allowed = allowed & (offset <= c.half_window) & (offset >= -c.half_window)
             key, value = zero_unseen_keys(tape, allowed, key, value)
         if self.w_q is not None and self.w_k is not None and self.w_score is not None:
             # W [q; k] = w_q^T q + w_k^T k: the query's half is computed once, not again for every key.
@@ -98,10 +96,10 @@ class LuongAttention(Layer[Config]):
         if bias is not None:
             scores = record(tape, biased=scores + bias)
         probs = softmax(scores, allowed)
-        if nearness is not None:
-            probs = record(tape, align=probs) * nearness
+        if gaussian is not None:
+            probs = record(tape, align=probs) * gaussian
         probs = record(tape, probs=probs)
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bts,bsv->btv", kept, value))
         y = record(tape, y=context)
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from attn_np.contract.mla import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, record, rms_norm
 from attn_torch._rotary import rotate, rotation
 
@@ -36,16 +36,16 @@ class MultiHeadLatentAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
+        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         positions = record(tape, positions=positions)
-        cos, sin = rotation(c, positions, n["t"], like=query, step=step)
+        cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         if self.w_dq is not None:
             query = record(tape, q_down=einsum("btd,de->bte", query, self.w_dq))
             query = record(tape, q_latent=rms_norm(query, self.w_q_norm, c.norm_eps))
         q = einsum("bte,ehk->bthk", query, self.w_q)
-        q_nope, q_rot = q[..., : n["q"]], rotate(q[..., n["q"] :], cos, sin, c.layout)
+        q_nope, q_rot = q[..., : sizes["q"]], rotate(q[..., sizes["q"] :], cos, sin, c.layout)
         q_nope, q_rot = record(tape, q_nope=q_nope, q_rot=q_rot)
         latent = record(tape, kv_down=einsum("bsd,dz->bsz", value, self.w_dkv))
         latent = record(tape, latent=rms_norm(latent, self.w_kv_norm, c.norm_eps))
@@ -56,10 +56,10 @@ class MultiHeadLatentAttention(Layer[Config]):
             k, v = concatenate([latent, k_rot], -1)[:, :, None], latent[:, :, None]
         else:
             k = einsum("bsz,zhq->bshq", latent, self.w_uk)
-            k = concatenate([k, broadcast_to(k_rot[:, :, None], (*k.shape[:3], n["y"]))], -1)
+            k = concatenate([k, broadcast_to(k_rot[:, :, None], (*k.shape[:3], sizes["y"]))], -1)
             v = einsum("bsz,zhv->bshv", latent, self.w_uv)
         q = concatenate([q_nope, q_rot], -1)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.factor(), keep=keep, rate=c.dropout,
             step=step, tape=tape, implementation=implementation, return_weights=return_weights,
@@ -67,4 +67,4 @@ class MultiHeadLatentAttention(Layer[Config]):
         if c.absorbed:
             context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))
         y = record(tape, y=einsum("bthv,hvd->btd", context, self.w_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from attn_np.contract.self_attention import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._ops import Array, Tape, dtype_name, linear, record
 
 
@@ -33,14 +33,14 @@ class SelfAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = inputs(tape, "bts", query, mask=mask, causal=c.causal, window=c.window, step=step)
+        query, key, value = prepare_inputs(tape, "bts", query, mask=mask, causal=c.causal, window=c.window, step=step)
         q = linear("btd,dk->btk", query, self.w_q, self.b_q)
         k = linear("bsd,dk->bsk", key, self.w_k, self.b_k)
         v = linear("bsd,dv->bsv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
             keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
@@ -48,4 +48,4 @@ class SelfAttention(Layer[Config]):
         )  # fmt: skip
         y = context if self.w_o is None else linear("btv,vd->btd", context, self.w_o, self.b_o)
         y = record(tape, y=y)
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.shaw import Config
 from attn_torch._decode import DecodeStep, append, token_positions
-from attn_torch._layer import Layer, Output, inputs, output
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._masks import attention_mask, unmasked_by_bias, zero_unseen
 from attn_torch._ops import (
     Array,
@@ -49,12 +49,12 @@ class ShawAttention(Layer[Config]):
         return_weights: bool = False,
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_at, key_at = token_positions(n["t"], n["t"], like=query, step=step)
-        allowed = attention_mask(mask, n["t"], n["t"], like=query, causal=c.causal, step=step)
+        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
+        allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
         allowed = record(tape, allowed=allowed)
-        query, key, value = inputs(tape, "bhts", query, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
@@ -62,16 +62,16 @@ class ShawAttention(Layer[Config]):
         q = zero_unseen("bhts->bthk", allowed, q)
         k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
         q, k, v = record(tape, q=q, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["t"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         # Equation 4 of the paper: key position minus query position, clipped on either side.
-        offset = clip(key_at[:, None, :] - query_at[:, :, None], -c.max_distance, c.max_distance)
-        row = record(tape, row=broadcast_to(offset + c.max_distance, (n["b"], n["t"], k.shape[1])))
+        offset = clip(key_positions[:, None, :] - query_positions[:, :, None], -c.max_distance, c.max_distance)
+        row = record(tape, row=broadcast_to(offset + c.max_distance, (sizes["b"], sizes["t"], k.shape[1])))
         rel_k = record(tape, rel_k=take(self.w_rel_k, row))
         content = einsum("bthk,bshk->bhts", q, k)
         position = einsum("bthk,btsk->bhts", q, rel_k)
         content, position = record(tape, content_scores=content, position_scores=position)
-        scores = record(tape, scores=(content + position) * (1 / sqrt(n["k"]) if c.scale is None else c.scale))
+        scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
         probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
@@ -82,4 +82,4 @@ class ShawAttention(Layer[Config]):
             context = context + einsum("bhts,btsv->bthv", kept, rel_v)
         context = record(tape, context=context)
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, probs, return_weights)
+        return cast_output(dtype, y, probs, return_weights)

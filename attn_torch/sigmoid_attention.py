@@ -5,9 +5,9 @@ from jaxtyping import Bool, Float
 from attn_np.contract.sigmoid_attention import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
-from attn_torch._layer import Layer, Output, inputs, output
-from attn_torch._masks import attention_mask
-from attn_torch._ops import Array, Tape, arange, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
+from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
+from attn_torch._masks import attention_mask, full_mask
+from attn_torch._ops import Array, Tape, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
 
 
 class SigmoidAttention(Layer[Config]):
@@ -36,22 +36,21 @@ class SigmoidAttention(Layer[Config]):
         implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
-        n = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
+        sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, n["t"], n["s"], like=query, causal=c.causal, window=c.window, step=step)
-        query, key, value = inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        keep = self.draw_keep(keep, (n["b"], n["h"], n["t"], n["s"]), like=query)
+        keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
-        def weigh(scores: Array, allowed: Array | None) -> Array:
+        def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
             if allowed is None:
-                allowed = arange(n["s"], scores) >= 0
+                allowed = full_mask(None, scores.shape, scores)
             if c.offset is None:
-                # 1 for every visible key, in the dtype of the scores.
-                ones = where(allowed, where(allowed, 1.0, scores), 0.0)
+                ones = where(allowed, 1.0 + zeros(scores.shape, scores), 0.0)
                 count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
                 shifted = scores - log(maximum(count, 1.0))[..., None]
             else:
@@ -61,8 +60,8 @@ class SigmoidAttention(Layer[Config]):
 
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            weigh=weigh, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
+            softmax_fn=sigmoid_weights, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
-        return output(dtype, y, weights, return_weights)
+        return cast_output(dtype, y, weights, return_weights)

@@ -7,48 +7,23 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from attn_np.contract._base import (
-    Arg,
-    Config,
-    Param,
-    Preset,
-    check_config,
-    check_dtype,
-    check_tokens,
-    checked,
-    declared,
-    field_error,
-    require,
-    within,
-)
-from attn_np.contract._tape import Scope, record, scope, tap_step, wants_intermediates
-
-__all__ = [
-    "Arg",
-    "Config",
-    "Param",
-    "Preset",
-    "Scope",
-    "check_config",
-    "check_dtype",
-    "check_tokens",
-    "checked",
-    "config",
-    "declared",
-    "examples",
-    "field_error",
-    "get",
-    "layers",
-    "nearest",
-    "presets",
-    "record",
-    "require",
-    "scope",
-    "tap_step",
-    "variants",
-    "wants_intermediates",
-    "within",
-]
+from attn_np.contract._base import Arg as Arg
+from attn_np.contract._base import Config as Config
+from attn_np.contract._base import Param as Param
+from attn_np.contract._base import Preset as Preset
+from attn_np.contract._base import annotated_names as annotated_names
+from attn_np.contract._base import check_config as check_config
+from attn_np.contract._base import check_dtype as check_dtype
+from attn_np.contract._base import check_tokens as check_tokens
+from attn_np.contract._base import checked as checked
+from attn_np.contract._base import field_error as field_error
+from attn_np.contract._base import require as require
+from attn_np.contract._base import under_prefix as under_prefix
+from attn_np.contract._tape import Scope as Scope
+from attn_np.contract._tape import record as record
+from attn_np.contract._tape import scope as scope
+from attn_np.contract._tape import tap_step as tap_step
+from attn_np.contract._tape import wants_intermediates as wants_intermediates
 
 
 @cache

@@ -48,8 +48,12 @@ class Options(Config):
     window: tuple[int | None, int | None] | None
     scale: float | None
     softcap: float | None
+    normalize_over: str
+    implementation: str
 
     def __post_init__(self) -> None:
+        self.one_of("implementation", PATHS)
+        self.one_of("normalize_over", tuple(AXES))
         self.flag("causal")
         self.interval("window")
         self.number("scale")
@@ -59,75 +63,60 @@ class Options(Config):
 Options.variant = "attend"
 
 
-def check_options(
-    causal: bool, window: tuple[int | None, int | None] | None, scale: float | None, softcap: float | None, rate: float
-) -> None:
-    """Refuse options that have no meaning.
-
-    Raises:
-        ValueError: naming what was expected.
-    """
-    Options(causal=causal, window=window, scale=scale, softcap=softcap)
-    fits = not isinstance(rate, bool) and isinstance(rate, int | float) and 0 <= rate < 1
-    if not fits:
-        raise field_error("attend", "rate in [0, 1)", repr(rate), "it is the share of weights set to 0")
-
-
 def takes_fast_path(
     implementation: str,
     tape: Any,
-    serves: bool,
+    readable: bool,
     *,
     return_weights: bool,
     normalize_over: str,
-    weigh: object,
+    softmax_fn: object,
     keep: object,
 ) -> bool:
     """Whether a call takes the fast path, which never forms the weights.
 
     Args:
-        serves: whether the fast path can read the arrays: those of the tree's own type.
+        readable: whether the fast path can read the arrays: those of the tree's own type.
 
     Raises:
-        ValueError: "fused" with an argument that needs the weights or with other arrays; `weigh` that is no function.
+        ValueError: "fused" with an argument that needs the weights or with other arrays; `softmax_fn` is no function.
     """
-    if weigh is not None and not callable(weigh):
-        expected = "weigh to be a function of the scores and the mask, or None"
-        raise field_error("attend", expected, repr(weigh), "set weigh=")
-    needed = return_weights or weigh is not None or keep is not None or normalize_over == "queries"
+    if softmax_fn is not None and not callable(softmax_fn):
+        expected = "softmax_fn to be a function of the scores and the mask, or None"
+        raise field_error("attend", expected, repr(softmax_fn), "set softmax_fn=")
+    needed = return_weights or softmax_fn is not None or keep is not None or normalize_over == "queries"
     if implementation == "fused":
-        uses = {"return_weights": return_weights, "weigh": weigh is not None, "keep": keep is not None}
+        uses = {"return_weights": return_weights, "softmax_fn": softmax_fn is not None, "keep": keep is not None}
         uses["normalize_over='queries'"] = normalize_over == "queries"
         names = " and ".join(name for name, used in uses.items() if used)
         expected = "implementation='fused' without arguments that need the weights"
         require(not needed, "attend", expected, names, "leave it out, or set implementation='auto'")
         expected = "implementation='fused' with plain arrays of the framework"
-        require(serves, "attend", expected, "others", "set implementation='auto'")
+        require(readable, "attend", expected, "others", "set implementation='auto'")
     return (
-        serves
+        readable
         and not needed
         and (implementation == "fused" or (implementation == "auto" and not wants_intermediates(tape)))
     )
 
 
-def check_weigh(weighed: bool, sinks: bool, normalize_over: str) -> None:
-    """Refuse `weigh` together with options of the softmax.
+def check_softmax_fn(has_softmax_fn: bool, sinks: bool, normalize_over: str) -> None:
+    """Refuse `softmax_fn` together with options of the softmax.
 
     Raises:
-        ValueError: `weigh` with sinks, or with weights that add up over the queries.
+        ValueError: `softmax_fn` with sinks, or with weights that add up over the queries.
     """
-    if weighed:
-        expected = "weigh without sinks and with normalize_over='keys', which belong to the softmax"
+    if has_softmax_fn:
+        expected = "softmax_fn without sinks and with normalize_over='keys', which belong to the softmax"
         got = f"{'sinks' if sinks else 'no sinks'}, {normalize_over!r}"
         require(not sinks and normalize_over == "keys", "attend", expected, got, "leave them out")
 
 
 def check(
     specs: Mapping[str, Spec | None],
-    options: tuple[bool, tuple[int | None, int | None] | None, float | None, float | None, float],
-    normalize_over: str,
-    implementation: str,
-    weighed: bool,
+    options: Options,
+    rate: float,
+    has_softmax_fn: bool,
     checked: Callable[[Config, str | None, Mapping[str, Spec | None]], dict[str, int]],
 ) -> dict[str, int]:
     """The size of every axis letter of a call; a call that cannot be right is refused.
@@ -137,16 +126,15 @@ def check(
 
     Args:
         specs: shape and dtype name of q, k, v, mask, bias, sinks and keep; None for one that was left out.
-        options: the arguments of `check_options`.
+        options: checked when they were made.
+        rate: the dropout rate.
         checked: the tree's function that checks specs against axes and caches the result.
 
     Raises:
         ValueError: a shape that does not fit, or an unknown word.
         TypeError: a dtype that does not fit.
     """
-    one_of("implementation", implementation, PATHS)
-    one_of("normalize_over", normalize_over, tuple(AXES))
-    q, sinks = specs["q"], specs["sinks"]
+    q, sinks, normalize_over = specs["q"], specs["sinks"], options.normalize_over
     axes = 4 if q is None else len(q[0])
     if axes not in (3, 4):
         expected = "q of shape (b, t, h, k), or (b, t, k) for one head"
@@ -170,15 +158,7 @@ def check(
             "share each key/value head among equally many query heads",
         )
     require(sizes["k"] > 0, "attend", "q and k of width at least 1", "width 0", "give them at least one dimension")
-    check_options(*options)
-    check_weigh(weighed, sinks is not None, normalize_over)
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+        raise field_error("attend", "rate in [0, 1)", repr(rate), "it is the share of weights set to 0")
+    check_softmax_fn(has_softmax_fn, sinks is not None, normalize_over)
     return sizes
-
-
-def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a word that is not one of the choices.
-
-    Raises:
-        ValueError: naming them.
-    """
-    require(value in choices, "attend", f"{name} to be one of {', '.join(choices)}", repr(value), f"set {name}=")

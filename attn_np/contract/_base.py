@@ -36,7 +36,7 @@ class Param:
     fan: str | None = None
     start: float | Callable[[], float | tuple[float, ...]] | None = None
 
-    def first(self) -> float | tuple[float, ...] | None:
+    def initial(self) -> float | tuple[float, ...] | None:
         """The initial value; None if it is drawn."""
         return self.start() if callable(self.start) else self.start
 
@@ -134,7 +134,7 @@ class Config:
         left = (getattr(self, "window", None) or (None,))[0]
         return None if left is None else left + 1
 
-    def no_cache(self) -> str:
+    def why_no_cache(self) -> str:
         """Why the layer cannot decode, as an error message says it."""
         return "causal=False" if getattr(self, "causal", None) is False else "one without a cache"
 
@@ -171,7 +171,7 @@ class Config:
 
     def starts(self) -> dict[str, float | tuple[float, ...] | None]:
         """Initial value of every parameter by its dotted name; None if it is drawn."""
-        return {name: param.first() for name, (param, _) in self._walk().items()}
+        return {name: param.initial() for name, (param, _) in self._walk().items()}
 
     def _walk(self) -> dict[str, tuple[Param, dict[str, int]]]:
         params = {name: (param, self.sizes()) for name, param in self.own_params().items()}
@@ -223,6 +223,13 @@ class Config:
         if value not in choices:
             raise field_error(self.variant, f"{name} to be one of {', '.join(choices)}", repr(value), f"set {name}=")
 
+    def divisible(self, name: str, by: str, *, unless: str) -> None:
+        """The first field is a multiple of the second, or a third one is set."""
+        size, divisor = getattr(self, name), getattr(self, by)
+        if getattr(self, unless) is None:
+            got, todo = f"{name}={size}, {by}={divisor}", f"change one of them or set {unless}="
+            require(size % divisor == 0, self.variant, f"{name} divisible by {by}", got, todo)
+
     def flag(self, *names: str) -> None:
         """Each named field is True or False: a word such as "no" would count as True."""
         for name in names:
@@ -266,7 +273,9 @@ class Config:
                 specs[name] = spec
             if spec is None:
                 if not arg.optional and arg.default is None:
-                    raise TypeError(f"{self.variant}: expected {name} {show(arg.axes, sizes)}, got None; pass {name}=")
+                    raise TypeError(
+                        f"{self.variant}: expected {name} {shape_text(arg.axes, sizes)}, got None; pass {name}="
+                    )
                 continue
             self._check_dtype(name, arg, spec[1], dtype)
             dtype = spec[1] if dtype is None and arg.kind == "array" else dtype
@@ -280,7 +289,7 @@ class Config:
         width, default = arg.axes.split()[-1], source.axes.split()[-1]
         if spec is not None and width in sizes and default in sizes and sizes[width] != sizes[default]:
             raise ValueError(
-                f"{self.variant}: expected {name} {show(arg.axes, sizes)}, got none, and {arg.default} has"
+                f"{self.variant}: expected {name} {shape_text(arg.axes, sizes)}, got none, and {arg.default} has"
                 f" {default}={sizes[default]}; pass {name}="
             )
 
@@ -311,7 +320,7 @@ class Config:
             wrong = wrong or sizes.get(letter, size) != size
         if wrong:
             raise ValueError(
-                f"{self.variant}: expected {name} of shape {show(arg.axes, sizes)}, got {shape}; "
+                f"{self.variant}: expected {name} of shape {shape_text(arg.axes, sizes)}, got {shape}; "
                 f"check its axes against the config and the other inputs"
             )
         sizes.update(zip(letters, shape, strict=True))
@@ -326,7 +335,7 @@ class Config:
         if not fits:
             todo = "remove axes" if len(shape) > len(full) else "add axes of size 1 where it does not vary"
             raise ValueError(
-                f"{self.variant}: expected {name} broadcastable to {show(arg.axes, sizes)}, got {shape}; {todo}"
+                f"{self.variant}: expected {name} broadcastable to {shape_text(arg.axes, sizes)}, got {shape}; {todo}"
             )
 
 
@@ -348,7 +357,7 @@ def shape_of(axes: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sizes[letter] for letter in axes.split())
 
 
-def show(axes: str, sizes: Mapping[str, int]) -> str:
+def shape_text(axes: str, sizes: Mapping[str, int]) -> str:
     """(b, t=5, d=7): the letters of a shape, with the sizes that are known."""
     parts = [f"{letter}={sizes[letter]}" if letter in sizes else letter for letter in axes.split()]
     return "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
@@ -365,7 +374,7 @@ def check_dtype(variant: str, dtype: Any) -> str:
     return name
 
 
-def within(values: dict[str, Any] | None, prefix: str) -> dict[str, Any] | None:
+def under_prefix(values: dict[str, Any] | None, prefix: str) -> dict[str, Any] | None:
     """The part of a flat dictionary under a prefix, without it."""
     if values is None:
         return None
@@ -389,7 +398,7 @@ def check_config(layer: Any, config: Any) -> None:
         )
 
 
-def declared(layer: type) -> list[str]:
+def annotated_names(layer: type) -> list[str]:
     """Names that a layer class and its bases annotate: parameters and sub-layers."""
     names: list[str] = []
     for base in layer.__mro__:

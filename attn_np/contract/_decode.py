@@ -1,14 +1,16 @@
 """The contract of decoding: the arrays of a cache, and the checks of `init_cache` and `step`."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from attn_np.contract._base import Config, Spec, require
+
+Array = TypeVar("Array")
 
 # One spare slot at the end, for entries that are not stored.
 SPARE = 1
 # Kinds of arguments that describe a whole sequence, not a step.
-WHOLE = ("mask", "bias", "keep", "marks")
+WHOLE_SEQUENCE_KINDS = ("mask", "bias", "keep", "marks")
 
 
 def slots(config: Config, max_length: int) -> int:
@@ -28,7 +30,7 @@ def cache_shapes(
     for name, size in {"batch_size": batch_size, "max_length": max_length, **sizes}.items():
         fits = isinstance(size, int) and not isinstance(size, bool) and size >= 1
         require(fits, v, f"{name} to be an integer of at least 1", repr(size), f"set {name}=")
-    why = config.no_cache()
+    why = config.why_no_cache()
     todo = "build it with causal=True" if why == "causal=False" else "see its contract's fields"
     require(bool(config.cached()), v, "a layer that decodes", why, todo)
     known = {**sizes, **config.sizes(), "b": batch_size, "s": slots(config, max_length) + SPARE}
@@ -55,7 +57,7 @@ def check_arguments(config: Config, cache: Any, kind: type, **arguments: Any) ->
     check_unspent(v, cache.spent)
     known = config.arguments() if arguments else {}
     for name, x in arguments.items():
-        if name in known and known[name].kind in WHOLE and x is not None:
+        if name in known and known[name].kind in WHOLE_SEQUENCE_KINDS and x is not None:
             todo = "mark padding by valid=" if name == "mask" else "call the layer on whole sequences"
             raise ValueError(f"{v}: expected step without {name}, got one; {todo}")
     todo = "pass tape={} and read the weights from it"
@@ -117,3 +119,53 @@ def check_room(variant: str, length: Any, max_length: int) -> None:
     """
     todo = "call init_cache with a larger max_length"
     require(length <= max_length, variant, f"at most {max_length} positions in the cache", length, todo)
+
+
+class Decodes(Generic[Array]):
+    """The decoding of a layer: its tree says by `_empty_cache` and `_step` how arrays are made and steps are taken."""
+
+    def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
+        raise NotImplementedError
+
+    def _step(
+        self, query: Array, cache: Any, valid: Array | None, tape: Any, arguments: dict[str, Array]
+    ) -> tuple[Array, Any]:
+        raise NotImplementedError
+
+    def init_cache(self, batch_size: int, max_length: int, *, dtype: Any = None, **sizes: int) -> Any:
+        """An empty cache to decode with, by `step`.
+
+        Args:
+            batch_size: how many sequences.
+            max_length: how many positions each may have.
+            dtype: of keys, values and states; the layer's by default, but float32 for the states of 16-bit layers,
+                whose rounding errors would add up from step to step.
+            sizes: of axis letters that the config leaves open, such as k=64, v=64 for `dot_product`.
+
+        Raises:
+            ValueError: a layer that does not decode, or sizes below 1.
+        """
+        return self._empty_cache(batch_size, max_length, dtype, sizes)
+
+    def step(
+        self, query: Array, cache: Any, *, valid: Array | None = None, tape: Any = None, **arguments: Array
+    ) -> tuple[Array, Any]:
+        """The outputs of new positions, and the cache with them appended.
+
+        Each sequence continues from its own length. New positions that are not real, such as padding on either side,
+        are not appended, and their outputs have no meaning. The step uses the cache up; pass `cache.copy()` to keep it.
+
+        Args:
+            query: `b t d`, the new positions, one or many.
+            cache: from `init_cache` or the step before.
+            valid: `b t`, True = a real position; all are real by default.
+            tape: gets every named intermediate.
+            arguments: the layer's other arguments, for the new positions. No mask, bias or keep: their keys would be
+                slots of the cache; no `return_weights`: the tape has the weights.
+
+        Raises:
+            TypeError: a cache of another package, or no cache.
+            ValueError: a cache of another layer, or a full one, if the lengths are known. Under jit and compile they
+                are not: a full cache is left as it is, the outputs are NaN and `cache.overrun` is True.
+        """
+        return self._step(query, cache, valid, tape, arguments)

@@ -22,14 +22,7 @@ class Heads(_base.Config):
         self.number("scale")
         self.rate("dropout")
         self.flag("use_bias")
-        if self.head_dim is None:
-            _base.require(
-                self.d_model % self.num_heads == 0,
-                self.variant,
-                "d_model divisible by num_heads",
-                f"d_model={self.d_model}, num_heads={self.num_heads}",
-                "change one of them or set head_dim=",
-            )
+        self.divisible("d_model", "num_heads", unless="head_dim")
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads

@@ -1,9 +1,9 @@
 """Rotary positions: the angles that each position is rotated by, from the published formulas."""
 
 from math import ceil, floor, inf, log, pi, sqrt
-from typing import Any, ClassVar
+from typing import Any
 
-from attn_np.contract._base import Spec, field_error, require
+from attn_np.contract._base import Arg, Config, Spec, field_error, require
 
 LAYOUTS = ("half", "interleaved")
 
@@ -22,13 +22,12 @@ KINDS: dict[str | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
 SCALING_FIELDS = tuple(dict.fromkeys(name for groups in KINDS.values() for names in groups for name in names))
 
 
-class Rotary:
-    """Base of configs with rotary positions: the checks of their fields, and the angles that follow from these.
+class Rotary(Config):
+    """Base of configs with rotary positions: their arguments, the checks of their fields, and the angles.
 
     A contract declares the base, the layout and some of the others as fields; the rest keep the values they have here.
     """
 
-    variant: ClassVar[str]
     rope_base: Any  # a number; None where a contract has layers without positions
     rotary_dim: int | None = None
     layout: str
@@ -47,8 +46,7 @@ class Rotary:
 
     def rotary_width(self) -> int:
         """How many dimensions of a head are rotated."""
-        config: Any = self
-        return self.rotary_dim or config.sizes()["k"]
+        return self.rotary_dim or self.sizes()["k"]
 
     def check_rotary(self) -> None:
         """Refuse fields that cannot be right.
@@ -56,16 +54,15 @@ class Rotary:
         Raises:
             ValueError: naming the field.
         """
-        config: Any = self
-        v, width, most = self.variant, self.rotary_width(), config.sizes()["k"]
+        v, width, most = self.variant, self.rotary_width(), self.sizes()["k"]
         whole = ("rotary_dim", "max_positions", "original_max_positions")
-        config.positive(*(name for name in whole if name in config.fields()))
-        config.number("rope_base", above=1.0)
+        self.positive(*(name for name in whole if name in self.fields()))
+        self.number("rope_base", above=1.0)
         for name in ("scaling_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
-            config.number(name, above=0.0)
-        config.number("attention_factor", above=0.0)
-        config.flag("truncate")
-        config.one_of("layout", LAYOUTS)
+            self.number(name, above=0.0)
+        self.number("attention_factor", above=0.0)
+        self.flag("truncate")
+        self.one_of("layout", LAYOUTS)
         require(width % 2 == 0, v, "an even number of rotated dimensions", width, "set rotary_dim=")
         require(width <= most, v, f"rotary_dim of at most the head's width {most}", width, "set rotary_dim=")
         words = ", ".join(repr(kind) for kind in KINDS)
@@ -96,15 +93,22 @@ class Rotary:
         if self.scaling == "longrope" and self.attention_factor is None and self.original_max_positions == 1:
             raise field_error(v, "original_max_positions of at least 2", 1, "or set attention_factor=")
 
-    def check_positions(self, positions: Spec | None) -> None:
-        """Refuse positions in a call of a layer without `max_positions`.
+    def arguments(self) -> dict[str, Arg]:
+        arguments = {
+            "query": Arg("b t d"),
+            "mask": Arg("b h t t", "mask", optional=True),
+            "bias": Arg("b h t t", "bias", optional=True),
+            "keep": Arg("b h t t", "keep", optional=True),
+        }
+        if self.max_positions is not None:
+            arguments["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
+        return arguments
 
-        Raises:
-            ValueError: naming the field to set.
-        """
-        if positions is not None:
-            todo = "set max_positions= above the largest position"
-            require(self.max_positions is not None, self.variant, "no positions without max_positions", "some", todo)
+    def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
+        todo = "set max_positions= above the largest position"
+        allowed = self.max_positions is not None or specs.get("positions") is None
+        require(allowed, self.variant, "no positions without max_positions", "some", todo)
+        return super().check(dtype, **specs)
 
     def check_range(self, low: int, high: int) -> None:
         """Refuse positions beyond the tables, if their values are known.

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param, Spec
+from attn_np.contract._base import Param
 from attn_np.contract._rotary import Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Rotary, _base.Config):
+class Config(Rotary):
     """Fields of decoder attention.
 
     Attributes:
@@ -188,21 +188,6 @@ class Config(Rotary, _base.Config):
         if self.norm is not None and self.norm_weight == "own":
             params |= {"w_q_all": Param("h k", "k", start=start), "w_k_all": Param("g k", "k", start=start)}
         return params | ({"sinks": Param("h", "k")} if self.sinks else {})
-
-    def arguments(self) -> dict[str, Arg]:
-        arguments = {
-            "query": Arg("b t d"),
-            "mask": Arg("b h t t", "mask", optional=True),
-            "bias": Arg("b h t t", "bias", optional=True),
-            "keep": Arg("b h t t", "keep", optional=True),
-        }
-        if self.max_positions is not None:
-            arguments["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
-        return arguments
-
-    def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
-        self.check_positions(specs.get("positions"))
-        return super().check(dtype, **specs)
 
     def exempt(self) -> dict[str, str]:
         reasons = {}

@@ -51,7 +51,7 @@ class Config(Rotary, mha.Config):
         "d (half of a head)": "K = head_dim, axis k; values have V = value_head_dim, axis v, which is 2 K",
         "Q_1, Q_2; K_1, K_2": "q[:, :, :, r], k[:, :, :, r] for r = 0, 1",
         "lambda_q1, lambda_q2; lambda_k1, lambda_k2": "lambda_q[r], lambda_k[r]",
-        "lambda": "factor",
+        "lambda": "lambda_full",
         "head_i, its norm": "context, normed",
         "the authors' code": "num_kv_heads, rope_base; DiffLlama besides norm_weight=False",
     }
@@ -148,20 +148,9 @@ class Config(Rotary, mha.Config):
         return weights | ({"w_norm": Param("v", "v", start=1.0)} if self.norm_weight else {})
 
     def arguments(self) -> dict[str, Arg]:
-        if self.rope_base is None:
-            return super().arguments()
-        arguments = {
-            "query": Arg("b t d"),
-            "mask": Arg("b h t t", "mask", optional=True),
-            "bias": Arg("b h t t", "bias", optional=True),
-            "keep": Arg("b h t t", "keep", optional=True),
-        }
-        if self.max_positions is not None:
-            arguments["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
-        return arguments
+        return mha.Config.arguments(self) if self.rope_base is None else super().arguments()
 
     def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
-        self.check_positions(specs.get("positions"))
         if self.rope_base is not None:
             for name in ("key", "value"):
                 todo = "rotary positions are for self-attention: leave it out, or set rope_base=None"

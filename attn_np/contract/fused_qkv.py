@@ -79,14 +79,7 @@ class Config(_base.Config):
         self.interval("window")
         self.rate("dropout")
         self.flag("causal", "use_bias", "use_output")
-        if self.head_dim is None:
-            _base.require(
-                self.d_model % self.num_heads == 0,
-                self.variant,
-                "d_model divisible by num_heads",
-                f"d_model={self.d_model}, num_heads={self.num_heads}",
-                "change one of them or set head_dim=",
-            )
+        self.divisible("d_model", "num_heads", unless="head_dim")
 
     def sizes(self) -> dict[str, int]:
         return {

@@ -41,7 +41,7 @@ class Config(mha.Config):
         "X (input of the layer)": "query",
         "W_theta (gate)": "w_gate, b_gate",
         "Y (output of SDPA)": "context",
-        "Y' = Y * sigma(X W_theta)": "gated = context * opened",
+        "Y' = Y * sigma(X W_theta)": "gated = context * gate",
         "n (number of heads)": "H = num_heads, index h",
         "d_k": "K = head_dim, axis k; V = value_head_dim, axis v; width of a gate, axis f: V or 1",
     }

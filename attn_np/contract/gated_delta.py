@@ -44,8 +44,8 @@ class Config(_base.Config):
     notation = {
         "S_t": "states on the tape, state in the cache: transposed, keys by values",
         "v_t of the paper, after its SiLU": "v_silu on the tape; q_unit and k_unit are after SiLU and norm",
-        "alpha_t": "exp of fade on the tape, fade = -exp(a_log) softplus(a) with a = x w_a + dt_bias",
-        "gamma_t (product of alphas in a chunk)": "exp of the running sum of fade",
+        "alpha_t": "exp of log_decay on the tape, log_decay = -exp(a_log) softplus(a) with a = x w_a + dt_bias",
+        "gamma_t (product of alphas in a chunk)": "exp of the running sum of log_decay",
         "beta_t, and u_t (pseudo-values)": "beta, and corrected: the value written for a key",
         "conv1d.weight of Qwen3-Next": "w_q_conv, w_k_conv, w_v_conv: for all numbers of q, k and v in one array there",
         "W, U": (
@@ -85,14 +85,7 @@ class Config(_base.Config):
         self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size", "conv_size")
         self.number("eps", above=0.0)
         self.one_of("form", FORMS)
-        if self.head_dim is None:
-            _base.require(
-                self.d_model % self.num_heads == 0,
-                self.variant,
-                "d_model divisible by num_heads",
-                f"d_model={self.d_model}, num_heads={self.num_heads}",
-                "change one of them or set head_dim=",
-            )
+        self.divisible("d_model", "num_heads", unless="head_dim")
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads

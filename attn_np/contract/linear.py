@@ -82,14 +82,7 @@ class Config(_base.Config):
         _base.require(
             self.eps >= 0, self.variant, "eps of at least 0", repr(self.eps), "it is added to a sum of weights"
         )
-        if self.head_dim is None:
-            _base.require(
-                self.d_model % self.num_heads == 0,
-                self.variant,
-                "d_model divisible by num_heads",
-                f"d_model={self.d_model}, num_heads={self.num_heads}",
-                "change one of them or set head_dim=",
-            )
+        self.divisible("d_model", "num_heads", unless="head_dim")
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads

@@ -75,7 +75,7 @@ class Config(_heads.BidirectionalConfig):
         known = super().arguments()
         return {"query": known.pop("query"), "global_mask": Arg("b t", "marks", optional=True), **known}
 
-    def no_cache(self) -> str:
+    def why_no_cache(self) -> str:
         return "a window to both sides"
 
     def exempt(self) -> dict[str, str]:

@@ -50,7 +50,7 @@ class Config(_base.Config):
         "D, sigma": "half_window, half_window / 2",
         "p_t, S": "center, length: how many keys the query may see",
         "W_p, v_p": "w_position transposed, w_center",
-        "s - p_t, exp(-(s - p_t)^2 / (2 sigma^2))": "ahead, nearness",
+        "s - p_t, exp(-(s - p_t)^2 / (2 sigma^2))": "offset, gaussian",
     }
     cost = (
         "dot: time b t s (d + v), memory b t s; general: and b t d i; concat: time b t s (e + v), memory b t s e; "

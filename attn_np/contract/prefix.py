@@ -54,7 +54,7 @@ class Config(_heads.BidirectionalConfig):
         known = super().arguments()
         return {"query": known.pop("query"), "prefix": Arg("b", "tokens", drawn=5), **known}
 
-    def no_cache(self) -> str:
+    def why_no_cache(self) -> str:
         return "a prefix whose positions see ahead: its keys and values change with every new one"
 
     def exempt(self) -> dict[str, str]:

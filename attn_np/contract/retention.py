@@ -99,14 +99,7 @@ class Config(_base.Config):
         self.number("rope_base", above=1.0)
         self.one_of("layout", LAYOUTS)
         self.one_of("spacing", SPACINGS)
-        if self.head_dim is None:
-            _base.require(
-                self.d_model % self.num_heads == 0,
-                self.variant,
-                "d_model divisible by num_heads",
-                f"d_model={self.d_model}, num_heads={self.num_heads}",
-                "change one of them or set head_dim=",
-            )
+        self.divisible("d_model", "num_heads", unless="head_dim")
 
         width = self.sizes()["k"]
         _base.require(

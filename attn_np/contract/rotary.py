@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param, Spec
+from attn_np.contract._heads import Heads
 from attn_np.contract._rotary import Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Rotary, _base.Config):
+class Config(Rotary, Heads):
     """Fields of attention with rotary positions.
 
     Attributes:
@@ -104,55 +103,11 @@ class Config(Rotary, _base.Config):
     long_factor: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "head_dim", "value_head_dim")
-        self.number("scale")
+        super().__post_init__()
         self.number("softcap", above=0.0)
         self.interval("window")
-        self.rate("dropout")
-        self.flag("causal", "use_bias")
-        if self.head_dim is None:
-            _base.require(
-                self.d_model % self.num_heads == 0,
-                self.variant,
-                "d_model divisible by num_heads",
-                f"d_model={self.d_model}, num_heads={self.num_heads}",
-                "change one of them or set head_dim=",
-            )
+        self.flag("causal")
         self.check_rotary()
-
-    def sizes(self) -> dict[str, int]:
-        k = self.head_dim or self.d_model // self.num_heads
-        return {"d": self.d_model, "h": self.num_heads, "k": k, "v": self.value_head_dim or k}
-
-    def own_params(self) -> dict[str, Param]:
-        weights = {
-            "w_q": Param("d h k", "d"),
-            "w_k": Param("d h k", "d"),
-            "w_v": Param("d h v", "d"),
-            "w_o": Param("h v d", "h v"),
-        }
-        biases = {
-            "b_q": Param("h k", "d"),
-            "b_k": Param("h k", "d"),
-            "b_v": Param("h v", "d"),
-            "b_o": Param("d", "h v"),
-        }
-        return weights | biases if self.use_bias else weights
-
-    def arguments(self) -> dict[str, Arg]:
-        arguments = {
-            "query": Arg("b t d"),
-            "mask": Arg("b h t t", "mask", optional=True),
-            "bias": Arg("b h t t", "bias", optional=True),
-            "keep": Arg("b h t t", "keep", optional=True),
-        }
-        if self.max_positions is not None:
-            arguments["positions"] = Arg("b t", "tokens", optional=True, below=self.max_positions)
-        return arguments
-
-    def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
-        self.check_positions(specs.get("positions"))
-        return super().check(dtype, **specs)
 
     def exempt(self) -> dict[str, str]:
         return {"keys_have_no_order": "scores depend on the distance of queries and keys"}

@@ -7,12 +7,11 @@ from typing import Any
 from attn_np import contract
 from attn_np.contract import Config
 from attn_np.weights._check import Request, require_agreement
-from attn_np.weights._choose_table import required_keys
 from attn_np.weights._errors import ConfigMismatchError, WeightFileError, compare_keys
 from attn_np.weights._key_prefix import KeyPrefix
 from attn_np.weights._shards import Tensors
 from attn_np.weights.layouts import Layout, Table
-from attn_np.weights.layouts._base import TRAINING, canonical, differences, infer
+from attn_np.weights.layouts._base import TRAINING_FIELDS, canonical, differences, infer
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
 
 # Fields that a caller may give for a layer whose model states the rest.
@@ -68,7 +67,7 @@ def merge_caller_fields(file: str, name: str, table: Table, config: Config, requ
         expected = f"{config.variant!r} as in its {CONFIG}"
         raise ConfigMismatchError(file, "variant", expected, repr(request.variant), todo)
     require_table_fields(file, name, table, config.variant, request.fields)
-    own = {field: value for field, value in request.fields.items() if field in (*TRAINING, *CALLER_FIELDS)}
+    own = {field: value for field, value in request.fields.items() if field in (*TRAINING_FIELDS, *CALLER_FIELDS)}
     if request.config is not None:
         own |= {field: getattr(request.config, field) for field in CALLER_FIELDS if field in config.fields()}
     config = contract.config(config.variant, **(config.as_dict() | own))
@@ -79,7 +78,7 @@ def merge_caller_fields(file: str, name: str, table: Table, config: Config, requ
     return config if request.config is None else request.config
 
 
-def stated_fields(
+def merge_sidecar_fields(
     file: str, name: str, layout: Layout, table: Table, variant: str, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The caller's config fields and those of the `config.json` beside the file, which must agree.
@@ -103,28 +102,20 @@ def infer_config(
     Raises:
         ConfigMismatchError, MissingKeysError: a base of rotary positions that is not stated, or a key that is missing.
     """
-    require_rope_base(file.path, layout, table, stated)
+    if layout.config is not None and "rope_base" in table.free and "rope_base" not in stated:
+        # The weights look the same for every base.
+        todo = f"put the model's {CONFIG} beside the file, or pass rope_base= and its other fields of positions"
+        expected = f"a {CONFIG} of this family beside it, or this field"
+        raise ConfigMismatchError(file.path, "rope_base", expected, "none", todo)
     shapes = {key[len(prefix.own) :]: file.entries[key].shape for key in file.entries if key.startswith(prefix.own)}
     outside = {key: prefix.key(table, key) for key in (*table.shared, *table.above)}
     shapes |= {key: file.entries[name].shape for key, name in outside.items() if name in file.entries}
     fields = infer(table, shapes, stated)
-    missing = [prefix.key(table, key) for key in required_keys(table) if key not in shapes]
+    missing = [prefix.key(table, key) for key in table.required_keys() if key not in shapes]
     if missing:
         present = [prefix.key(table, key) for key in shapes]
         compare_keys(file.path, [*missing, *present], present)
     return canonical(contract.config(variant, **fields))
-
-
-def require_rope_base(file: str, layout: Layout, table: Table, stated: Mapping[str, Any]) -> None:
-    """Refuse a model's layer with rotary positions of an unknown base: the weights look the same for every one.
-
-    Raises:
-        ConfigMismatchError: naming the field.
-    """
-    if layout.config is not None and "rope_base" in table.free and "rope_base" not in stated:
-        todo = f"put the model's {CONFIG} beside the file, or pass rope_base= and its other fields of positions"
-        expected = f"a {CONFIG} of this family beside it, or this field"
-        raise ConfigMismatchError(file, "rope_base", expected, "none", todo)
 
 
 def require_table_fields(file: str, name: str, table: Table, variant: str, fields: Mapping[str, Any]) -> None:

@@ -19,7 +19,6 @@ from attn_np.weights._errors import (
     compare_keys,
     compare_shape,
 )
-from attn_np.weights._paths import PathArg, path_text
 from attn_np.weights.layouts._base import differences
 
 
@@ -89,21 +88,6 @@ def require_own(base: type, layer: Any, expected: str, todo: str) -> None:
     if not isinstance(getattr(layer, "_orig_mod", layer), base):  # torch.compile wraps the layer
         kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
         raise TypeError(f"{expected}, got {kind}; {todo}, of the layer's own package")
-
-
-def require_savable(base: type, layer: Any, path: PathArg) -> None:
-    """Refuse to save anything but a layer of a package, that of the layers' base, or to anything but a path.
-
-    Raises:
-        TypeError: naming its type.
-    """
-    package = base.__module__.partition(".")[0]
-    require_own(base, layer, f"{package}.save: expected a layer of {package} first", "call save(layer, path)")
-    if not isinstance(path, str | bytes | PathLike):
-        raise TypeError(
-            f"{package}.save: expected a path second, got {type(path).__qualname__}; call save(layer, path)"
-        )
-    path_text(path)
 
 
 def requested_dtype(config: Config | None, params: Mapping[str, Any], dtype: Any) -> str | None:

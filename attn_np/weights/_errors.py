@@ -6,27 +6,11 @@ from os import PathLike, fspath
 from attn_np.contract import nearest
 
 __all__ = [
-    "ConfigMismatchError",
-    "DigestMismatchError",
-    "DtypeMismatchError",
-    "DuplicateKeyError",
-    "HeaderLimitError",
-    "HeaderSyntaxError",
-    "KeyNameError",
-    "LayoutError",
-    "LayoutTagError",
-    "MissingKeysError",
-    "NonFiniteWeightError",
-    "ShapeMismatchError",
-    "ShardIndexError",
-    "TrailingDataError",
-    "TruncatedFileError",
-    "UnexpectedKeysError",
-    "UnsafeFormatError",
-    "UnsafePathError",
-    "UnsupportedEncodingError",
-    "WeightFileError",
-]
+    "ConfigMismatchError", "DigestMismatchError", "DtypeMismatchError", "DuplicateKeyError", "HeaderLimitError",
+    "HeaderSyntaxError", "KeyNameError", "LayoutError", "LayoutTagError", "MissingKeysError", "NonFiniteWeightError",
+    "ShapeMismatchError", "ShardIndexError", "TrailingDataError", "TruncatedFileError", "UnexpectedKeysError",
+    "UnsafeFormatError", "UnsafePathError", "UnsupportedEncodingError", "WeightFileError",
+]  # fmt: skip
 
 SHOWN = 8
 

@@ -1,6 +1,6 @@
 """Files in the layouts of other libraries: a layer read from one, or written as one."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 
 import numpy as np
@@ -8,15 +8,14 @@ import numpy as np
 from attn_np import contract
 from attn_np.contract import Config
 from attn_np.weights import layouts
-from attn_np.weights._caller_config import family_config, infer_config, merge_caller_fields, stated_fields
+from attn_np.weights._caller_config import family_config, infer_config, merge_caller_fields, merge_sidecar_fields
 from attn_np.weights._cast import DTYPES
 from attn_np.weights._check import Request, WeightFile, checked_cast, common_dtype, require_agreement
-from attn_np.weights._choose_table import choose_table
 from attn_np.weights._errors import ConfigMismatchError, compare_shape
 from attn_np.weights._key_prefix import KeyPrefix, find_part, ignored_keys, locate_layer, prefix_for
 from attn_np.weights._safetensors import write_tensors
 from attn_np.weights._shards import Tensors
-from attn_np.weights.layouts import Table
+from attn_np.weights.layouts import Layout, Table
 from attn_np.weights.layouts._base import Step, steps, unsupported_fields
 
 
@@ -32,24 +31,24 @@ def read_foreign(
     layout = layouts.get(name)
     chosen = choose_table(name, layout, request.variant, file.entries)
     table, variant = layout.tables[chosen], layout.variant_of(chosen)
-    place = locate_layer(file, layout, table, layer, part, prefix)
-    from_family = family_config(file.path, layout, place.layer, find_part(layout, part))
+    key_prefix = locate_layer(file, layout, table, layer, part, prefix)
+    from_family = family_config(file.path, layout, key_prefix.layer, find_part(layout, part))
     if from_family is not None:
         table = layout.tables[from_family[0]]
         config = merge_caller_fields(file.path, name, table, from_family[1], request)
-        place = locate_layer(file, layout, table, layer, part, prefix)
-        return read_table(file, name, table, config, place, prefix, request)[0]
-    stated = stated_fields(file.path, name, layout, table, variant, request.fields)
+        key_prefix = locate_layer(file, layout, table, layer, part, prefix)
+        return read_table(file, name, table, config, key_prefix, prefix, request)[0]
+    stated = merge_sidecar_fields(file.path, name, layout, table, variant, request.fields)
     if request.config is None:
-        config = infer_config(file, layout, table, variant, place, stated)
+        config = infer_config(file, layout, table, variant, key_prefix, stated)
     else:
         config = request.config
         require_agreement(file.path, contract.config(variant, **(config.as_dict() | stated)), Request(config))
-    return read_table(file, name, table, config, place, prefix, request)[0]
+    return read_table(file, name, table, config, key_prefix, prefix, request)[0]
 
 
 def read_table(
-    file: Tensors, name: str, table: Table, config: Config, place: KeyPrefix, prefix: str, request: Request
+    file: Tensors, name: str, table: Table, config: Config, key_prefix: KeyPrefix, prefix: str, request: Request
 ) -> tuple[WeightFile, list[str], list[str]]:
     """A layer of a config by a table, the keys it was read from, and the layer's keys that are ignored.
 
@@ -57,8 +56,8 @@ def read_table(
         WeightFileError: the subclass that says what is wrong with the file.
     """
     plan = plan_steps(file.path, name, table, config)
-    keys = {key: place.key(table, key) for step in plan for key in step.keys}
-    ignored = ignored_keys(file, layouts.get(name), list(keys.values()), prefix, place.own)
+    keys = {key: key_prefix.key(table, key) for step in plan for key in step.keys}
+    ignored = ignored_keys(file, layouts.get(name), list(keys.values()), prefix, key_prefix.own)
     for step in plan:
         for key in step.keys:
             compare_shape(file.path, keys[key], step.key_shape(), file.entries[keys[key]].shape, step.key_axes())
@@ -103,7 +102,7 @@ def write_foreign(
     form = layout.prefixes_of(find_part(layout, part))[0]
     if layer is not None and "{layer}" not in form:
         raise ValueError(f"weights: expected no layer=, as this layout has one layer, got {layer!r}; leave it out")
-    place = prefix_for(prefix, form, form.format(layer=layer or 0), layer or 0)
+    key_prefix = prefix_for(prefix, form, form.format(layer=layer or 0), layer or 0)
     plan = plan_steps(file, name, table, config)
     for key in table.zeros:
         if key in values and any(np.ascontiguousarray(values[key]).view(np.uint8).flat):
@@ -111,8 +110,25 @@ def write_foreign(
             raise ConfigMismatchError(file, key, f"zeros, as {name} does not have it", "other numbers", todo)
     arrays: dict[str, np.ndarray] = {}
     for step in plan:
-        arrays |= {place.key(table, key): x for key, x in step.theirs(values).items()}
+        arrays |= {key_prefix.key(table, key): x for key, x in step.theirs(values).items()}
     write_tensors(file, arrays, layout.metadata)
+
+
+def choose_table(name: str, layout: Layout, variant: str | None, keys: Collection[str]) -> str:
+    """The name of the table for a variant, or for a layout's only one: of several, the first whose keys are there.
+
+    Raises:
+        ValueError: the layout does not have the variant, or has several and none is named.
+    """
+    variants = list(dict.fromkeys(map(layout.variant_of, layout.tables)))
+    tables = layout.tables_of(variants[0] if variant is None and len(variants) == 1 else str(variant))
+    if not tables:
+        todo = f"pass variant=, one of {', '.join(variants)}"
+        raise ValueError(f"weights: expected a variant that layout {name} has, got {variant!r}; {todo}")
+    for table in tables:
+        if all(any(key.endswith(end) for key in keys) for end in layout.tables[table].required_keys()):
+            return table
+    return tables[0]
 
 
 def plan_steps(file: str, name: str, table: Table, config: Config) -> list[Step]:

@@ -32,19 +32,8 @@ def read(
 ) -> WeightFile:
     """The weights of one layer, from a file that is checked whole before anything is returned.
 
-    Args:
-        path: the file, or the index of its shards (`*.safetensors.index.json`).
-        config: the config that the file must have, as for loading into a layer.
-        layout: name of a foreign layout, or of the file's variant if another one is to be returned; None for our own
-            names as they are. "half" or "interleaved" is the Config field of this name.
-        variant: the variant to return, for a layout with several and for a file without our metadata.
-        layer: number of the layer, for a layout with several.
-        part: which block of attention, if a layer has several, such as "cross".
-        prefix: what comes before the layer's keys, such as "blocks.0.attn."; other keys are ignored.
-        dtype: the dtype to return; the file's own by default.
-        cast: accept another dtype in the file, rounded once; numbers beyond the range are refused all the same.
-        finite: refuse NaN and infinities.
-        fields: fields of the config; those that the file states must agree.
+    The arguments are those of `attn_np.load`, but for `config`: the config that the file must have, as for loading into
+    a layer. A layout "half" or "interleaved" is no layout of files, but the Config field of this name.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the file.
@@ -56,7 +45,7 @@ def read(
     if variant in contract.presets():
         variant, preset = contract.presets()[variant]
         fields = {**preset.fields, **fields}
-    if layout in ROTARY_LAYOUTS:  # no layout of files, but the Config field of the same name
+    if layout in ROTARY_LAYOUTS:
         layout, fields = None, {**fields, "layout": layout}
     if config is not None and variant not in (None, config.variant):
         raise ValueError(f"weights: expected variant {config.variant!r} for this layer, got {variant!r}; leave it out")
@@ -83,17 +72,7 @@ def write(
     prefix: str = "",
     finite: bool = True,
 ) -> None:
-    """Write parameters to a file, whole or not at all: the file has its old content or the new one at any moment.
-
-    Args:
-        path: the file.
-        config: the config of the parameters.
-        values: every parameter by its dotted name.
-        layout: name of a foreign layout; None for our own names.
-        layer: number of the layer in the foreign names, 0 by default.
-        part: which block of attention, if a layer has several.
-        prefix: what to put before the names.
-        finite: refuse NaN and infinities.
+    """Write parameters, by their dotted names, to a file, whole or not at all; the options are those of `attn_np.save`.
 
     Raises:
         WeightFileError: parameters that do not fit the config, or a config that the layout cannot represent.

@@ -26,7 +26,7 @@ from attn_np.weights._errors import (
 )
 from attn_np.weights._safetensors import CODES, parse_json, write_tensors
 from attn_np.weights._shards import Tensors
-from attn_np.weights.layouts._base import TRAINING
+from attn_np.weights.layouts._base import TRAINING_FIELDS
 
 FORMAT = "attn-parity/1"
 # Prefixes of a whole model's file that an error chooses the nearest from.
@@ -49,8 +49,8 @@ def read_native(file: Tensors, variant: str | None, prefix: str, request: Reques
     metadata = file.metadata_of(key for key in file.entries if key.startswith(prefix))
     tagged = metadata.get("format") == FORMAT
     if tagged:
-        prefix = stated_prefix(file, metadata, prefix)
-        config = stated_config(file, metadata, variant or request.variant)
+        prefix = metadata_prefix(file, metadata, prefix)
+        config = metadata_config(file, metadata, variant or request.variant)
     else:
         config = caller_config(file, metadata, variant, prefix, request)
     keys = locate_params(file, config, prefix)
@@ -62,7 +62,7 @@ def read_native(file: Tensors, variant: str | None, prefix: str, request: Reques
     as_stored = request.variant in (None, config.variant)
     if as_stored:
         require_agreement(file.path, config, request)
-    digests = stated_digests(file, metadata) if tagged else {}
+    digests = metadata_digests(file, metadata) if tagged else {}
     values = {}
     for name, key in keys.items():
         x = file.read(key)
@@ -73,7 +73,7 @@ def read_native(file: Tensors, variant: str | None, prefix: str, request: Reques
     if not as_stored:
         config, values = convert_checked(file.path, config, values, str(request.variant))
         require_agreement(file.path, config, request if tagged else Request(request.config))
-    training = {name: request.fields[name] for name in TRAINING if name in request.fields}
+    training = {name: request.fields[name] for name in TRAINING_FIELDS if name in request.fields}
     return WeightFile(file.path, replace(config, **training), dtype, values)
 
 
@@ -90,10 +90,10 @@ def write_native(file: str, config: Config, values: Mapping[str, np.ndarray], pr
     }
     metadata |= {"prefix": prefix} if prefix else {}
     entries = {key: (CODES[x.dtype.name], x.shape) for key, x in arrays.items()}
-    write_tensors(file, arrays, metadata | {"header_sha256": seal(metadata, entries)})
+    write_tensors(file, arrays, metadata | {"header_sha256": header_digest(metadata, entries)})
 
 
-def seal(metadata: Mapping[str, str], entries: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+def header_digest(metadata: Mapping[str, str], entries: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
     """SHA-256 of a header: every metadata field but this one, every tensor's dtype and shape.
 
     With the digests of the tensors, which are metadata, it covers every bit that counts.
@@ -133,7 +133,7 @@ def prefixes_of(name: str, keys: Sequence[str]) -> list[str]:
     return [key.removesuffix(name) for key in keys if key == name or key.endswith(f".{name}")]
 
 
-def stated_prefix(file: Tensors, metadata: Mapping[str, str], prefix: str) -> str:
+def metadata_prefix(file: Tensors, metadata: Mapping[str, str], prefix: str) -> str:
     """The prefix of a file of ours, which is the caller's if there is one.
 
     Raises:
@@ -146,7 +146,7 @@ def stated_prefix(file: Tensors, metadata: Mapping[str, str], prefix: str) -> st
     return own
 
 
-def stated_config(file: Tensors, metadata: Mapping[str, str], variant: str | None) -> Config:
+def metadata_config(file: Tensors, metadata: Mapping[str, str], variant: str | None) -> Config:
     """The config in the metadata of a file of ours.
 
     Raises:
@@ -163,13 +163,13 @@ def stated_config(file: Tensors, metadata: Mapping[str, str], variant: str | Non
     if variant not in (None, own):
         todo = f"pass variant={own!r}, or layout={own!r} to have it converted"
         raise ConfigMismatchError(file.path, "variant", repr(variant), repr(own), todo)
-    fields, todo = stated_object(file, metadata, "config"), "write the file again from the layer"
+    fields, todo = metadata_object(file, metadata, "config"), "write the file again from the layer"
     try:
         config = contract.config(own, **fields)
     except (ValueError, TypeError) as error:
         raise ConfigMismatchError(file.path, "config", f"a config of {own}", str(error), todo) from error
     axes = {name: param.axes for name, param in config.params().items()}
-    if stated_object(file, metadata, "axes") != axes:
+    if metadata_object(file, metadata, "axes") != axes:
         raise LayoutTagError(file.path, "axes", json.dumps(axes)[:200], metadata["axes"][:200], todo)
     return config
 
@@ -199,22 +199,22 @@ def caller_config(
     raise LayoutTagError(file.path, "format", f"{FORMAT} in the metadata", repr(tag), todo)
 
 
-def stated_object(file: Tensors, metadata: Mapping[str, str], name: str) -> dict[str, Any]:
+def metadata_object(file: Tensors, metadata: Mapping[str, str], name: str) -> dict[str, Any]:
     """The JSON object in a metadata field."""
     return parse_json(file.path, metadata[name].encode(), f"a metadata field {name!r}")
 
 
-def stated_digests(file: Tensors, metadata: Mapping[str, str]) -> dict[str, str]:
+def metadata_digests(file: Tensors, metadata: Mapping[str, str]) -> dict[str, str]:
     """The digest of every tensor, from a header whose own digest is right.
 
     Raises:
         DigestMismatchError: the header's digest is wrong, or a tensor has none.
     """
-    actual = seal(metadata, {name: (entry.code, entry.shape) for name, entry in file.entries.items()})
+    actual = header_digest(metadata, {name: (entry.code, entry.shape) for name, entry in file.entries.items()})
     if metadata["header_sha256"] != actual:
         expected, todo = f"a header of SHA-256 {metadata['header_sha256'][:64]}", "get the file again"
         raise DigestMismatchError(file.path, "__metadata__", expected, actual, todo)
-    digests = stated_object(file, metadata, "sha256")
+    digests = metadata_object(file, metadata, "sha256")
     if set(digests) != set(file.entries):
         got = first_names(digests)
         raise DigestMismatchError(file.path, "sha256", "a digest per tensor", got, "write the file again")

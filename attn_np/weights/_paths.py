@@ -52,7 +52,7 @@ def open_regular(path: str, what: str = "a weight file") -> BinaryIO:
         todo = nearby_files(os.path.dirname(path) or os.curdir, os.path.basename(path))
         raise FileNotFoundError(message(path, what, "no file of this name", todo)) from error
     except OSError as error:
-        raise explained(error, path, what) from error
+        raise with_message(error, path, what) from error
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(message(path, what, "a folder", nearby_files(path, "")))
     raise OSError(message(path, what, kind_of(mode), "copy its content into a regular file"))
@@ -88,7 +88,7 @@ def replace_file(path: str) -> Iterator[BinaryIO]:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         handle = os.open(draft, flags, 0o666 if mode is None else mode)
     except OSError as error:
-        raise explained(error, path, "a folder that can be written to") from error
+        raise with_message(error, path, "a folder that can be written to") from error
     try:
         with os.fdopen(handle, "wb") as stream:
             if mode is not None:  # without the umask
@@ -125,7 +125,7 @@ def writable_target(path: str) -> tuple[str, int | None]:
         todo = "make it, or check the path"
         raise FileNotFoundError(message(path, "a folder that exists", f"no folder {folder!r}", todo)) from error
     except OSError as error:
-        raise explained(error, path, what) from error
+        raise with_message(error, path, what) from error
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(message(path, what, "a folder", "name a file in it"))
     if not stat.S_ISREG(status.st_mode):
@@ -151,7 +151,7 @@ def kind_of(mode: int) -> str:
     return next((kind for test, kind in KINDS if test(mode)), "no regular file")
 
 
-def explained(error: OSError, path: str, expected: str) -> OSError:
+def with_message(error: OSError, path: str, expected: str) -> OSError:
     """An error of the same type and number, with a message that says what was expected."""
     same = type(error)(message(path, expected, f"{error.strerror!r}", "check the path"))
     same.errno = error.errno

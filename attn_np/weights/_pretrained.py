@@ -15,7 +15,7 @@ from attn_np.weights._key_prefix import find_part, locate_layer
 from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files, path_text
 from attn_np.weights._shards import open_tensors
 from attn_np.weights.layouts import Layout
-from attn_np.weights.layouts._base import TRAINING
+from attn_np.weights.layouts._base import TRAINING_FIELDS
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
 
 # Weights that can contain code or are of other libraries.
@@ -83,17 +83,7 @@ def read_pretrained(
 ) -> Pretrained:
     """One layer's attention from a model's folder; nothing else of the model is read.
 
-    Args:
-        path: the folder with `config.json` and the weights, or one file or index in it.
-        layer: the layer's number, from 0.
-        part: which block of attention, if a layer has several, such as "cross".
-        layout: the family, for a `config.json` with an unknown `model_type`.
-        prefix: what comes before the family's keys, if the model is a part of another.
-        allow: fields of `config.json` that are unknown here and leave attention as it is.
-        dtype: the dtype to return; the file's own by default.
-        cast: accept another dtype in the file, rounded once.
-        finite: refuse NaN and infinities.
-        fields: fields of the Config that such a file does not state: `dropout`, `max_positions`.
+    The arguments are those of `attn_np.load_pretrained`.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the folder, or cannot be represented.
@@ -111,8 +101,8 @@ def read_pretrained(
     table, config = family.tables[chosen], add_caller_fields(config, fields)
     request = Request(config, config.variant, {}, dtype, cast, finite)
     with open_tensors(file) as tensors:
-        place = locate_layer(tensors, family, table, layer, part, prefix)
-        own, keys, ignored = read_table(tensors, name, table, config, place, prefix, request)
+        key_prefix = locate_layer(tensors, family, table, layer, part, prefix)
+        own, keys, ignored = read_table(tensors, name, table, config, key_prefix, prefix, request)
     return Pretrained(own.path, own.config, str(own.dtype), own.values, name, tuple(keys), tuple(ignored))
 
 
@@ -184,7 +174,7 @@ def add_caller_fields(config: Config, fields: dict[str, Any]) -> Config:
     Raises:
         TypeError: a field that `config.json` states.
     """
-    allowed = {*TRAINING, *CALLER_FIELDS} & set(config.fields())
+    allowed = {*TRAINING_FIELDS, *CALLER_FIELDS} & set(config.fields())
     for name in fields:
         if name not in allowed:
             rule = f"only {', '.join(sorted(allowed))} of {config.variant} beside the fields of {CONFIG}"

@@ -61,8 +61,8 @@ def lerp(a: Any, b: Any, z: Any) -> ErrArray:
     )
 
 
-@rule(FUNCTIONS, _vjp.rest_of)
-def rest_of(z: Any, dy: Any) -> ErrArray:
+@rule(FUNCTIONS, _vjp.one_minus_z_times)
+def one_minus_z_times(z: Any, dy: Any) -> ErrArray:
     """(1 - z) dy moves by (1 - z) d(dy) + dz dy, so an error of dy counts once; computed so or as dy - z dy."""
     z, dy, u = lift(z), lift(dy), promised().u
     rest = np.abs(1 - z.v)

@@ -343,7 +343,7 @@ def lerp(a: Any, b: Any, z: Any) -> Dual:
     return Dual(_ops.lerp(a.v, b.v, z.v), _ops.lerp(a.d, b.d, z.v) + z.d * (b.v - a.v))
 
 
-@rule(FUNCTIONS, _vjp.rest_of)
-def rest_of(z: Any, dy: Any) -> Dual:
+@rule(FUNCTIONS, _vjp.one_minus_z_times)
+def one_minus_z_times(z: Any, dy: Any) -> Dual:
     z, dy = dual(z), dual(dy)
-    return Dual(_vjp.rest_of(z.v, dy.v), _vjp.rest_of(z.v, dy.d) - z.d * dy.v)
+    return Dual(_vjp.one_minus_z_times(z.v, dy.v), _vjp.one_minus_z_times(z.v, dy.d) - z.d * dy.v)

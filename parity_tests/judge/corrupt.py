@@ -20,7 +20,7 @@ import numpy as np
 
 from attn_np import contract, weights
 from attn_np.contract import Config
-from attn_np.weights._native import seal
+from attn_np.weights._native import header_digest
 from attn_np.weights._paths import INDEX_SUFFIX
 from attn_np.weights._safetensors import BITS, CODES, write_tensors
 
@@ -436,7 +436,7 @@ def resealed(files: Files) -> None:
     for name, (tree, data) in found.items():
         fields = dict(dict(tree)["__metadata__"])
         fields["sha256"] = json.dumps(digests)
-        fields["header_sha256"] = seal(fields, entries)
+        fields["header_sha256"] = header_digest(fields, entries)
         tree[:] = [(key, Members(fields.items()) if key == "__metadata__" else value) for key, value in tree]
         raw = encoded(dumped(tree))
         raw += b" " * (-len(raw) % 8)

@@ -37,7 +37,7 @@ import numpy as np
 from attn_np import contract, weights
 from attn_np.contract import Config
 from attn_np.weights import WeightFile, layouts
-from attn_np.weights._native import seal
+from attn_np.weights._native import header_digest
 from attn_np.weights._paths import INDEX_SUFFIX
 from attn_np.weights._safetensors import CODES
 from attn_np.weights.layouts import _base
@@ -182,7 +182,7 @@ def judge_ours(found: WeightFile, said: Plain, metadata: Mapping[str, str]) -> N
     require(found.config == stated, f"another config than the file states: {found.config}")
     require(bits(found.values) == said, "other arrays than the file's")
     entries = {name: (code, shape) for name, (code, shape, _) in said.items()}
-    require(metadata["header_sha256"] == seal(metadata, entries), "a header of another digest")
+    require(metadata["header_sha256"] == header_digest(metadata, entries), "a header of another digest")
     digests = {name: hashlib.sha256(data).hexdigest() for name, (_, _, data) in said.items()}
     require(json.loads(metadata["sha256"]) == digests, "tensors of other digests")
 

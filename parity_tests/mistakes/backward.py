@@ -40,8 +40,8 @@ MUTANTS = (
     rules(
         "gradients of new and old state exchanged",
         "h = (1 - z) n + z h: the new state gets (1 - z) g, the old one z g",
-        "return rest_of(z, dy), z * dy,",
-        "return z * dy, rest_of(z, dy),",
+        "return one_minus_z_times(z, dy), z * dy,",
+        "return z * dy, one_minus_z_times(z, dy),",
         variant="gru",
         example="stacked",
     ),
@@ -200,8 +200,8 @@ MUTANTS = (
     seq2seq(
         "gradient of the encoder's last state lost",
         "the decoder began with the encoder's last state: send its gradient there",
-        "None if has_state else dstate)\n        w =",
-        "None)\n        w =",
+        "dencoder_state)",
+        "None)",
     ),
     at("seq2seq.py", "seq2seq", "words", trees=NUMPY)(
         "embedding's gradient from the targets lost",

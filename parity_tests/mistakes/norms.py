@@ -9,11 +9,11 @@ UNDER_THE_ROOT = "add eps under the root: x / sqrt(mean(x^2) + eps)"
 NORMED = """\
         q = record(tape, q_norm=normed(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all))
         k = record(tape, k_norm=normed(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all))
-        cos, sin = rotation(c, positions, n["t"], like=query, step=step)
+        cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
 """
 TURNED_FIRST = """\
-        cos, sin = rotation(c, positions, n["t"], like=query, step=step)
+        cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = rotate(q, cos, sin, c.layout), rotate(k, cos, sin, c.layout)
         q = normed(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all)
         k = normed(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all)

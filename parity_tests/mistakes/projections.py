@@ -12,7 +12,7 @@ K = 'k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)'
 V = 'v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)'
 Y = 'linear("bthv,hvd->btd", context, self.w_o, self.b_o))\n'
 QKV = "q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]"
-SIDE_BY_SIDE = 'context.reshape((n["b"], n["t"], n["h"] * n["k"]))'
+SIDE_BY_SIDE = 'context.reshape((sizes["b"], sizes["t"], sizes["h"] * sizes["k"]))'
 REPEATED = "arange(q.shape[2], q) // (q.shape[2] // x.shape[2])"
 
 OWN = "give queries, keys and values each their own weights"
@@ -67,13 +67,18 @@ MUTANTS = (
         'v = linear("bsd,dv->bsv"',
         'v = linear("bsv,dv->bsd"',
     ),
-    split("values not projected", "project the values too", V, 'v = value.reshape(*value.shape[:2], n["h"], n["v"])'),
+    split(
+        "values not projected",
+        "project the values too",
+        V,
+        'v = value.reshape(*value.shape[:2], sizes["h"], sizes["v"])',
+    ),
     # Heads
     split(
         "heads split as k h",
         "split a projection as (heads, width): reshape to (b, t, h, k)",
         f"{Q}\n",
-        f'{Q}.reshape(n["b"], n["t"], n["k"], n["h"]).swapaxes(2, 3)\n',
+        f'{Q}.reshape(sizes["b"], sizes["t"], sizes["k"], sizes["h"]).swapaxes(2, 3)\n',
     ),
     split(
         "heads split before their axis stands behind the positions",
@@ -104,7 +109,7 @@ MUTANTS = (
         "heads merged in reverse order",
         "keep the heads in one order from the split to the merge",
         Y,
-        Y.replace("context,", 'context[:, :, n["h"] - 1 - arange(n["h"], context)],'),
+        Y.replace("context,", 'context[:, :, sizes["h"] - 1 - arange(sizes["h"], context)],'),
         needs=("arange",),
     ),
     shared("shared heads tiled", CONSECUTIVE, REPEATED, "arange(q.shape[2], q) % x.shape[2]"),
@@ -135,7 +140,7 @@ MUTANTS = (
         "joint projection read as (heads, 3, width)",
         "tell the heads apart after q, k and v: (3, heads, width) here, (heads, 3, width) in GPT-NeoX",
         QKV,
-        'qkv = qkv.reshape((n["b"], n["t"], n["h"], 3, n["k"]))\n'
+        'qkv = qkv.reshape((sizes["b"], sizes["t"], sizes["h"], 3, sizes["k"]))\n'
         "        q, k, v = qkv[:, :, :, 0], qkv[:, :, :, 1], qkv[:, :, :, 2]",
     ),
     fused(
@@ -162,7 +167,7 @@ MUTANTS = (
         "output projection left out",
         "multiply the joined heads by the output projection",
         Y,
-        'context.reshape((n["b"], n["t"], n["d"])))\n',
+        'context.reshape((sizes["b"], sizes["t"], sizes["d"])))\n',
     ),
     wide(
         "output weights transposed",

@@ -60,7 +60,7 @@ MUTANTS = (
     interleaved(
         "rotary gradient turned forwards once more",
         "the gradient of a rotation is the rotation by the negative angle",
-        "dq = rotate(dq, cos, sin, c.layout, back=True)",
+        "dq = rotate(dq, cos, sin, c.layout, inverse=True)",
         "dq = rotate(dq, cos, sin, c.layout)",
         file="rotary.py",
         trees=NUMPY,

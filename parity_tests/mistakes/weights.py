@@ -12,8 +12,8 @@ TOTAL = "e / {where}(total == 0, 1.0, total)"
 SELECTED = "where(keep, weights / (1.0 - rate), 0.0)"
 WITH_SINKS = """\
     else:
-        spread = record(tape, spread=with_sinks(scores, allowed, record(tape, sinks=sinks)))
-        probs = record(tape, probs=spread[..., :-1])
+        probs_and_sink = record(tape, probs_and_sink=with_sinks(scores, allowed, record(tape, sinks=sinks)))
+        probs = record(tape, probs=probs_and_sink[..., :-1])
 """
 BEFORE = f"""\
         probs = record(tape, {PROBS}
@@ -239,8 +239,8 @@ MUTANTS = (
     cross(
         "output rounded to float16 first",
         "round once, to the type asked for",
-        "return output(dtype, y, weights, return_weights)",
-        'return output(dtype, to_dtype(y, "float16"), weights, return_weights)',
+        "return cast_output(dtype, y, weights, return_weights)",
+        'return cast_output(dtype, to_dtype(y, "float16"), weights, return_weights)',
         file="mha.py",
         needs=("to_dtype",),
     ),
@@ -248,7 +248,7 @@ MUTANTS = (
     at(SHARED, "sinks", "learned")(
         "sink left out of the sum",
         "add exp(sink) to the sum that the exponentials are divided by",
-        "probs=spread[..., :-1])",
+        "probs=probs_and_sink[..., :-1])",
         "probs=softmax(scores, allowed))",
     ),
     at(SHARED, "sinks", "learned", fields=(("softcap", 1.5),))(

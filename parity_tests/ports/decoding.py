@@ -166,16 +166,16 @@ class Mistaken(DecodeStep):
     """A step whose mask is made of positions of its own.
 
     Attributes:
-        mask_query_at, mask_key_at: the positions that decide who sees whom.
+        mask_query_positions, mask_key_positions: the positions that decide who sees whom.
         newest: how many positions ahead of its own a query sees: -1 hides its own key.
     """
 
-    mask_query_at: Any = None
-    mask_key_at: Any = None
+    mask_query_positions: Any = None
+    mask_key_positions: Any = None
     newest: int = 0
 
     def attention_mask(self, left: int | None, right: int | None) -> Any:
-        plain = replace(self, query_at=self.mask_query_at, key_at=self.mask_key_at)
+        plain = replace(self, query_positions=self.mask_query_positions, key_positions=self.mask_key_positions)
         right = right if right is None else right + self.newest
         return DecodeStep.attention_mask(plain, left, right)
 
@@ -183,15 +183,15 @@ class Mistaken(DecodeStep):
 def mistaken(step: DecodeStep, shift: int = 0, restart: bool = False, **changes: Any) -> Mistaken:
     """A step with another position for what is new; the mask stays right."""
     values = {name: getattr(step, name) for name in DecodeStep.__dataclass_fields__}
-    at, n = step.query_at, step.query_at.shape[1]
-    query_at = np.broadcast_to(np.arange(n), at.shape) if restart else at + shift
+    at, n = step.query_positions, step.query_positions.shape[1]
+    query_positions = np.broadcast_to(np.arange(n), at.shape) if restart else at + shift
     # The keys of this step have the positions of its queries; earlier ones keep those they were stored with.
-    key_at, positions = (np.array(x) for x in (step.key_at, step.positions))
+    key_positions = np.array(step.key_positions)
     for b in range(at.shape[0]):
-        for old, new in zip(at[b], query_at[b], strict=True):
-            key_at[b, step.key_at[b] == old] = new
-            positions[b, step.positions[b] == old] = new
-    values |= {"query_at": query_at, "key_at": key_at, "mask_query_at": at, "mask_key_at": step.key_at}
+        for old, new in zip(at[b], query_positions[b], strict=True):
+            key_positions[b, step.key_positions[b] == old] = new
+    values |= {"query_positions": query_positions, "mask_query_positions": at}
+    values |= {"key_positions": key_positions, "mask_key_positions": step.key_positions}
     return Mistaken(**values | changes)
 
 
@@ -253,8 +253,8 @@ CACHE_MISTAKES: tuple[tuple[str, str, Change], ...] = (
 
 def forgetful(step: DecodeStep) -> DecodeStep:
     """A step that sees its own positions only."""
-    own = step.key_at >= step.query_at[:, :1]
-    return mistaken(step, mask_key_at=np.where(own, step.key_at, -1))
+    own = step.key_positions >= step.query_positions[:, :1]
+    return mistaken(step, mask_key_positions=np.where(own, step.key_positions, -1))
 
 
 def our_steps(trace: Trace, change: Change | None = None) -> np.ndarray:
@@ -270,7 +270,7 @@ def our_steps(trace: Trace, change: Change | None = None) -> np.ndarray:
         y, cache = end_step(step, layer(new, step=step))
         if isinstance(step, Mistaken):  # what comes next counts as it should
             true = begin_step(case.config, replace(cache, length=step.cache.length), new, np.ones(new.shape[:2], bool))
-            cache = replace(cache, positions=true.positions)
+            cache = replace(cache, positions=true.slot_positions)
         outputs.append(y)
     return np.concatenate(outputs, 1)
 

@@ -1,7 +1,7 @@
 """The Flax and PyTorch twins of NumPy's files: the same text without the backward pass, with another tree's names.
 
 A twin is its NumPy file less the definitions whose names are `vjp` or end in `_vjp`, less the lines that end in a
-comment `# numpy: reason`, and less what only these use. PyTorch calls a layer's entry point `forward`.
+comment `# only in NumPy: reason`, and less what only these use. PyTorch calls a layer's entry point `forward`.
 """
 
 import ast
@@ -17,7 +17,7 @@ from attn_np import contract
 ROOT = Path(__file__).resolve().parents[2]
 TREES = ("attn_jax", "attn_torch")
 SHARED = ("_api", "_attend", "_decode", "_masks", "_relative", "_rotary")
-OWN_LINE = re.compile(r"#\s*numpy: \S")
+OWN_LINE = re.compile(r"#\s*only in NumPy: \S")
 NUMPY_ONLY = ("primitive",)  # decorators that no other dialect has
 
 

@@ -8,9 +8,8 @@ import pkgutil
 from functools import cache
 
 from attn_np.contract import nearest
-from attn_np.weights.layouts._base import Layout, Table
-
-__all__ = ["Layout", "Table", "get", "names"]
+from attn_np.weights.layouts._base import Layout as Layout
+from attn_np.weights.layouts._base import Table as Table
 
 
 @cache

@@ -11,11 +11,9 @@ from attn_np.contract import Config, get
 from attn_np.weights.layouts._hf_config import HFConfig
 from attn_np.weights.layouts._rearrange import Side, concatenation, parse, rearrange, reverse, shape_of, solve
 
-__all__ = ["Layout", "Step", "Table", "canonical", "differences"]
-
 Names = str | tuple[str, ...]
 # Fields that do not change what a layer computes in evaluation mode: a caller's value goes before a file's.
-TRAINING = ("dropout",)
+TRAINING_FIELDS = ("dropout",)
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,12 @@ class Table:
 
     def fields(self) -> tuple[str, ...]:
         """The Config fields that a caller may give."""
-        return (*self.sizes, *self.flags, *self.counts, *self.free, *TRAINING)
+        return (*self.sizes, *self.flags, *self.counts, *self.free, *TRAINING_FIELDS)
+
+    def required_keys(self) -> list[str]:
+        """The keys of the parameters that every config has."""
+        optional = {name for names in self.flags.values() for name in names}
+        return [key for params, keys, _ in expand_rules(self) if not optional & set(params) for key in keys]
 
 
 @dataclass(frozen=True)
@@ -164,13 +167,15 @@ def as_tuple(names: Names) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
 
 
-def first_params(table: Table) -> set[str]:
-    """The parameters of every rule, with 0 for `{n}`."""
-    return {name.format(n=0) for names in table.rules for name in as_tuple(names)}
+def expand_rules(
+    table: Table, params: Collection[str] | None = None
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], str]]:
+    """The rules for some parameters, as (our names, their keys, pattern): a rule with `{n}` once for every number.
 
-
-def expand_rules(table: Table, params: Collection[str]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], str]]:
-    """The rules for some parameters, as (our names, their keys, pattern): a rule with `{n}` once for every number."""
+    By default the parameters are those of every rule, with 0 for `{n}`.
+    """
+    if params is None:
+        params = {name.format(n=0) for names in table.rules for name in as_tuple(names)}
     for ours, (theirs, pattern) in table.rules.items():
         for n in itertools.count():
             names = tuple(name.format(n=n) for name in as_tuple(ours))
@@ -236,7 +241,7 @@ def infer(table: Table, shapes: Mapping[str, tuple[int, ...]], stated: Mapping[s
     }
     keys_of: dict[str, tuple[str, ...]] = {}
     for _ in table.rules:  # each round may give a letter that another rule waits for
-        for params, keys, pattern in expand_rules(table, first_params(table)):
+        for params, keys, pattern in expand_rules(table):
             keys_of |= dict.fromkeys(params, keys)
             concat = concatenation(pattern)
             if concat and keys[0] in shapes:
@@ -281,7 +286,7 @@ def measures(config: Config, *change: Any) -> tuple[dict[str, int], dict[str, tu
 def differences(a: Config, b: Config) -> list[str]:
     """The fields in which two configs of one variant differ, without those for training alone."""
     x, y = canonical(a).as_dict(), canonical(b).as_dict()
-    return [name for name in x if name not in TRAINING and x[name] != y[name]]
+    return [name for name in x if name not in TRAINING_FIELDS and x[name] != y[name]]
 
 
 def unsupported_fields(table: Table, config: Config) -> list[str]:

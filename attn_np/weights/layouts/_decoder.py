@@ -8,8 +8,6 @@ from attn_np.weights.layouts._base import Layout, Names, Table
 from attn_np.weights.layouts._hf_config import HFConfig
 from attn_np.weights.layouts.llama import LAYOUT as LLAMA
 
-__all__ = ["family", "sizes", "table", "window"]
-
 DECODER = LLAMA.tables["decoder"]
 
 

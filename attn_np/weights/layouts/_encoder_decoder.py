@@ -5,8 +5,6 @@ from typing import Any
 from attn_np.weights.layouts._base import Names
 from attn_np.weights.layouts._hf_config import HFConfig
 
-__all__ = ["AROUND", "ELSEWHERE", "PREFIXES", "RULES", "fields"]
-
 BLOCKS = {
     "encoder": "encoder.layers.{layer}.self_attn.",
     "decoder": "decoder.layers.{layer}.self_attn.",
@@ -29,7 +27,7 @@ ELSEWHERE = tuple(
     for key in ("layers.*", "embed_tokens.weight", "embed_positions.weight", "layer_norm.*")
 )
 # Fields of the model around attention, in all of them.
-AROUND = (
+OTHER_FIELDS = (
     "activation_function",
     "decoder_ffn_dim",
     "decoder_layerdrop",
@@ -44,7 +42,8 @@ AROUND = (
 def fields(hf: HFConfig, layer: int, part: str) -> dict[str, Any]:
     """Our fields for a block: the encoder and the decoder each have their own numbers of heads and layers."""
     hf.skip(
-        *AROUND, *(f"{stack}_{count}" for stack in ("encoder", "decoder") for count in ("layers", "attention_heads"))
+        *OTHER_FIELDS,
+        *(f"{stack}_{count}" for stack in ("encoder", "decoder") for count in ("layers", "attention_heads")),
     )
     stack = "encoder" if part == "encoder" else "decoder"
     hf.check_layer(f"{stack}_layers", layer)

@@ -8,8 +8,6 @@ from typing import Any, NoReturn
 from attn_np.weights._errors import ConfigMismatchError, first_names
 from attn_np.weights._paths import open_regular
 
-__all__ = ["CONFIG", "IRRELEVANT_FIELDS", "ROTARY_FIELDS", "HFConfig", "full_rotary", "read_hf_config", "rotary"]
-
 CONFIG = "config.json"
 MAX_CONFIG = 2**22
 ALLOW = "pass allow= with the names of those that leave attention as it is"

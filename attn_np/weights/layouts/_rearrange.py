@@ -15,8 +15,6 @@ from math import prod
 
 import numpy as np
 
-__all__ = ["Concatenation", "concatenation", "parse", "rearrange", "reverse", "shape_of", "solve"]
-
 Side = tuple[tuple[str, ...], ...]
 BARS = re.compile(r"\(([^()]*\|[^()]*)\)")
 

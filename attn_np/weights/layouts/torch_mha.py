@@ -13,7 +13,7 @@ COMMON = {
     "b_o": ("out_proj.bias", "d -> d"),
 }
 FLAGS = {"use_bias": ("b_q", "b_k", "b_v", "b_o")}
-# The mask of a call, in the module.
+# Fields that a torch module gets as the mask of a call.
 FREE = ("causal", "window")
 
 LAYOUT = Layout(

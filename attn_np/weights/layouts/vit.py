@@ -5,12 +5,12 @@ from typing import Any
 from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._hf_config import HFConfig
 
-AROUND = ("image_size", "patch_size", "num_channels", "encoder_stride", "pooler_output_size", "pooler_act")
+OTHER_FIELDS = ("image_size", "patch_size", "num_channels", "encoder_stride", "pooler_output_size", "pooler_act")
 
 
 def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `ViTConfig`: without `qkv_bias` the output still has a bias, which `decoder` allows."""
-    hf.skip(*AROUND)
+    hf.skip(*OTHER_FIELDS)
     width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
     sizes = {"d_model": width, "num_heads": heads}
     if hf.flag("qkv_bias", True):

@@ -6,7 +6,7 @@ from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._encoder_decoder import ELSEWHERE, PREFIXES, RULES, fields
 from attn_np.weights.layouts._hf_config import HFConfig
 
-AROUND = (
+OTHER_FIELDS = (
     "apply_spec_augment",
     "classifier_proj_size",
     "forced_decoder_ids",
@@ -20,7 +20,7 @@ AROUND = (
 
 def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `WhisperConfig`."""
-    hf.skip(*AROUND)
+    hf.skip(*OTHER_FIELDS)
     hf.skip(*(f"mask_{axis}_{name}" for axis in ("time", "feature") for name in ("prob", "length", "min_masks")))
     return "mha", fields(hf, layer, part)
 

@@ -13,8 +13,8 @@ MUTANTS = (
     both(
         "distances with a sign",
         "without causality take the absolute distance, or later keys are raised",
-        "abs(query_at[:, :, None] - key_at[:, None, :])",
-        "query_at[:, :, None] - key_at[:, None, :]",
+        "abs(query_positions[:, :, None] - key_positions[:, None, :])",
+        "query_positions[:, :, None] - key_positions[:, None, :]",
     ),
     causal(
         "slopes of the heads in reverse",

@@ -29,8 +29,8 @@ MUTANTS = (
     plain(
         "share of all keys left out of a block's gradient",
         "subtract sum p dp over all keys, which is dy . y, from every block's dp",
-        "part_of_softmax_vjp(probs, dprobs, share[:, None], count)",
-        "part_of_softmax_vjp(probs, dprobs, 0.0 * share[:, None], count)",
+        "part_of_softmax_vjp(probs, dprobs, mean_dprobs[:, None], count)",
+        "part_of_softmax_vjp(probs, dprobs, 0.0 * mean_dprobs[:, None], count)",
         trees=NUMPY,
     ),
     plain(

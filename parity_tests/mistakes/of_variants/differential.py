@@ -3,19 +3,21 @@
 from parity_tests.mistakes.plant import NUMPY, at
 
 PROBS, NORMED = (
-    "probs=maps[:, :, 0] - factor * maps[:, :, 1]",
+    "probs=maps[:, :, 0] - lambda_full * maps[:, :, 1]",
     "rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.start())",
 )
-TURNED = "return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, back=back)"
-FACTOR = "factor=raised[:1] - raised[1:] + c.start()"
+TURNED = "return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, inverse=inverse)"
+FACTOR = "lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.start()"
 first, causal = (at("differential.py", "differential", example) for example in ("cross", "causal"))
 MUTANTS = (
-    first("maps added", "subtract the second map from the first", PROBS, PROBS.replace(" - factor", " + factor")),
+    first(
+        "maps added", "subtract the second map from the first", PROBS, PROBS.replace(" - lambda_full", " + lambda_full")
+    ),
     first(
         "maps exchanged",
         "the factor stands at the second map: a1 - lambda a2",
         PROBS,
-        "probs=factor * maps[:, :, 1] - maps[:, :, 0]",
+        "probs=lambda_full * maps[:, :, 1] - maps[:, :, 0]",
     ),
     causal(
         "factor's constant part left out",
@@ -27,7 +29,7 @@ MUTANTS = (
         "learned factor in place of its start behind the norm",
         "multiply by 1 - lambda_init, a constant, behind the norm",
         NORMED,
-        NORMED.replace("1.0 - c.start()", "1.0 - factor"),
+        NORMED.replace("1.0 - c.start()", "1.0 - lambda_full"),
     ),
     causal(
         "constant behind the norm left out",
@@ -64,8 +66,8 @@ MUTANTS = (
     first(
         "gradient of the factor with one sign",
         "the second exponential is subtracted: its gradient has a minus",
-        "concatenate([dfactor, -dfactor], 0)",
-        "concatenate([dfactor, dfactor], 0)",
+        "concatenate([dlambda_full, -dlambda_full], 0)",
+        "concatenate([dlambda_full, dlambda_full], 0)",
         trees=NUMPY,
     ),
 )

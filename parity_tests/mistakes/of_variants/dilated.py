@@ -16,7 +16,7 @@ MUTANTS = (
         "dilated keys counted from the first position",
         "take whole dilations from the query's own position: (s - t) mod dilation is 0",
         "in_window = offset % c.dilation == 0",
-        "in_window = (key_at[:, None, :] + 0 * offset) % c.dilation == 0",
+        "in_window = (key_positions[:, None, :] + 0 * offset) % c.dilation == 0",
     ),
     both(
         "gaps of the window forgotten",

@@ -32,8 +32,8 @@ MUTANTS = (
     both(
         "scale of the content term alone",
         "divide by sqrt(3 head_dim) where three terms are added",
-        '1 / sqrt(n["k"] * len(terms)) if',
-        '1 / sqrt(n["k"]) if',
+        '1 / sqrt(sizes["k"] * len(terms)) if',
+        '1 / sqrt(sizes["k"]) if',
     ),
     both(
         "last distance given a row that is not its own",

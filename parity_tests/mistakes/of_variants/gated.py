@@ -2,19 +2,22 @@
 
 from parity_tests.mistakes.plant import NUMPY, at
 
-OPENED, GATED = "opened=sigmoid(gate)", "gated=context * opened"
+SIGMOID, GATED = "gate=sigmoid(gate_scores)", "gated=context * gate"
 element, one = at("gated.py", "gated", "element"), at("gated.py", "gated", "head")
 MUTANTS = (
-    element("gate without a sigmoid", "put a sigmoid around the gate's scores", OPENED, "opened=gate"),
-    one("SiLU in place of the gate's sigmoid", "gate with the sigmoid alone", OPENED, "opened=gate * sigmoid(gate)"),
-    element(
-        "gate the wrong way round", "multiply by sigmoid, not by 1 - sigmoid", GATED, "gated=context * (1 - opened)"
+    element("gate without a sigmoid", "put a sigmoid around the gate's scores", SIGMOID, "gate=gate_scores"),
+    one(
+        "SiLU in place of the gate's sigmoid",
+        "gate with the sigmoid alone",
+        SIGMOID,
+        "gate=gate_scores * sigmoid(gate_scores)",
     ),
+    element("gate the wrong way round", "multiply by sigmoid, not by 1 - sigmoid", GATED, "gated=context * (1 - gate)"),
     one(
         "gates of the first head for all heads",
         "give every head gates of its own",
         GATED,
-        "gated=context * opened[:, :, :1]",
+        "gated=context * gate[:, :, :1]",
     ),
     element(
         "bias of the gates dropped",
@@ -25,7 +28,7 @@ MUTANTS = (
     element(
         "gate's part missing in the gradient of the query",
         "the query reaches the output through the gate too: add both gradients",
-        "total(dquery, dgating)",
+        "total(dquery, dquery_gate)",
         "dquery",
         trees=NUMPY,
     ),

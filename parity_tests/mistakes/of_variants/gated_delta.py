@@ -55,8 +55,8 @@ MUTANTS = (
     planted(
         "gradient of the rate without its exponential",
         "a_log is a logarithm: its gradient is the rate's times the rate",
-        "-sum_to(dfade * softplus(a), self.a_log.shape) * rate",
-        "-sum_to(dfade * softplus(a), self.a_log.shape)",
+        "-sum_to(dlog_decay * softplus(a), self.a_log.shape) * rate",
+        "-sum_to(dlog_decay * softplus(a), self.a_log.shape)",
         "recurrent",
         trees=("attn_np",),
     ),

@@ -37,8 +37,8 @@ MUTANTS = (
         "grouped heads merged member by member",
         "merge the heads as (groups, members, width), the order of their projections",
         MERGED,
-        'linear("bthv,hvd->btd", context.reshape(n["b"], n["t"], n["g"], n["h"] // n["g"], n["v"])'
-        ".swapaxes(2, 3).reshape(context.shape),",
+        'linear("bthv,hvd->btd", context.reshape(sizes["b"], sizes["t"], sizes["g"], sizes["h"] // sizes["g"],'
+        ' sizes["v"]).swapaxes(2, 3).reshape(context.shape),',
     ),
     at(SHARED, "gqa", "grouped", trees=NUMPY)(
         "mean over a group in the gradient of its shared head",

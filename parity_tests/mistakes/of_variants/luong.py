@@ -7,14 +7,14 @@ MUTANTS = (
     monotone(
         "monotone window aligned at the last key",
         "p_t = t: count queries and keys from the first, whatever their lengths",
-        'place - (arange(n["t"], query)[:, None] + 1)',
-        'place - (arange(n["t"], query)[:, None] + 1 + n["s"] - n["t"])',
+        'key_number - (arange(sizes["t"], query)[:, None] + 1)',
+        'key_number - (arange(sizes["t"], query)[:, None] + 1 + sizes["s"] - sizes["t"])',
     ),
     monotone(
         "monotone window to the left alone",
         "a window reaches half_window keys to both sides",
-        "mask = allowed = allowed & (ahead <= c.half_window)",
-        "mask = allowed = allowed & (ahead <= 0)",
+        "mask = allowed = allowed & (offset <= c.half_window)",
+        "mask = allowed = allowed & (offset <= 0)",
     ),
     predicted(
         "padding counted as words of the source",
@@ -31,13 +31,13 @@ MUTANTS = (
     predicted(
         "Gaussian inside of the softmax",
         "multiply the weights by the Gaussian behind the softmax: they add up to less than 1",
-        "probs = record(tape, align=probs) * nearness",
-        "probs = record(tape, align=softmax(scores - 2.0 * ahead * ahead, allowed))",
+        "probs = record(tape, align=probs) * gaussian",
+        "probs = record(tape, align=softmax(scores - 2.0 * offset * offset, allowed))",
     ),
     predicted(
         "window of a predicted center left out",
         "hide what stands more than half_window from the center: the Gaussian alone only makes it faint",
-        "            allowed = allowed & (ahead <= c.half_window) & (ahead >= -c.half_window)\n            key,",
+        "            allowed = allowed & (offset <= c.half_window) & (offset >= -c.half_window)\n            key,",
         "            key,",
     ),
     predicted(

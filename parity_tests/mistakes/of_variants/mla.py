@@ -37,7 +37,7 @@ MUTANTS = (
     expanded(
         "turned part of the queries taken from the front",
         "the first nope_dim numbers of a query stay, the last rope_dim turn",
-        'q_nope, q_rot = q[..., : n["q"]], rotate(q[..., n["q"] :], cos, sin, c.layout)',
-        'q_nope, q_rot = q[..., n["y"] :], rotate(q[..., : n["y"]], cos, sin, c.layout)',
+        'q_nope, q_rot = q[..., : sizes["q"]], rotate(q[..., sizes["q"] :], cos, sin, c.layout)',
+        'q_nope, q_rot = q[..., sizes["y"] :], rotate(q[..., : sizes["y"]], cos, sin, c.layout)',
     ),
 )

@@ -3,32 +3,33 @@
 from parity_tests.mistakes.plant import NUMPY, at
 
 split, wide = at("prefix.py", "prefix", "split"), at("prefix.py", "prefix", "wide")
-NEAR = "visible = in_prefix[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])"
+NEAR = "visible = in_prefix[:, None, :] | (key_positions[:, None, :] <= query_positions[:, :, None])"
 BORDER = "the prefix has as many positions as its number says: those below it, counted from 0"
 MUTANTS = (
     split(
         "prefix one position too long",
         BORDER,
-        "in_prefix = key_at < prefix[:, None]",
-        "in_prefix = key_at <= prefix[:, None]",
+        "in_prefix = key_positions < prefix[:, None]",
+        "in_prefix = key_positions <= prefix[:, None]",
     ),
     split(
         "prefix seen by what follows it alone",
         "let the prefix see itself in both directions, or it stays causal",
         NEAR,
-        "visible = key_at[:, None, :] <= query_at[:, :, None] + 0 * prefix[:, None, None]",
+        "visible = key_positions[:, None, :] <= query_positions[:, :, None] + 0 * prefix[:, None, None]",
     ),
     wide(
         "prefix that sees everything",
         "hide what follows the prefix from it: only keys are in the prefix or not",
         NEAR,
-        "visible = in_prefix[:, :, None] | in_prefix[:, None, :] | (key_at[:, None, :] <= query_at[:, :, None])",
+        "visible = in_prefix[:, :, None] | in_prefix[:, None, :]"
+        " | (key_positions[:, None, :] <= query_positions[:, :, None])",
     ),
     split(
         "prefix of the first sequence used for all",
         "give each sequence of a batch the length of its own prefix",
-        "in_prefix = key_at < prefix[:, None]",
-        "in_prefix = key_at < prefix[:1, None]",
+        "in_prefix = key_positions < prefix[:, None]",
+        "in_prefix = key_positions < prefix[:1, None]",
     ),
     split(
         "prefix forgotten where a mask is given",

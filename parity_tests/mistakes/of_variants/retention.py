@@ -13,8 +13,8 @@ MUTANTS = (
     planted(
         "padding lets the state fade",
         "count distances in real positions",
-        "where(real, 1.0 + zeros((b, t), logs), 0.0)",
-        "1.0 + zeros((b, t), logs)",
+        "where(real, 1.0 + zeros((b, t), log_decays), 0.0)",
+        "1.0 + zeros((b, t), log_decays)",
         "chunked",
     ),
     planted(
@@ -69,7 +69,7 @@ MUTANTS = (
     planted(
         "gradient turned further in place of back",
         "turn gradients back, by the negative angles",
-        "rotate(dk, cos, sin, c.layout, back=True)",
+        "rotate(dk, cos, sin, c.layout, inverse=True)",
         "rotate(dk, cos, sin, c.layout)",
         "recurrent",
         trees=("attn_np",),

@@ -33,13 +33,13 @@ MUTANTS = (
     zero(
         "one added to the weights' sum for each key",
         "add exp(0) once: softmax off by one has one sink of score 0",
-        'zeros((n["h"],), q)',
-        'zeros((n["h"],), q) + n["s"]',
+        'zeros((sizes["h"],), q)',
+        'zeros((sizes["h"],), q) + sizes["s"]',
     ),
     zero(
         "sink of minus infinity for off by one",
         "a zero sink has the score 0, whose exponential is 1",
-        'zeros((n["h"],), q)',
-        'zeros((n["h"],), q) - float("inf")',
+        'zeros((sizes["h"],), q)',
+        'zeros((sizes["h"],), q) - float("inf")',
     ),
 )

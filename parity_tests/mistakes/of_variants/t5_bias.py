@@ -7,8 +7,8 @@ MUTANTS = (
     encoder(
         "offset of the bucket is query minus key",
         "look up the bucket of the key's position minus the query's",
-        "key_at[:, :, None] - query_at[:, None, :]",
-        "query_at[:, None, :] - key_at[:, :, None]",
+        "key_positions[:, :, None] - query_positions[:, None, :]",
+        "query_positions[:, None, :] - key_positions[:, :, None]",
     ),
     decoder(
         "T5's scores divided by the root of the width",

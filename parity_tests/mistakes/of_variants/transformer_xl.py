@@ -7,8 +7,8 @@ MUTANTS = (
     both(
         "encoding of the distance key minus query",
         "encode the distance query minus key: it is 0 or more for what came before",
-        "clip(query_at[:, :, None] - key_at[:, None, :], low, high - 1)",
-        "clip(key_at[:, None, :] - query_at[:, :, None], low, high - 1)",
+        "clip(query_positions[:, :, None] - key_positions[:, None, :], low, high - 1)",
+        "clip(key_positions[:, None, :] - query_positions[:, :, None], low, high - 1)",
     ),
     causal(
         "biases of contents and of distances exchanged",
@@ -19,8 +19,8 @@ MUTANTS = (
     causal(
         "part of the distances not scaled",
         "divide both parts of the scores by sqrt(head_dim)",
-        'scores=(content + position) * (1 / sqrt(n["k"]) if c.scale is None else c.scale))',
-        'scores=content * (1 / sqrt(n["k"]) if c.scale is None else c.scale) + position)',
+        'scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))',
+        'scores=content * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale) + position)',
     ),
     causal(
         "every query reads the distances of the last",

@@ -347,7 +347,7 @@ class Numbered:
     def reach(self) -> None:
         return None
 
-    def no_cache(self) -> str:
+    def why_no_cache(self) -> str:
         return ""
 
 
@@ -536,8 +536,8 @@ def test_dropout_is_for_training_only() -> None:
 PLANTED = (
     ("cumsum(new, 1) - 1", "cumsum(new, 1)"),
     ("- num_slots)\n", "- num_slots + 1)\n"),
-    ("(self.key_at[:, None, :] >= 0) & ", ""),
-    ("where(stays, query_at % num_slots, num_slots)", "where(stays, query_at % num_slots, 0)"),
+    ("(self.key_positions[:, None, :] >= 0) & ", ""),
+    ("where(stored, query_positions % num_slots, num_slots)", "where(stored, query_positions % num_slots, 0)"),
     ("allowed & (offset >= -left)\n        return allowed[", "allowed & (offset > -left)\n        return allowed["),
     (
         "self.real[:, :, None]\n        allowed = allowed if right is None else allowed & (offset <= right)",
@@ -546,7 +546,7 @@ PLANTED = (
     ("step.joined else None", "False else None"),
     ("valid is None and start", "start"),
     ("start == longest and ", ""),
-    ("start + t <= num_slots", "start + t <= most"),
+    ("start + t <= num_slots", "start + t <= max_length"),
     ("DecodeStep(cache, start, start + t,", "DecodeStep(cache, start, start + t + 1,"),
     ("else write_slice(old, step.start, entry)", "else write_slice(old, 0, entry)"),
     ("before.positions, step.start,", "before.positions, step.start + 1,"),

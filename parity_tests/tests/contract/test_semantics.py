@@ -1006,15 +1006,14 @@ def test_second_derivatives_and_forward_mode(name: str, variant: str) -> None:
 
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
-NEAR = "limits = offset == offset\n        limits = limits if right is None else limits & "
 AXIS = "torch.sum(e, dim=axis, keepdim=True)"
 DRAW, TORCH_DRAW = "self.rng.random(shape)", "torch.rand(shape, device=like.device, dtype=torch.float32)"
 
 # What is wrong, in which tree, file, edit, and the question that must see it.
 BUGS: list[tuple[str, str, str, str, str, Callable[[Tree], None]]] = [
-    ("window one key wider", "numpy", SHARED, "offset >= -left)\n    return", "offset >= -left - 1)\n    return",
+    ("window one key wider", "numpy", SHARED, "offset >= -left) & (", "offset >= -left - 1) & (",
      lambda t: rows_seen(t, "itself-and-two-before")),
-    ("window without its own key", "numpy", SHARED, f"{NEAR}(offset <= right)", f"{NEAR}(offset < right)",
+    ("window without its own key", "numpy", SHARED, ") & (offset <= right)", ") & (offset < right)",
      lambda t: rows_seen(t, "itself-alone")),
     ("aligned at the first key", "torch", SHARED, "+ (s - t))", ")", lambda t: rows_seen(t, "causal-few-queries")),
     ("rows above the first key see it", "numpy", SHARED, "+ (s - t))", "+ max(s - t, 0))",

@@ -66,7 +66,7 @@ class Example(Layer[Config]):
 
     def __call__(self, x):
         options = {}
-        options["tape"] = x  # numpy: it has a tape
+        options["tape"] = x  # only in NumPy: it has a tape
         return cell(tanh(shared(x)), **options)
 
     def part_vjp(self, x):

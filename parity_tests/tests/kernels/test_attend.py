@@ -318,12 +318,12 @@ def test_a_function_may_take_the_softmaxs_place(tree: Tree, call: str) -> None:
     options, names = CALLS[call]
     core, inputs = import_module(f"{tree.package.__name__}._ops"), given(2, names)
     want, got = ({}, {})
-    for found, more in ((want, {}), (got, {"weigh": core.softmax})):
+    for found, more in ((want, {}), (got, {"softmax_fn": core.softmax})):
         if tree.name == "numpy":
             tape: dict[str, Any] = {}
             found["context"], found["weights"] = attend(**inputs, **options, **more, tape=tape, return_weights=True)
             backward = {name: x for name, x in options.items() if name in BACKWARD}
-            back: dict[str, Any] = {"weigh_vjp": softmax_vjp} if more else {}
+            back: dict[str, Any] = {"softmax_fn_vjp": softmax_vjp} if more else {}
             grads = attend_vjp(tape, cotangent(context_shape(inputs)), **backward, **back, kv_heads=2)
             found |= dict(zip(("dq", "dk", "dv"), grads[:3], strict=True))
         else:
@@ -341,7 +341,7 @@ def test_a_function_sees_what_is_hidden(tree: Tree) -> None:
         seen.extend([scores, allowed])
         return core.where(allowed, 0.5, 0.0 * scores.shape[0])
 
-    tree.package.attend(**tree.arrays(inputs), weigh=lambda s, a: weigh(s, a) + core.zeros(s.shape, s))
+    tree.package.attend(**tree.arrays(inputs), softmax_fn=lambda s, a: weigh(s, a) + core.zeros(s.shape, s))
     scores, allowed = (tree.numpy(x) for x in seen)
     assert np.array_equal(allowed, inputs["mask"] & (inputs["bias"] > -np.inf))
     assert ratio(scores[allowed], held_scores(inputs)[allowed]) <= 1
@@ -421,14 +421,14 @@ def test_sinks_and_weights_of_keys_that_add_up_to_one_are_refused() -> None:
 @pytest.mark.parametrize("what", ["sinks", "queries"])
 def test_a_function_beside_the_softmaxs_options_is_refused(what: str) -> None:
     options = {"normalize_over": "queries"} if what == "queries" else {}
-    words = "weigh without sinks and with normalize_over='keys', which belong to the softmax, got "
-    assert words in refusal(given(2, "sinks" if what == "sinks" else ""), weigh=lambda s, a: s, **options)
+    words = "softmax_fn without sinks and with normalize_over='keys', which belong to the softmax, got "
+    assert words in refusal(given(2, "sinks" if what == "sinks" else ""), softmax_fn=lambda s, a: s, **options)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"weigh": 3}, "weigh to be a function of the scores and the mask, or None, got 3; set weigh="),
+        ({"softmax_fn": 3}, "softmax_fn to be a function of the scores and the mask, or None, got 3; set softmax_fn="),
         ({"normalize_over": ["keys"]}, "normalize_over to be one of keys, queries, got ['keys']"),
         ({"window": [1, 0]}, "window to be a tuple (left, right) of ints from 0, got [1, 0]"),
         ({"scale": np.float32(2)}, "scale to be a finite int or float, got np.float32(2.0); set scale="),
@@ -511,10 +511,13 @@ def test_gradients_shared_in_turn_are_seen(groups: int) -> None:
 
 
 SUNK = {
-    "the sink's weight kept in place of the first key's": ("spread[..., :-1]", "spread[..., 1:]"),
+    "the sink's weight kept in place of the first key's": ("probs_and_sink[..., :-1]", "probs_and_sink[..., 1:]"),
     "a sink for each key in place of each head": ("sinks[:, None, None]", "sinks[None, None, :1]"),
     "the sink scaled as the scores are": ("record(tape, sinks=sinks)", "record(tape, sinks=factor * sinks)"),
-    "weights of the keys normalised without the sink": ("probs=spread[..., :-1]", "probs=softmax(scores, allowed)"),
+    "weights of the keys normalised without the sink": (
+        "probs=probs_and_sink[..., :-1]",
+        "probs=softmax(scores, allowed)",
+    ),
 }
 SUNK_BACKWARD = {
     "the sinks' gradient without those of the batch": (

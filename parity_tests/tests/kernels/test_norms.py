@@ -335,8 +335,8 @@ BUGS = {
     "sigmoid in place of silu": ("silu", "return x * sigmoid(x)", "return sigmoid(x)"),
 }
 BACKWARD_BUGS = {
-    "the size held fixed": ("rms_norm", " - x * (np.sum(dy * x, axis=-1, keepdims=True) * share", " - 0 * x * (share"),
-    "the share left out": ("rms_norm", "* share / (size", "/ (size"),
+    "the size held fixed": ("rms_norm", " - x * (np.sum(dy * x, axis=-1, keepdims=True) * factor", " - 0 * x * (factor"),
+    "the factor left out": ("rms_norm", "* factor / (size", "/ (size"),
     "the square of the size": ("l2_norm", "(size * size * size)", "(size * size)"),
     "the weight's gradient without the norm": (
         "rms_norm",

@@ -288,9 +288,9 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("sparsemax", "return np.where(support, dprobs - share, 0.0)", "return np.where(support, dprobs, 0.0)"),
+        ("sparsemax", "return np.where(support, dprobs - mean, 0.0)", "return np.where(support, dprobs, 0.0)"),
         ("sparsemax", "np.sum(np.where(support, dprobs, 0.0), axis", "np.sum(dprobs, axis"),
-        ("sparsemax", "return np.where(support, dprobs - share, 0.0)", "return dprobs - share"),
+        ("sparsemax", "return np.where(support, dprobs - mean, 0.0)", "return dprobs - mean"),
         ("entmax15", "root = np.sqrt(probs)", "root = probs"),
         ("entmax15", " / np.where(size == 0, 1.0, size)\n", "\n"),
     ],

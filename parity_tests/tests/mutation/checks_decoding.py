@@ -376,10 +376,16 @@ def functions_of_a_cache(alias: str) -> None:
         parts.read_state(None, "state", state) is state and parts.write_state(None, state=state) is None,
         "without a past",
     )
-    query_at, key_at = parts.token_positions(2, 5, like=k)
-    claim(same(query_at, np.array([[3, 4]])) and same(key_at, np.arange(5)[None]), "the last query at the last key")
-    query_at, key_at = parts.token_positions(5, 2, like=k)
-    claim(same(query_at, np.array([[-3, -2, -1, 0, 1]])) and same(key_at, np.arange(2)[None]), "more queries than keys")
+    query_positions, key_positions = parts.token_positions(2, 5, like=k)
+    claim(
+        same(query_positions, np.array([[3, 4]])) and same(key_positions, np.arange(5)[None]),
+        "the last query at the last key",
+    )
+    query_positions, key_positions = parts.token_positions(5, 2, like=k)
+    claim(
+        same(query_positions, np.array([[-3, -2, -1, 0, 1]])) and same(key_positions, np.arange(2)[None]),
+        "more queries than keys",
+    )
     for slots, real in product((None, 3), (None, np.ones((B, 4), bool))):
         single, double = np.zeros((), np.float32), np.zeros(())
         kept = parts.empty_cache(Held(slots=slots), B, 5, {}, single, double)
@@ -392,26 +398,29 @@ def functions_of_a_cache(alias: str) -> None:
         claim(same(kept.positions, np.full((B, (slots or 5) + 1), -1)) and same(kept.length, np.zeros(B, int)), "empty")
         claim(same(kept.overrun, np.zeros(B, bool)) and kept.max_length == 5, "empty")
         step = parts.begin_step(Held(slots=slots), kept, k[:, :4], real)
-        query_at, key_at = (broadcast(x) for x in parts.token_positions(4, 9, like=k, step=step))
+        query_positions, key_positions = (broadcast(x) for x in parts.token_positions(4, 9, like=k, step=step))
         if slots is None and real is None:
             claim(step.start == 0 and step.filled == 4 and step.length.tolist() == [4, 4], "the end of a full pass")
             claim(step.real is None and step.lost is None and not step.joined and not step.head_axis, "nothing else")
         else:
             claim(step.start is None and step.joined == (slots == 3) and step.filled == (slots or 4), "opened")
             claim(same(step.real, np.ones((B, 4), bool)) and not step.lost.any(), "opened")
-            claim(same(query_at, step.query_at) and same(key_at, step.key_at), "places in a step")
-        claim(same(query_at, np.tile(np.arange(4), (B, 1))), "where the new positions stand")
+            claim(
+                same(query_positions, step.query_positions) and same(key_positions, step.key_positions),
+                "places in a step",
+            )
+        claim(same(query_positions, np.tile(np.arange(4), (B, 1))), "where the new positions stand")
         keys, values = parts.append(step, k=k[:, :4], v=v[:, :4])
         fresh = parts.empty_cache(Held(slots=slots), B, 5, {}, single, single)
         alone = parts.append(parts.begin_step(Held(slots=slots), fresh, k[:, :4], real), v=v[:, :4])
         claim(same(alone, values), "one array by itself")
-        claim(keys.dtype == np.float64 and keys.shape[:2] == values.shape[:2] == key_at.shape, "entries of all")
+        claim(keys.dtype == np.float64 and keys.shape[:2] == values.shape[:2] == key_positions.shape, "entries of all")
         for row in range(B):
-            for place, at in enumerate(key_at[row].tolist()):
+            for place, at in enumerate(key_positions[row].tolist()):
                 if at >= 0:
                     claim(same(keys[row, place], k[row, at].astype("float32").astype("float64")), "an entry of k")
                     claim(same(values[row, place], v[row, at].astype("float32").astype("float64")), "an entry of v")
-        claim(set(key_at[0].tolist()) - {-1} == set(range(4)), "where the keys stand")
+        claim(set(key_positions[0].tolist()) - {-1} == set(range(4)), "where the keys stand")
         claim(step.arrays["k"].dtype == np.float32 and step.arrays["k"].shape == kept.arrays["k"].shape, "what is kept")
         claim(
             same(parts.read_state(step, "state", state), np.zeros((B, 2))),
@@ -448,7 +457,9 @@ def functions_of_a_cache(alias: str) -> None:
         refuses(full.copy, ValueError, "cache: expected a cache that no step has used, got one used up")
     real = REAL[:, 1:]
     step = parts.begin_step(Held(slots=3), parts.empty_cache(Held(slots=3), B, 5, {}, k, k), k[:, 1:], real)
-    claim(same(step.key_at, np.hstack([np.full((B, 3), -1), np.where(real, np.cumsum(real, 1) - 1, -1)])), "no key")
+    claim(
+        same(step.key_positions, np.hstack([np.full((B, 3), -1), np.where(real, np.cumsum(real, 1) - 1, -1)])), "no key"
+    )
     for heads in (True, False, None):
         kept, real = parts.empty_cache(Held(), B, 9, {}, k, k), np.array([[True, True], [True, False]])
         step = parts.begin_step(Held(heads=heads), kept, k[:, :2], real)

@@ -223,7 +223,11 @@ def fused_for_plain_arrays(alias: str) -> None:
         claim(parts.attend(**inputs, implementation="textbook")[1] is None, "weights that nobody asked for")
     finally:
         kernels["serves"] = serves
-    needing = {"keep": np.ones((2, 6, 5, 7), bool), "weigh": lambda scores, allowed: scores, "return_weights": True}
+    needing = {
+        "keep": np.ones((2, 6, 5, 7), bool),
+        "softmax_fn": lambda scores, allowed: scores,
+        "return_weights": True,
+    }
     for name, x in needing.items():
         words = f"'fused' without arguments that need the weights, got {name}; leave it out"
         refuses(partial(parts.attend, **inputs, **{name: x}, implementation="fused"), ValueError, words)
@@ -264,7 +268,7 @@ def sinks_that_are_none(alias: str) -> None:
 
 
 def weighed(alias: str) -> None:
-    """`weigh` makes the weights from the scores and the mask, and `weigh_vjp` takes their gradient back."""
+    """`softmax_fn` makes the weights from the scores and the mask, and `softmax_fn_vjp` takes their gradient back."""
     parts, inputs, tape, asked = Parts(alias), attended(2, "mask bias"), {}, []
     made, back = (np.random.default_rng(n).normal(size=inputs["mask"].shape) for n in (7, 8))
 
@@ -272,16 +276,16 @@ def weighed(alias: str) -> None:
         asked.append(args)
         return made
 
-    context, weights = parts.attend(**inputs, weigh=weigh, tape=tape, return_weights=True)
+    context, weights = parts.attend(**inputs, softmax_fn=weigh, tape=tape, return_weights=True)
     claim(same(weights, made) and context.shape == (2, 5, 6, 11), "the weights")
     claim(len(asked) == 1 and same(asked[0][0], tape["biased"]) and same(asked[0][1], inputs["mask"]), "what they see")
-    *_, dbias = parts.attend_vjp(tape, np.cos(context), weigh_vjp=lambda *args: asked.append(args) or back)
+    *_, dbias = parts.attend_vjp(tape, np.cos(context), softmax_fn_vjp=lambda *args: asked.append(args) or back)
     claim(same(dbias, back) and same(asked[1][0], made) and same(asked[1][1], tape["dprobs"]), "the way back")
     for options in ({"normalize_over": "queries"}, {"sinks": np.zeros(6)}):
         refuses(
-            partial(parts.attend, **inputs, **options, weigh=weigh),
+            partial(parts.attend, **inputs, **options, softmax_fn=weigh),
             ValueError,
-            "attend: expected weigh without sinks and with normalize_over='keys', which belong to the softmax",
+            "attend: expected softmax_fn without sinks and with normalize_over='keys', which belong to the softmax",
         )
 
 
@@ -505,10 +509,10 @@ def sparse(alias: str) -> None:
     claim(not parts.sparsemax_vjp(0 * want, dy).any(), "the rule without support")
     inputs, tape, other = attended(2, "mask"), {}, {}
     plain = parts.attend(**inputs, tape=tape, return_weights=True)
-    found = parts.attend(**inputs, weigh=parts.softmax, tape=other, return_weights=True)
+    found = parts.attend(**inputs, softmax_fn=parts.softmax, tape=other, return_weights=True)
     dy = np.ones(plain[0].shape).cumsum(1)
     claim(all(map(same, found, plain)), "weights by softmax")
-    grads = parts.attend_vjp(tape, dy), parts.attend_vjp(other, dy, weigh_vjp=parts.softmax_vjp)
+    grads = parts.attend_vjp(tape, dy), parts.attend_vjp(other, dy, softmax_fn_vjp=parts.softmax_vjp)
     claim(all(map(same, grads[0][:3], grads[1][:3])), "gradients by softmax's rule")
 
 
@@ -604,8 +608,10 @@ def turned(alias: str) -> None:
         for layout in ("half", "interleaved"):
             cos, sin = (table[np.array([[3, 1, 4]])] for table in want)
             for back in (False, True):
-                whole = parts.rotate(like, cos, sin, layout, back=back)
-                claim(same(whole[:, :, 0], parts.rotate(like[:, :, 0], cos, sin, layout, back=back)), "without heads")
+                whole = parts.rotate(like, cos, sin, layout, inverse=back)
+                claim(
+                    same(whole[:, :, 0], parts.rotate(like[:, :, 0], cos, sin, layout, inverse=back)), "without heads"
+                )
                 claim(same(whole[..., 4:], like[..., 4:]), "numbers that do not turn")
     for n, shape in ((1, (2, 3, 1, 3)), (4, (8, 3, 8, 9)), (4, (2, 3, 1, 8))):
         x, cos, sin = (np.cos(np.arange(np.prod(s)) + 1).reshape(s) for s in (shape, (1, 3, n), (2, 3, n)[-2:]))
@@ -641,14 +647,14 @@ def picked(alias: str) -> None:
     x, dy = rng.normal(size=(2, 3, 4, 5)), rng.integers(-9, 9, size=(2, 3, 4, 7)).astype(np.float64)
     for rows in (1, 2):
         index = rng.integers(0, 5, size=(rows, 4, 7))
-        found, back, want = parts.gather_last(x, index), parts.pick_vjp(x, index, dy), np.zeros(x.shape)
+        found, back, want = parts.gather_last(x, index), parts.gather_last_vjp(x, index, dy), np.zeros(x.shape)
         claim(found.shape == dy.shape and back.shape == x.shape, "shapes")
         for b, h, t, s in np.ndindex(*dy.shape):
             at = index[b % rows, t, s]
             claim(found[b, h, t, s] == x[b, h, t, at], "an entry")
             want[b, h, t, at] += dy[b, h, t, s]
         claim(same(back, want), "sums of whole numbers")
-        narrow = parts.pick_vjp(x.astype("float32"), index, dy.astype("float32"))
+        narrow = parts.gather_last_vjp(x.astype("float32"), index, dy.astype("float32"))
         claim(same(narrow, want.astype("float32")), "gradients in float32")
 
 

@@ -174,7 +174,7 @@ def test_equal_vectors_leave_the_factor_where_it_starts(tree: Tree, lambda_init:
     w |= {name: np.repeat(w[name][:1], 2, axis=0) for name in ("lambda_q", "lambda_k")}
     layer = layer_of(tree, config, w)
     _, tape = tree.trace(layer, inputs)
-    assert tape["factor"].tolist() == [lambda_init]
+    assert tape["lambda_full"].tolist() == [lambda_init]
     assert np.array_equal(tape["probs"], tape["maps"][:, :, 0] - lambda_init * tape["maps"][:, :, 1])
     want = bounded(config, inputs, w)["out1"]
     assert ratio(np.full((2, 3, 4), 1 - lambda_init), np.sum(want, axis=-1)) <= 1

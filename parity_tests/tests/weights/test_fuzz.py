@@ -63,7 +63,7 @@ def test_a_config_of_anything(variant: str, example: str, tmp_path: Path) -> Non
     for field in config.fields():
         for value in HOSTILE:
             fields = metadata | {"config": json.dumps(config.as_dict() | {field: value})}
-            fields["header_sha256"] = _native.seal(fields, stated)
+            fields["header_sha256"] = _native.header_digest(fields, stated)
             raw = json.dumps({"__metadata__": fields} | map_entries(header)).encode()
             raw += b" " * (-len(raw) % 8)
             path.write_bytes(len(raw).to_bytes(8, "little") + raw + data)
@@ -95,7 +95,7 @@ class Anything:
 
 
 def no_digest_of_the_header(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_native, "stated_digests", lambda file, metadata: json.loads(metadata["sha256"]))
+    patch.setattr(_native, "metadata_digests", lambda file, metadata: json.loads(metadata["sha256"]))
 
 
 def no_check_of_places(patch: pytest.MonkeyPatch) -> None:

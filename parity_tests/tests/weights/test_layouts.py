@@ -133,7 +133,7 @@ def test_a_table_speaks_of_parameters_and_fields_that_exist(name: str, variant: 
     layout = layouts.get(name)
     table, variant = layout.tables[variant], layout.variant_of(variant)
     make = contract.get(variant).Config
-    assert set(table.fields()) | set(table.fixed) <= set(make.fields()) | set(_base.TRAINING)
+    assert set(table.fields()) | set(table.fixed) <= set(make.fields()) | set(_base.TRAINING_FIELDS)
     assert not layouts.get(name).sidecar or set(layouts.get(name).sidecar.values()) <= set(table.fields())
     if layouts.get(name).variant is None:
         assert set(make.required()) <= set(table.fields()) | set(table.fixed)

@@ -276,7 +276,7 @@ def sealed(header: dict[str, Any], data: bytes) -> bytes:
         digests[name] = hashlib.sha256(data[begin:end]).hexdigest()
     metadata["sha256"] = json.dumps(digests)
     stated = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()}
-    metadata["header_sha256"] = _native.seal(metadata, stated)
+    metadata["header_sha256"] = _native.header_digest(metadata, stated)
     return assemble(header, data)
 
 
