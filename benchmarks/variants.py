@@ -224,7 +224,7 @@ def draw(found: dict[str, Any], path: Path) -> bool:
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 3, sharey=True, squeeze=False)[0]
     marks = {
-        f"time at {LONG} / at {SHORT} positions; the bar: by the formula": lambda row: row.growth and row.growth.value,
+        f"growth from {SHORT} to {LONG}; bar: the formula's": lambda row: row.growth and row.growth.value,
         "time / time of mha": lambda row: row.beside and row.beside.value,
         f"MB beyond inputs and output at {LONG}": lambda row: row.bytes and row.bytes / 1e6,
     }
@@ -232,11 +232,14 @@ def draw(found: dict[str, Any], path: Path) -> bool:
         for tree in TREES:
             points = [(value(row), names.index(row.variant)) for row in lines if row.tree == tree and value(row)]
             axes.plot(*zip(*points, strict=True) if points else ((), ()), "o", color=WHO[tree].colour, label=tree)
-        axes.set_xscale("log")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        axes.minorticks_off()
         axes.set_title(title, loc="left", fontsize=9)
         axes.grid(True, axis="x", color="#dddddd", linewidth=0.6)
     panels[0].scatter([FORMULAS[n].growth for n in names], range(len(names)), marker="|", s=120, color="#777777")
     panels[0].set_yticks(range(len(names)), names)
+    panels[0].set_ylim(-0.6, len(names) - 0.4)
     panels[1].axvline(1.0, color="#777777", linewidth=0.8)
     panels[2].axvline(ROOM / 1e6, color="#777777", linewidth=0.8)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
