@@ -121,6 +121,11 @@ def shapes_may_vary(x: Array) -> bool:
     return False  # every new shape is compiled
 
 
+def is_longer(t: int, n: int) -> bool:
+    """Whether a length is above `n`; False in a program that is exported for any length, and must not depend on it."""
+    return t > n
+
+
 def constant(make: Callable[..., Any]) -> Callable[..., Array]:
     """`make`, called with NumPy and plain values, as a function of the values: cached, and a constant under jit."""
     cached = lru_cache(maxsize=8)(partial(make, np))

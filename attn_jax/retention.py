@@ -28,7 +28,7 @@ from attn_jax._ops import (
     zeros,
 )
 from attn_jax._rotary import rotate, rotation
-from attn_jax.linear import causal_mask, from_chunks, to_chunks
+from attn_jax.linear import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_np.contract.retention import Config
 
 
@@ -48,59 +48,63 @@ class Decay(NamedTuple):
     whole: Array
 
 
-def decay_factors(real: Array, log_decays: Array) -> Decay:
-    """Decay factors by the number of real positions in between: padding decays nothing."""
-    b, t = real.shape
-    one = where(real, 1.0 + zeros((b, t), log_decays), 0.0)
-    count = cumsum(concatenate([zeros((b, 1), log_decays), one], 1), 1)
+def decay_factors(steps: Array, log_decays: Array) -> Decay:
+    """Decay factors by the number of real positions in between: padding decays nothing.
+
+    `steps`, `b t`, counts the real positions of each place: 1 or, for padding, 0; or those of a chunk.
+    """
+    b, t = steps.shape
+    count = cumsum(concatenate([zeros((b, 1), log_decays), steps], 1), 1)
     at, last = count[:, 1:], count[:, -1:]
-    visible = causal_mask(t, real)
+    visible = causal_mask(t, steps)
     distance = where(visible, at[:, :, None] - at[:, None, :], 0.0)
     pairs = where(visible, exp(distance[:, None] * log_decays[:, None, None]), 0.0)
     from_start, to_end = exp(at[:, :, None] * log_decays), exp((last - at)[:, :, None] * log_decays)
     return Decay(pairs, from_start, to_end, exp(last * log_decays))
 
 
-def running_states(added: Array, factors: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
-    """The states after each step, each the decayed one before plus an update, and the last state."""
-
-    def step(state, xs):
-        added, factors = xs
-        state = factors[:, :, None, None] * state + added
-        return state, (state,)
-
-    end, (states,) = scan(step, start, (added, factors), names=("states",), tape=tape)
-    return states, end
-
-
-def parallel(q: Array, k: Array, v: Array, start: Array, decay: Decay, tape: Tape) -> Array:
-    """The outputs `b t h v`: decayed scores of all pairs times the values, plus what is read from the state before."""
-    scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=scores * record(tape, decay=decay.pairs))
-    from_state = einsum("bthk,bhkv->bthv", q, start) * decay.from_start[..., None]
-    return einsum("bhts,bshv->bthv", kept, v) + from_state
+def chunk_decays(real: Array, log_decays: Array, size: int) -> tuple[Decay, Decay]:
+    """Decay factors within each chunk, and from chunk to chunk."""
+    b, t = real.shape
+    steps = to_chunks(where(real, 1.0 + zeros((b, t), log_decays), 0.0), size)
+    return decay_factors(steps, log_decays), decay_factors(steps.sum(1).reshape(b, -(-t // size)), log_decays)
 
 
 def chunked(
     q: Array, k: Array, v: Array, start: Array, real: Array, log_decays: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:
-    """The outputs and the last state: the state is passed from chunk to chunk; within one all pairs are scored."""
+    """The outputs `b t h v` and the last state: decayed scores of all pairs within a chunk, a state for those before.
+
+    What a chunk adds to the state decays in those that follow just as a key decays within its chunk.
+    """
     b, t = q.shape[0], q.shape[1]
+    within, between = chunk_decays(real, log_decays, size)
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
-    decay = decay_factors(to_chunks(real, size), log_decays)
-    added = einsum("bshk,bshv->bhkv", k * decay.to_end[..., None], v)
+    added = einsum("bshk,bshv->bhkv", k * within.to_end[..., None], v)
     added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
-    states, end = running_states(added, decay.whole.reshape(*added.shape[:3]), start, tape)
-    before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
-    return from_chunks(parallel(q, k, v, record(tape, before=before), decay, tape), b, t), end
+    old = between.from_start[..., None, None] * start[:, None]
+    states = record(tape, states=einsum("bhij,bjhkv->bihkv", between.pairs, added) + old)
+    states = concatenate([start[:, None], states], 1)
+    before = record(tape, before=states[:, :-1].reshape(q.shape[0], *start.shape[1:]))
+    scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
+    kept = record(tape, kept=scores * record(tape, decay=within.pairs))
+    from_state = einsum("bthk,bhkv->bthv", q, before) * within.from_start[..., None]
+    return from_chunks(einsum("bhts,bshv->bthv", kept, v) + from_state, b, t), states[:, -1]
 
 
 def recurrent(
     q: Array, k: Array, v: Array, start: Array, real: Array, log_decays: Array, tape: Tape
 ) -> tuple[Array, Array]:
     """The outputs and the last state: a position decays the state, adds its key times its value, and reads it."""
+
+    def step(state, xs):
+        added, factors = xs
+        state = factors[:, :, None, None] * state + added
+        return state, (state,)
+
     added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
-    states, end = running_states(added, exp(where(real[..., None], log_decays, 0.0)), start, tape)
+    factors = exp(where(real[..., None], log_decays, 0.0))
+    end, (states,) = scan(step, start, (added, factors), names=("states",), tape=tape)
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
@@ -123,14 +127,11 @@ class Retention(Layer[Config]):
         c = self.config
         log_decays = constants(c.decays(), q)
         start = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
-        if c.form == "parallel":
-            decay = decay_factors(real, log_decays)
-            read = parallel(q, k, v, start, decay, tape)
-            end = decay.whole[..., None, None] * start + einsum("bshk,bshv->bhkv", k * decay.to_end[..., None], v)
-        elif c.form == "chunked":
-            read, end = chunked(q, k, v, start, real, log_decays, c.chunk_size, tape)
-        else:
+        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if size is None:
             read, end = recurrent(q, k, v, start, real, log_decays, tape)
+        else:
+            read, end = chunked(q, k, v, start, real, log_decays, size, tape)
         write_state(step, state=end)
         return read
 

@@ -37,27 +37,24 @@ from attn_np._vjp import (
     total,
 )
 from attn_np.contract.delta import Config
-from attn_np.linear import causal_mask, from_chunks, to_chunks
+from attn_np.linear import causal_mask, chunk_length, from_chunks, to_chunks
 
 
-def identity(b: int, t: int, like: Array) -> Array:
-    """The identity for each batch row: `b t s`."""
-    same = arange(t, like)[:, None] == arange(t, like)[None, :]
-    return where(same, 1.0 + zeros((b, t, t), like), 0.0)
-
-
-def inverse(pairs: Array, tape: Tape) -> Array:
-    """(I + A)^-1 for A below the diagonal, row by row: a row of the identity minus A times the rows before it."""
+def inverse(pairs: Array) -> Array:
+    """(I + A)^-1 for A below the diagonal, by halves: [[P, 0], [B, Q]]^-1 = [[P^-1, 0], [-Q^-1 B P^-1, Q^-1]]."""
     b, t, h, _ = pairs.shape
-
-    def step(rows, xs):
-        pair, unit = xs
-        row = unit[:, None] - einsum("bhs,bhsj->bhj", pair, rows)
-        return rows + unit[:, None, :, None] * row[:, :, None], (row,)
-
-    xs = pairs, identity(b, t, pairs)
-    _, (rows,) = scan(step, zeros((b, h, t, t), pairs), xs, names=("inverse",), tape=tape)
-    return rows
+    if t == 1:
+        return 1.0 + zeros(pairs.shape, pairs)
+    if t % 2:
+        wide = concatenate([pairs, zeros((b, t, h, 1), pairs)], 3)
+        return inverse(concatenate([wide, zeros((b, 1, h, t + 1), pairs)], 1))[:, :t, :, :t]
+    half = t // 2
+    # Both halves are inverted together, as rows of one batch.
+    solved = inverse(concatenate([pairs[:, :half, :, :half], pairs[:, half:, :, half:]], 0))
+    first, second = solved[:b], solved[b:]
+    corner = einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", pairs[:, half:, :, :half], first))
+    above, below = concatenate([first, zeros(first.shape, first)], 3), concatenate([-corner, second], 3)
+    return concatenate([above, below], 1)
 
 
 def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, tape: Tape) -> tuple[Array, Array]:
@@ -68,11 +65,12 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
+    scaled = k * beta
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
-    pairs = where(lower[:, None], einsum("bthk,bshk->bths", k * beta, k), 0.0)
-    solved = inverse(record(tape, pairs=pairs), tape)
-    erasing, writing = einsum("bths,bshk->bthk", solved, k * beta), einsum("bths,bshv->bthv", solved, v * beta)
+    pairs = where(lower[:, None], einsum("bthk,bshk->bths", scaled, k), 0.0)
+    solved = record(tape, inverse=inverse(record(tape, pairs=pairs)))
+    erasing, writing = einsum("bths,bshk->bthk", solved, scaled), einsum("bths,bshv->bthv", solved, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
     def step(state, xs):
@@ -105,18 +103,9 @@ def recurrent(q: Array, k: Array, v: Array, beta: Array, start: Array, tape: Tap
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
-def inverse_vjp(pairs: Array, solved: Array, dsolved: Array) -> Array:
-    """The gradient of A, from the last row up: a row's gradient is passed on, by A, to the rows before it."""
-    b, t, h, _ = pairs.shape
-
-    def step(drows, xs):
-        drow, pair, unit = xs
-        drow = drow + einsum("bs,bhsj->bhj", unit, drows)
-        return drows - einsum("bhs,bhj->bhsj", pair, drow), (drow,)
-
-    xs = dsolved, pairs, identity(b, t, pairs)
-    _, (drows,) = scan(step, zeros((b, h, t, t), pairs), xs, names=("drows",), reverse=True)
-    return -einsum("bthj,bshj->bths", drows, solved)
+def inverse_vjp(solved: Array, dsolved: Array) -> Array:
+    """The gradient of A: a step dA changes the inverse T by -T dA T."""
+    return -einsum("biht,bihs->bths", solved, einsum("bihj,bshj->bihs", dsolved, solved))
 
 
 def chunked_vjp(
@@ -125,6 +114,7 @@ def chunked_vjp(
     """The gradients of q, k, v and beta: `chunked` in reverse."""
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta, dread = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dread))
+    scaled = k * beta
     before, solved = tape["before"], tape["inverse"]
     erasing, corrected = tape["erasing"], tape["corrected"].reshape(v.shape)
     dkept, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["kept"], corrected, dread)
@@ -145,11 +135,11 @@ def chunked_vjp(
     dwriting, dk_added = dwriting.reshape(v.shape), dk_added.reshape(k.shape)
     derasing = -einsum("bthv,bhkv->bthk", dwriting, before)
     derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
-    dsolved_k, dscaled_k = einsum_vjp("bths,bshk->bthk", solved, k * beta, derasing)
+    dsolved_k, dscaled_k = einsum_vjp("bths,bshk->bthk", solved, scaled, derasing)
     dsolved_v, dscaled_v = einsum_vjp("bths,bshv->bthv", solved, v * beta, dwriting)
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
-    dpairs = where(lower[:, None], inverse_vjp(tape["pairs"], solved, total(dsolved_k, dsolved_v)), 0.0)
-    dscaled_pairs, dk_pairs = einsum_vjp("bthk,bshk->bths", k * beta, k, record(tape, dpairs=dpairs))
+    dpairs = where(lower[:, None], inverse_vjp(solved, total(dsolved_k, dsolved_v)), 0.0)
+    dscaled_pairs, dk_pairs = einsum_vjp("bthk,bshk->bths", scaled, k, record(tape, dpairs=dpairs))
     dscaled_k = total(dscaled_k, dscaled_pairs)
     dk = total(dk_read, dk_added, dk_pairs, dscaled_k * beta)
     dbeta = np.sum(dscaled_k * k, axis=-1) + np.sum(dscaled_v * v, axis=-1)
@@ -212,10 +202,10 @@ class DeltaRule(Layer[Config]):
         k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
         start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, sizes["t"])
+        if size is None:
             context, end = recurrent(q_unit, k_unit, v, beta, start, tape)
         else:
-            size = c.chunk_size if c.form == "chunked" else max(sizes["t"], 1)
             context, end = chunked(q_unit, k_unit, v, beta, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)
@@ -234,10 +224,10 @@ class DeltaRule(Layer[Config]):
         if c.use_norm:
             dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if size is None:
             dq_unit, dk_unit, dv, dbeta = recurrent_vjp(tape, q_unit, k_unit, v, beta, dcontext)
         else:
-            size = c.chunk_size if c.form == "chunked" else max(q.shape[1], 1)
             dq_unit, dk_unit, dv, dbeta = chunked_vjp(tape, q_unit, k_unit, v, beta, size, dcontext)
         dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)
         dq = silu_vjp(q, l2_norm_vjp(silu(q), c.eps, zero_unseen("bt->bthk", real, dq_unit)))

@@ -46,7 +46,7 @@ from attn_np._vjp import (
 )
 from attn_np.contract.gated_delta import Config
 from attn_np.delta import inverse, inverse_vjp
-from attn_np.linear import causal_mask, from_chunks, to_chunks
+from attn_np.linear import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_np.retention import Decay
 
 
@@ -72,13 +72,14 @@ def chunked(
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
+    scaled = k * beta
     decay = decay_factors(to_chunks(log_decay, size))
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
-    faded = einsum("bthk,bshk->bths", k * beta, k) * decay.pairs.swapaxes(1, 2)
+    faded = einsum("bthk,bshk->bths", scaled, k) * decay.pairs.swapaxes(1, 2)
     pairs = record(tape, pairs=where(lower[:, None], faded, 0.0))
-    solved = inverse(pairs, tape)
-    erasing = einsum("bths,bshk->bthk", solved, k * beta * decay.from_start[..., None])
+    solved = record(tape, inverse=inverse(pairs))
+    erasing = einsum("bths,bshk->bthk", solved, scaled * decay.from_start[..., None])
     writing = einsum("bths,bshv->bthv", solved, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
@@ -160,7 +161,7 @@ def chunked_vjp(
     dsolved_k, dscaled_faded = einsum_vjp("bths,bshk->bthk", solved, scaled * from_start, derasing)
     dsolved_v, dv_scaled = einsum_vjp("bths,bshv->bthv", solved, v * beta, dwriting)
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
-    dpairs = where(lower[:, None], inverse_vjp(tape["pairs"], solved, total(dsolved_k, dsolved_v)), 0.0)
+    dpairs = where(lower[:, None], inverse_vjp(solved, total(dsolved_k, dsolved_v)), 0.0)
     dpairs = record(tape, dpairs=dpairs)
     products = einsum("bthk,bshk->bths", scaled, k)
     dscaled, dk_pairs = einsum_vjp("bthk,bshk->bths", scaled, k, dpairs * decay.pairs.swapaxes(1, 2))
@@ -282,10 +283,10 @@ class GatedDeltaRule(Layer[Config]):
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled = q_unit * (1 / sqrt(sizes["k"]))
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, sizes["t"])
+        if size is None:
             context, end = recurrent(q_scaled, k_unit, v_silu, beta, log_decay, start, tape)
         else:
-            size = c.chunk_size if c.form == "chunked" else max(sizes["t"], 1)
             context, end = chunked(q_scaled, k_unit, v_silu, beta, log_decay, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)
@@ -308,10 +309,10 @@ class GatedDeltaRule(Layer[Config]):
         dx_g, w["w_g"], _ = linear_vjp("btd,dhv->bthv", x, self.w_g, None, dg)
         dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if size is None:
             cotangents = recurrent_vjp(tape, q_unit * scale, k_unit, v_silu, beta, log_decay, dcontext)
         else:
-            size = c.chunk_size if c.form == "chunked" else max(q.shape[1], 1)
             cotangents = chunked_vjp(tape, q_unit * scale, k_unit, v_silu, beta, log_decay, size, dcontext)
         dq_scaled, dk_unit, dv_silu, dbeta, dlog_decay = cotangents
         dq_unit, dk_unit = record(tape, dq_unit=dq_scaled * scale, dk_unit=dk_unit)

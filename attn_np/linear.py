@@ -11,12 +11,13 @@ from attn_np._ops import (
     Tape,
     arange,
     concatenate,
+    cumsum,
     dtype_name,
     einsum,
     exp,
+    is_longer,
     linear,
     record,
-    scan,
     upcast,
     where,
     zeros,
@@ -55,80 +56,65 @@ def causal_mask(t: int, like: Array) -> Array:
     return arange(t, like)[:, None] >= arange(t, like)[None, :]
 
 
-def running_states(added: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
-    """The states after each step, from the updates that the steps add, and the last state."""
+def chunk_length(form: str, size: int, t: int) -> int | None:
+    """How many of t positions a chunk has in a form; None: the state is passed from position to position.
 
-    def step(state, xs):
-        state = state + xs[0]
-        return state, (state,)
+    "auto" is "recurrent" for a single position, "chunked" for more than `size`, and else "parallel": one chunk.
+    """
+    if form == "recurrent" or (form == "auto" and t == 1):
+        return None
+    return size if form == "chunked" or (form == "auto" and is_longer(t, size)) else max(t, 1)
 
-    end, (states,) = scan(step, start, (added,), names=("states",), tape=tape)
-    return states, end
 
-
-def parallel(q: Array, k: Array, v: Array, start: Array, tape: Tape) -> Array:
-    """The outputs `b t h v`: scores of all pairs times the values, plus what is read from the state before."""
-    visible = causal_mask(q.shape[1], q)
-    scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=where(visible, scores, 0.0))
-    return einsum("bhts,bshv->bthv", kept, v) + einsum("bthk,bhkv->bthv", q, start)
+def running_states(added: Array, start: Array, tape: Tape) -> Array:
+    """The state before the first step and after each, from what the steps add."""
+    states = record(tape, states=start[:, None] + cumsum(added, 1))
+    return concatenate([start[:, None], states], 1)
 
 
 def chunked(q: Array, k: Array, v: Array, start: Array, size: int, tape: Tape) -> tuple[Array, Array]:
-    """The outputs and the last state: the state is passed from chunk to chunk; within one all pairs are scored."""
+    """The outputs `b t h v` and the last state: within a chunk all pairs are scored, a state holds what came before."""
     b, t = q.shape[0], q.shape[1]
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     added = einsum("bshk,bshv->bhkv", k, v)
-    added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
-    states, end = running_states(added, start, tape)
-    before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
-    return from_chunks(parallel(q, k, v, record(tape, before=before), tape), b, t), end
+    states = running_states(record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:])), start, tape)
+    before = record(tape, before=states[:, :-1].reshape(q.shape[0], *start.shape[1:]))
+    scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
+    kept = record(tape, kept=where(causal_mask(size, q), scores, 0.0))
+    read = einsum("bhts,bshv->bthv", kept, v) + einsum("bthk,bhkv->bthv", q, before)
+    return from_chunks(read, b, t), states[:, -1]
 
 
 def recurrent(q: Array, k: Array, v: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
     """The outputs and the last state: every position adds its key times its value, then its query reads the state."""
-    added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
-    states, end = running_states(added, start, tape)
-    return einsum("bthk,bthkv->bthv", q, states), end
+    states = running_states(record(tape, added=einsum("bthk,bthv->bthkv", k, v)), start, tape)
+    return einsum("bthk,bthkv->bthv", q, states[:, 1:]), states[:, -1]
 
 
-def running_states_vjp(dstates: Array, tape: Tape) -> Array:
-    """The gradient of the updates: one is part of all later states, whose gradients add up from the end."""
-
-    def step(dstate, xs):
-        dstate = dstate + xs[0]
-        return dstate, (dstate,)
-
-    start = zeros((dstates.shape[0], *dstates.shape[2:]), dstates)
-    return scan(step, start, (dstates,), names=("dadded",), tape=tape, reverse=True)[1][0]
-
-
-def parallel_vjp(tape: Tape, q: Array, k: Array, v: Array, start: Array, dread: Array) -> tuple[Array, ...]:
-    """The gradients of q, k, v and the state before: `parallel` in reverse."""
-    visible = causal_mask(q.shape[1], q)
-    dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dread)
-    dscores = where(visible, record(tape, dkept=dkept), 0.0)
-    dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
-    dearlier, dstart = einsum_vjp("bthk,bhkv->bthv", q, start, dread)
-    return total(dq, dearlier), dk, dv, dstart
+def running_states_vjp(dstates: Array) -> Array:
+    """The gradient of what the steps add, from that of the states after them: it is part of all later ones."""
+    return cumsum(dstates[:, ::-1], 1)[:, ::-1]
 
 
 def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, size: int, dread: Array) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `chunked` in reverse. A state is read by the next chunk, the last by none."""
     b, t = q.shape[0], q.shape[1]
     q, k, v, dread = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(dread, size)
-    dq, dk, dv, dbefore = parallel_vjp(tape, q, k, v, tape["before"], dread)
+    dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dread)
+    dscores = where(causal_mask(size, q), record(tape, dkept=dkept), 0.0)
+    dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
+    dq_before, dbefore = einsum_vjp("bthk,bhkv->bthv", q, tape["before"], dread)
     dbefore = record(tape, dbefore=dbefore).reshape(b, -(-t // size), *dbefore.shape[1:])
     dstates = concatenate([dbefore, zeros((b, 1, *dbefore.shape[2:]), dbefore)], 1)[:, 1:]
-    dadded = running_states_vjp(record(tape, dstates=dstates), tape)
+    dadded = record(tape, dadded=running_states_vjp(record(tape, dstates=dstates)))
     dk_added, dv_added = einsum_vjp("bshk,bshv->bhkv", k, v, dadded.reshape(q.shape[0], *dadded.shape[2:]))
-    return from_chunks(dq, b, t), from_chunks(total(dk, dk_added), b, t), from_chunks(total(dv, dv_added), b, t)
+    return tuple(from_chunks(x, b, t) for x in (total(dq, dq_before), total(dk, dk_added), total(dv, dv_added)))
 
 
 def recurrent_vjp(tape: Tape, q: Array, k: Array, v: Array, dread: Array) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `recurrent` in reverse."""
     dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, tape["states"], dread)
-    dadded = running_states_vjp(record(tape, dstates=dstates), tape)
+    dadded = record(tape, dadded=running_states_vjp(record(tape, dstates=dstates)))
     return dq, *einsum_vjp("bthk,bthv->bthkv", k, v, dadded)
 
 
@@ -156,12 +142,11 @@ class LinearAttention(Layer[Config]):
             start = concatenate([state, sums[..., None]], -1)
         else:
             start = read_state(step, "state", fresh)
-        if c.form == "parallel":
-            read, end = parallel(q, k, v, start, tape), start + einsum("bshk,bshv->bhkv", k, v)
-        elif c.form == "chunked":
-            read, end = chunked(q, k, v, start, c.chunk_size, tape)
-        else:
+        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if size is None:
             read, end = recurrent(q, k, v, start, tape)
+        else:
+            read, end = chunked(q, k, v, start, size, tape)
         if c.normalize:
             write_state(step, state=end[..., :-1], total=end[..., -1])
         else:
@@ -205,14 +190,8 @@ class LinearAttention(Layer[Config]):
         if not c.causal:
             dq, dstate = einsum_vjp("bthk,bhkv->bthv", q, tape["state"], dread)
             return dq, *einsum_vjp("bshk,bshv->bhkv", k, v, record(tape, dstate=dstate))
-        if c.form == "parallel":
-            start = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
-            return parallel_vjp(tape, q, k, v, start, dread)[:3]
-        return (
-            chunked_vjp(tape, q, k, v, c.chunk_size, dread)
-            if c.form == "chunked"
-            else recurrent_vjp(tape, q, k, v, dread)
-        )
+        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        return recurrent_vjp(tape, q, k, v, dread) if size is None else chunked_vjp(tape, q, k, v, size, dread)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse; the sum of the weights is one column of `read`."""

@@ -13,6 +13,7 @@ from torch import concatenate as concatenate
 from torch import log as log
 from torch import tanh as tanh
 from torch._subclasses import FakeTensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from attn_np import contract
 from attn_np.contract import Config, check_tokens, record, tap_step
@@ -126,6 +127,11 @@ def concrete(x: Array) -> bool:
 def shapes_may_vary(x: Array) -> bool:
     """Whether shapes may depend on values: eager NumPy and PyTorch, never JAX."""
     return concrete(x)
+
+
+def is_longer(t: int, n: int) -> bool:
+    """Whether a length is above `n`; False in a program that is exported for any length, and must not depend on it."""
+    return statically_known_true(t > n) if torch.compiler.is_exporting() else t > n
 
 
 def constant(make: Callable[..., Any]) -> Callable[..., Array]:

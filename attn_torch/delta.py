@@ -24,27 +24,24 @@ from attn_torch._ops import (
     where,
     zeros,
 )
-from attn_torch.linear import causal_mask, from_chunks, to_chunks
+from attn_torch.linear import causal_mask, chunk_length, from_chunks, to_chunks
 
 
-def identity(b: int, t: int, like: Array) -> Array:
-    """The identity for each batch row: `b t s`."""
-    same = arange(t, like)[:, None] == arange(t, like)[None, :]
-    return where(same, 1.0 + zeros((b, t, t), like), 0.0)
-
-
-def inverse(pairs: Array, tape: Tape) -> Array:
-    """(I + A)^-1 for A below the diagonal, row by row: a row of the identity minus A times the rows before it."""
+def inverse(pairs: Array) -> Array:
+    """(I + A)^-1 for A below the diagonal, by halves: [[P, 0], [B, Q]]^-1 = [[P^-1, 0], [-Q^-1 B P^-1, Q^-1]]."""
     b, t, h, _ = pairs.shape
-
-    def step(rows, xs):
-        pair, unit = xs
-        row = unit[:, None] - einsum("bhs,bhsj->bhj", pair, rows)
-        return rows + unit[:, None, :, None] * row[:, :, None], (row,)
-
-    xs = pairs, identity(b, t, pairs)
-    _, (rows,) = scan(step, zeros((b, h, t, t), pairs), xs, names=("inverse",), tape=tape)
-    return rows
+    if t == 1:
+        return 1.0 + zeros(pairs.shape, pairs)
+    if t % 2:
+        wide = concatenate([pairs, zeros((b, t, h, 1), pairs)], 3)
+        return inverse(concatenate([wide, zeros((b, 1, h, t + 1), pairs)], 1))[:, :t, :, :t]
+    half = t // 2
+    # Both halves are inverted together, as rows of one batch.
+    solved = inverse(concatenate([pairs[:, :half, :, :half], pairs[:, half:, :, half:]], 0))
+    first, second = solved[:b], solved[b:]
+    corner = einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", pairs[:, half:, :, :half], first))
+    above, below = concatenate([first, zeros(first.shape, first)], 3), concatenate([-corner, second], 3)
+    return concatenate([above, below], 1)
 
 
 def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, tape: Tape) -> tuple[Array, Array]:
@@ -55,11 +52,12 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
+    scaled = k * beta
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
-    pairs = where(lower[:, None], einsum("bthk,bshk->bths", k * beta, k), 0.0)
-    solved = inverse(record(tape, pairs=pairs), tape)
-    erasing, writing = einsum("bths,bshk->bthk", solved, k * beta), einsum("bths,bshv->bthv", solved, v * beta)
+    pairs = where(lower[:, None], einsum("bthk,bshk->bths", scaled, k), 0.0)
+    solved = record(tape, inverse=inverse(record(tape, pairs=pairs)))
+    erasing, writing = einsum("bths,bshk->bthk", solved, scaled), einsum("bths,bshv->bthv", solved, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
     def step(state, xs):
@@ -124,10 +122,10 @@ class DeltaRule(Layer[Config]):
         k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
         start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, sizes["t"])
+        if size is None:
             context, end = recurrent(q_unit, k_unit, v, beta, start, tape)
         else:
-            size = c.chunk_size if c.form == "chunked" else max(sizes["t"], 1)
             context, end = chunked(q_unit, k_unit, v, beta, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)

@@ -31,7 +31,7 @@ from attn_torch._ops import (
     zeros,
 )
 from attn_torch.delta import inverse
-from attn_torch.linear import causal_mask, from_chunks, to_chunks
+from attn_torch.linear import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_torch.retention import Decay
 
 
@@ -57,13 +57,14 @@ def chunked(
     """
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
+    scaled = k * beta
     decay = decay_factors(to_chunks(log_decay, size))
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
-    faded = einsum("bthk,bshk->bths", k * beta, k) * decay.pairs.swapaxes(1, 2)
+    faded = einsum("bthk,bshk->bths", scaled, k) * decay.pairs.swapaxes(1, 2)
     pairs = record(tape, pairs=where(lower[:, None], faded, 0.0))
-    solved = inverse(pairs, tape)
-    erasing = einsum("bths,bshk->bthk", solved, k * beta * decay.from_start[..., None])
+    solved = record(tape, inverse=inverse(pairs))
+    erasing = einsum("bths,bshk->bthk", solved, scaled * decay.from_start[..., None])
     writing = einsum("bths,bshv->bthv", solved, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
@@ -167,10 +168,10 @@ class GatedDeltaRule(Layer[Config]):
         q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
         start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         q_scaled = q_unit * (1 / sqrt(sizes["k"]))
-        if c.form == "recurrent":
+        size = chunk_length(c.form, c.chunk_size, sizes["t"])
+        if size is None:
             context, end = recurrent(q_scaled, k_unit, v_silu, beta, log_decay, start, tape)
         else:
-            size = c.chunk_size if c.form == "chunked" else max(sizes["t"], 1)
             context, end = chunked(q_scaled, k_unit, v_silu, beta, log_decay, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)

@@ -11,12 +11,13 @@ from attn_torch._ops import (
     Tape,
     arange,
     concatenate,
+    cumsum,
     dtype_name,
     einsum,
     exp,
+    is_longer,
     linear,
     record,
-    scan,
     upcast,
     where,
     zeros,
@@ -48,41 +49,39 @@ def causal_mask(t: int, like: Array) -> Array:
     return arange(t, like)[:, None] >= arange(t, like)[None, :]
 
 
-def running_states(added: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
-    """The states after each step, from the updates that the steps add, and the last state."""
+def chunk_length(form: str, size: int, t: int) -> int | None:
+    """How many of t positions a chunk has in a form; None: the state is passed from position to position.
 
-    def step(state, xs):
-        state = state + xs[0]
-        return state, (state,)
+    "auto" is "recurrent" for a single position, "chunked" for more than `size`, and else "parallel": one chunk.
+    """
+    if form == "recurrent" or (form == "auto" and t == 1):
+        return None
+    return size if form == "chunked" or (form == "auto" and is_longer(t, size)) else max(t, 1)
 
-    end, (states,) = scan(step, start, (added,), names=("states",), tape=tape)
-    return states, end
 
-
-def parallel(q: Array, k: Array, v: Array, start: Array, tape: Tape) -> Array:
-    """The outputs `b t h v`: scores of all pairs times the values, plus what is read from the state before."""
-    visible = causal_mask(q.shape[1], q)
-    scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=where(visible, scores, 0.0))
-    return einsum("bhts,bshv->bthv", kept, v) + einsum("bthk,bhkv->bthv", q, start)
+def running_states(added: Array, start: Array, tape: Tape) -> Array:
+    """The state before the first step and after each, from what the steps add."""
+    states = record(tape, states=start[:, None] + cumsum(added, 1))
+    return concatenate([start[:, None], states], 1)
 
 
 def chunked(q: Array, k: Array, v: Array, start: Array, size: int, tape: Tape) -> tuple[Array, Array]:
-    """The outputs and the last state: the state is passed from chunk to chunk; within one all pairs are scored."""
+    """The outputs `b t h v` and the last state: within a chunk all pairs are scored, a state holds what came before."""
     b, t = q.shape[0], q.shape[1]
     q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
     added = einsum("bshk,bshv->bhkv", k, v)
-    added = record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:]))
-    states, end = running_states(added, start, tape)
-    before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
-    return from_chunks(parallel(q, k, v, record(tape, before=before), tape), b, t), end
+    states = running_states(record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:])), start, tape)
+    before = record(tape, before=states[:, :-1].reshape(q.shape[0], *start.shape[1:]))
+    scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
+    kept = record(tape, kept=where(causal_mask(size, q), scores, 0.0))
+    read = einsum("bhts,bshv->bthv", kept, v) + einsum("bthk,bhkv->bthv", q, before)
+    return from_chunks(read, b, t), states[:, -1]
 
 
 def recurrent(q: Array, k: Array, v: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
     """The outputs and the last state: every position adds its key times its value, then its query reads the state."""
-    added = record(tape, added=einsum("bthk,bthv->bthkv", k, v))
-    states, end = running_states(added, start, tape)
-    return einsum("bthk,bthkv->bthv", q, states), end
+    states = running_states(record(tape, added=einsum("bthk,bthv->bthkv", k, v)), start, tape)
+    return einsum("bthk,bthkv->bthv", q, states[:, 1:]), states[:, -1]
 
 
 class LinearAttention(Layer[Config]):
@@ -109,12 +108,11 @@ class LinearAttention(Layer[Config]):
             start = concatenate([state, sums[..., None]], -1)
         else:
             start = read_state(step, "state", fresh)
-        if c.form == "parallel":
-            read, end = parallel(q, k, v, start, tape), start + einsum("bshk,bshv->bhkv", k, v)
-        elif c.form == "chunked":
-            read, end = chunked(q, k, v, start, c.chunk_size, tape)
-        else:
+        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        if size is None:
             read, end = recurrent(q, k, v, start, tape)
+        else:
+            read, end = chunked(q, k, v, start, size, tape)
         if c.normalize:
             write_state(step, state=end[..., :-1], total=end[..., -1])
         else:

@@ -16,7 +16,7 @@ except ModuleNotFoundError as absent:
         f"benchmarks: expected the package {absent.name}, got none; run pip install 'attn-parity[parity]'"
     ) from None
 
-from benchmarks import plan, run
+from benchmarks import plan, run, variants
 from benchmarks.entrants import WHO
 from benchmarks.plan import BOTH, Race
 from benchmarks.run import Found
@@ -76,6 +76,7 @@ def bench(
         measure(wanted, found, rounds, threads, out / "results.json")
     out.mkdir(parents=True, exist_ok=True)
     drawn = picture.draw(found, (out / "speed.png", out / "speed.svg"))
+    variants.draw(found, out / "variants.png")
     report.write_html(out / "report.html", found, drawn)
     report.show(console, found)
     if json is not None:

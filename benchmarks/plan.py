@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-QUICK, USUAL, FULL = 0, 1, 2
+# ASKED: part of no run, unless `--only` matches it.
+QUICK, USUAL, FULL, ASKED = 0, 1, 2, 3
 PAIRS = {QUICK: 10, USUAL: 30, FULL: 30}
 WINDOW = 256
 LENGTHS = {QUICK: (16, 512, 2048), USUAL: (16, 64, 256, 512, 2048, 8192), FULL: (16, 64, 256, 512, 2048, 8192, 16384)}
@@ -17,13 +18,14 @@ class Work:
 
     Attributes:
         what: "attend", the function; "mha" or "decoder", a layer with its projections; "rotary", a decoder that turns
-            its queries and keys; "decode", steps of one token.
+            its queries and keys; "decode", steps of one token; "variant", the layer of a variant.
         length: positions; of the cache when decoding.
         passes: "forward", or "forward+backward": the output and the gradients of all inputs and parameters.
         mask: "full", "causal", "window" (causal, of 256 keys before the own one), "mask" (boolean), or a feature:
             "softcap", "sinks", "alibi" (causal, a bias).
         dtype: of inputs and parameters.
         batch, heads, kv_heads, width: sizes; width is that of a head.
+        variant: its name, where the work is that of one.
     """
 
     what: str = "attend"
@@ -35,6 +37,7 @@ class Work:
     heads: int = 8
     kv_heads: int = 8
     width: int = 64
+    variant: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Race:
         level: the smallest run that it is part of.
         process: which process it runs in; races of the same one share it. Keras chooses its backend at import.
         kind: "time", or "memory": each entrant once in a process of its own.
+        threads: how many it has; None: those of the run.
     """
 
     name: str
@@ -74,6 +78,7 @@ class Race:
     level: int = USUAL
     process: str = "frameworks"
     kind: str = "time"
+    threads: int | None = None
 
     @property
     def work(self) -> Work:

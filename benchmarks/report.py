@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks import statistics
+from benchmarks import statistics, variants
 from benchmarks.entrants import WHO
 from benchmarks.run import Found
 
@@ -203,6 +203,9 @@ def show(console: Console, found: Found) -> None:
             table.add_row(race if not number else "", name, row["figure"], row["middle"], escape(row["note"]))
         table.add_section()
     console.print(table)
+    summary = variants.table(found)
+    if summary is not None:
+        console.print(summary)
     console.print(headline(found), soft_wrap=True)
 
 

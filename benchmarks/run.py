@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
-from benchmarks.plan import PAIRS, QUICK, USUAL, Entrant, Race, races
+from benchmarks import machine, variants
+from benchmarks.plan import ASKED, PAIRS, QUICK, USUAL, Entrant, Race, races
 
 FORMAT = "attn-parity-benchmark/1"
 # A list of numbers in JSON that is spread over lines.
@@ -28,13 +29,17 @@ Told = Callable[[Race, int, int], None]
 def chosen(level: int, only: Sequence[str], who: Sequence[str]) -> list[Race]:
     """The races of a run, with those entrants that match; targets without their entrants go.
 
-    A race that is asked for by its whole name is run at any level. Quick runs leave out textbook paths.
+    A race that is asked for by its whole name is run at any level. Those of variants are run where they are asked for,
+    by the beginning of their names, too. Quick runs leave out textbook paths.
     """
     found = []
-    for race in races():
-        if only and not any(fnmatchcase(race.name, pattern) for pattern in only):
-            continue
-        if race.level > level and race.name not in only:
+    for race in (*races(), *variants.races()):
+        asked = race.level == ASKED
+        matched = any(
+            fnmatchcase(race.name, pattern) or (asked and race.name.startswith(f"{pattern}/")) for pattern in only
+        )
+        part = race.level <= level or race.name in only or (asked and matched)
+        if not part or (only and not matched):
             continue
         kept = tuple(e for e in race.entrants if not who or any(fnmatchcase(e.who, pattern) for pattern in who))
         if level == QUICK and not who:
@@ -43,7 +48,7 @@ def chosen(level: int, only: Sequence[str], who: Sequence[str]) -> list[Race]:
         names = {entrant.name for entrant in kept}
         targets = tuple(t for t in race.targets if t.ours in names and (t.theirs is None or t.theirs in names))
         if kept:
-            found.append(Race(race.name, kept, targets, race.level, race.process, race.kind))
+            found.append(replace(race, entrants=kept, targets=targets))
     return found
 
 
@@ -57,7 +62,7 @@ class Worker:
         environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "KERAS_HOME": tempfile.gettempdir()}
         environment |= {"KERAS_BACKEND": "jax" if process == "jax" else "torch", "TF_CPP_MIN_LOG_LEVEL": "2"}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.process = process
+        self.process, self.threads = process, threads
         # Closed with the process.
         self.said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self.child = subprocess.Popen(
@@ -179,16 +184,18 @@ def run(wanted: Sequence[Race], found: Found, pairs: int, threads: int, path: Pa
     worker: Worker | None = None
     try:
         for race in wanted:
+            count = race.threads or threads
             result = blank(race)
             found["races"].append(result)
             groups = [(e,) for e in race.entrants] if race.kind == "memory" else [race.entrants]
             for number, group in enumerate(groups):
-                if worker is not None and (race.kind == "memory" or worker.process != race.process):
+                same = worker is not None and (worker.process, worker.threads) == (race.process, count)
+                if worker is not None and (race.kind == "memory" or not same):
                     worker.close()
                     worker = None
-                worker = worker or Worker(race.process, threads)
+                worker = worker or Worker(race.process, count)
                 told(race, 0 if race.kind == "time" else number, pairs if race.kind == "time" else len(groups))
-                part = Race(race.name, tuple(group), (), race.level, race.process, race.kind)
+                part = replace(race, entrants=tuple(group), targets=())
                 pids = os.getpid(), worker.child.pid
                 before = machine.busy(*pids)
                 try:

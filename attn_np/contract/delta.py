@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from attn_np.contract import _base
 from attn_np.contract._base import Arg, Param
 
-FORMS = ("parallel", "recurrent", "chunked")
+FORMS = ("auto", "parallel", "recurrent", "chunked")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,8 @@ class Config(_base.Config):
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
-            from chunk to chunk, and "parallel" takes the sequence as one chunk.
+            from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto": "chunked" where there is more
+            than one chunk.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         use_norm: each head's context is divided by its root mean square and scaled by learned weights.
         eps: added under the roots of that norm and of the norms of queries and keys.
@@ -55,7 +56,7 @@ class Config(_base.Config):
     traps = (
         "keys that are not of length 1 make I - beta k k^T grow, and the state with it",
         "the lookup is in the state before this position writes, by this position's own key",
-        "the triangular system is solved row by row: a row needs the corrected rows before it, not the original ones",
+        "the triangular system has to be solved: a position needs the corrected values before it, not the given ones",
         "silu comes before the norm of queries and keys",
     )
 
@@ -63,7 +64,7 @@ class Config(_base.Config):
     num_heads: int
     head_dim: int | None = None
     value_head_dim: int | None = None
-    form: str = "chunked"
+    form: str = "auto"
     chunk_size: int = 64
     use_norm: bool = True
     eps: float = 0.000001

@@ -6,7 +6,7 @@ from math import exp, expm1, log
 from attn_np.contract import _base
 from attn_np.contract._base import Arg, Param
 
-FORMS = ("parallel", "recurrent", "chunked")
+FORMS = ("auto", "parallel", "recurrent", "chunked")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,8 @@ class Config(_base.Config):
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
-            from chunk to chunk, and "parallel" takes the sequence as one chunk.
+            from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto": "chunked" where there is more
+            than one chunk.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         eps: added under the roots of the norms of queries, keys and contexts.
         conv_size: how many positions, the current one last, a convolution spans; it acts on each dimension of queries,
@@ -75,7 +76,7 @@ class Config(_base.Config):
     num_heads: int
     head_dim: int | None = None
     value_head_dim: int | None = None
-    form: str = "chunked"
+    form: str = "auto"
     chunk_size: int = 64
     eps: float = 0.000001
     conv_size: int | None = None

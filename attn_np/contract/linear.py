@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from attn_np.contract import _base
 from attn_np.contract._base import Arg, Param
 
-FORMS = ("parallel", "recurrent", "chunked")
+FORMS = ("auto", "parallel", "recurrent", "chunked")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +18,10 @@ class Config(_base.Config):
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         causal: query i sees the keys up to its own position.
-        form: how a causal layer is computed, with the same result: "parallel" scores all pairs, "recurrent" passes a
-            state from position to position, "chunked" does the first within chunks and the second between them.
-            Without causality the keys are summed up once.
+        form: how a causal layer is computed, with the same result: "recurrent" passes a state from position to
+            position, "chunked" scores all pairs within a chunk and passes a state from chunk to chunk, and "parallel"
+            takes the sequence as one chunk. "auto": "chunked" where there is more than one chunk, but "parallel" in
+            what `torch.export` makes for any length. Without causality the keys are summed up once.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         normalize: the output of a query is divided by the sum of its weights.
         eps: added to that sum.
@@ -67,7 +68,7 @@ class Config(_base.Config):
     head_dim: int | None = None
     value_head_dim: int | None = None
     causal: bool = False
-    form: str = "parallel"
+    form: str = "auto"
     chunk_size: int = 64
     normalize: bool = True
     eps: float = 0.000001
@@ -117,6 +118,6 @@ class Config(_base.Config):
 EXAMPLES = {
     "whole": Config(d_model=6, num_heads=2),
     "recurrent": Config(d_model=7, num_heads=3, head_dim=5, causal=True, form="recurrent", normalize=False),
-    "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, causal=True, form="chunked", chunk_size=2,
+    "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, causal=True, chunk_size=2,
                       eps=0.25, use_bias=False),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from attn_np.contract import _base
 from attn_np.contract._base import Arg, Param, Preset
 from attn_np.contract._rotary import LAYOUTS
 
-FORMS = ("parallel", "recurrent", "chunked")
+FORMS = ("auto", "parallel", "recurrent", "chunked")
 SPACINGS = ("closed", "open")
 
 
@@ -21,8 +21,10 @@ class Config(_base.Config):
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         exponent: head h decays by the factor 1 - 2^-(exponent + h) per position.
-        form: how it is computed, with the same result: "parallel" scores all pairs, "recurrent" passes a state
-            from position to position, "chunked" does the first within chunks and the second between them.
+        form: how it is computed, with the same result: "recurrent" passes a state from position to position, "chunked"
+            scores all pairs within a chunk and passes a state from chunk to chunk, and "parallel" takes the sequence
+            as one chunk. "auto": "chunked" where there is more than one chunk, but "parallel" in what `torch.export`
+            makes for any length.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         norm: "layer" subtracts the mean of a head's context and divides by the deviation, "rms" divides only.
         eps: added to the mean square in that norm.
@@ -54,7 +56,10 @@ class Config(_base.Config):
         "Theta_n = e^(i n theta)": "q_rot, k_rot on the tape: pairs of q and k rotated by n theta",
         "GroupNorm_h": "normed on the tape: over each head's width, without parameters",
     }
-    cost = "time b t h k v, plus b t c h (k + v) within chunks of c (parallel: c = t); the state is b h k v"
+    cost = (
+        "time b t h k v, plus b t c h (k + v) within chunks of c (parallel: c = t) and b (t / c)^2 h k v between them; "
+        "the state is b h k v"
+    )
     paper = (
         "Sun et al. 2023, Retentive Network: A Successor to Transformer for Large Language Models, arXiv:2307.08621, "
         "equations 5 to 8"
@@ -75,7 +80,7 @@ class Config(_base.Config):
     head_dim: int | None = None
     value_head_dim: int | None = None
     exponent: float = 5.0
-    form: str = "parallel"
+    form: str = "auto"
     chunk_size: int = 64
     norm: str = "layer"
     eps: float = 0.00001
@@ -171,7 +176,6 @@ EXAMPLES = {
         head_dim=6,
         value_head_dim=3,
         exponent=0.5,
-        form="chunked",
         chunk_size=2,
         rope_base=50.0,
     ),
@@ -188,5 +192,5 @@ EXAMPLES = {
         layout="half",
         spacing="open",
     ),
-    "pairs": Config(d_model=6, num_heads=2, use_bias=True),
+    "pairs": Config(d_model=6, num_heads=2, form="parallel", use_bias=True),
 }

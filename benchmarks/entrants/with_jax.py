@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 import attn_jax
-from benchmarks import inputs
+from benchmarks import inputs, variants
 from benchmarks.plan import WINDOW, Work
 from benchmarks.turns import Runner
 
@@ -163,7 +163,22 @@ def equinox(work: Work) -> Runner:
     return passes(work, call, (state, x), dy)
 
 
+def variant(work: Work) -> Runner:
+    name, fields = variants.config(work)
+    graph, state = nnx.split(attn_jax.build(name, seed=inputs.SEED, dtype=work.dtype, **fields))
+    given = {name: jnp.asarray(x) for name, x in variants.arguments(work).items()}
+    floats = {name: x for name, x in given.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+    rest = {name: x for name, x in given.items() if name not in floats}
+
+    def call(state: Any, floats: Any, **rest: Any) -> Any:
+        return variants.first(nnx.merge(graph, state)(**floats, **rest))
+
+    return passes(work, call, (state, floats), jnp.asarray(inputs.tokens(work)[1]), rest)
+
+
 def ours(work: Work) -> Runner:
+    if work.what == "variant":
+        return variant(work)
     return attend(work, "auto") if work.what == "attend" else whole(work)
 
 

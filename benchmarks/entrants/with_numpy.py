@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import attn_np
-from benchmarks import inputs
+from benchmarks import inputs, variants
 from benchmarks.plan import BOTH, Work
 from benchmarks.turns import Runner
 
@@ -87,7 +87,27 @@ def decode(made: Any, x: Any) -> Runner:
     return Runner(run, fresh=cache.copy, units=len(new), output=wide)
 
 
+def variant(work: Work) -> Runner:
+    name, fields = variants.config(work)
+    layer, given = attn_np.build(name, seed=inputs.SEED, dtype=work.dtype, **fields), variants.arguments(work)
+    dy = inputs.tokens(work)[1]
+    if work.passes == "forward":
+        return Runner(lambda _: variants.first(layer(**given)), output=wide, kept=size)
+
+    def run(_: Any) -> Any:
+        y, pull = attn_np.value_and_vjp(layer, **given)
+        return variants.first(y), pull(dy)
+
+    def kept(result: Any) -> int:
+        y, grads = result
+        return size(y) + sum(size(x) for x in (*grads.inputs.values(), *grads.params.values()))
+
+    return Runner(run, output=lambda result: wide(result[0]), kept=kept)
+
+
 def ours(work: Work) -> Runner:
+    if work.what == "variant":
+        return variant(work)
     return attend(work, "auto") if work.what == "attend" else whole(work)
 
 

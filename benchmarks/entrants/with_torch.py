@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 import attn_torch
-from benchmarks import inputs
+from benchmarks import inputs, variants
 from benchmarks.plan import WINDOW, Work
 from benchmarks.turns import Runner
 
@@ -175,7 +175,18 @@ def module(work: Work) -> Runner:
     return passes(work, lambda: call()[0], (x, *layer.parameters()), dy)
 
 
+def variant(work: Work) -> Runner:
+    name, fields = variants.config(work)
+    layer = attn_torch.build(name, seed=inputs.SEED, dtype=work.dtype, **fields)
+    given = {name: tensor(x) for name, x in variants.arguments(work).items()}
+    floats = [x for x in given.values() if x.is_floating_point()]
+    dy = tensor(inputs.tokens(work)[1])
+    return passes(work, lambda: variants.first(layer(**given)), (*floats, *layer.parameters()), dy)
+
+
 def ours(work: Work) -> Runner:
+    if work.what == "variant":
+        return variant(work)
     return attend(work, "auto") if work.what == "attend" else whole(work)
 
 

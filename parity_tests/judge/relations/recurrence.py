@@ -34,6 +34,17 @@ def a_sequence_in_pieces(s: Subject, call: Call) -> Iterator[Pair]:
         yield "weights", np.concatenate([one["out2"], two["out2"]], axis=1), whole["out2"]
 
 
+@relation(RELATIONS)
+def the_form_is_only_a_path(s: Subject, call: Call) -> Iterator[Pair]:
+    """A layer that has several forms gives the same in each, whatever the chunks."""
+    if field(call.config, "form") is None:
+        return
+    want = s.bounded(call)
+    for form, size in (("auto", 2), ("auto", 64), ("parallel", 2), ("recurrent", 2), ("chunked", 3)):
+        for name, x in s.bounded(call.with_fields(form=form, chunk_size=size)).items():
+            yield f"{name}, {form}, chunks of {size}", x, want[name]
+
+
 def is_gru(config: Config) -> bool:
     return config.variant == "gru"
 

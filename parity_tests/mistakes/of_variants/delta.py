@@ -19,9 +19,9 @@ MUTANTS = (
     ),
     planted(
         "triangular system not solved",
-        "solve for the corrected values row by row: a row takes the corrected rows before it",
-        'unit[:, None] - einsum("bhs,bhsj->bhj", pair, rows)',
-        "unit[:, None] - pair",
+        "solve for all corrected values: the later half of a chunk takes the corrected values of the earlier half",
+        'einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", pairs[:, half:, :, :half], first))',
+        "pairs[:, half:, :, :half]",
         "whole",
     ),
     planted(
@@ -34,7 +34,7 @@ MUTANTS = (
     planted(
         "writing strength missing in what a chunk erases",
         "scale the keys by beta on both sides of the system",
-        'einsum("bths,bshk->bthk", solved, k * beta)',
+        'einsum("bths,bshk->bthk", solved, scaled)',
         'einsum("bths,bshk->bthk", solved, k)',
         "chunked",
     ),

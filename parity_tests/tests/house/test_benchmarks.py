@@ -18,9 +18,10 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 pytest.importorskip("jinja2")
 
-from benchmarks import machine, report, run, statistics, turns
+from attn_np import contract
+from benchmarks import machine, report, run, statistics, turns, variants
 from benchmarks.entrants import WHO
-from benchmarks.plan import BOTH, FULL, QUICK, USUAL, Entrant, Race, Target, Work, races
+from benchmarks.plan import ASKED, BOTH, FULL, QUICK, USUAL, Entrant, Race, Target, Work, races
 
 ROOT = Path(__file__).parents[3]
 
@@ -244,7 +245,7 @@ def test_a_run_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     class Worker:
         def __init__(self, process: str, threads: int) -> None:
-            self.process = process
+            self.process, self.threads = process, threads
 
         def answers(self, order: dict[str, Any]) -> Any:
             length = order["entrants"][0]["work"]["length"]
@@ -348,3 +349,69 @@ def test_a_small_run_times_and_weighs(tmp_path: Path) -> None:
     # All heads' scores in float32 against one head's, which is there before the call.
     assert size["two products"] < 8 * 512 * 512 * 4 < size["attn_np textbook"]
     assert "attn_np textbook" in (tmp_path / "found/report.html").read_text()
+
+
+# Variants -------------------------------------------------------------------------------------------------------------
+
+
+def test_variants_are_chosen_by_name_and_by_no_level() -> None:
+    assert not [race for race in run.chosen(FULL, (), ()) if race.level == ASKED]
+    everything = run.chosen(USUAL, ("variants",), ())
+    assert {race.name for race in everything} == {race.name for race in variants.races()}
+    assert all(race.threads == 1 for race in everything)
+    some = run.chosen(USUAL, ("variants/delta/*/forward", "variants/mha/attn_jax"), ("attn_np", "attn_jax"))
+    assert [race.name for race in some] == [
+        "variants/delta/attn_np/forward",
+        "variants/delta/attn_jax/forward",
+        *(f"variants/mha/attn_jax/{passes}{more}" for passes in ("forward", BOTH) for more in ("", "/memory")),
+    ]
+
+
+def test_every_variant_has_its_formula() -> None:
+    """A table of its own, since no formula can be read off a contract; each layer is made and called."""
+    from benchmarks import worker
+
+    assert set(variants.FORMULAS) == set(contract.variants())
+    for name in variants.FORMULAS:
+        work = Work(what="variant", variant=name, length=12, heads=2, kv_heads=2, width=variants.WIDTH // 2)
+        runner, notes = worker.ready(Entrant("attn_np", work, name))
+        assert runner is not None, (name, notes)
+        assert runner.output(runner.run(None)).shape == (1, 12, variants.WIDTH), name
+
+
+@pytest.mark.parametrize("variant", ["segments", "linear"])
+def test_trees_race_the_same_layer(variant: str) -> None:
+    from benchmarks import worker
+
+    work = Work(what="variant", variant=variant, length=12, passes=BOTH, heads=2, kv_heads=2, width=4)
+    answers: list[dict[str, Any]] = []
+    worker.race([Entrant(who, work, who) for who in variants.TREES], 1, answers.append)
+    (ready,) = [answer["entrants"] for answer in answers if answer["event"] == "ready"]
+    assert {notes["state"] for notes in ready.values()} == {"measured"}
+    assert max(notes["differs"] for notes in ready.values()) < report.EPSILON["float32"] ** 0.5
+
+
+def test_growth_stands_beside_the_formula(tmp_path: Path) -> None:
+    """Of a linear variant that takes 3 and 30 ms, where `mha` takes 15: a growth of 10, twice the time."""
+    from rich.console import Console
+
+    found = run.header("python -m benchmarks", USUAL, 2, 2)
+    timed, weighed = run.chosen(USUAL, ("variants/linear/attn_np/forward",), ())
+    found["races"] = [run.blank(timed), run.blank(weighed)]
+    seconds = {"linear 4096": [0.03, 0.03], "linear 1024": [0.003, 0.003], "mha 4096": [0.015, 0.015]}
+    for one in found["races"][0]["entrants"]:
+        one |= {"state": "measured", "seconds": seconds[one["name"]]}
+    found["races"][1]["entrants"][0] |= {"state": "measured", "bytes": 300_000_000}
+    (row,) = variants.rows(found)
+    assert row.seconds == (0.003, 0.03)
+    assert row.growth is not None
+    assert row.beside is not None
+    assert (round(row.growth.value, 9), row.beside.value, row.bytes) == (10.0, 2.0, 300_000_000)
+    assert [line.verdict for line in report.lines(found)] == ["missed", "missed"]
+    console = Console(record=True, width=200, file=io.StringIO())
+    report.show(console, found)
+    assert "variants at 1024 and 4096 positions, one thread" in console.export_text()
+    assert variants.draw(found, tmp_path / "variants.png")
+    assert (tmp_path / "variants.png").stat().st_size > 0
+    assert not variants.draw(outcome(), tmp_path / "none.png")
+    assert variants.table(outcome()) is None

@@ -504,6 +504,7 @@ def written(alias: str) -> None:
         parts.write_positions(numbered, 1, 3) is numbered and numbered.tolist() == [[-1, 1, 2, -1]] * 2,
         "numbers of slots",
     )
+    claim([parts.is_longer(t, 2) for t in (1, 2, 3)] == [False, False, True], "more than n")
     claim(parts.shapes_may_vary(x) is True, "shapes may follow from NumPy's numbers")
     for shape in ((2, 5, 3, 4), (2, 5, 3)):
         empty = parts.empty_slots(shape, x)

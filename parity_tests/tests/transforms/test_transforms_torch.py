@@ -55,7 +55,7 @@ TRANSFORMS: dict[str, str] = {
     "state_dict": "`state_dict` and `load_state_dict` inside a model, with their hooks, and `assign=True`",
     "parametrize": "`torch.nn.utils.parametrize` of every parameter",
 }
-# Those that loop over positions or blocks in every form; `linear` and `retention` have a form that does not.
+# Those that loop over positions or blocks, whatever their form.
 LOOPS = ("blockwise", "delta", "gated_delta", "gru", "seq2seq")
 UNROLLED = (
     "loops over positions or blocks of them; `torch.compile` and `torch.export` write down every turn of a loop, and "
@@ -110,9 +110,9 @@ def bounded(config: Config, inputs: Arrays, params: Arrays, precision: Precision
 
 @cache
 def work(variant: str, causal: bool = False, t: int = 3) -> Work:
-    """Of the first example, or of the first causal one where there is one; if it may be, without a loop."""
+    """Of the first example, or of the first causal one where there is one; in its default form."""
     configs = list(contract.examples(variant).values())
-    configs = [c for c in configs if getattr(c, "form", "parallel") == "parallel"] or configs
+    configs = [c for c in configs if getattr(c, "form", "auto") == "auto"]
     config = next((c for c in configs if causal and getattr(c, "causal", False)), configs[0])
     return Work(config, random_inputs(config, "full", t=t, s=t + 1), weights_of(config))
 
@@ -187,14 +187,14 @@ FORMS = [
     (variant, name)
     for variant in ("linear", "retention", "delta", "gated_delta")
     for name, config in contract.examples(variant).items()
-    if getattr(config, "form", "") in ("recurrent", "chunked")
+    if getattr(config, "form", "auto") != "auto"
 ]
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize(("variant", "example"), FORMS)
 def test_every_form_is_one_graph(variant: str, example: str) -> None:
-    """The forms that loop, which the table leaves out where a variant has one that does not."""
+    """Those besides the default, which is the table's."""
     config = contract.examples(variant)[example]
     layer, inputs = layer_of(TORCH, config, weights_of(config)), random_inputs(config, "full", t=3, s=4)
     compiled = torch.compile(layer, backend="eager", fullgraph=True)

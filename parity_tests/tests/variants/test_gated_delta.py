@@ -100,21 +100,21 @@ def test_scalar_loops(example: str, call: str) -> None:
 # One result in three forms --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("form", "size"), [("parallel", 1), ("chunked", 1), ("chunked", 3), ("chunked", 9)])
+@pytest.mark.parametrize(("form", "size"), [("parallel", 1), ("chunked", 1), ("chunked", 9), ("auto", 3), ("auto", 9)])
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_forms_agree(name: str, form: str, size: int) -> None:
     """Chunks of one position, chunks that do not divide the length, one chunk longer than it."""
     assert not forms_apart(TREES[name], replace(FORMS, form="recurrent"), form=form, chunk_size=size)
 
 
-@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
+@pytest.mark.parametrize("form", ["auto", "parallel", "recurrent", "chunked"])
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_padding_is_not_there(name: str, form: str) -> None:
     for config in (FORMS, MIXED):
         assert not padding_seen(TREES[name], replace(config, form=form))
 
 
-@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
+@pytest.mark.parametrize("form", ["auto", "parallel", "recurrent", "chunked"])
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_steps_are_the_full_pass(name: str, form: str) -> None:
     for config in (FORMS, MIXED):

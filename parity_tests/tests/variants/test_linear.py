@@ -66,7 +66,7 @@ def test_scalar_loops(example: str, call: str) -> None:
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize(("form", "size"), [("recurrent", 1), ("chunked", 1), ("chunked", 3), ("chunked", 9)])
+@pytest.mark.parametrize(("form", "size"), [("recurrent", 1), ("chunked", 1), ("chunked", 9), ("auto", 3), ("auto", 9)])
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_forms_agree(name: str, form: str, size: int, normalize: bool) -> None:
     """Chunks of one position, chunks that do not divide the length, one chunk longer than it."""
@@ -78,13 +78,13 @@ def test_the_parallel_form_is_causal_in_every_tree(tree: Tree) -> None:
     assert not forms_apart(tree, replace(FORMS, form="recurrent"), form="parallel")
 
 
-@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
+@pytest.mark.parametrize("form", ["auto", "parallel", "recurrent", "chunked"])
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_padding_is_not_there(name: str, form: str) -> None:
     assert not padding_seen(TREES[name], replace(FORMS, form=form, chunk_size=3))
 
 
-@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunked"])
+@pytest.mark.parametrize("form", ["auto", "parallel", "recurrent", "chunked"])
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_steps_are_the_full_pass(name: str, form: str) -> None:
     assert not steps_apart(TREES[name], replace(FORMS, form=form, chunk_size=3))

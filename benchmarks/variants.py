@@ -1,0 +1,247 @@
+"""Every variant against its formula: does its time grow with the length as its formula says, and does its memory?
+
+A race is one variant in one tree: the same layer at both lengths and `mha` with all keys take turns. Times are those of
+one thread, so that trees can be compared.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from attn_np import contract
+from benchmarks import statistics
+from benchmarks.entrants import WHO
+from benchmarks.plan import ASKED, BOTH, Entrant, Race, Target, Work
+
+SHORT, LONG = 1024, 4096
+# How the time grows from the one to the other: with the length, or with its square.
+LINEAR, QUADRATIC = float(LONG // SHORT), float((LONG // SHORT) ** 2)
+# What caches and fixed costs may add to that.
+SLACK = 1.25
+# How many bytes beyond inputs, output and gradients a call of LONG positions may need.
+ROOM = 200e6
+WIDTH, HEADS = 128, 4
+TREES = ("attn_np", "attn_torch", "attn_jax")
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What is asked of a variant.
+
+    Attributes:
+        growth: of its time from SHORT to LONG positions, by its formula.
+        at_most: the time at LONG positions as a multiple of that of `mha` with all keys; None: not judged.
+        fields: of its Config besides the width and the number of heads.
+    """
+
+    growth: float
+    at_most: float | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+FORMULAS = {
+    "additive": Formula(QUADRATIC, fields={"query_dim": WIDTH, "hidden_dim": 32}),
+    "alibi": Formula(QUADRATIC, 1.25),
+    "blockwise": Formula(QUADRATIC, fields={"block_size": 128}),
+    "chunked": Formula(LINEAR, 1.0, {"chunk_size": 128}),
+    "decoder": Formula(QUADRATIC),
+    "delta": Formula(LINEAR),
+    "differential": Formula(QUADRATIC, 2.2),
+    "dilated": Formula(LINEAR, 1.0, {"dilation": 4, "steps": (32, 32)}),
+    "disentangled": Formula(QUADRATIC, 4.0),
+    "dot_product": Formula(QUADRATIC),
+    "entmax15": Formula(QUADRATIC, 6.0),
+    "fused_qkv": Formula(QUADRATIC),
+    "gated": Formula(QUADRATIC),
+    "gated_delta": Formula(LINEAR),
+    "gqa": Formula(QUADRATIC, fields={"num_kv_heads": 2}),
+    "gru": Formula(LINEAR, fields={"input_dim": WIDTH, "hidden_dim": WIDTH}),
+    "hard": Formula(QUADRATIC),
+    "linear": Formula(LINEAR, fields={"causal": True}),
+    "longformer": Formula(LINEAR, 1.0, {"half_window": 64}),
+    "luong": Formula(QUADRATIC, fields={"query_dim": WIDTH}),
+    "mha": Formula(QUADRATIC),
+    "mla": Formula(QUADRATIC, fields={"kv_rank": 64, "nope_dim": 32, "rope_dim": 16, "value_head_dim": 32}),
+    "prefix": Formula(QUADRATIC),
+    "qk_norm": Formula(QUADRATIC),
+    "retention": Formula(LINEAR),
+    "ring": Formula(QUADRATIC, fields={"shards": 4}),
+    "rotary": Formula(QUADRATIC),
+    "segments": Formula(LINEAR, 1.0),
+    "self_attention": Formula(QUADRATIC),
+    "seq2seq": Formula(QUADRATIC, fields={"inputs_dim": WIDTH, "hidden_dim": WIDTH}),
+    "shaw": Formula(QUADRATIC, 4.0),
+    "sigmoid_attention": Formula(QUADRATIC, 1.2),
+    "sinks": Formula(QUADRATIC),
+    "sparsemax": Formula(QUADRATIC, 6.0),
+    "t5_bias": Formula(QUADRATIC, 1.4),
+    "talking_heads": Formula(QUADRATIC, 3.0),
+    "transformer_xl": Formula(QUADRATIC, 4.0),
+}
+# Arguments that are given beside those that must be arrays of numbers: documents of equal length, however long the
+# sequence, a prefix of a quarter, a global position in every 512.
+DOCUMENT, STRIDE = 256, 512
+SPECIAL = {
+    "segments": lambda t: np.arange(t)[None] // DOCUMENT,
+    "prefix": lambda t: np.array([t // 4]),
+    "global_mask": lambda t: np.arange(t)[None] % STRIDE == 0,
+}
+
+
+def config(work: Work) -> tuple[str, dict[str, Any]]:
+    """The variant and its fields."""
+    known = contract.get(work.variant).Config.fields()
+    shared = {"d_model": work.heads * work.width, "num_heads": work.heads}
+    fields = {name: value for name, value in shared.items() if name in known}
+    return work.variant, fields | FORMULAS[work.variant].fields
+
+
+def arguments(work: Work) -> dict[str, Any]:
+    """What the layer is called with: numbers `b t d` where nothing stands in for them, and the special arguments."""
+    variant, fields = config(work)
+    width, found = work.heads * work.width, {}
+    for number, (name, arg) in enumerate(contract.config(variant, **fields).arguments().items()):
+        if name in SPECIAL:
+            found[name] = SPECIAL[name](work.length)
+        elif arg.kind == "array" and arg.default is None and not arg.optional:
+            rng = np.random.default_rng((0, number))
+            found[name] = rng.standard_normal((work.batch, work.length, width), np.float32).astype(work.dtype)
+    return found
+
+
+def first(result: Any) -> Any:
+    """The output of a layer that may return a state as well."""
+    return result[0] if isinstance(result, tuple) else result
+
+
+# The races ------------------------------------------------------------------------------------------------------------
+
+
+def races() -> Iterator[Race]:
+    """For every variant, tree and pass one race, and one call of LONG positions that is weighed."""
+    for variant, formula in FORMULAS.items():
+        for tree in TREES:
+            for passes in ("forward", BOTH):
+                short, long, plain = (
+                    Work(what="variant", variant=name, length=t, passes=passes, heads=HEADS, kv_heads=HEADS, width=32)
+                    for name, t in ((variant, SHORT), (variant, LONG), ("mha", LONG))
+                )
+                name = f"{variant}/{tree}/{passes}"
+                ours, theirs = f"{variant} {LONG}", f"{variant} {SHORT}"
+                entrants = [Entrant(tree, long, ours), Entrant(tree, short, theirs)]
+                targets = [Target(ours, theirs, SLACK * formula.growth)]
+                if variant != "mha":
+                    entrants.append(Entrant(tree, plain, f"mha {LONG}"))
+                if formula.at_most is not None:
+                    targets.append(Target(ours, f"mha {LONG}", formula.at_most))
+                more: dict[str, Any] = {"level": ASKED, "process": "variants", "threads": 1}
+                yield Race(f"variants/{name}", tuple(entrants), tuple(targets), **more)
+                weighed = Entrant(tree, long, ours)
+                targets = (Target(ours, None, ROOM),)
+                yield Race(f"variants/{name}/memory", (weighed,), targets, kind="memory", **more)
+
+
+# The table and the picture --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a run found of one variant in one tree and pass; None where it was not measured.
+
+    Attributes:
+        seconds: at SHORT and at LONG positions.
+        growth, beside: ratios of medians, LONG to SHORT positions and to `mha`, with their intervals.
+        bytes: beyond inputs, output and gradients at LONG positions.
+    """
+
+    variant: str
+    tree: str
+    passes: str
+    seconds: tuple[float, float] | None = None
+    growth: statistics.Ratio | None = None
+    beside: statistics.Ratio | None = None
+    bytes: int | None = None
+
+
+def rows(found: dict[str, Any]) -> list[Row]:
+    """One for each variant, tree and pass of a run."""
+    races = {race["name"]: race for race in found["races"] if race["name"].startswith("variants/")}
+    out = []
+    for name in dict.fromkeys(name.removesuffix("/memory") for name in races):
+        _, variant, tree, passes = name.split("/")
+        samples = {e["name"]: e["seconds"] for e in races.get(name, {"entrants": ()})["entrants"] if e.get("seconds")}
+        weighed = [e["bytes"] for e in races.get(f"{name}/memory", {"entrants": ()})["entrants"] if "bytes" in e]
+        long, short, plain = (
+            samples.get(f"{who} {t}") for who, t in ((variant, LONG), (variant, SHORT), ("mha", LONG))
+        )
+        out.append(
+            Row(
+                variant,
+                tree,
+                passes,
+                (statistics.median(short), statistics.median(long)) if short and long else None,
+                statistics.ratio(long, short) if short and long else None,
+                statistics.ratio(long, plain) if long and plain else None,
+                weighed[0] if weighed else None,
+            )
+        )
+    return out
+
+
+def table(found: dict[str, Any]) -> Table | None:
+    """Times, growth beside the formula's, time beside `mha`, memory; None where a run has no variants."""
+    lines = rows(found)
+    if not lines:
+        return None
+    out = Table(title=f"variants at {SHORT} and {LONG} positions, one thread", title_justify="left")
+    for name in ("variant", "tree", "pass"):
+        out.add_column(name)
+    for name in (f"ms {SHORT}", f"ms {LONG}", "growth", "formula", f"x mha {LONG}", "MB"):
+        out.add_column(name, justify="right")
+    for row in lines:
+        times = [f"{1e3 * s:.3g}" for s in row.seconds] if row.seconds else ["–", "–"]
+        ratios = [f"{r.value:.3g} ({r.low:.3g} to {r.high:.3g})" if r else "–" for r in (row.growth, row.beside)]
+        size = "–" if row.bytes is None else f"{row.bytes / 1e6:.0f}"
+        formula = f"{FORMULAS[row.variant].growth:.0f}"
+        out.add_row(row.variant, row.tree, row.passes, *times, ratios[0], formula, ratios[1], size)
+    return out
+
+
+def draw(found: dict[str, Any], path: Path) -> bool:
+    """Growth beside the formula's, time beside `mha` and memory, forward, a line for each variant; False: nothing."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lines = [row for row in rows(found) if row.passes == "forward"]
+    names = list(dict.fromkeys(row.variant for row in lines))[::-1]
+    if not names:
+        return False
+    figure = Figure(figsize=(12, 1.6 + 0.22 * len(names)), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, 3, sharey=True, squeeze=False)[0]
+    marks = {
+        f"growth from {SHORT} to {LONG}; bar: the formula's": lambda row: row.growth and row.growth.value,
+        "time / time of mha": lambda row: row.beside and row.beside.value,
+        f"MB beyond inputs and output at {LONG}": lambda row: row.bytes and row.bytes / 1e6,
+    }
+    for axes, (title, value) in zip(panels, marks.items(), strict=True):
+        for tree in TREES:
+            points = [(value(row), names.index(row.variant)) for row in lines if row.tree == tree and value(row)]
+            axes.plot(*zip(*points, strict=True) if points else ((), ()), "o", color=WHO[tree].colour, label=tree)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        axes.minorticks_off()
+        axes.set_title(title, loc="left", fontsize=9)
+        axes.grid(True, axis="x", color="#dddddd", linewidth=0.6)
+    panels[0].scatter([FORMULAS[n].growth for n in names], range(len(names)), marker="|", s=120, color="#777777")
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].set_ylim(-0.6, len(names) - 0.4)
+    panels[1].axvline(1.0, color="#777777", linewidth=0.8)
+    panels[2].axvline(ROOM / 1e6, color="#777777", linewidth=0.8)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path, dpi=120)
+    return True
