@@ -108,7 +108,8 @@ def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, size: int, dread: Arra
     dstates = concatenate([dbefore, zeros((b, 1, *dbefore.shape[2:]), dbefore)], 1)[:, 1:]
     dadded = record(tape, dadded=running_states_vjp(record(tape, dstates=dstates)))
     dk_added, dv_added = einsum_vjp("bshk,bshv->bhkv", k, v, dadded.reshape(q.shape[0], *dadded.shape[2:]))
-    return tuple(from_chunks(x, b, t) for x in (total(dq, dq_before), total(dk, dk_added), total(dv, dv_added)))
+    dq, dk, dv = total(dq, dq_before), total(dk, dk_added), total(dv, dv_added)
+    return from_chunks(dq, b, t), from_chunks(dk, b, t), from_chunks(dv, b, t)
 
 
 def recurrent_vjp(tape: Tape, q: Array, k: Array, v: Array, dread: Array) -> tuple[Array, Array, Array]:

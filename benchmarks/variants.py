@@ -92,7 +92,7 @@ SPECIAL = {
 }
 
 
-def config(work: Work) -> tuple[str, dict[str, Any]]:
+def config(work: Work) -> tuple[Any, dict[str, Any]]:
     """The variant and its fields."""
     known = contract.get(work.variant).Config.fields()
     shared = {"d_model": work.heads * work.width, "num_heads": work.heads}
