@@ -65,6 +65,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(functions.hidden_from_attend)
     add(functions.weighed)
     add(functions.visibilities)
+    add(functions.patterned)
     for layer in layers(("mla",)):  # some of its parameters are not drawn
         add(of_layers.constructor, layer)
     add(decoding.written)

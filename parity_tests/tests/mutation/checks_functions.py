@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _ops, contract
+from attn_np import _ops, contract, patterns
 from attn_np._ops import DTYPES
 from attn_np.contract._tape import Residuals
 from parity_tests.bounds.error_array import ErrArray
@@ -29,6 +29,7 @@ ATTENDS: dict[str, tuple[dict[str, Any], str]] = {
     "all": ({"window": (None, 1), "softcap": 1.5, "rate": 0.25}, "mask bias keep"),
     "kept": ({}, "keep"),
     "sinks": ({"causal": True, "scale": 0.375}, "sinks"),
+    "pattern": ({"pattern": patterns.Chunks(3) | patterns.Prefix(np.array([1, 4])), "softcap": 1.5}, "mask"),
     "all, sinks": ({"window": (None, 1), "softcap": 1.5, "rate": 0.25}, "mask bias keep sinks"),
     "queries": ({"normalize_over": "queries", "softcap": 0.75, "implementation": "textbook"}, "mask bias"),
 }
@@ -150,6 +151,41 @@ def visibilities(alias: str) -> None:
     every: dict[str, Any] = {"like": np.ones(1), "causal": True, "window": (3, None)}
     want = parts.attention_mask(None, 5, 7, **every)
     claim(same(parts.attention_mask(None, 5, 5, **every, step=_Step(2)), want), "the end of a full pass")
+
+
+def patterned(alias: str) -> None:
+    """Patterns show whom they say, in a call, beside a mask, a window and in a step; what blocks are said is true."""
+    parts = Parts(alias)
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        t, s = (int(n) for n in rng.integers(1, 12, 2))
+        pattern, pairs = kernels.drawn_pattern(rng, 2, t, s)
+        mask = rng.random((2, 1, 1, s)) < 0.6
+        every: dict[str, Any] = {"like": np.ones(1), "pattern": pattern}
+        claim(np.array_equal(np.broadcast_to(parts.attention_mask(None, t, s, **every), pairs.shape), pairs), "pairs")
+        allowed = parts.attention_mask(mask, t, s, **every, causal=True)
+        causal = np.arange(s) <= np.arange(t)[:, None] + (s - t)
+        claim(np.array_equal(np.broadcast_to(allowed, pairs.shape), pairs & mask & causal), "beside others")
+        flat = parts.attention_mask(None, t, s, **every, head_axis=False)
+        claim(np.array_equal(np.broadcast_to(flat, (2, t, s)), pairs[:, 0]), "without heads")
+        queries, keys = parts.visibility(mask, t, s, **every)
+        x = np.ones((2, t, 1, 1)), np.ones((2, s, 1, 1))
+        seen = (pairs & mask).any(-1).swapaxes(1, 2)[..., None], (pairs & mask).any(-2).swapaxes(1, 2)[..., None]
+        claim(np.array_equal(parts.zero_unseen("bhts->bthk", queries, x[0]), seen[0]), "queries that see a key")
+        claim(np.array_equal(parts.zero_unseen("bhts->bshk", keys, x[1]), seen[1]), "keys that a query sees")
+        table = parts.block_table(pattern, t, s, 3, 2, like=np.ones(1))
+        for i, j in np.ndindex(-(-t // 3), -(-s // 2)):
+            block = pairs[:, 0, 3 * i : 3 * i + 3, 2 * j : 2 * j + 2].reshape(2, -1)
+            claim(np.all(table.some[:, i, j] >= block.any(1)), "no block is skipped that holds a pair")
+            claim(np.all(table.every[:, i, j] <= block.all(1)), "no block is taken for whole that is not")
+        finest = parts.block_table(pattern, t, s, 1, 1, like=np.ones(1))
+        for x in (finest.some, finest.every):
+            claim(np.array_equal(np.broadcast_to(x, (2, t, s)), pairs[:, 0]), "single pairs are decided")
+    own = patterns.Chunks(3)
+    claim(parts.visibility(None, 7, 7, like=np.ones(1), pattern=own) == (None, None), "every position sees itself")
+    step = _Step(2)
+    want = parts.attention_mask(None, 5, 7, like=np.ones(1), pattern=own)
+    claim(same(parts.attention_mask(None, 5, 5, like=np.ones(1), pattern=own, step=step), want), "an aligned step")
 
 
 @cache
