@@ -50,7 +50,8 @@ class SigmoidAttention(Layer[Config]):
             if allowed is None:
                 allowed = full_mask(None, scores.shape, scores)
             if c.offset is None:
-                ones = where(allowed, 1.0 + zeros(scores.shape, scores), 0.0)
+                # 1 for every visible key. The inner choice takes none of the scores: it gives the 1 their dtype.
+                ones = where(allowed, where(allowed, 1.0, scores), 0.0)
                 count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
                 shifted = scores - log(maximum(count, 1.0))[..., None]
             else:

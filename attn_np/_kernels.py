@@ -274,7 +274,7 @@ def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Span,
 def stretches(args: Arguments, block: Block) -> Iterator[Span]:
     """Where the keys are that some queries of a block may see."""
     seen = args.band.keys(block.queries)
-    if args.pattern is None:
+    if args.pattern is None or seen.start >= seen.stop:
         yield seen
         return
     met = of_rows(args.table.some, block)[:, block.queries.start // block_shape(args)[0]].any(0)

@@ -37,7 +37,10 @@ class Config(_heads.Config):
         "attention_chunk_size": "chunk_size",
         "block of a blocked local attention": "chunk",
     }
-    cost = "time b t chunk_size h (k + v) if hidden chunks are skipped; here b t t h (k + v); memory b h t t"
+    cost = (
+        "time b t chunk_size h (k + v), of chunks from about 128 positions on;"
+        " memory b t h (k + v), and b h t t where weights are returned"
+    )
     paper = (
         "Llama 4 (Meta 2025), attention_chunk_size of its layers with rotary positions; as the first part of the fixed "
         "pattern of Child et al. 2019, Sparse Transformers, arXiv:1904.10509, section 4.3"

@@ -38,7 +38,10 @@ class Config(_heads.Config):
         "d (dilation), l (stride)": "dilation",
         "w (window)": "steps: w / 2 on each side, or (w - 1, 0) for causal",
     }
-    cost = "time b t w h (k + v) for w keys of a window if the others are skipped; here b t t h (k + v); memory b h t t"
+    cost = (
+        "time b t w dilation h (k + v) for w keys of a window: what lies between them is computed and hidden;"
+        " memory b t h (k + v), and b h t t where weights are returned"
+    )
     paper = (
         "Beltagy et al. 2020, Longformer, arXiv:2004.05150, section 3.1 and figure 2c; without a limit it is the "
         "strided part of Child et al. 2019, Sparse Transformers, arXiv:1904.10509, section 4.3"

@@ -41,7 +41,10 @@ class Config(_heads.BidirectionalConfig):
         "Q_s, K_s, V_s": "w_q, w_k, w_v: sliding window",
         "Q_g, K_g, V_g": "w_q_global, w_k_global, w_v_global",
     }
-    cost = "time b t (w + m) h (k + v) for m global positions if the rest is skipped; here b t t h (k + v) twice"
+    cost = (
+        "time b t (w + m) h (k + v) for m global positions, in blocks of 128 queries and 64 keys;"
+        " memory b t h (k + v), and b h t t where weights are returned"
+    )
     paper = "Beltagy et al. 2020, Longformer, arXiv:2004.05150, section 3.1, Global Attention and Linear Projections"
     equals = (
         "without global positions: mha with a window",

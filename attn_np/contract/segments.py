@@ -34,7 +34,10 @@ class Config(_heads.Config):
         r"\qquad y_t = b_o + \sum_h \sum_s p_{hts}\, v_{hs}\, w_{o,h}"
     )
     notation = {"g_t (number of the document)": "segments", "sequence packing, example packing": "several documents"}
-    cost = "time b t t h (k + v), less if blocks of other documents are skipped; memory b h t t"
+    cost = (
+        "time b t n h (k + v) for documents of n positions, each in one stretch; b t t h (k + v) in any order;"
+        " memory b t h (k + v), and b h t t where weights are returned"
+    )
     paper = (
         "Krell et al. 2021, Efficient Sequence Packing without Cross-contamination, arXiv:2107.02027: the mask of a "
         "pack is block-diagonal"

@@ -63,7 +63,7 @@ def attend_locally(
 
     def local(*parts: Tensor) -> Tensor:
         own = dict.fromkeys(AXES) | dict(zip((name for _, _, name in given), parts, strict=True))
-        packed = (own.pop(name) for name in pattern._fields[1:])
+        packed = [own.pop(name) for name in pattern._fields[1:]]
         return attend(**own, pattern=PatternArrays(pattern.words, *packed).pattern(), **options)
 
     mapped: Any = local_map(

@@ -156,7 +156,7 @@ def visibilities(alias: str) -> None:
 def patterned(alias: str) -> None:
     """Patterns show whom they say, in a call, beside a mask, a window and in a step; what blocks are said is true."""
     parts = Parts(alias)
-    for seed in range(30):
+    for seed in range(12):
         rng = np.random.default_rng(seed)
         t, s = (int(n) for n in rng.integers(1, 12, 2))
         pattern, pairs = kernels.drawn_pattern(rng, 2, t, s)

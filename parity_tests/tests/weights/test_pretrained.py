@@ -419,8 +419,8 @@ def test_peak_memory(package: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     peak, size = map(int, done.stdout.split())
     assert size == 4 * 4 * width**2
-    # The layer, one of its four tensors as it stands in the file, and room for as much again: far below two layers.
-    assert size <= peak < size + 2 * size // 4
+    # The layer, one of its four tensors as it stands in the file, and room for two more: below two layers.
+    assert size <= peak < size + 3 * size // 4
 
 
 def hollow(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
