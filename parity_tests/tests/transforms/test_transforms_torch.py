@@ -47,7 +47,7 @@ TRANSFORMS: dict[str, str] = {
     "DDP": "`DistributedDataParallel` over two processes: outputs and gradients",
     "DTensor": (
         "parameters as DTensors with the heads over two processes: nothing is sent but one sum after the output "
-        "projection (in `talking_heads`, which mixes heads, `delta` and `gated_delta` more is)"
+        "projection (in `talking_heads`, which mixes heads, `delta`, `gated_delta` and `retention` more is)"
     ),
     "meta": '`device="meta"`, `to_empty`, `reset_parameters`: the layer that the constructor draws',
     "deepcopy": "a copy with the same bits and nothing in common",
