@@ -170,7 +170,8 @@ def patterned(alias: str) -> None:
         claim(np.array_equal(np.broadcast_to(flat, (2, t, s)), pairs[:, 0]), "without heads")
         queries, keys = parts.visibility(mask, t, s, **every)
         x = np.ones((2, t, 1, 1)), np.ones((2, s, 1, 1))
-        seen = (pairs & mask).any(-1).swapaxes(1, 2)[..., None], (pairs & mask).any(-2).swapaxes(1, 2)[..., None]
+        shown = pairs & mask
+        seen = np.any(shown, -1).swapaxes(1, 2)[..., None], np.any(shown, -2).swapaxes(1, 2)[..., None]
         claim(np.array_equal(parts.zero_unseen("bhts->bthk", queries, x[0]), seen[0]), "queries that see a key")
         claim(np.array_equal(parts.zero_unseen("bhts->bshk", keys, x[1]), seen[1]), "keys that a query sees")
         table = parts.block_table(pattern, t, s, 3, 2, like=np.ones(1))
