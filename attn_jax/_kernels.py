@@ -3,15 +3,17 @@
 Blocks. Queries are cut into blocks and so are the keys; only the scores of one block with another exist at a time. The
 softmax runs along ("online", Milakov and Gimelshein 2018): each query keeps the largest score so far, the sum of
 exponentials relative to it and the weighted sum of values; where a block of keys raises the largest score, the two sums
-are scaled down. Blocks of keys that causality or a window hides from all queries of a block are not in the loop.
+are scaled down. Blocks of keys that causality,
+a window or a pattern hides from all queries of a block are not in the loop.
 
 Backward. Only the output and each query's largest score and sum are kept; the weights are computed again, block by
 block (Rabe and Staats 2021, Dao et al. 2022): memory grows with t, not with t s. So first-order reverse mode only.
 
 Sharding. Loops run over blocks of positions. Batch and heads stay axes of their own in every array, are never merged,
 indexed or looped over, so each device computes its rows and heads by itself, and nothing moves between devices but the
-gradient of what they share, such as one bias for all batch rows: it is a sum over devices. What a loop starts with is
-computed from the arrays, so that it is sharded as they are.
+gradient of what they share, such as one bias for all batch rows: it is a sum over devices. A pattern with arrays, such
+as documents, is asked about all rows of the batch at once, so devices agree on a few booleans for each block. What a
+loop starts with is computed from the arrays, so that it is sharded as they are.
 
 Speed on a CPU. The caches want few scores at a time, XLA large products: it uses one core for those of less than some
 2^23 multiplications for each head. Query heads that share a key/value head are rows of one product, so keys are never
@@ -49,7 +51,7 @@ from attn_jax._ops import (
     where,
 )
 from attn_np.contract._band import window_limits
-from attn_np.contract._patterns import Pattern, Window, from_words
+from attn_np.contract._patterns import Pattern, Window
 
 ONE_BLOCK = 3 << 19  # up to so many scores are computed as one block
 SMALL = 1 << 15  # and so are all heads that have no more each
@@ -71,7 +73,7 @@ class Plan(NamedTuple):
         in_place: keys and values are read where they lie.
         left, right: how many keys before and after its own position a query sees; None for all.
         scale, softcap: as in `attend`.
-        words: those of the pattern, "" for none.
+        pattern: None, or who may attend to whom besides, without its arrays.
     """
 
     t: int
@@ -84,7 +86,7 @@ class Plan(NamedTuple):
     right: int | None
     scale: float
     softcap: float | None
-    words: str
+    pattern: Pattern | None
 
     @property
     def blocks(self) -> int:
@@ -115,7 +117,7 @@ def _known(*sizes: Any) -> bool:
 
 
 def _plan(
-    q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, cap: float | None, words: str
+    q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, cap: float | None, pattern: Any
 ) -> Plan:
     (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
     r, queries, keys, in_place = h // g, t, s, False
@@ -125,12 +127,12 @@ def _plan(
         keys, in_place = SHORT_KEY_BLOCK, True
     elif (b if _known(b) else 1) * h * t * s > ONE_BLOCK and t * s > SMALL:
         queries = max(ROWS // r, 1)
-        queries = queries if left is None and right is None and not words else min(queries, QUERIES)
+        queries = queries if left is None and right is None and pattern is None else min(queries, QUERIES)
         queries = -(-t // (-(-t // queries) * EVEN)) * EVEN  # blocks of one size that hold t with little to spare
         keys = min(max(KEYS, PRODUCT // (queries * r * width)), s)
     if 0 in (q.size, v.size):  # nothing to cut
         queries, keys, in_place = t, s, False
-    return Plan(t, s, r, queries, keys, in_place, left, right, scale, cap, words)
+    return Plan(t, s, r, queries, keys, in_place, left, right, scale, cap, pattern)
 
 
 def serves(q: Array, k: Array, v: Array) -> bool:
@@ -167,7 +169,8 @@ def attend(
     if k.shape[2] > 1 and k.shape[2] % _parts(q):  # a group of heads lies on several devices
         k, v = repeat_heads(k, q), repeat_heads(v, q)
     bias, sinks = (x if x is None else jnp.asarray(x).astype(q.dtype) for x in (bias, sinks))
-    plan = _plan(q, k, v, left, right, float(scale), softcap, "" if pattern is None else pattern.words())
+    bare_pattern = pattern and pattern.map(lambda axes, x: None)
+    plan = _plan(q, k, v, left, right, float(scale), softcap, bare_pattern)
     places = () if pattern is None else tuple(jnp.asarray(x) for _, x in pattern.arrays())
     return to_dtype(_attend(plan, q, k, v, bias, sinks, mask, places), dtype)
 
@@ -250,14 +253,16 @@ def _block(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
     return _cut(_cut(x, 3, i * plan.queries, plan.queries), 4, plan.first_key(j), plan.keys)
 
 
-def _pattern(plan: Plan, change: Any, places: tuple[Array, ...]) -> Pattern:
-    """The pattern, its arrays changed by `change(axes, array)`."""
-    left = iter(places)
-    return from_words(plan.words, lambda axes: change(axes, next(left)))
+def _pattern(plan: Plan, change: Any, places: tuple[Array, ...]) -> Any:
+    """The pattern with its arrays, changed by `change(axes, array)`."""
+    left, bare_pattern = iter(places), plan.pattern
+    return bare_pattern and bare_pattern.map(lambda axes, _: change(axes, next(left)))
 
 
 def _met(plan: Plan, places: tuple[Array, ...], like: Array) -> tuple[Array, Array]:
-    """For each block of queries the blocks of keys that the pattern may show to one of them come first; how many."""
+    """The blocks of keys of each block of queries, those first that the pattern may show to one of them, `n m`; and how
+    many these are, `n`.
+    """
     pattern = Window(plan.left, plan.right) & _pattern(plan, lambda axes, x: x, places)
     table = block_table(pattern, plan.t, plan.s, plan.queries, plan.keys, like)
     some = any_over(table.some, (0,))
@@ -266,7 +271,7 @@ def _met(plan: Plan, places: tuple[Array, ...], like: Array) -> tuple[Array, Arr
 
 def _key_blocks(plan: Plan, places: tuple[Array, ...], like: Array) -> Callable[[Any], tuple[Any, Any, Any]]:
     """For a block of queries: where its loop over blocks of keys begins and ends, and which of them is its nth."""
-    if not plan.words:
+    if plan.pattern is None:
         return lambda i: (*plan.span(i), lambda n: n)
     order, count = _met(plan, places, like)
     return lambda i: (0, count[i], lambda n: order[i, n])
@@ -286,7 +291,7 @@ def _visible(
     limits = [x[None, None, None] if x.ndim == 2 else x[None, None, None, None] for x in limits]
     limits += [] if mask is None else [mask]
     limits += [] if bias is None else [bias != -jnp.inf]
-    if plan.words:
+    if plan.pattern is not None:
 
         def of_block(axes: str, x: Array) -> Array:
             if axes == "b t":
@@ -314,7 +319,7 @@ def _scores(plan: Plan, q: Array, k: Array, bias: Array | None, allowed: Array |
 
 def _unseen(plan: Plan, allowed: Array | None, *masks: Array | None) -> Array | None:
     """Who sees whom, where no query may see a key; None where causality alone hides keys: the last query sees all."""
-    return None if plan.left is None and not plan.words and all(x is None for x in masks) else allowed
+    return None if plan.left is None and plan.pattern is None and all(x is None for x in masks) else allowed
 
 
 def _least(x: Array) -> Any:
@@ -406,7 +411,7 @@ def _forward(
 
         x, vj, hides = scores(0)
         first, end, nth = key_blocks(i)
-        if not plan.words and plan.in_place and mask is not None and mask.shape[4] == plan.s:
+        if plan.pattern is None and plan.in_place and mask is not None and mask.shape[4] == plan.s:
             end = jnp.minimum(end, -(-jnp.max(where(mask, jnp.arange(1, plan.s + 1), 0)) // plan.keys))
         nothing = _sums(x[..., :0], vj[:, :, :0])
         sums = jax.lax.fori_loop(first, end, lambda n, sums: _sums(*scores(nth(n))[:2], sums), nothing)

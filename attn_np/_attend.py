@@ -128,7 +128,8 @@ def attend(
     needed = {"return_weights": return_weights, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
     if contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), keep=keep, **needed):
         if step is not None and step.start is None:
-            mask = attention_mask(mask, 0, 0, like=q, causal=causal, window=window, pattern=pattern, step=step)
+            limits = {"causal": causal, "window": window, "pattern": pattern, "step": step}
+            mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **limits)
             causal, window, pattern = False, None, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
         return fused(tape, q, k, v, **masks, scale=factor, softcap=softcap, sinks=sinks), None

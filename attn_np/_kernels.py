@@ -3,8 +3,9 @@
 1. Blocks. Scores of a block of queries against a block of keys are computed, turned into weights and used up before
    those of the next block. They stay in the processor's cache, and memory beyond inputs and output is that of a few
    blocks (Rabe and Staats 2021; Dao et al. 2022). Everything between the two matrix products happens in place.
-2. Masks. Blocks that causality, a window or the mask hide whole are skipped, and only those that they hide in part are
-   masked. Near a causal edge or in a window, blocks have fewer queries (less waste) and more heads (same count).
+2. Masks. Blocks that causality, a window, a pattern or the mask hide whole are skipped, and only those that they hide
+   in part are masked. Near a causal edge or in a window, blocks have fewer queries (less waste) and more heads (same
+   count).
 3. Softmax, block by block. A row's weights are exp(score - top) / total, where top is its largest score, so that `exp`
    cannot overflow. While later blocks are unknown, top is the largest so far, and what was added up before shrinks by
    exp(old top - new top) when it grows. Where the Cauchy-Schwarz inequality |q k| <= |q| |k| says that no score is
@@ -274,7 +275,7 @@ def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Span,
 def stretches(args: Arguments, block: Block) -> Iterator[Span]:
     """Where the keys are that some queries of a block may see."""
     seen = args.band.keys(block.queries)
-    if args.pattern is None or seen.start >= seen.stop:
+    if args.pattern is None or not size(block.queries):
         yield seen
         return
     met = of_rows(args.table.some, block)[:, block.queries.start // block_shape(args)[0]].any(0)

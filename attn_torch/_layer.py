@@ -38,7 +38,7 @@ def prepare_inputs(
 
     Args:
         axes: of the attention matrices, "bhts" or "bts".
-        mask, causal, window: who may attend to whom.
+        mask, causal, window, pattern: who may attend to whom.
         step: the step of decoding; None in a full pass.
     """
     if key is None and value is None:

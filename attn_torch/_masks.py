@@ -80,11 +80,12 @@ def visible_pairs(pattern: Pattern, query_positions: Array, key_positions: Array
 
 def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like: Array) -> Truth:
     """What a pattern says of each block of so many queries with each block of so many keys, by interval arithmetic:
-    whether some query may see some key, and whether all see all, `b n m` with axes of 1.
+    whether some query may see some key, and whether all see all, `b n m` or `1 n m`.
     """
     sizes = {"b t": queries, "b s": keys}
 
     def summary(axes: str, x: Array) -> Any:
+        x = x if "bool" in str(x.dtype) else x + arange(1, like)  # signed: differences of unsigned numbers would wrap
         low = high = x[:, None, None]
         if axes != "b":
             low, high = (ends[:, :, None] if axes == "b t" else ends[:, None] for ends in block_ends(x, sizes[axes]))
@@ -93,8 +94,8 @@ def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like:
     query_positions, key_positions = token_positions(t, s, like=like)
     known = pattern.map(summary).allows(summary("b t", query_positions), summary("b s", key_positions))
     blocks, key_blocks = (arange(-(-length // size), like) for length, size in ((t, queries), (s, keys)))
-    nowhere = (blocks[:, None] < 0) | (key_blocks < 0)
-    return Truth(known.some | nowhere, known.every | nowhere)
+    never = (blocks[:, None] < 0) | (key_blocks < 0)  # False in the table's full shape
+    return Truth(known.some | never, known.every | never)
 
 
 def block_ends(x: Array, size: int) -> tuple[Array, Array]:

@@ -3,15 +3,16 @@
     causal_in_chunks = patterns.Chunks(128) & patterns.Causal()
     y, _ = attend(q, k, v, pattern=causal_in_chunks | patterns.GlobalKeys(marks))
 
-A pattern is one method, `allows(query, key)`, made of `+ - * // % abs`, comparisons, `& | ~`. Kernels call it twice:
+A pattern is one method, `allows(query, key)`: sums, differences and distances (`abs`) of positions, their products,
+quotients and remainders by plain numbers, comparisons of these, and `& | ~` between comparisons. Kernels call it twice:
 
 - with the positions in a block of queries and in a block of keys, as arrays that broadcast: what comes back is the mask
   of the block, the same in every framework;
 - before that, with an `Interval` for each block in place of its positions: by interval arithmetic the same expression
   says whether any query of the block can see any key of the other, and whether all see all. So blocks that are hidden
-  whole cost nothing, and those that are visible whole need no mask, for every pattern that can be written down.
+  whole cost nothing, for every pattern that can be written down, and NumPy needs no mask for those visible whole.
 
-A pattern of your own is a frozen dataclass:
+A pattern of your own is a frozen dataclass whose fields are numbers, None, other patterns, or arrays:
 
     @dataclass(frozen=True)
     class Strided(Pattern):
@@ -23,9 +24,11 @@ A pattern of your own is a frozen dataclass:
 What depends on more than positions takes arrays: `axes` names the fields that hold one, and says what its axes are.
 """
 
+import dataclasses
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, ClassVar
 
 from attn_np.contract._band import FAR, window_limits
@@ -49,6 +52,9 @@ class Truth:
     def __invert__(self) -> "Truth":
         return Truth(self.every ^ True, self.some ^ True)
 
+    def __bool__(self) -> bool:
+        raise TypeError("pattern: expected conditions joined by & | ~, got and, or, not, if or a < b < c; write & | ~")
+
 
 class Interval:
     """Integers from `low` to `high`, which may be arrays of such ends: their sums, quotients and comparisons."""
@@ -67,21 +73,27 @@ class Interval:
         return Interval(-self.high, -self.low)
 
     def __sub__(self, other: Any) -> "Interval":
-        return self + -interval(other)
+        other = interval(other)
+        return Interval(self.low - other.high, self.high - other.low)
 
     def __rsub__(self, other: Any) -> "Interval":
-        return -self + other
+        return interval(other) - self
 
     def __mul__(self, factor: int) -> "Interval":
+        plain_number("factor", factor)
         return Interval(self.low * factor, self.high * factor) if factor >= 0 else -(self * -factor)
 
     __radd__, __rmul__ = __add__, __mul__
 
     def __floordiv__(self, divisor: int) -> "Interval":
+        plain_number("divisor", divisor, 1)
         return Interval(self.low // divisor, self.high // divisor)
 
     def __mod__(self, divisor: int) -> "Interval":
-        """All remainders, unless the interval lies between two multiples."""
+        """All remainders, unless the interval lies between two multiples. Conditions are 0 or 1 in place of a `where`,
+        which the three frameworks do not share.
+        """
+        plain_number("divisor", divisor, 1)
         between = self.low // divisor == self.high // divisor
         crossing = between ^ True
         return Interval(self.low % divisor * between, self.high % divisor * between + (divisor - 1) * crossing)
@@ -111,7 +123,19 @@ class Interval:
         return ~(self == other)
 
 
+def plain_number(name: str, x: Any, least: int | None = None) -> None:
+    """Refuse what intervals cannot be multiplied or divided by.
+
+    Raises:
+        TypeError: no whole number, or one below `least`.
+    """
+    if isinstance(x, bool) or not isinstance(x, int) or (least is not None and x < least):
+        start = "" if least is None else f" from {least}"
+        raise TypeError(f"pattern: expected a {name} that is a whole number{start}, got {x!r}; choose one")
+
+
 def interval(x: Any) -> Interval:
+    """An interval as it is; a number as the interval of it alone."""
     return x if isinstance(x, Interval) else Interval(x, x)
 
 
@@ -126,13 +150,13 @@ class Pattern:
     """
 
     axes: ClassVar[Mapping[str, str]] = {}
-    kinds: ClassVar[dict[str, type["Pattern"]]] = {}
+    named: ClassVar[dict[str, type["Pattern"]]] = {}
 
     def __init_subclass__(cls) -> None:
-        Pattern.kinds[cls.__name__] = cls
+        Pattern.named[full_name(cls)] = cls
 
     def allows(self, query: Any, key: Any) -> Any:
-        """Whether queries at some positions see keys at some positions, which are counted from 0."""
+        """Whether queries at some positions see keys at some positions: the last query is at the last key."""
         raise NotImplementedError(f"{type(self).__name__}: expected a method allows(query, key), got none; write it")
 
     @property
@@ -140,26 +164,25 @@ class Pattern:
         return False
 
     def __and__(self, other: "Pattern") -> "Pattern":
-        return Both(self, other)
+        return Both(self, other) if isinstance(other, Pattern) else NotImplemented
 
     def __or__(self, other: "Pattern") -> "Pattern":
-        return Either(self, other)
+        return Either(self, other) if isinstance(other, Pattern) else NotImplemented
 
     def __invert__(self) -> "Pattern":
         return Not(self)
 
     def fields(self) -> Iterator[tuple[str, Any]]:
         """Names and values of its fields."""
-        return ((name, getattr(self, name)) for name in self.__match_args__)
+        return ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
 
     def map(self, change: Callable[[str, Any], Any]) -> Any:
         """The same pattern with every array replaced by `change(axes, array)`."""
-        return type(self)(
-            *(
-                x.map(change) if isinstance(x, Pattern) else change(self.axes[name], x) if name in self.axes else x
-                for name, x in self.fields()
-            )
-        )
+        values = {
+            name: x.map(change) if isinstance(x, Pattern) else change(self.axes[name], x) if name in self.axes else x
+            for name, x in self.fields()
+        }
+        return type(self)(**values)
 
     def arrays(self) -> list[tuple[str, Any]]:
         """The axes and the array of every field that holds one, in the order in which `map` changes them."""
@@ -168,15 +191,27 @@ class Pattern:
         return found
 
     def words(self) -> str:
-        """The pattern as words, "Both Chunks 128 GlobalKeys marks": `from_words` reads them, given the arrays."""
+        """The pattern without its arrays, as text that `from_words` reads: classes, and the values of their fields.
+
+        Raises:
+            TypeError: a class of that name was made since, as by a second run of a notebook's cell.
+        """
+        name = full_name(type(self))
+        if Pattern.named[name] is not type(self):
+            raise TypeError(f"{name}: expected one class of this name, got a second; make the pattern again from it")
         inner = [
-            x.words() if isinstance(x, Pattern) else kind(x) if name in self.axes else str(x)
+            x.words() if isinstance(x, Pattern) else holds(x) if name in self.axes else repr(x)
             for name, x in self.fields()
         ]
-        return " ".join([type(self).__name__, *inner])
+        return " ".join([name, *inner])
 
 
-def kind(x: Any) -> str:
+def full_name(cls: type[Pattern]) -> str:
+    """The name of a class with its module: two modules may have classes of one name."""
+    return f"{cls.__module__}.{cls.__qualname__}".replace(" ", "")
+
+
+def holds(x: Any) -> str:
     """What an array holds, as `words` says it."""
     return "marks" if "bool" in str(x.dtype) else "numbers"
 
@@ -189,12 +224,38 @@ def from_words(words: str, array: Callable[[str], Any]) -> Pattern:
         word = next(left)
         if word in ("marks", "numbers"):
             return array(axes) != 0 if word == "marks" else array(axes)
-        if word not in Pattern.kinds:
+        if word not in Pattern.named:
             return literal_eval(word)
-        cls: Any = Pattern.kinds[word]
-        return cls(*(read(cls.axes.get(name, "")) for name in cls.__match_args__))
+        cls: Any = Pattern.named[word]
+        return cls(**{field.name: read(cls.axes.get(field.name, "")) for field in dataclasses.fields(cls)})
 
     return read("")
+
+
+AXES = ("b t", "b s", "b")
+
+
+def check_class(pattern: Pattern) -> None:
+    """Refuse a pattern that cannot be taken apart and put together again.
+
+    Raises:
+        TypeError: its class is no frozen dataclass, or a field is neither a number, None, a pattern nor an array.
+    """
+    name = type(pattern).__name__
+    for cls in type(pattern).__mro__[: type(pattern).__mro__.index(Pattern)]:
+        own = vars(cls)
+        parameters = own.get("__dataclass_params__")
+        if ("__init__" in own or own.get("__annotations__")) and not (parameters and parameters.frozen):
+            raise TypeError(f"{name}: expected a frozen dataclass, got {cls.__name__}; write @dataclass(frozen=True)")
+    for field, x in pattern.fields():
+        if isinstance(x, Pattern):
+            check_class(x)
+        elif field in pattern.axes:
+            axes = pattern.axes[field]
+            require(axes in AXES, name, f"axes of {field} to be one of {', '.join(AXES)}", repr(axes), "choose one")
+        elif not (x is None or isinstance(x, int) or (isinstance(x, float) and isfinite(x))):
+            expected = f"{name}: expected {field} to be a number, None or a pattern"
+            raise TypeError(f"{expected}, got {x!r}; say by axes= which fields are arrays")
 
 
 def whole_number(pattern: Pattern, name: str, least: int, optional: bool = False) -> None:
@@ -223,6 +284,7 @@ def check_pattern(
     if not isinstance(pattern, Pattern):
         expected = f"{owner}: expected pattern to be one of `patterns`, such as patterns.Chunks(128), or None"
         raise TypeError(f"{expected}, got {type(pattern).__name__}; pass an array of who sees whom as mask=")
+    check_class(pattern)
     for axes, x in pattern.arrays():
         spec = spec_of(owner, "an array of the pattern", x)
         shape, dtype = spec if spec is not None else ((), "None")

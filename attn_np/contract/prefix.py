@@ -33,7 +33,7 @@ class Config(_heads.BidirectionalConfig):
         r"\qquad y_t = b_o + \sum_h \sum_s p_{hts}\, v_{hs}\, w_{o,h}"
     )
     notation = {"prefix length, n": "prefix, one number for each sequence"}
-    cost = "time b t t h (k + v); memory b h t t"
+    cost = "time b t t h (k + v); memory b t h (k + v), and b h t t where weights are returned"
     paper = (
         "Raffel et al. 2020, T5, arXiv:1910.10683, section 3.2.1, figures 3 and 4 (causal with prefix); Dong et al. "
         "2019, UniLM, arXiv:1905.03197, section 2 (sequence-to-sequence)"

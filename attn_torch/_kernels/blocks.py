@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
-from attn_np.contract._patterns import Pattern
+from attn_np.contract import _patterns as patterns
 from attn_torch._kernels.window import PatternArrays
 from attn_torch._masks import block_table, unmasked_by_bias, visible_pairs
 from attn_torch._ops import without_autocast
@@ -81,9 +81,10 @@ class Blocked:
         self.sinks = None if sinks is None else self.by_group(sinks)
         self.most, rows = (CPU_BLOCK, CPU_ROWS) if q.device.type == "cpu" else (GPU_BLOCK, GPU_ROWS)
         self.rows = min(self.t, rows)
-        self.pattern: Pattern | None = None
+        self.pattern: patterns.Pattern | None = None
         if words:  # of which causality and the window are a part, then
-            self.pattern = PatternArrays(f"Both Window {self.left} {self.right} {words}", *packed).pattern()
+            given: Any = PatternArrays(words, *packed).pattern()
+            self.pattern = patterns.Window(self.left, self.right) & given
             self.left = self.right = None
         self.later = torch.ones(self.rows, self.rows, dtype=torch.bool, device=q.device).triu()
         if self.pattern is not None:
@@ -113,6 +114,8 @@ class Blocked:
 
     def met(self, b: slice, t: slice) -> slice | Tensor:
         """The keys that the pattern may show to these queries."""
+        if self.s == 1:
+            return slice(0, 1)
         blocks = of_rows(self.table.some, b)[:, t.start // self.rows].any(0).nonzero()[:, 0].tolist()
         if blocks and blocks[-1] - blocks[0] == len(blocks) - 1:
             return slice(blocks[0] * PATTERN_KEYS, min(self.s, (blocks[-1] + 1) * PATTERN_KEYS))

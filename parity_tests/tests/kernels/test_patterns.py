@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import attn_np
 import attn_torch
 from attn_np import _kernels as numpy_kernels
 from attn_np import patterns
@@ -155,6 +156,93 @@ def test_sizes_of_patterns(bad: Any) -> None:
     if bad not in (0, None):
         with pytest.raises(ValueError, match=r"^Window: expected left to be a whole number from 0, or None"):
             patterns.Window(bad, 0)
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_a_class_that_is_made_again_is_the_new_one(tree: Tree) -> None:
+    """As in a notebook, and a class may have the name of one of ours."""
+    x, v = (tree.array(x) for x in (np.zeros((1, 30, 1, 4)), np.eye(30)[None, :, None]))
+    i, j = np.arange(30)[:, None], np.arange(30)
+
+    def made(sign: int, name: str) -> Any:
+        def allows(self: Any, query: Any, key: Any) -> Any:
+            return sign * (key - query) >= 0
+
+        return dataclass(frozen=True)(type(name, (Pattern,), {"allows": allows, "__module__": __name__}))
+
+    for name in ("Window", "Mine"):
+        old = made(-1, name)()
+        for sign in (-1, 1):
+            pattern = made(sign, name)()
+            with kernels.blocks(kernels.TREES[tree.name], kernels.SMALL[tree.name][0]):
+                context = tree.numpy(tree.package.attend(x, x, v, pattern=pattern, implementation="fused")[0])
+            np.testing.assert_array_equal(context[0, :, 0] > 0, sign * (j - i) >= 0)
+        with pytest.raises(TypeError, match=f"{name}: expected one class of this name, got a second"):
+            old.words()
+
+
+def test_fields_by_keyword_and_of_an_unsigned_kind() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class From(Pattern):
+        first: Any
+        step: int = 1
+        axes = {"first": "b t"}
+
+        def allows(self, query: Any, key: Any) -> Any:
+            return (key - self.first >= 0) & ((key - self.first) % self.step == 0)
+
+    first = np.arange(12, dtype=np.uint8)[None] // 2
+    table = block_table(From(first=first, step=2), 12, 12, 1, 1, like=np.zeros(1))
+    want = np.arange(12) - first[0][:, None].astype(int)
+    np.testing.assert_array_equal(table.every[0], (want >= 0) & (want % 2 == 0))
+
+
+@dataclass(frozen=True)
+class OfWords(Pattern):
+    """With a field that is no number."""
+
+    words_of: Any
+    first: Any = None
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return key >= query
+
+
+class NoDataclass(Pattern):
+    """With a constructor of its own."""
+
+    def __init__(self, n: int) -> None:
+        object.__setattr__(self, "n", n)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (OfWords((1, 2)), r"^OfWords: expected words_of to be a number, None or a pattern, got \(1, 2\); say by axes="),
+        (patterns.Chunks(3) | OfWords(float("inf")), r"^OfWords: expected words_of to be a number.*got inf"),
+        (NoDataclass(3), r"^NoDataclass: expected a frozen dataclass, got NoDataclass; write @dataclass"),
+    ],
+    ids=["tuple", "infinity", "constructor"],
+)
+def test_classes_that_cannot_be_taken_apart_are_refused(pattern: Pattern, message: str) -> None:
+    q = np.zeros((1, 4, 1, 2))
+    with pytest.raises(TypeError, match=message):
+        attn_np.attend(q, q, q, pattern=pattern)
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        (lambda q, k: 0 <= q - k < 4, "joined by & | ~, got and, or, not"),
+        (lambda q, k: (k <= q) and (q < 8), "joined by & | ~, got and, or, not"),
+        (lambda q, k: (q - k) % 0 == 0, "expected a divisor that is a whole number from 1, got 0"),
+        (lambda q, k: q // k == 1, "expected a divisor that is a whole number from 1"),
+        (lambda q, k: q * k >= 1, "expected a factor that is a whole number"),
+    ],
+)
+def test_what_intervals_cannot_answer_is_refused(condition: Callable[[Any, Any], Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        condition(Interval(0, 3), Interval(0, 3))
 
 
 def test_compiled_and_mapped() -> None:
