@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from attn_np import contract
+from attn_np import contract, patterns
 from parity_tests.judge.xla import compile_quickly
 from parity_tests.tests.everything import LONG
 
@@ -30,7 +30,7 @@ CASES: dict[str, tuple[dict[str, tuple[str | None, ...]], dict[str, Any]]] = {
     "plain": ({}, {}),
     "all": ({"mask": ("b", "h"), "bias": ("b", "h")}, {"causal": True, "softcap": 2.0}),
     "padding": ({"padding": ("b",)}, {"window": (3, 2)}),
-    "shared": ({"bias of heads": (None, "h"), "sinks": ("h",)}, {"window": (4, None)}),
+    "shared": ({"bias of heads": (None, "h"), "sinks": ("h",)}, {"window": (4, None), "pattern": patterns.Chunks(6)}),
 }
 # By name: the constants of the kernels, and numbers of queries and keys.
 PATHS: dict[str, tuple[dict[str, int], int, int]] = {

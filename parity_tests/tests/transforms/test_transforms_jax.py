@@ -36,7 +36,10 @@ TRANSFORMS: dict[str, str] = {
     "eval_shape": "`nnx.eval_shape` of the constructor, `jax.eval_shape` of a call",
     "jax.export": "`jax.export`, and the call of what it makes",
     "shard_map": "`jax.shard_map`, batch rows on a mesh's axis: outputs and gradients",
-    "mesh, Auto": "eight devices, batch and heads sharded: nothing moves but one sum, after the output projection",
+    "mesh, Auto": (
+        "eight devices, batch and heads sharded: nothing moves but one sum, after the output projection (and booleans "
+        "for blocks where a pattern has arrays: `segments`, `longformer`, `prefix`)"
+    ),
     "mesh, Explicit": "the same with explicit axes, and the result's sharding",
     "nnx.tabulate": "`nnx.tabulate`, and the layer works afterwards",
     "nnx.view": "`nnx.view` with another mode, sharing parameters",
