@@ -3,9 +3,8 @@
 1. Blocks. Scores of a block of queries against a block of keys are computed, turned into weights and used up before
    those of the next block. They stay in the processor's cache, and memory beyond inputs and output is that of a few
    blocks (Rabe and Staats 2021; Dao et al. 2022). Everything between the two matrix products happens in place.
-2. Masks. Blocks that causality, a window, a pattern or the mask hide whole are skipped, and only those that they hide
-   in part are masked. Near a causal edge or in a window, blocks have fewer queries (less waste) and more heads (same
-   count).
+2. Masks. Blocks that causality, a window, a pattern or the mask hide whole are skipped, and those hidden in part are
+   masked. Near a causal edge or in a window, blocks have fewer queries (less waste) and more heads (same count).
 3. Softmax, block by block. A row's weights are exp(score - top) / total, where top is its largest score, so that `exp`
    cannot overflow. While later blocks are unknown, top is the largest so far, and what was added up before shrinks by
    exp(old top - new top) when it grows. Where the Cauchy-Schwarz inequality |q k| <= |q| |k| says that no score is
@@ -222,10 +221,6 @@ class Block(NamedTuple):
         return np.s_[:, :, part.queries.start - self.queries.start : part.queries.stop - self.queries.start]
 
 
-def size(span: Span) -> int:
-    return span.stop - span.start
-
-
 def fits_one_block(args: Arguments) -> bool:
     """Whether the call is so small that threads would cost more than they save."""
     (b, t, h, _), s = args.q.shape, args.band.s
@@ -266,22 +261,20 @@ def query_blocks(args: Arguments, least: int) -> list[Block]:
 
 def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Span, Array | None]]:
     """The keys that some queries of a block see, block by block: these queries, the keys, and which are hidden."""
-    step = block_shape(args)[1]
     for start, stop in stretches(args, block):
-        for i in range(start, stop, step):
+        for i in range(start, stop, step := block_shape(args)[1]):
             yield from halves(args, block, Span(i, min(i + step, stop)))
 
 
 def stretches(args: Arguments, block: Block) -> Iterator[Span]:
     """Where the keys are that some queries of a block may see."""
     seen = args.band.keys(block.queries)
-    if args.pattern is None or not size(block.queries):
+    if args.pattern is None or not block.queries.length:
         yield seen
         return
     met = of_rows(args.table.some, block)[:, block.queries.start // block_shape(args)[0]].any(0)
     edges = np.flatnonzero(np.diff(met, prepend=False, append=False)) * PATTERN_KEYS
-    for start, stop in edges.reshape(-1, 2).tolist():
-        yield Span(max(start, seen.start), min(stop, seen.stop))
+    yield from (Span(max(i, seen.start), min(j, seen.stop)) for i, j in edges.reshape(-1, 2).tolist())
 
 
 def of_rows(x: Array, block: Block) -> Array:
@@ -291,11 +284,9 @@ def of_rows(x: Array, block: Block) -> Array:
 
 def outside_pattern(args: Arguments, block: Block, keys: Span) -> Array | None:
     """Which scores of a block the pattern hides, `b 1 t s` with axes of 1; None where it hides none."""
-    pattern, (queries, step) = args.pattern, (block.queries, block_shape(args)[0])
-    if pattern is None:
-        return None
-    first, last = keys.start // PATTERN_KEYS, -(-keys.stop // PATTERN_KEYS)
-    if of_rows(args.table.every, block)[:, queries.start // step, first:last].all():
+    pattern, queries = args.pattern, block.queries
+    whole = slice(keys.start // PATTERN_KEYS, -(-keys.stop // PATTERN_KEYS))
+    if pattern is None or of_rows(args.table.every, block)[:, queries.start // block_shape(args)[0], whole].all():
         return None
     ahead, parts = args.band.s - args.band.t, {"t": slice(*queries), "s": slice(*keys)}
     part = pattern.map(lambda axes, x: of_rows(x, block)[(slice(None), *(parts[a] for a in axes.split()[1:]))])
@@ -309,7 +300,7 @@ def halves(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, S
     keys = Span(max(keys.start, first), min(keys.stop, last))
     if keys.start >= keys.stop:
         return
-    if size(queries) > EDGE_QUERIES and not args.band.covers(queries, keys):
+    if queries.length > EDGE_QUERIES and not args.band.covers(queries, keys):
         middle = (queries.start + queries.stop) // 2
         for half in Span(queries.start, middle), Span(middle, queries.stop):
             yield from halves(args, block._replace(queries=half), keys)
@@ -322,7 +313,7 @@ def hidden_scores(args: Arguments, block: Block, keys: Span) -> Array | None:
     hidden, queries, band = outside_pattern(args, block, keys), block.queries, args.band
     if not band.covers(queries, keys):
         ahead = keys.start - queries.start - (band.s - band.t)
-        outside = outside_window(size(queries), size(keys), ahead, band.left, band.right)
+        outside = outside_window(queries.length, keys.length, ahead, band.left, band.right)
         hidden = outside if hidden is None else hidden | outside
     if args.mask is not None and not (mask := block.of_scores(args.mask, keys)).all():
         hidden = ~mask if hidden is None else hidden | ~mask
@@ -442,7 +433,7 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
     scratch = Scratch()
     for part, keys, hidden in visible_blocks(args, block):
         rows, v = block.at(part), part.of_keys(args.v, keys)
-        weights = scratch("weights", (*shape[:2], size(part.queries), size(keys)), dtype)
+        weights = scratch("weights", (*shape[:2], part.queries.length, keys.length), dtype)
         scores_(args, part, keys, q[rows], weights)
         if bounded:
             args.exp_(weights)  # of hidden scores too: that of -inf takes several times as long
@@ -451,7 +442,7 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
             shrink = online_weights_(args, weights, hidden, top[rows])
             values[rows] *= shrink[..., None]
             sums[rows] *= shrink
-        sums[rows] += weights @ np.ones(size(keys), dtype)
+        sums[rows] += weights @ np.ones(keys.length, dtype)
         values[rows] += (by_kv_head(weights, v) @ v).reshape(*weights.shape[:3], v.shape[-1])
     if not bounded and (no_score := top == -np.inf).any():
         sums[no_score & sees_a_key(args, block, top)] = np.nan  # visible scores that are all -inf have overflowed
@@ -500,7 +491,7 @@ def backward(result: ForwardResult, dcontext: Array, delta: Array) -> tuple[Arra
             rows, at = block.at(part), np.s_[:, :, slice(*keys)]
             k, v = part.of_keys(args.k, keys), part.of_keys(args.v, keys)
             part_q, part_dy = by_kv_head(q[rows], k), by_kv_head(dy[rows], k)
-            shape = (*q.shape[:2], size(part.queries), size(keys))
+            shape = (*q.shape[:2], part.queries.length, keys.length)
             weights, dscores = scratch("weights", shape, dtype), scratch("dscores", shape, dtype)
             tanh_scores = scores_(args, part, keys, q[rows], weights)
             weights -= part.of_totals(result.top)[..., None]

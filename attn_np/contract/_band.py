@@ -18,6 +18,10 @@ class Span(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
 
 @dataclass(frozen=True)
 class Band:

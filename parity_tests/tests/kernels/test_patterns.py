@@ -93,7 +93,7 @@ def blocks_met(pattern: Pattern, t: int) -> int:
     found = 0
     for block in numpy_kernels.query_blocks(arguments, 1):
         for part, keys, _ in numpy_kernels.visible_blocks(arguments, block):
-            found += numpy_kernels.size(part.queries) * numpy_kernels.size(keys)
+            found += part.queries.length * keys.length
     return found
 
 
