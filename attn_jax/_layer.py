@@ -16,8 +16,8 @@ from attn_jax._decode import Cache, begin_step, empty_cache, end_step
 from attn_jax._masks import visibility, zero_unseen
 from attn_jax._ops import DTYPES, Array, Tape, check_dtype, checked, dtype_name, record, to_dtype, upcast, where
 from attn_np.contract import Config, annotated_names, check_config, under_prefix
-from attn_np.contract._decode import Decodes, check_arguments, check_step
 from attn_np.contract._band import Limits
+from attn_np.contract._decode import Decodes, check_arguments, check_step
 from attn_np.contract._patterns import Pattern
 
 C = TypeVar("C", bound=Config)

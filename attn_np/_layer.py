@@ -11,8 +11,8 @@ from attn_np._decode import Cache, begin_step, empty_cache, end_step
 from attn_np._masks import visibility, zero_unseen
 from attn_np._ops import DTYPES, Array, Tape, checked, dtype_name, record, to_dtype, upcast, where
 from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
-from attn_np.contract._decode import Decodes, check_arguments, check_step
 from attn_np.contract._band import Limits
+from attn_np.contract._decode import Decodes, check_arguments, check_step
 from attn_np.contract._patterns import Pattern
 
 C = TypeVar("C", bound=Config)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
-from attn_np.contract._decode import Decodes, check_arguments, check_step
 from attn_np.contract._band import Limits
+from attn_np.contract._decode import Decodes, check_arguments, check_step
 from attn_np.contract._patterns import Pattern
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
 from attn_torch._masks import visibility, zero_unseen

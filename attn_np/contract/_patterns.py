@@ -141,6 +141,10 @@ def as_interval(x: Any) -> Interval:
     return x if isinstance(x, Interval) else Interval(x, x)
 
 
+# Every class of patterns by its full name: `from_text` makes patterns of them.
+CLASSES: dict[str, type["Pattern"]] = {}
+
+
 @dataclass(frozen=True)
 class Pattern:
     """Who may attend to whom. Combine patterns by `&`, `|` and `~`.

@@ -18,8 +18,8 @@ from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern
 from attn_torch._kernels import sdpa, small
 from attn_torch._kernels.blocks import BlockAttention
-from attn_torch._kernels.sharded import attend_locally, is_sharded
 from attn_torch._kernels.hidden import PatternArrays, cut, known, limits_of, zero_unseen_inputs
+from attn_torch._kernels.sharded import attend_locally, is_sharded
 from attn_torch._ops import dtype_name, to_dtype, upcast
 
 # Up to how many scores all of them at once are faster than blocks on a CPU.
