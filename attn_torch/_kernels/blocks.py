@@ -87,9 +87,9 @@ class BlockedCall:
         self.pattern: patterns.Pattern | None = None
         if text:  # of which causality and the window are a part, then
             pattern: Any = PatternArrays(text, *pattern_arrays).pattern()
-            self.pattern = patterns.Window(self.left, self.right) & pattern
+            self.pattern = pattern = patterns.Window(self.left, self.right) & pattern
             self.left = self.right = None
-            self.table = block_table(self.pattern, self.t, self.s, self.block_queries, PATTERN_KEYS, like=q)
+            self.table = block_table(pattern, self.t, self.s, self.block_queries, PATTERN_KEYS, like=q)
         square = torch.ones(self.block_queries, self.block_queries, dtype=torch.bool, device=q.device)
         self.upper = square.triu()  # the diagonal and what is right of it
         self.memory: dict[str, Tensor] = {}
