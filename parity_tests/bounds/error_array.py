@@ -27,7 +27,8 @@ class ErrArray(NDArrayOperatorsMixin):
 
     def __init__(self, v: Any, b: Any, soft: Any = None, again: Any = None) -> None:
         self.v, self.soft, self.again = np.asarray(v, np.float64), soft, again
-        self.b = np.broadcast_to(np.asarray(b, np.float64), self.v.shape)
+        b = np.asarray(b, np.float64)
+        self.b = b if b.shape == self.v.shape else np.broadcast_to(b, self.v.shape)
 
     shape = property(lambda self: self.v.shape)
     ndim = property(lambda self: self.v.ndim)

@@ -40,10 +40,11 @@ FIRST = ("test_decoding",)
 # every variant for its transforms, on several devices too.
 LONG: Mapping[str, tuple[str, ...]] = {
     # Of the layers made of `attend`; what it moves between devices is asked by itself.
-    "test_a_layer_sums_over_devices_once": ("mha", "decoder", "longformer", "mla", "t5_bias"),
+    "test_a_layer_sums_over_devices_once": ("mha", "decoder", "mla", "t5_bias"),
     "test_a_tape_adds_nothing_to_the_graph": WHOLE,
-    "test_compile": (*WHOLE, "decoder", "linear", "longformer"),
-    "test_dynamic": (*WHOLE, *KINDS),
+    "test_compile": (*WHOLE, "decoder", "linear"),
+    "test_compiled_steps_compile_once": (*WHOLE, *KINDS, "mla", "retention"),
+    "test_dynamic": (*WHOLE, "linear", "longformer"),
     "test_every_original_passes_the_checks_of_its_file": WHOLE,
     "test_export": (*WHOLE, *KINDS),
     "test_export_dynamic": (*WHOLE, *KINDS),
