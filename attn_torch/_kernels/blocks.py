@@ -70,7 +70,7 @@ class BlockedCall:
     """A call cut into blocks, its arrays with their heads first: q `b g r t k`, k `b g s k`, masks `b g r t s`.
 
     A sink is a column of scores before those of a block's keys: its score is set, and its weight is 0 afterwards. Keys
-    and values have a row of zeros before the first one for it.
+    and values begin with an entry of zeros for it.
     """
 
     def __init__(self, *inputs: Any) -> None:
