@@ -292,14 +292,14 @@ def differences(a: Config, b: Config) -> list[str]:
 def unsupported_fields(table: Table, config: Config) -> list[str]:
     """The fields of a config that an origin cannot represent: not in its table, and not at the value it implies."""
     names = []
-    for field_ in fields(config):
-        if field_.name in table.fields():
+    for config_field in fields(config):
+        if config_field.name in table.fields():
             continue
-        implied = table.fixed.get(field_.name, field_.default)
+        implied = table.fixed.get(config_field.name, config_field.default)
         try:
-            names += differences(config, replace(config, **{field_.name: implied}))
+            names += differences(config, replace(config, **{config_field.name: implied}))
         except ValueError:  # the config is impossible without this field
-            names.append(field_.name)
+            names.append(config_field.name)
     return names
 
 
