@@ -10,10 +10,10 @@ Backward. Only the output and each query's largest score and sum are kept; the w
 block (Rabe and Staats 2021, Dao et al. 2022): memory grows with t, not with t s. So first-order reverse mode only.
 
 Sharding. Loops run over blocks of positions. Batch and heads stay axes of their own in every array, are never merged,
-indexed or looped over, so each device computes its rows and heads by itself, and nothing moves between devices but the
-gradient of what they share, such as one bias for all batch rows: it is a sum over devices. A pattern with arrays, such
-as documents, is asked about all rows of the batch at once, so devices agree on a few booleans for each block. What a
-loop starts with is computed from the arrays, so that it is sharded as they are.
+indexed or looped over, so each device computes its own part of both, and nothing moves between devices but the gradient
+of what they share, such as one bias for the whole batch: it is a sum over devices. A pattern with arrays, such as
+documents, is asked about the whole batch at once, so devices agree on a few booleans for each block. What a loop starts
+with is computed from the arrays, so that it is sharded as they are.
 
 Speed on a CPU. The caches want few scores at a time, XLA large products: it uses one core for those of less than some
 2^23 multiplications for each head. Query heads that share a key/value head are rows of one product, so keys are never
@@ -21,7 +21,7 @@ repeated. Keys and values are put in the order of the products once, before the 
 
 Small inputs take one block and no loop: quicker to compile and to run, and differentiable in every mode. A few queries
 of many keys, as in a step of decoding, read keys and values where they lie, up to the last key that a mask shows: to
-put them in order would copy the cache. Devices with other rows of that mask agree on that key, which is one number.
+put them in order would copy the cache. Devices with other parts of that mask agree on that key, which is one number.
 """
 
 from collections.abc import Callable
@@ -332,21 +332,21 @@ def _lowest(x: Array) -> Any:
     return jnp.finfo(x.dtype).min
 
 
+# Over keys: the largest score and the sum of exponentials relative to it, `b g n`; the values times these, `b g n v`.
 Sums = tuple[Array, Array, Array]
 
 
 def _online_sums(x: Array, v: Array, before: Sums | None = None) -> Sums:
-    """Of some keys and those before: the largest score, the sum of exponentials relative to it, and that of the values
-    times these.
-    """
+    """The sums over some keys, from their scores and values, and those before."""
     top = jnp.max(jax.lax.stop_gradient(x), -1, initial=-jnp.inf)
     top = top if before is None else maximum(top, before[0])
     shift = where(top == -jnp.inf, 0.0, top)
     e = exp(x - shift[..., None])
     total, context = jnp.sum(e, -1), einsum("bgnc,bgcv->bgnv", e, v)
     if before is not None:
-        shrink = exp(before[0] - shift)
-        total, context = before[1] * shrink + total, before[2] * shrink[..., None] + context
+        top_before, total_before, context_before = before
+        shrink = exp(top_before - shift)
+        total, context = total_before * shrink + total, context_before * shrink[..., None] + context
     return top, total, context
 
 
@@ -395,14 +395,14 @@ def _forward(
     pattern_arrays: tuple[Array, ...],
 ) -> Sums:
     """Outputs `i b g n v`, the largest scores and the sums of exponentials relative to them, both `i b g n`."""
-    orders = (0, 2, 3, 1), (0, 2, 1, 3)
+    k_order, v_order = (0, 2, 3, 1), (0, 2, 1, 3)
     if not plan.in_place:
-        k, v = k.transpose(orders[0]), v.transpose(orders[1])
+        k, v = k.transpose(k_order), v.transpose(v_order)
 
     def keys_and_values(j: Any) -> tuple[Array, Array]:
         first = plan.key_start(j)
         if plan.in_place:
-            return _cut(k, 1, first, plan.keys).transpose(orders[0]), _cut(v, 1, first, plan.keys).transpose(orders[1])
+            return _cut(k, 1, first, plan.keys).transpose(k_order), _cut(v, 1, first, plan.keys).transpose(v_order)
         return _cut(k, 3, first, plan.keys), _cut(v, 2, first, plan.keys)
 
     key_loop = _key_loop(plan, pattern_arrays, q)

@@ -73,8 +73,8 @@ class LuongAttention(Layer[Config]):
         if c.half_window is not None and self.w_position is not None and self.w_center is not None:
             allowed, key_number, length = visible_positions(allowed, query, shape)
             length = record(tape, length=to_dtype(length, dtype_name(query)))
-            hidden = record(tape, hidden=tanh(einsum("btd,dm->btm", query, self.w_position)))
-            center_share = record(tape, center_share=sigmoid(einsum("btm,m->bt", hidden, self.w_center)))
+            center_features = record(tape, center_features=tanh(einsum("btd,dm->btm", query, self.w_position)))
+            center_share = record(tape, center_share=sigmoid(einsum("btm,m->bt", center_features, self.w_center)))
             center = record(tape, center=length * center_share)
             offset = record(tape, offset=to_dtype(key_number, dtype_name(query)) - center[:, :, None])
             # exp(-(s - p_t)^2 / (2 sigma^2)) with sigma = half_window / 2.

@@ -48,26 +48,27 @@ class Decay(NamedTuple):
     whole: Array
 
 
-def decay_factors(steps: Array, log_decays: Array) -> Decay:
+def decay_factors(real_counts: Array, log_decays: Array) -> Decay:
     """Decay factors by the number of real positions in between: padding decays nothing.
 
-    `steps`, `b t`, counts the real positions of each place: 1 or, for padding, 0; or those of a chunk.
+    `real_counts`, `b t`, are the numbers of real positions: 1 or, for padding, 0; or those of each chunk.
     """
-    b, t = steps.shape
-    count = cumsum(concatenate([zeros((b, 1), log_decays), steps], 1), 1)
-    at, last = count[:, 1:], count[:, -1:]
-    visible = causal_mask(t, steps)
-    distance = where(visible, at[:, :, None] - at[:, None, :], 0.0)
+    b, t = real_counts.shape
+    count = cumsum(concatenate([zeros((b, 1), log_decays), real_counts], 1), 1)
+    position, last = count[:, 1:], count[:, -1:]
+    visible = causal_mask(t, real_counts)
+    distance = where(visible, position[:, :, None] - position[:, None, :], 0.0)
     pairs = where(visible, exp(distance[:, None] * log_decays[:, None, None]), 0.0)
-    from_start, to_end = exp(at[:, :, None] * log_decays), exp((last - at)[:, :, None] * log_decays)
+    from_start, to_end = exp(position[:, :, None] * log_decays), exp((last - position)[:, :, None] * log_decays)
     return Decay(pairs, from_start, to_end, exp(last * log_decays))
 
 
 def chunk_decays(real: Array, log_decays: Array, size: int) -> tuple[Decay, Decay]:
     """Decay factors within each chunk, and from chunk to chunk."""
     b, t = real.shape
-    steps = to_chunks(where(real, 1.0 + zeros((b, t), log_decays), 0.0), size)
-    return decay_factors(steps, log_decays), decay_factors(steps.sum(1).reshape(b, -(-t // size)), log_decays)
+    real_counts = to_chunks(where(real, 1.0 + zeros((b, t), log_decays), 0.0), size)
+    chunk_counts = real_counts.sum(1).reshape(b, -(-t // size))
+    return decay_factors(real_counts, log_decays), decay_factors(chunk_counts, log_decays)
 
 
 def chunked(

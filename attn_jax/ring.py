@@ -37,12 +37,12 @@ def join(x: Array, length: int) -> Array:
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])[:, :length]
 
 
-def hand_on(x: Array) -> Array:
-    """The shards after each device has sent its own to the next one, the last device to the first."""
+def to_next_device(x: Array) -> Array:
+    """The shards as each device has them after it has sent its own to the next one, the last device to the first."""
     return concatenate([x[:, -1:], x[:, :-1]], 1)
 
 
-def meetings(allowed: Array, count: int) -> Array:
+def masks_by_step(allowed: Array, count: int) -> Array:
     """b t s -> b i n t s: the mask between each device's queries and the keys that it holds in step i."""
     pairs = split(split(allowed, count).swapaxes(1, 3), count).swapaxes(2, 4)  # b n' n t s
     device, step = arange(count, allowed)[None, :], arange(count, allowed)[:, None]
@@ -86,14 +86,14 @@ class RingAttention(Layer[Config]):
             e = exp(scores - where(has_key, new_top, 0.0)[..., None])
             total = total * rescale + e.sum(3)
             sums = sums * rescale[..., None] + einsum("bnts,bnsv->bntv", e, v)
-            return ((hand_on(k), hand_on(v)), has_key, new_top, total, sums), (new_top, total, sums)
+            return ((to_next_device(k), to_next_device(v)), has_key, new_top, total, sums), (new_top, total, sums)
 
         zero = zeros(q_shards.shape[:3], q)
         start = zero > 0, zero - inf, zero, zeros((*q_shards.shape[:3], v.shape[2]), q)
         carry = ((split(k, c.shards), split(v, c.shards)), *start)
         names = ("running_top", "running_total", "running_sums")
         (_, has_key, top, total, sums), _ = scan(
-            add_shard, carry, (meetings(allowed, c.shards),), names=names, tape=tape
+            add_shard, carry, (masks_by_step(allowed, c.shards),), names=names, tape=tape
         )
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))

@@ -245,15 +245,15 @@ def block_shape(args: Arguments) -> tuple[int, int]:
     return min(t, 2 * EDGE_QUERIES), min(s, max(1, BLOCK_KEYS // 2))
 
 
-def query_blocks(args: Arguments, least: int) -> list[Block]:
-    """All queries in at least so many blocks where possible, the last queries first: causal, they see more keys."""
+def query_blocks(args: Arguments, min_blocks: int) -> list[Block]:
+    """All queries, in at least `min_blocks` blocks where possible. The last come first: causal, they see more keys."""
     (b, t, h, _), g, (queries, keys) = args.q.shape, args.k.shape[2], block_shape(args)
     if fits_one_block(args):
         return [Block(slice(b), slice(h), slice(g), Span(0, t))]
     most_heads = BLOCK_QUERIES * BLOCK_KEYS // (queries * keys)
-    batch, heads = max(1, min(most_heads // h, b // least)) if queries == t else 1, h
+    batch, heads = max(1, min(most_heads // h, b // min_blocks)) if queries == t else 1, h
     if batch == 1:  # some heads: with keys of their own, or of those that share one
-        most_heads, mergeable = min(most_heads, b * h * -(-t // queries) // least), h if g == h else h // g
+        most_heads, mergeable = min(most_heads, b * h * -(-t // queries) // min_blocks), h if g == h else h // g
         heads = max((n for n in range(1, most_heads + 1) if mergeable % n == 0), default=1)
     return [
         Block(slice(i, i + batch), slice(j, j + heads), slice(j * g // h, (j + heads - 1) * g // h + 1), Span(n, stop))

@@ -135,9 +135,9 @@ class DecoderAttention(Layer[Config]):
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
         dq, dk = rotate(dq, cos, sin, c.layout, inverse=True), rotate(dk, cos, sin, c.layout, inverse=True)
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
-        end = "norm" if c.norm_weight == "shared" else "all"
-        dk, w[f"w_k_{end}"] = normed_vjp(c, tape["k_proj"], getattr(self, f"w_k_{end}"), dk)
-        dq, w[f"w_q_{end}"] = normed_vjp(c, tape["q_proj"], getattr(self, f"w_q_{end}"), dq)
+        suffix = "norm" if c.norm_weight == "shared" else "all"
+        dk, w[f"w_k_{suffix}"] = normed_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)
+        dq, w[f"w_q_{suffix}"] = normed_vjp(c, tape["q_proj"], getattr(self, f"w_q_{suffix}"), dq)
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dgk->bsgk", key, self.w_k, self.b_k, dk)

@@ -102,23 +102,23 @@ class GRULayer(Layer[LayerConfig]):
         h, h_n = self.before_vjp(tape["state"], tape["h"])
         w_h = upcast(self.w_h)
 
-        def back(daround, dx_gates, r):
-            return daround + einsum("bfa,fea->be", h_gates_vjp(dx_gates, r), w_h)
+        def dstate_before(dh_around, dx_gates, r):
+            return dh_around + einsum("bfa,fea->be", h_gates_vjp(dx_gates, r), w_h)
 
         def step(carry, xs):
             dy, real, r, z, n, h, h_n = xs
-            dh = dy + back(*carry)
+            dh = dy + dstate_before(*carry)
             dnew = dh if real is None else where(real[:, None], dh, 0.0)
-            dx_gates, daround = cell_vjp(dnew, r, z, n, h, h_n)
-            daround = daround if real is None else where(real[:, None], daround, dh)
-            return (daround, dx_gates, r), (dx_gates,)
+            dx_gates, dh_around = cell_vjp(dnew, r, z, n, h, h_n)
+            dh_around = dh_around if real is None else where(real[:, None], dh_around, dh)
+            return (dh_around, dx_gates, r), (dx_gates,)
 
         carry = dstate, zeros((x.shape[0], 3, dstate.shape[1]), x), zeros(dstate.shape, x)
         xs = dy, real, r, z, n, h, h_n
         carry, (dx_gates,) = scan(step, carry, xs, names=("dx_gates",), tape=tape, reverse=True)
-        part = self.gates_vjp(x, h, r, dx_gates)
-        dx, dstate = record(tape, dx=part.inputs["x"], dstate=back(*carry))
-        return Grads({"x": dx, "state": dstate}, part.params)
+        shared = self.gates_vjp(x, h, r, dx_gates)
+        dx, dstate = record(tape, dx=shared.inputs["x"], dstate=dstate_before(*carry))
+        return Grads({"x": dx, "state": dstate}, shared.params)
 
     def gates_vjp(self, x: Array, h: Array, r: Array, dx_gates: Array) -> Grads:
         """The gradients of x and the weights, for all steps at once; `h` holds the state before each step."""
@@ -181,10 +181,10 @@ class GatedRecurrentUnit(Layer[Config]):
         dlast = zeros((c.num_layers, b, c.hidden_dim), dy) if dlast is None else dlast
         for i, layer_keep in reversed(list(enumerate(self.layer_keep_masks(keep, b, t)))):
             dh = dropout_vjp(dy, layer_keep, c.dropout)
-            part = self.layers[i].vjp(scope(tape, f"layers.{i}"), dh, dlast[i], real)
-            w |= {f"layers.{i}.{name}": value for name, value in part.params.items()}
-            dy = part.inputs["x"]
-            dstates.append(part.inputs["state"])
+            of_layer = self.layers[i].vjp(scope(tape, f"layers.{i}"), dh, dlast[i], real)
+            w |= {f"layers.{i}.{name}": value for name, value in of_layer.params.items()}
+            dy = of_layer.inputs["x"]
+            dstates.append(of_layer.inputs["state"])
         dx = dy if real is None else where(real[:, :, None], dy, 0.0)
         if tape.get("state") is None:
             return Grads({"x": dx}, w)
@@ -193,5 +193,5 @@ class GatedRecurrentUnit(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t e"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """The gradients, from those of the output and, if it was used, of the returned state."""
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        part = self.run_vjp(tape, dy, record(tape, dlast=upcast(dlast)))
-        return grads(dtype, part.inputs, part.params)
+        unrounded = self.run_vjp(tape, dy, record(tape, dlast=upcast(dlast)))
+        return grads(dtype, unrounded.inputs, unrounded.params)

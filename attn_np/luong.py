@@ -87,8 +87,8 @@ class LuongAttention(Layer[Config]):
         if c.half_window is not None and self.w_position is not None and self.w_center is not None:
             allowed, key_number, length = visible_positions(allowed, query, shape)
             length = record(tape, length=to_dtype(length, dtype_name(query)))
-            hidden = record(tape, hidden=tanh(einsum("btd,dm->btm", query, self.w_position)))
-            center_share = record(tape, center_share=sigmoid(einsum("btm,m->bt", hidden, self.w_center)))
+            center_features = record(tape, center_features=tanh(einsum("btd,dm->btm", query, self.w_position)))
+            center_share = record(tape, center_share=sigmoid(einsum("btm,m->bt", center_features, self.w_center)))
             center = record(tape, center=length * center_share)
             offset = record(tape, offset=to_dtype(key_number, dtype_name(query)) - center[:, :, None])
             # exp(-(s - p_t)^2 / (2 sigma^2)) with sigma = half_window / 2.
@@ -157,8 +157,9 @@ class LuongAttention(Layer[Config]):
         if dcenter is not None and self.w_position is not None and self.w_center is not None:
             dcenter_share = record(tape, dcenter_share=dcenter * tape["length"])
             dcenter_share = sigmoid_vjp(tape["center_share"], dcenter_share)
-            dhidden, w["w_center"] = einsum_vjp("btm,m->bt", tape["hidden"], self.w_center, dcenter_share)
-            dhidden = tanh_vjp(tape["hidden"], record(tape, dhidden=dhidden))
-            dposition, w["w_position"] = einsum_vjp("btd,dm->btm", query, self.w_position, dhidden)
+            features = tape["center_features"]
+            dcenter_features, w["w_center"] = einsum_vjp("btm,m->bt", features, self.w_center, dcenter_share)
+            dcenter_features = tanh_vjp(features, record(tape, dcenter_features=dcenter_features))
+            dposition, w["w_position"] = einsum_vjp("btd,dm->btm", query, self.w_position, dcenter_features)
             dquery = total(dquery, dposition)
         return grads(dtype, prepare_inputs_vjp(tape, "bts", dquery, dkey, dvalue) | {"bias": dbias}, w)

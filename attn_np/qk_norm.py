@@ -102,9 +102,9 @@ class QKNormAttention(Layer[Config]):
             w["w_scale"] = np.sum(dq * tape["q_norm"], axis=(0, 1, 3))
             dq = dq * upcast(self.w_scale)[:, None]
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
-        end = "norm" if c.over == "head" else "all"
-        dq, w[f"w_q_{end}"] = normalised_vjp(c, tape["q_proj"], getattr(self, f"w_q_{end}"), dq)
-        dk, w[f"w_k_{end}"] = normalised_vjp(c, tape["k_proj"], getattr(self, f"w_k_{end}"), dk)
+        suffix = "norm" if c.over == "head" else "all"
+        dq, w[f"w_q_{suffix}"] = normalised_vjp(c, tape["q_proj"], getattr(self, f"w_q_{suffix}"), dq)
+        dk, w[f"w_k_{suffix}"] = normalised_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)

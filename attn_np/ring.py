@@ -38,12 +38,12 @@ def join(x: Array, length: int) -> Array:
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])[:, :length]
 
 
-def hand_on(x: Array) -> Array:
-    """The shards after each device has sent its own to the next one, the last device to the first."""
+def to_next_device(x: Array) -> Array:
+    """The shards as each device has them after it has sent its own to the next one, the last device to the first."""
     return concatenate([x[:, -1:], x[:, :-1]], 1)
 
 
-def meetings(allowed: Array, count: int) -> Array:
+def masks_by_step(allowed: Array, count: int) -> Array:
     """b t s -> b i n t s: the mask between each device's queries and the keys that it holds in step i."""
     pairs = split(split(allowed, count).swapaxes(1, 3), count).swapaxes(2, 4)  # b n' n t s
     device, step = arange(count, allowed)[None, :], arange(count, allowed)[:, None]
@@ -87,14 +87,14 @@ class RingAttention(Layer[Config]):
             e = exp(scores - where(has_key, new_top, 0.0)[..., None])
             total = total * rescale + e.sum(3)
             sums = sums * rescale[..., None] + einsum("bnts,bnsv->bntv", e, v)
-            return ((hand_on(k), hand_on(v)), has_key, new_top, total, sums), (new_top, total, sums)
+            return ((to_next_device(k), to_next_device(v)), has_key, new_top, total, sums), (new_top, total, sums)
 
         zero = zeros(q_shards.shape[:3], q)
         start = zero > 0, zero - inf, zero, zeros((*q_shards.shape[:3], v.shape[2]), q)
         carry = ((split(k, c.shards), split(v, c.shards)), *start)
         names = ("running_top", "running_total", "running_sums")
         (_, has_key, top, total, sums), _ = scan(
-            add_shard, carry, (meetings(allowed, c.shards),), names=names, tape=tape
+            add_shard, carry, (masks_by_step(allowed, c.shards),), names=names, tape=tape
         )
         # A query without keys gets 0 / 1; one whose scores are all -inf has overflowed and gets 0 / 0.
         top, total = record(tape, top=where(has_key, top, 0.0), total=where(has_key, total, 1.0))
@@ -119,11 +119,11 @@ class RingAttention(Layer[Config]):
             dprobs, dv_shard = einsum_vjp("bnts,bnsv->bntv", probs, v, dy_shards)
             dscores = part_of_softmax_vjp(probs, dprobs, mean_dprobs[..., None], c.shards)
             dq_shard, dk_shard = einsum_vjp("bntk,bnsk->bnts", q_shards, k, dscores * factor)
-            return (*map(hand_on, (k, v, dk + dk_shard, dv + dv_shard)), dq + dq_shard), ()
+            return (*map(to_next_device, (k, v, dk + dk_shard, dv + dv_shard)), dq + dq_shard), ()
 
         keys, values = split(k, c.shards), split(v, c.shards)
         carry = keys, values, zeros(keys.shape, q), zeros(values.shape, q), zeros(q_shards.shape, q)
-        (_, _, dk, dv, dq), _ = scan(add_shard, carry, (meetings(tape["allowed"], c.shards),), names=())
+        (_, _, dk, dv, dq), _ = scan(add_shard, carry, (masks_by_step(tape["allowed"], c.shards),), names=())
         dq, dk, dv = join(dq, q.shape[1]), join(dk, k.shape[1]), join(dv, k.shape[1])
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
         return grads(dtype, prepare_inputs_vjp(tape, "bts", dq, dk, dv), {})

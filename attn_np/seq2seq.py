@@ -180,12 +180,12 @@ class AttentionDecoder(Layer[DecoderConfig]):
         q = einsum("btd,de->bte", queries, self.attention.w_q)
         dh, dw["w_o"], dw["b_o"] = linear_vjp("bte,eo->bto", below[-1], self.w_o, self.b_o, dy)
 
-        def back(daround, dgates, later):
-            if later is None:
-                return daround
-            q, probs, keep, gates = later
+        def dstate_before(dh_around, dgates, step_values):
+            if step_values is None:
+                return dh_around
+            q, probs, keep, gates = step_values
             dstate = [
-                daround[i] + einsum("bfa,fea->be", h_gates_vjp(dgates[i], gates[5 * i]), w["h"][i])
+                dh_around[i] + einsum("bfa,fea->be", h_gates_vjp(dgates[i], gates[5 * i]), w["h"][i])
                 for i in range(count)
             ]
             dcontext = einsum("bfe,fde->bd", dgates[0], w["x"][0])
@@ -194,44 +194,44 @@ class AttentionDecoder(Layer[DecoderConfig]):
 
         def step(carry, xs):
             dx, q, probs, keep, *rest = xs
-            keep_masks, gates, dstate, daround, dgates = rest[:count], rest[count:], back(*carry), (), ()
+            keep_masks, gates, dstate, dh_around, dgates = rest[:count], rest[count:], dstate_before(*carry), (), ()
             for i in reversed(range(count)):
                 dh = dstate[i] + dropout_vjp(dx, keep_masks[i], c.dropout)
                 dx_gates, dh = cell_vjp(dh, *gates[5 * i : 5 * i + 5])
                 dx = einsum("bfe,fde->bd", dx_gates, w["x"][i])
-                daround, dgates = (dh, *daround), (dx_gates, *dgates)
-            return (daround, dgates, (q, probs, keep, gates)), dgates
+                dh_around, dgates = (dh, *dh_around), (dx_gates, *dgates)
+            return (dh_around, dgates, (q, probs, keep, gates)), dgates
 
         start = zeros(tape["state"].shape, x) if dlast is None else dlast
         carry, dgates = scan(
             step,
             (tuple(start[i] for i in range(count)), (), None),
-            (dh, q, probs, keep, *keep_masks, *(value for each in gates for value in each)),
+            (dh, q, probs, keep, *keep_masks, *(value for of_layer in gates for value in of_layer)),
             names=tuple(f"gru.layers.{i}.dx_gates" for i in range(count)),
             tape=tape,
             reverse=True,
         )
-        parts = [layers[i].gates_vjp(below[i], h, r, dgates[i]) for i, (r, _, _, h, _) in enumerate(gates)]
-        for i, part in enumerate(parts):
-            dw |= {f"gru.layers.{i}.{name}": value for name, value in part.params.items()}
-        djoined = parts[0].inputs["x"]
+        of_layers = [layers[i].gates_vjp(below[i], h, r, dgates[i]) for i, (r, _, _, h, _) in enumerate(gates)]
+        for i, of_layer in enumerate(of_layers):
+            dw |= {f"gru.layers.{i}.{name}": value for name, value in of_layer.params.items()}
+        djoined = of_layers[0].inputs["x"]
         dcontext, dx = djoined[:, :, : c.hidden_dim], djoined[:, :, c.hidden_dim :]
-        steps = {
+        attention_tape = {
             "seen_query": queries, "seen_key": memory, "seen_value": memory, "key": memory, "visible_queries": allowed,
             "visible_keys": allowed,
             "features": tanh(q[:, :, None, :] + k[:, None, :, :]), "probs": probs, "keep": keep,
             "kept": dropout(probs, keep, c.dropout), "y": context,
         }  # fmt: skip
-        part = self.attention.vjp(steps, dcontext)
-        dw |= {f"attention.{name}": value for name, value in part.params.items()}
-        dx, dmemory, dk = record(tape, dx=dx, dmemory=part.inputs["key"], dk=steps["dk"])
-        return Grads({"target": dx, "memory": dmemory, "state": record(tape, dstate=stack(back(*carry)))}, dw)
+        of_attention = self.attention.vjp(attention_tape, dcontext)
+        dw |= {f"attention.{name}": value for name, value in of_attention.params.items()}
+        dx, dmemory, dk = record(tape, dx=dx, dmemory=of_attention.inputs["key"], dk=attention_tape["dk"])
+        return Grads({"target": dx, "memory": dmemory, "state": record(tape, dstate=stack(dstate_before(*carry)))}, dw)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """The gradients, from those of the outputs and, if it was used, of the returned state."""
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        part = self.run_vjp(tape, dy, record(tape, dlast=upcast(dlast)))
-        return grads(dtype, part.inputs, part.params)
+        unrounded = self.run_vjp(tape, dy, record(tape, dlast=upcast(dlast)))
+        return grads(dtype, unrounded.inputs, unrounded.params)
 
 
 class Seq2Seq(Layer[Config]):

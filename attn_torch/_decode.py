@@ -177,10 +177,10 @@ def append(step: DecodeStep | None, **new: Array) -> Any:
     for name, x in new.items():
         old = step.cache.arrays[name]
         entry = to_dtype(x, dtype_name(old))
-        joined = concatenate([old[:, : step.filled], entry], 1) if step.joined else None
+        old_and_new = concatenate([old[:, : step.filled], entry], 1) if step.joined else None
         slots_after = write_slots(old, step.slot, entry) if step.start is None else write_slice(old, step.start, entry)
         step.arrays[name] = slots_after
-        results += (to_dtype(slots_after[:, : step.filled] if joined is None else joined, dtype_name(x)),)
+        results += (to_dtype(slots_after[:, : step.filled] if old_and_new is None else old_and_new, dtype_name(x)),)
     return results[0] if len(results) == 1 else results
 
 

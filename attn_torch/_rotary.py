@@ -39,8 +39,8 @@ def rotation(
         return None, None
     if positions is None:
         length = max(t, 1) if step is None else step.cache.max_length
-        at = token_positions(t, t, like=like, step=step)[0] if real is None else cumsum(real, 1) - 1
-        positions = clip(at, 0, length - 1)
+        unclipped = token_positions(t, t, like=like, step=step)[0] if real is None else cumsum(real, 1) - 1
+        positions = clip(unclipped, 0, length - 1)
     else:
         length = config.max_positions
         if concrete(positions) and 0 not in positions.shape:

@@ -84,18 +84,18 @@ def takes_fast_path(
     if softmax_fn is not None and not callable(softmax_fn):
         expected = "softmax_fn to be a function of the scores and the mask, or None"
         raise field_error("attend", expected, repr(softmax_fn), "set softmax_fn=")
-    needed = return_weights or softmax_fn is not None or keep is not None or normalize_over == "queries"
+    needs_weights = return_weights or softmax_fn is not None or keep is not None or normalize_over == "queries"
     if implementation == "fused":
         uses = {"return_weights": return_weights, "softmax_fn": softmax_fn is not None, "keep": keep is not None}
         uses["normalize_over='queries'"] = normalize_over == "queries"
         names = " and ".join(name for name, used in uses.items() if used)
         expected = "implementation='fused' without arguments that need the weights"
-        require(not needed, "attend", expected, names, "leave it out, or set implementation='auto'")
+        require(not needs_weights, "attend", expected, names, "leave it out, or set implementation='auto'")
         expected = "implementation='fused' with plain arrays of the framework"
         require(readable, "attend", expected, "others", "set implementation='auto'")
     return (
         readable
-        and not needed
+        and not needs_weights
         and (implementation == "fused" or (implementation == "auto" and not wants_intermediates(tape)))
     )
 
@@ -135,16 +135,16 @@ def check(
         TypeError: a dtype that does not fit.
     """
     q, sinks, normalize_over = specs["q"], specs["sinks"], options.normalize_over
-    axes = 4 if q is None else len(q[0])
-    if axes not in (3, 4):
+    rank = 4 if q is None else len(q[0])
+    if rank not in (3, 4):
         expected = "q of shape (b, t, h, k), or (b, t, k) for one head"
         raise field_error("attend", expected, q and q[0], "put its axes in this order")
-    arrays = WITH_HEADS if axes == 4 else WITHOUT_HEADS
-    as_q = {
+    arrays = WITH_HEADS if rank == 4 else WITHOUT_HEADS
+    with_dtype_of_q = {
         name: (x[0], q[1]) if name in ("bias", "sinks") and q and x and x[1] in FLOATS else x
         for name, x in specs.items()
     }
-    sizes = checked(arrays, None, as_q)
+    sizes = checked(arrays, None, with_dtype_of_q)
     if sinks is not None:
         possible = arrays.head_axis and normalize_over == "keys" and sinks[0] == (sizes["h"],)
         expected = "one sink for each head of q, and normalize_over='keys'"

@@ -16,7 +16,7 @@ def window_limits(window: Limits | None) -> Limits:
 
 
 class Span(NamedTuple):
-    """A block of queries or keys: from `start` to `stop`, which is not part of it."""
+    """A range of queries or keys: from `start` to `stop`, which is not part of it."""
 
     start: int
     stop: int

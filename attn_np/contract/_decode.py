@@ -33,11 +33,12 @@ def cache_shapes(
     why = config.why_no_cache()
     todo = "build it with causal=True" if why == "causal=False" else "see its contract's fields"
     require(bool(config.cached()), v, "a layer that decodes", why, todo)
-    known = {**sizes, **config.sizes(), "b": batch_size, "s": slots(config, max_length) + SPARE}
+    all_sizes = {**sizes, **config.sizes(), "b": batch_size, "s": slots(config, max_length) + SPARE}
     axes = {name: letters.split() for name, letters in config.cached().items()}
-    open_ = sorted({letter for letters in axes.values() for letter in letters} - set(known))
-    require(not open_, v, f"sizes of {', '.join(open_)}", "none", f"pass {', '.join(f'{x}=' for x in open_)}")
-    return {name: tuple(known[letter] for letter in letters) for name, letters in axes.items()}
+    missing = sorted({letter for letters in axes.values() for letter in letters} - set(all_sizes))
+    todo = f"pass {', '.join(f'{letter}=' for letter in missing)}"
+    require(not missing, v, f"sizes of {', '.join(missing)}", "none", todo)
+    return {name: tuple(all_sizes[letter] for letter in letters) for name, letters in axes.items()}
 
 
 def check_arguments(config: Config, cache: Any, kind: type, **arguments: Any) -> dict[str, Any]:
@@ -55,14 +56,14 @@ def check_arguments(config: Config, cache: Any, kind: type, **arguments: Any) ->
         todo = "call the layer's init_cache, or pass the cache that the last step returned"
         raise TypeError(f"{v}: expected a cache of {kind.__module__.partition('.')[0]}, got {got}; {todo}")
     check_unspent(v, cache.spent)
-    known = config.arguments() if arguments else {}
+    of_layer = config.arguments() if arguments else {}
     for name, x in arguments.items():
-        if name in known and known[name].kind in WHOLE_SEQUENCE_KINDS and x is not None:
+        if name in of_layer and of_layer[name].kind in WHOLE_SEQUENCE_KINDS and x is not None:
             todo = "mark padding by valid=" if name == "mask" else "call the layer on whole sequences"
             raise ValueError(f"{v}: expected step without {name}, got one; {todo}")
     todo = "pass tape={} and read the weights from it"
     require(not arguments.get("return_weights"), v, "step without return_weights", "it", todo)
-    return {name: x for name, x in arguments.items() if name in known}
+    return {name: x for name, x in arguments.items() if name in of_layer}
 
 
 def check_unspent(who: str, spent: bool) -> None:
@@ -96,12 +97,12 @@ def check_step(
     require(new > 0, v, "a query of at least one new position", f"t={new}", "pass (b, t, d)")
     keys = sizes.get("s", new)
     require(keys == new, v, f"keys of the new positions, s=t={new}", f"s={keys}", "the cache holds the earlier ones")
-    known = config.cached()
-    require(set(cache) == set(known), v, f"a cache of {', '.join(known)}", ", ".join(cache), "call init_cache")
-    fixed = {**sizes, "s": slots(config, max_length) + SPARE}
-    for name, axes in known.items():
+    cached = config.cached()
+    require(set(cache) == set(cached), v, f"a cache of {', '.join(cached)}", ", ".join(cache), "call init_cache")
+    all_sizes = {**sizes, "s": slots(config, max_length) + SPARE}
+    for name, axes in cached.items():
         shape = (cache[name] or ((), ""))[0]
-        expected = tuple(fixed.get(letter, n) for letter, n in zip(axes.split(), shape, strict=False))
+        expected = tuple(all_sizes.get(letter, n) for letter, n in zip(axes.split(), shape, strict=False))
         fits = expected == shape and len(axes.split()) == len(expected)
         require(fits, v, f"the cache's {name} of shape {expected}", shape, "call init_cache for this layer and batch")
     if valid is not None:

@@ -8,7 +8,7 @@ from attn_np.contract._base import Arg, Config, Spec, field_error, require
 LAYOUTS = ("half", "interleaved")
 
 # The fields that each kind of scaling requires, and those that it allows.
-KINDS: dict[str | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
+SCALINGS: dict[str | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
     None: ((), ()),
     "linear": (("scaling_factor",), ()),
     "dynamic": (("scaling_factor", "original_max_positions"), ()),
@@ -19,7 +19,7 @@ KINDS: dict[str | None, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "llama3": (("scaling_factor", "original_max_positions", "low_freq_factor", "high_freq_factor"), ()),
     "longrope": (("original_max_positions", "short_factor", "long_factor"), ("scaling_factor", "attention_factor")),
 }
-SCALING_FIELDS = tuple(dict.fromkeys(name for groups in KINDS.values() for names in groups for name in names))
+SCALING_FIELDS = tuple(dict.fromkeys(name for groups in SCALINGS.values() for names in groups for name in names))
 
 
 class Rotary(Config):
@@ -54,9 +54,9 @@ class Rotary(Config):
         Raises:
             ValueError: naming the field.
         """
-        v, width, most = self.variant, self.rotary_width(), self.sizes()["k"]
-        whole = ("rotary_dim", "max_positions", "original_max_positions")
-        self.positive(*(name for name in whole if name in self.fields()))
+        v, width, head_width = self.variant, self.rotary_width(), self.sizes()["k"]
+        counts = ("rotary_dim", "max_positions", "original_max_positions")
+        self.positive(*(name for name in counts if name in self.fields()))
         self.number("rope_base", above=1.0)
         for name in ("scaling_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
             self.number(name, above=0.0)
@@ -64,10 +64,12 @@ class Rotary(Config):
         self.flag("truncate")
         self.one_of("layout", LAYOUTS)
         require(width % 2 == 0, v, "an even number of rotated dimensions", width, "set rotary_dim=")
-        require(width <= most, v, f"rotary_dim of at most the head's width {most}", width, "set rotary_dim=")
-        words = ", ".join(repr(kind) for kind in KINDS)
-        require(self.scaling in KINDS, v, f"scaling to be one of {words}", repr(self.scaling), "set scaling=")
-        required, allowed = KINDS[self.scaling]
+        require(
+            width <= head_width, v, f"rotary_dim of at most the head's width {head_width}", width, "set rotary_dim="
+        )
+        kinds = ", ".join(repr(kind) for kind in SCALINGS)
+        require(self.scaling in SCALINGS, v, f"scaling to be one of {kinds}", repr(self.scaling), "set scaling=")
+        required, allowed = SCALINGS[self.scaling]
         for name in SCALING_FIELDS:
             value = getattr(self, name)
             if name in required:
@@ -116,9 +118,9 @@ class Rotary(Config):
         Raises:
             ValueError: naming the range.
         """
-        most = (self.max_positions or 1) - 1
-        fits = low >= 0 and high <= most
-        require(fits, self.variant, f"positions from 0 to {most}", f"{low} to {high}", "set max_positions=")
+        last = (self.max_positions or 1) - 1
+        fits = low >= 0 and high <= last
+        require(fits, self.variant, f"positions from 0 to {last}", f"{low} to {high}", "set max_positions=")
 
     def frequencies(self, length: int) -> tuple[float, ...]:
         """The angle between neighbouring positions for each pair of dimensions, in a pass over `length` positions.
@@ -157,7 +159,7 @@ class Rotary(Config):
             angles = [f / factor * (1 - r) + f * r for f, r in zip(angles, ramp, strict=True)]
         elif self.scaling == "longrope":
             factors = (self.long_factor if length > original else self.short_factor) or ()
-            angles = [angle / slower for angle, slower in zip(angles, factors, strict=True)]
+            angles = [angle / divisor for angle, divisor in zip(angles, factors, strict=True)]
         return tuple(angles)
 
     def _pair_that_turns(self, n: float) -> float:

@@ -95,14 +95,14 @@ def merge_sidecar_fields(
 
 
 def infer_config(
-    file: Tensors, layout: Layout, table: Table, variant: str, prefix: KeyPrefix, stated: Mapping[str, Any]
+    file: Tensors, layout: Layout, table: Table, variant: str, prefix: KeyPrefix, known: Mapping[str, Any]
 ) -> Config:
-    """The config from stated fields and from the shapes of the tensors under a layer's prefix.
+    """The config from the fields that are known and from the shapes of the tensors under a layer's prefix.
 
     Raises:
-        ConfigMismatchError, MissingKeysError: a base of rotary positions that is not stated, or a key that is missing.
+        ConfigMismatchError, MissingKeysError: a base of rotary positions that is not known, or a key that is missing.
     """
-    if layout.config is not None and "rope_base" in table.free and "rope_base" not in stated:
+    if layout.config is not None and "rope_base" in table.free and "rope_base" not in known:
         # The weights look the same for every base.
         todo = f"put the model's {CONFIG} beside the file, or pass rope_base= and its other fields of positions"
         expected = f"a {CONFIG} of this family beside it, or this field"
@@ -110,7 +110,7 @@ def infer_config(
     shapes = {key[len(prefix.own) :]: file.entries[key].shape for key in file.entries if key.startswith(prefix.own)}
     outside = {key: prefix.key(table, key) for key in (*table.shared, *table.above)}
     shapes |= {key: file.entries[name].shape for key, name in outside.items() if name in file.entries}
-    fields = infer(table, shapes, stated)
+    fields = infer(table, shapes, known)
     missing = [prefix.key(table, key) for key in table.required_keys() if key not in shapes]
     if missing:
         present = [prefix.key(table, key) for key in shapes]

@@ -26,13 +26,13 @@ def convert(config: Config, values: Mapping[str, np.ndarray], to: str) -> tuple[
 
 def equals_of(variant: str) -> dict[str, Layout]:
     """The variants that a variant can become, each with the layout that leads there."""
-    found: dict[str, Layout] = {}
+    equals: dict[str, Layout] = {}
     for layout in map(layouts.get, layouts.names()):
         if layout.variant == variant:
-            found |= dict.fromkeys(layout.tables, layout)
+            equals |= dict.fromkeys(layout.tables, layout)
         elif layout.variant is not None and variant in layout.tables:
-            found[layout.variant] = layout
-    return found
+            equals[layout.variant] = layout
+    return equals
 
 
 def convert_checked(
@@ -47,13 +47,15 @@ def convert_checked(
     layout = equals[to]
     forward = layout.variant == config.variant
     table = layout.tables[to if forward else config.variant]
-    moved: dict[str, np.ndarray] = {}
+    converted: dict[str, np.ndarray] = {}
     try:
         target = contract.config(to, **converted_fields(table, config, to, forward=forward))
-        back = contract.config(config.variant, **converted_fields(table, target, config.variant, forward=not forward))
-        lost = differences(config, back)
+        round_trip = contract.config(
+            config.variant, **converted_fields(table, target, config.variant, forward=not forward)
+        )
+        lost = differences(config, round_trip)
         for step in steps(table, target if forward else config) if not lost else ():
-            moved |= step.ours(values) if forward else step.theirs(values)
+            converted |= step.ours(values) if forward else step.theirs(values)
     except ValueError as error:
         raise ConfigMismatchError(
             file, "config", f"a config that {to} can express", str(error), "choose another variant"
@@ -61,4 +63,4 @@ def convert_checked(
     if lost:
         got = ", ".join(f"{name}={getattr(config, name)!r}" for name in lost)
         raise ConfigMismatchError(file, "config", f"a config that {to} can express", got, "choose another variant")
-    return target, {name: moved[name] for name in target.shapes()}
+    return target, {name: converted[name] for name in target.shapes()}

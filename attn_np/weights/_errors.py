@@ -12,7 +12,8 @@ __all__ = [
     "UnsafeFormatError", "UnsafePathError", "UnsupportedEncodingError", "WeightFileError",
 ]  # fmt: skip
 
-SHOWN = 8
+# How many names an error message lists.
+MAX_NAMES = 8
 
 
 class WeightFileError(ValueError):
@@ -121,8 +122,8 @@ class LayoutTagError(WeightFileError):
 def first_names(names: Iterable[str]) -> str:
     """The first few names, and how many more."""
     names = list(names)
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return (", ".join(map(repr, names[:SHOWN])) or "none") + more
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return (", ".join(map(repr, names[:MAX_NAMES])) or "none") + more
 
 
 def compare_keys(file: str, expected: Sequence[str], got: Sequence[str]) -> None:
@@ -134,13 +135,13 @@ def compare_keys(file: str, expected: Sequence[str], got: Sequence[str]) -> None
     missing, unexpected = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
     if missing:
         others = unexpected or sorted(got)
-        hint = nearest(missing[0], others[: SHOWN * 4]) if others else "the file has no tensor"
+        hint = nearest(missing[0], others[: MAX_NAMES * 4]) if others else "the file has no tensor"
         todo = f"for {missing[0]!r} {hint}" if others else hint
         raise MissingKeysError(
             file, missing[0], f"the keys {first_names(missing)}", f"keys {first_names(others)}", todo
         )
     if unexpected:
-        hint = nearest(unexpected[0], list(expected[: SHOWN * 4])) if expected else "the layer has no parameters"
+        hint = nearest(unexpected[0], list(expected[: MAX_NAMES * 4])) if expected else "the layer has no parameters"
         todo = f"check variant, config and layout; for {unexpected[0]!r} {hint}"
         rule = f"{len(expected)} keys of the layer and no other"
         raise UnexpectedKeysError(file, unexpected[0], rule, f"also {first_names(unexpected)}", todo)

@@ -38,12 +38,12 @@ def read_foreign(
         config = merge_caller_fields(file.path, name, table, from_family[1], request)
         key_prefix = locate_layer(file, layout, table, layer, part, prefix)
         return read_table(file, name, table, config, key_prefix, prefix, request)[0]
-    stated = merge_sidecar_fields(file.path, name, layout, table, variant, request.fields)
+    known = merge_sidecar_fields(file.path, name, layout, table, variant, request.fields)
     if request.config is None:
-        config = infer_config(file, layout, table, variant, key_prefix, stated)
+        config = infer_config(file, layout, table, variant, key_prefix, known)
     else:
         config = request.config
-        require_agreement(file.path, contract.config(variant, **(config.as_dict() | stated)), Request(config))
+        require_agreement(file.path, contract.config(variant, **(config.as_dict() | known)), Request(config))
     return read_table(file, name, table, config, key_prefix, prefix, request)[0]
 
 

@@ -139,11 +139,13 @@ def metadata_prefix(file: Tensors, metadata: Mapping[str, str], prefix: str) -> 
     Raises:
         MissingKeysError: the caller names another.
     """
-    own = metadata.get("prefix", "")
-    if prefix not in ("", own):
-        todo = f"pass prefix={own!r}" if own else "leave prefix= out"
-        raise MissingKeysError(file.path, prefix, f"a layer with the prefix {prefix!r}", f"one with {own!r}", todo)
-    return own
+    file_prefix = metadata.get("prefix", "")
+    if prefix not in ("", file_prefix):
+        todo = f"pass prefix={file_prefix!r}" if file_prefix else "leave prefix= out"
+        raise MissingKeysError(
+            file.path, prefix, f"a layer with the prefix {prefix!r}", f"one with {file_prefix!r}", todo
+        )
+    return file_prefix
 
 
 def metadata_config(file: Tensors, metadata: Mapping[str, str], variant: str | None, request: Request) -> Config:
@@ -159,20 +161,22 @@ def metadata_config(file: Tensors, metadata: Mapping[str, str], variant: str | N
     for name in ("variant", "config", "axes", "sha256", "header_sha256"):
         if name not in metadata:
             raise HeaderSyntaxError(file.path, name, "this field in the metadata", "none", "write the file again")
-    own, variant = metadata["variant"], variant or request.variant
-    if own not in contract.variants():
-        todo = nearest(own, contract.variants())
-        raise ConfigMismatchError(file.path, "variant", "the name of a variant", repr(own), todo)
-    if variant not in (None, own):
-        todo = [f"pass variant={own!r}" if request.config is None else f"load it into a layer of {own}"]
-        if request.variant in equals_of(own):
-            todo.append(f"pass layout={own!r} to have it converted")
-        raise ConfigMismatchError(file.path, "variant", repr(variant), repr(own), ", or ".join(todo))
+    file_variant, variant = metadata["variant"], variant or request.variant
+    if file_variant not in contract.variants():
+        todo = nearest(file_variant, contract.variants())
+        raise ConfigMismatchError(file.path, "variant", "the name of a variant", repr(file_variant), todo)
+    if variant not in (None, file_variant):
+        todo = [
+            f"pass variant={file_variant!r}" if request.config is None else f"load it into a layer of {file_variant}"
+        ]
+        if request.variant in equals_of(file_variant):
+            todo.append(f"pass layout={file_variant!r} to have it converted")
+        raise ConfigMismatchError(file.path, "variant", repr(variant), repr(file_variant), ", or ".join(todo))
     fields, todo = metadata_object(file, metadata, "config"), "write the file again from the layer"
     try:
-        config = contract.config(own, **fields)
+        config = contract.config(file_variant, **fields)
     except (ValueError, TypeError) as error:
-        raise ConfigMismatchError(file.path, "config", f"a config of {own}", str(error), todo) from error
+        raise ConfigMismatchError(file.path, "config", f"a config of {file_variant}", str(error), todo) from error
     axes = {name: param.axes for name, param in config.params().items()}
     if metadata_object(file, metadata, "axes") != axes:
         raise LayoutTagError(file.path, "axes", json.dumps(axes)[:200], metadata["axes"][:200], todo)
@@ -194,9 +198,9 @@ def caller_config(
     if (tag or "").startswith(FORMAT.rpartition("/")[0] + "/"):
         todo = "it comes from a newer version; update attn-parity"
         raise LayoutTagError(file.path, "format", f"{FORMAT} in the metadata", repr(tag), todo)
-    own = request.config
-    if own is not None and (prefix or variant) and variant in (None, own.variant):
-        return own  # the caller's fields are compared with it as with a file's
+    target = request.config
+    if target is not None and (prefix or variant) and variant in (None, target.variant):
+        return target  # the caller's fields are compared with it as with a file's
     if variant is not None:
         return contract.config(variant, **request.fields)
     ours = "pass variant= and the fields of its Config if the names are ours"

@@ -96,14 +96,16 @@ def read_pretrained(
     block = find_part(family, part)
     if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
         raise ValueError(f"weights: expected layer= to be an integer from 0, got {layer!r}; correct it")
-    chosen, config = layer_config(hf, family, layer, block)
+    table_name, config = layer_config(hf, family, layer, block)
     hf.finish([allow] if isinstance(allow, str) else allow)
-    table, config = family.tables[chosen], add_caller_fields(config, fields)
+    table, config = family.tables[table_name], add_caller_fields(config, fields)
     request = Request(config, config.variant, {}, dtype, cast, finite)
     with open_tensors(file) as tensors:
         key_prefix = locate_layer(tensors, family, table, layer, part, prefix)
-        own, keys, ignored = read_table(tensors, name, table, config, key_prefix, prefix, request)
-    return Pretrained(own.path, own.config, str(own.dtype), own.values, name, tuple(keys), tuple(ignored))
+        weights, keys, ignored = read_table(tensors, name, table, config, key_prefix, prefix, request)
+    return Pretrained(
+        weights.path, weights.config, str(weights.dtype), weights.values, name, tuple(keys), tuple(ignored)
+    )
 
 
 def find_weights(path: str) -> tuple[str, str]:
@@ -119,10 +121,10 @@ def find_weights(path: str) -> tuple[str, str]:
             todo = nearby_files(folder, os.path.basename(path))
             raise FileNotFoundError(f"{path}: expected a model's folder or a weight file, got neither; {todo}")
     else:
-        folder, known = path, sorted(name for name in os.listdir(path) if name.endswith(SUFFIXES))
-        usual = [name for name in known if name in ("model.safetensors", f"model{INDEX_SUFFIX}")]
-        whole = usual or [name for name in known if name.endswith(INDEX_SUFFIX)] or known
-        if not whole:
+        folder, weight_files = path, sorted(name for name in os.listdir(path) if name.endswith(SUFFIXES))
+        standard = [name for name in weight_files if name in ("model.safetensors", f"model{INDEX_SUFFIX}")]
+        candidates = standard or [name for name in weight_files if name.endswith(INDEX_SUFFIX)] or weight_files
+        if not candidates:
             others = sorted(name for name in os.listdir(path) if name.endswith(OTHER_SUFFIXES))
             got, todo = "none", "get it"
             if others:
@@ -130,10 +132,12 @@ def find_weights(path: str) -> tuple[str, str]:
                 how = "as save_pretrained(folder, safe_serialization=True) does"
                 todo = f"have the model's library write it again, {how}"
             raise FileNotFoundError(f"{path}: expected *.safetensors or its index in this folder, got {got}; {todo}")
-        if len(whole) > 1:
+        if len(candidates) > 1:
             todo = "name the file, or get the index of the shards"
-            raise ShardIndexError(path, None, "one weight file or one index in this folder", first_names(whole), todo)
-        path = os.path.join(folder, whole[0])
+            raise ShardIndexError(
+                path, None, "one weight file or one index in this folder", first_names(candidates), todo
+            )
+        path = os.path.join(folder, candidates[0])
     if not os.path.isfile(os.path.join(folder, CONFIG)):
         todo = "get it, or read the file with load, layout= and the fields of its Config"
         raise FileNotFoundError(f"{folder}: expected a {CONFIG} beside the weights, got none; {todo}")
@@ -147,20 +151,20 @@ def find_family(hf: HFConfig, layout: str | None) -> tuple[str, Layout]:
         ConfigMismatchError: an unknown family, or another than the caller's.
         ValueError: the caller names a layout that is no family.
     """
-    known, model_type = families(), hf.get("model_type")
+    layout_of, model_type = families(), hf.get("model_type")
     if layout is not None:
         family = layouts.get(layout)
         if family.config is None:
-            todo = f"choose one of {', '.join(sorted(set(known.values())))}"
+            todo = f"choose one of {', '.join(sorted(set(layout_of.values())))}"
             raise ValueError(f"weights: expected a layout whose models have a {CONFIG}, got {layout!r}; {todo}")
-        if known.get(model_type, layout) != layout:
+        if layout_of.get(model_type, layout) != layout:
             expected = f"one of {family.model_types}"
             raise ConfigMismatchError(hf.file, "model_type", expected, repr(model_type), "leave layout= out")
         return layout, family
-    if model_type not in known:
-        todo = f"known are {', '.join(sorted(known))}; name one as layout= if the model has its names and numbers"
+    if model_type not in layout_of:
+        todo = f"known are {', '.join(sorted(layout_of))}; name one as layout= if the model has its names and numbers"
         raise ConfigMismatchError(hf.file, "model_type", "the name of a known family", repr(model_type), todo)
-    return known[model_type], layouts.get(known[model_type])
+    return layout_of[model_type], layouts.get(layout_of[model_type])
 
 
 def families() -> dict[str, str]:

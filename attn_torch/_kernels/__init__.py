@@ -56,8 +56,8 @@ def attend(
     limits = limits_of(causal, window, t, k.shape[1])
     if pattern is None:
         q, k, v, mask, bias, limits = cut(q, k, v, mask, bias, limits)
-    small_enough = few_scores(q, k) or any(small.has_tangent(x) for x in (q, k, v, mask, bias, sinks))
-    if pattern is None or small_enough:  # blocks see for themselves what a pattern hides
+    all_at_once = few_scores(q, k) or any(small.has_tangent(x) for x in (q, k, v, mask, bias, sinks))
+    if pattern is None or all_at_once:  # blocks see for themselves what a pattern hides
         q, k, v, mask = zero_unseen_inputs(q, k, v, mask, limits, pattern)
     bias = None if bias is None else upcast(bias).to(q.dtype)
     sinks = None if sinks is None else upcast(sinks).to(q.dtype)[None]
@@ -65,7 +65,7 @@ def attend(
     arrays = q, k, v, mask, bias
     if pattern is softcap is sinks is None and sdpa.takes(*arrays, limits, scale):
         context = sdpa.attend(*arrays, limits, scale)
-    elif small_enough:
+    elif all_at_once:
         context = small.attend(*arrays, sinks, limits, scale, softcap, pattern)
     else:
         text, *pattern_arrays = PatternArrays.of(pattern)

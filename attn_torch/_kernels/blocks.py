@@ -70,7 +70,7 @@ class BlockedCall:
     """A call cut into blocks, its arrays with their heads first: q `b g r t k`, k `b g s k`, masks `b g r t s`.
 
     A sink is a column of scores before those of a block's keys: its score is set, and its weight is 0 afterwards. Keys
-    and values have a row of zeros before the first one for it.
+    and values begin with an entry of zeros for it.
     """
 
     def __init__(self, *inputs: Any) -> None:
@@ -91,7 +91,7 @@ class BlockedCall:
             self.left = self.right = None
             self.table = block_table(pattern, self.t, self.s, self.block_queries, PATTERN_KEYS, like=q)
         square = torch.ones(self.block_queries, self.block_queries, dtype=torch.bool, device=q.device)
-        self.upper = square.triu()  # the diagonal and what is right of it
+        self.upper = square.triu()  # with the diagonal
         self.memory: dict[str, Tensor] = {}
 
     def heads_first(self, x: Tensor) -> Tensor:
@@ -192,21 +192,21 @@ class BlockedCall:
         queries, keys = scores.shape[-2:]
         first_key = block.s.start if isinstance(block.s, slice) else 0
         own = block.t.start + self.s - self.t - first_key  # the key at the first query's own position, in the block
-        edges = []  # keys at an end of the block, and which queries see which of them
+        edges = []  # keys at an end of the block, and the triangle of their scores outside of the window
         if self.right is not None and (first := own + self.right + 1) < keys:
-            edges.append((slice(first, keys), ~self.upper[:queries, : keys - first]))
+            edges.append((slice(first, keys), self.upper[:queries, : keys - first]))
         if self.left is not None and (last := min(keys, own - self.left + queries - 1)) > 0:
             start = self.left - own
-            edges.append((slice(last), self.upper[:queries, start : start + last]))
+            edges.append((slice(last), ~self.upper[:queries, start : start + last]))
         allowed = block.allowed
         if allowed is None:
-            for edge, seen in edges:
-                scores[..., edge].masked_fill_(~seen, -torch.inf)
+            for edge, outside in edges:
+                scores[..., edge].masked_fill_(outside, -torch.inf)
             return None
         if edges:
             allowed = allowed.expand(*allowed.shape[:3], queries, keys).clone()
-            for edge, seen in edges:
-                allowed[..., edge] &= seen
+            for edge, outside in edges:
+                allowed[..., edge] &= ~outside
         scores.masked_fill_(~allowed, -torch.inf)
         return ~allowed.any(-1, keepdim=True)
 

@@ -36,9 +36,9 @@ class PatternArrays(NamedTuple):
     def of(cls, pattern: Pattern | None) -> "PatternArrays":
         if pattern is None:
             return cls()
-        found = pattern.arrays()
-        groups = ([x.long() for axes, x in found if axes == wanted] for wanted in AXES)
-        return cls(pattern.as_text(), *(torch.stack(arrays, 1) if arrays else None for arrays in groups))
+        arrays = pattern.arrays()
+        groups = ([x.long() for axes, x in arrays if axes == wanted] for wanted in AXES)
+        return cls(pattern.as_text(), *(torch.stack(group, 1) if group else None for group in groups))
 
     def pattern(self) -> Pattern | None:
         if not self.text:

@@ -169,7 +169,7 @@ MUTANTS = (
     gru(
         "gradient around the gates lost",
         "the old state also went around the gates: add z g",
-        'return daround + einsum("bfa',
+        'return dh_around + einsum("bfa',
         'return einsum("bfa',
     ),
     gru("reset gate's gradient without the recurrent product", CELL, "sigmoid_vjp(r, dn * h_n)", "sigmoid_vjp(r, dn)"),

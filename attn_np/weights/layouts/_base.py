@@ -234,10 +234,10 @@ def stack_size(side: Side, names: tuple[str, ...]) -> dict[str, int]:
     return {letter: len(names) for letter in side[0]} if len(names) > 1 else {}
 
 
-def infer(table: Table, shapes: Mapping[str, tuple[int, ...]], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Config fields: those stated, those that follow from the shapes of an origin's arrays, and those it fixes."""
+def infer(table: Table, shapes: Mapping[str, tuple[int, ...]], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Config fields: those known, those that follow from the shapes of an origin's arrays, and those it fixes."""
     letters = dict(table.constants) | {
-        table.sizes[name]: n for name, n in stated.items() if name in table.sizes and type(n) is int
+        table.sizes[name]: n for name, n in known.items() if name in table.sizes and type(n) is int
     }
     keys_of: dict[str, tuple[str, ...]] = {}
     for _ in table.rules:  # each round may give a letter that another rule waits for
@@ -259,7 +259,7 @@ def infer(table: Table, shapes: Mapping[str, tuple[int, ...]], stated: Mapping[s
     for name, param in table.counts.items():
         key = next(as_tuple(keys)[0] for params, (keys, _) in table.rules.items() if param in as_tuple(params))
         counts[name] = next(n for n in itertools.count() if key.format(n=n) not in shapes)
-    return dict(table.fixed) | sizes | flags | counts | dict(stated)
+    return dict(table.fixed) | sizes | flags | counts | dict(known)
 
 
 def canonical(config: Config) -> Config:
@@ -292,14 +292,14 @@ def differences(a: Config, b: Config) -> list[str]:
 def unsupported_fields(table: Table, config: Config) -> list[str]:
     """The fields of a config that an origin cannot represent: not in its table, and not at the value it implies."""
     names = []
-    for own in fields(config):
-        if own.name in table.fields():
+    for config_field in fields(config):
+        if config_field.name in table.fields():
             continue
-        implied = table.fixed.get(own.name, own.default)
+        implied = table.fixed.get(config_field.name, config_field.default)
         try:
-            names += differences(config, replace(config, **{own.name: implied}))
+            names += differences(config, replace(config, **{config_field.name: implied}))
         except ValueError:  # the config is impossible without this field
-            names.append(own.name)
+            names.append(config_field.name)
     return names
 
 

@@ -7,8 +7,8 @@ MUTANTS = (
     plain(
         "values not handed on with their keys",
         "rotate keys and values together",
-        "return ((hand_on(k), hand_on(v)), has_key,",
-        "return ((hand_on(k), v), has_key,",
+        "return ((to_next_device(k), to_next_device(v)), has_key,",
+        "return ((to_next_device(k), v), has_key,",
     ),
     plain(
         "keys handed on the other way round than the mask",
@@ -31,8 +31,8 @@ MUTANTS = (
     plain(
         "gradients left at the place where they arose",
         "let the gradients of keys and values travel with them, so that they come home",
-        "map(hand_on, (k, v, dk + dk_shard, dv + dv_shard))",
-        "map(hand_on, (k, v)), dk + dk_shard, dv + dv_shard",
+        "map(to_next_device, (k, v, dk + dk_shard, dv + dv_shard))",
+        "map(to_next_device, (k, v)), dk + dk_shard, dv + dv_shard",
         trees=NUMPY,
     ),
 )
