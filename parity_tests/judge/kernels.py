@@ -117,8 +117,8 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
     wide = {"scores": (b, h, t, s), "pairs": (t, s), "keys": (b, 1, 1, s)}
 
     def narrow(kind: str) -> tuple[int, ...]:
-        """One axis in six has length 1 and serves all."""
-        return tuple(n if rng.random() < 5 / 6 else 1 for n in wide[kind])
+        """One axis in three has length 1 and serves all."""
+        return tuple(n if rng.random() < 2 / 3 else 1 for n in wide[kind])
 
     found: dict[str, Any] = {n: rng.normal(size=(*shape[:2], shape[2] * shape[3])) for n, shape in shapes.items()}
     if asked.bias:
