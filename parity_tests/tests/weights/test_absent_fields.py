@@ -1,9 +1,9 @@
 """What a layer of a `config.json` is, by what the model's own library says: where a field is left out, and of every
 model that is held against the library.
 
-Both are recorded: `library_defaults.json` holds the values of the library's own fields, `library_configs.json` the
-layers whose numbers are the library's. `make peers` holds them against the library, and
-`python -m parity_tests.tests.weights.test_absent_fields` records them again.
+Both are recorded: `library_defaults.json` holds the values of the library's own fields; `library_configs.json` the
+layers whose numbers are the library's, and what they become without each of their fields. `make peers` holds them
+against the library, and `python -m parity_tests.tests.weights.test_absent_fields` records them again.
 """
 
 import json
@@ -61,6 +61,14 @@ def test_absent_fields_have_the_defaults_of_the_library(model_type: str, layer: 
     assert not wrong
 
 
+def less(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    """The fields without one, which may be within an object: `rope_parameters.factor`."""
+    first, _, rest = name.partition(".")
+    if rest:
+        return fields | {first: less(fields[first], rest)}
+    return {key: value for key, value in fields.items() if key != first}
+
+
 def in_words(config: Config) -> dict[str, Any]:
     """A config as it stands in a file of JSON."""
     return json.loads(json.dumps({"variant": config.variant} | config.as_dict()))
@@ -73,6 +81,21 @@ def test_a_model_that_is_held_against_the_library_has_these_layers(model: str) -
     for layer, want in recorded["layers"].items():
         found, _ = described(recorded["fields"]["model_type"], recorded["fields"], int(layer), recorded["part"])
         assert in_words(found[1]) == want
+
+
+@pytest.mark.parametrize("model", RECORDED)
+def test_such_a_model_without_a_field_is_what_the_library_makes_of_it(model: str) -> None:
+    """The library's default may depend on the other fields. What we need is refused; None stands where that must be."""
+    recorded, wrong = RECORDED[model], {}
+    layer, whole = max(recorded["layers"].items(), key=lambda item: int(item[0]))
+    for name, changes in recorded["without"].items():
+        fields = less(recorded["fields"], name)
+        found, _ = described(recorded["fields"]["model_type"], fields, int(layer), recorded["part"])
+        if not isinstance(found, str) and (
+            changes is None or in_words(found[1]) != ({} if "variant" in changes else whole) | changes
+        ):
+            wrong[name] = found
+    assert not wrong
 
 
 def of_the_library(model_type: str) -> dict[str, Any]:
@@ -98,8 +121,39 @@ def of_a_model(model: peers.Model) -> dict[str, Any]:
     for layer in model.layers:
         found, read = described(stated["model_type"], stated, layer, model.part)
         layers[str(layer)], every = in_words(found[1]), every | read
+    last, without = max(model.layers), {}
+    for name in [name for name in names_of(stated) if name.partition(".")[0] in every - {"model_type"}]:
+        completed = completed_by_the_library(model, less(stated, name))
+        if completed is None:
+            continue
+        found, _ = described(stated["model_type"], completed, last, model.part)
+        ours, read = described(stated["model_type"], less(stated, name), last, model.part)
+        if not isinstance(found, str):
+            words, whole = in_words(found[1]), layers[str(last)]
+            whole = whole if words["variant"] == whole["variant"] else {}
+            without[name] = {k: x for k, x in words.items() if whole.get(k, ...) != x}
+            every |= read
+        elif isinstance(ours, str):
+            without[name] = None
     fields = json.loads(json.dumps({name: x for name, x in sorted(stated.items()) if name in every}))
-    return {"part": model.part, "layers": layers, "fields": fields}
+    return {"part": model.part, "layers": layers, "fields": fields, "without": without}
+
+
+def names_of(fields: dict[str, Any]) -> list[str]:
+    """The names of fields, those of objects among them too."""
+    inner = [f"{name}.{key}" for name, x in fields.items() if isinstance(x, dict) for key in names_of(x)]
+    return [*fields, *inner]
+
+
+def completed_by_the_library(model: peers.Model, fields: dict[str, Any]) -> dict[str, Any] | None:
+    """The fields of a file as the library reads it; None where it cannot."""
+    import transformers
+
+    kind = getattr(transformers, model.name).config_class
+    try:
+        return kind.from_dict(json.loads(json.dumps(fields))).to_dict()
+    except Exception:
+        return None
 
 
 @pytest.mark.peers
