@@ -100,7 +100,7 @@ def test_hidden_blocks_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None
     assert np.isfinite(y[:, :2]).all()
     assert np.isnan(y[:, -1]).all()
     plan = _kernels.Plan(8192, 8192, 1, 512, 256, False, 255, 0, 1.0, None, None)
-    assert sum(int(end - first) for first, end in map(plan.span, range(plan.blocks))) == 2 + 15 * 3
+    assert sum(int(end - first) for first, end in map(plan.key_blocks, range(plan.blocks))) == 2 + 15 * 3
 
 
 def test_few_queries_read_no_further_than_the_last_key_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +288,7 @@ def test_what_a_block_shows_is_its_part_of_the_whole(kind: int) -> None:
         plan = _kernels.Plan(t, s, shared, min(t, 2), 3, False, left, right, 1.0, None, bare)
         mask, bias = (_kernels._grouped(plan, jnp.asarray(x), 2) for x in inputs.values())
         places = tuple(jnp.asarray(x) for _, x in pattern.arrays())
-        _, count = _kernels._met(plan, places, jnp.zeros(1))
+        _, count = _kernels._key_blocks_of_pattern(plan, places, jnp.zeros(1))
         for i in range(plan.blocks):
             whole = np.zeros((2, 2 * shared, plan.queries, s), bool)
             for j in range(-(-s // plan.keys)):
