@@ -115,7 +115,8 @@ def test_many_threads_at_once(transform: str, variant: str, monkeypatch: pytest.
 def test_a_backward_pass_in_the_midst_of_another(variant: str) -> None:
     """Whatever line of it a thread has come to when another pulls with other gradients: each gives its own."""
     case, drawn = case_of(variant)
-    y, pull = attn_np.value_and_vjp(numpy_layer(case, drawn.params), **drawn.inputs)
+    inputs: dict[str, Any] = drawn.inputs
+    y, pull = attn_np.value_and_vjp(numpy_layer(case, drawn.params), **inputs)
     dys = list(pulled(case, drawn, {name: x.shape for name, x in leaves(y).items()}).values())
     others = [np.ones_like(dy) for dy in dys]
     want, before, lines = pull(*dys), sys.gettrace(), []
