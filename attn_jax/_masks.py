@@ -128,7 +128,7 @@ def visibility(
         return allowed, allowed
     band = Band.of(t, s, causal, window)
     mask = mask.reshape((1,)) if mask is not None and mask.ndim == 0 else mask
-    if s == 0 or (mask is not None and mask.ndim > 1 and mask.shape[-2] > 1):
+    if s != 0 and mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
         allowed = attention_mask(mask, t, s, like=like, causal=causal, window=window)
         return allowed, allowed
     first_key, first_query = band.first_key(), band.first_query()
@@ -136,7 +136,7 @@ def visibility(
     if first_key > 0:
         seen = (arange(s, like) >= first_key)[None, :]
         keys = seen if mask is None else seen & mask
-    if mask is None or mask.shape[-1] == 1:
+    if mask is None or mask.shape[-1] in (0, 1):
         queries = None if first_query == 0 else (arange(t, like) >= first_query)[:, None]
         return (queries if mask is None else mask if queries is None else queries & mask), keys
     if band.full:

@@ -46,7 +46,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     ],
     "torch": [{"SMALL": 0, "blocks.CPU_QUERIES": 3, "blocks.CPU_SCORES": 70, "blocks.PATTERN_KEYS": 2}],
     "jax": [
-        {"ONE_BLOCK": 0, "SMALL": 0, "SHORT_QUERY": 0, "ROWS": 2, "QUERIES": 2, "KEYS": 3, "PRODUCT": 0, "EVEN": 1},
+        {"ONE_BLOCK": 0, "SMALL": 0, "SHORT_QUERY": 0, "ROWS": 6, "QUERIES": 2, "KEYS": 3, "PRODUCT": 0, "EVEN": 1},
         {"SHORT_KEY_BLOCK": 3, "SHORT_MAX_BLOCKS": 0},
     ],
 }
@@ -117,8 +117,8 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
     wide = {"scores": (b, h, t, s), "pairs": (t, s), "keys": (b, 1, 1, s)}
 
     def narrow(kind: str) -> tuple[int, ...]:
-        """One axis in six has length 1 and serves all."""
-        return tuple(n if rng.random() < 5 / 6 else 1 for n in wide[kind])
+        """One axis in three has length 1 and serves all."""
+        return tuple(n if rng.random() < 2 / 3 else 1 for n in wide[kind])
 
     found: dict[str, Any] = {n: rng.normal(size=(*shape[:2], shape[2] * shape[3])) for n, shape in shapes.items()}
     if asked.bias:
@@ -156,6 +156,8 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
     if asked.heads == "none":
         at = {name: 2 if name in shapes else 1 for name, x in found.items() if x.ndim == 4}
         found = {name: np.squeeze(x, at[name]) if name in at else x for name, x in found.items()}
+    if asked.bias and rng.random() < 0.5:  # alone beyond what exp can take, beside scores of any size
+        found["bias"][..., -1, :] += {"float16": 200.0, "float64": 2000.0}.get(dtype, 500.0)
     options = {
         "causal": asked.causal,
         "window": window,
@@ -167,8 +169,10 @@ def drawn(number: int, seed: int, dtype: str) -> Call:
     return Call(kept, kept.pop("dy"), options, style)
 
 
-def drawn_pattern(rng: np.random.Generator, b: int, t: int, s: int) -> tuple[patterns.Pattern, np.ndarray]:
-    """A pattern, and who sees whom by it, `b 1 t s`, from its definition: no code of the trees."""
+def drawn_pattern(
+    rng: np.random.Generator, b: int, t: int, s: int, kind: int | None = None
+) -> tuple[patterns.Pattern, np.ndarray]:
+    """A pattern, one of eight kinds, and who sees whom by it, `b 1 t s`, from its definition: no code of the trees."""
     n = int(rng.integers(1, 6))
     i, j = np.arange(t)[:, None] + (s - t), np.arange(s)
     documents = rng.integers(0, 3, (b, s + t))
@@ -191,7 +195,7 @@ def drawn_pattern(rng: np.random.Generator, b: int, t: int, s: int) -> tuple[pat
         ),
         (patterns.Documents(of_queries, of_keys) & patterns.Chunks(n), ~other_document & (i // n == j // n)),
     ]
-    pattern, pairs = found[rng.integers(len(found))]
+    pattern, pairs = found[rng.integers(len(found)) if kind is None else kind]
     return pattern, np.broadcast_to(pairs, (b, t, s))[:, None]
 
 

@@ -18,5 +18,14 @@ LONGER = YARN | {"rope_theta": 100.0, "original_max_position_embeddings": 3, "ms
 
 PEERS = {
     "latent": Model("DeepseekV3ForCausalLM", OWN | {"rope_parameters": LONGER}, AT),
+    "longer, as others are": Model(
+        "DeepseekV3ForCausalLM",
+        OWN | {"rope_parameters": {name: x for name, x in LONGER.items() if not name.startswith("mscale")}},
+        AT,
+        layers=(1,),
+    ),
+    "longer, by a factor": Model(
+        "DeepseekV3ForCausalLM", OWN | {"rope_parameters": LONGER | {"attention_factor": 1.25}}, AT, layers=(1,)
+    ),
     "direct": Model("DeepseekV3ForCausalLM", OWN | {"q_lora_rank": None}, AT, layers=(1,)),
 }

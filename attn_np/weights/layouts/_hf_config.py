@@ -200,7 +200,13 @@ def read_hf_config(path: str) -> HFConfig:
 
 
 def rotary(
-    hf: HFConfig, head_dim: int, *, layer_type: str | None = None, base: float = 10000.0, share: float = 1.0
+    hf: HFConfig,
+    head_dim: int,
+    *,
+    layer_type: str | None = None,
+    base: float = 10000.0,
+    share: float = 1.0,
+    original: int = 0,
 ) -> dict[str, Any]:
     """Our fields of rotary positions, from `rope_parameters`, or `rope_theta` and `rope_scaling` of older files.
 
@@ -210,6 +216,7 @@ def rotary(
         layer_type: the layer's type, for models with parameters for each type.
         base: the default of the base.
         share: the default of the share of a head that is rotated.
+        original: the default of the original length; 0 for the one beside the scaling, or else the whole length.
     """
     max_positions = hf.integer("max_position_embeddings", 0)
     base, share = hf.number("rope_theta", base), hf.number("partial_rotary_factor", share)
@@ -233,7 +240,7 @@ def rotary(
         return fields | {"scaling_factor": rope.number("factor"), "original_max_positions": max_positions}
     if scaling == "linear":
         return fields | {"scaling_factor": rope.number("factor")}
-    original = hf.integer("original_max_position_embeddings", 0)
+    original = hf.integer("original_max_position_embeddings", original)
     original = original or rope.integer("original_max_position_embeddings", max_positions)
     rope.skip("original_max_position_embeddings")
     fields["original_max_positions"] = original

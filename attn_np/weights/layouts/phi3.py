@@ -13,7 +13,7 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     hf.only("interpolate_factor", 1)
     hf.skip("lm_head_bias", "original_max_position_embeddings")
     fields = sizes(hf)
-    positions = rotary(hf, fields["head_dim"])
+    positions = rotary(hf, fields["head_dim"], original=4096)
     if positions.get("scaling", "longrope") != "longrope":
         hf.refuse("rope_scaling", "none or 'longrope', as in these models", positions["scaling"])
     return "decoder", fields | positions | window(hf)

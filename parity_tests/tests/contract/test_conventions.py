@@ -15,7 +15,7 @@ import pytest
 
 from attn_np import contract
 from attn_np.contract import Config
-from parity_tests.bounds.precision import precision_of
+from parity_tests.bounds.precision import UNIT, precision_of
 from parity_tests.judge.candidates import extras
 from parity_tests.judge.cases import Case, Drawn, draw, given, tokens_below
 from parity_tests.judge.judging import compare, reference
@@ -380,6 +380,34 @@ def test_the_future_does_not_reach_back(tree: Tree, variant: str, example: str) 
         got = tree(layer, later)[0]
         assert same(got[:, :place], want[:, :place]), place
         assert not same(got[:, place], want[:, place]), place
+
+
+@pytest.mark.parametrize(("tree", "variant", "example"), over(keyed, skip="jax"))
+def test_what_stands_in_for_another_gets_its_gradient(tree: Tree, variant: str, example: str) -> None:
+    """A call with key or value left out is that with the array that stands in for it, whose gradient is the sum."""
+    config, layer = config_of(variant, example), tree.layer(variant, example)
+    full, arguments = random_inputs(config, "full", t=5, s=5), config.arguments()
+    left_out = [("key",), ("value",), ("key", "value")]
+    for names in [some for some in left_out if all(name in full for name in some)]:
+        source = {name: str(arguments[name].default) for name in names}
+        shapes = {name: full[name].shape for name in full}
+        if any(shapes[name] != shapes[its] for name, its in source.items()):
+            continue
+        stands_in = {name: source.get(its, its) for name, its in source.items()}
+        whole = full | {name: full[its] for name, its in stands_in.items()}
+        part = {name: x for name, x in full.items() if name not in names}
+        dy = cotangent(tree, layer, whole)
+        want, got = tree.gradients(layer, whole, dy), tree.gradients(layer, part, dy)
+        terms = {name: [name] for name in part}
+        for name, its in stands_in.items():
+            terms[its].append(name)
+        assert all(same(a, b) for a, b in zip(tree(layer, part), tree(layer, whole), strict=True)), names
+        for name in want:
+            sums = [want[f"d{term}"] for term in terms.get(name[1:], [])] or [want[name]]
+            if name in got:
+                size = sum(np.abs(x) for x in sums)
+                error = np.abs(got[name] - sum(sums[1:], start=sums[0]))
+                assert np.all(error <= 4 * len(sums) * UNIT["float64"] * size), (names, name)
 
 
 # Training and evaluation ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from parity_tests.judge.candidates import numpy_layer
 from parity_tests.judge.cases import Case, Drawn, call_sizes, draw
 from parity_tests.judge.judging import compare
 from parity_tests.mistakes import SHARED, Mutant, planted
+from parity_tests.tests.inputs import TREES as INPUTS
+from parity_tests.tests.witness import bounded, cotangent, layer_of, ratio, weights_of
 
 T, BATCH = 7, 2
 CHUNKS = ((7,), (1,) * 7, (4, 1, 2), (2, 3, 1, 1))
@@ -491,18 +494,46 @@ def test_what_does_not_decode_says_why(tree: str) -> None:
         build("dot_product", causal=True).init_cache(2, 3)
 
 
-def test_gradients_reach_every_step_before() -> None:
-    """In torch the entries of earlier positions carry theirs, wherever they stand in the cache."""
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("learning", list(product([False, True], repeat=3))[1:], ids=str)
+def test_gradients_reach_every_step_before(learning: tuple[bool, ...], ragged: bool) -> None:
+    """In torch the entries of earlier positions carry theirs, whichever steps have a gradient: those of the full pass,
+    with parameters that have none.
+    """
     import torch
 
-    layer = import_module("attn_torch").build("mha", d_model=6, num_heads=2, causal=True, dtype="float64")
-    x = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
-    y, cache = layer.step(x[:, :2], layer.init_cache(2, 7))
-    for i in range(2, 5):
-        last, cache = layer.step(x[:, i : i + 1], cache)
-        y = torch.cat([y, last], 1)
-    (dx,) = torch.autograd.grad(y.sum(), x)
-    assert (dx != 0).all()
+    config = contract.config("mha", d_model=6, num_heads=2, causal=True)
+    params = weights_of(config)
+    layer = layer_of(INPUTS["torch"], config, params).requires_grad_(False)
+    x = np.random.default_rng(0).normal(size=(BATCH, 5, 6))
+    pieces = [torch.from_numpy(x[:, part]) for part in (slice(0, 2), slice(2, 3), slice(3, 5))]
+    leaves = [piece.requires_grad_() for piece, learns in zip(pieces, learning, strict=True) if learns]
+    cache, found = layer.init_cache(BATCH, 7, dtype="float64"), []
+    for piece in pieces:
+        valid = torch.ones(piece.shape[:2], dtype=torch.bool) if ragged else None
+        y, cache = layer.step(piece, cache, valid=valid)
+        found.append(y)
+    y = torch.cat(found, 1)
+    got = torch.autograd.grad(y, leaves, torch.from_numpy(cotangent(tuple(y.shape))))
+    want, at = bounded(config, {"query": x}, params)["dquery"], np.repeat(learning, (2, 1, 2))
+    assert ratio(np.concatenate(got, axis=1), want[:, at]) <= 1
+
+
+@pytest.mark.parametrize("tree", ["attn_np", "attn_torch"])
+def test_a_row_that_has_no_room_is_refused(tree: str) -> None:
+    """Whichever row it is, and wherever among padding its positions stand; while every row has room, none is."""
+    layer, to = import_module(tree).build("mha", d_model=2, num_heads=1, causal=True), array_of(tree)
+    x, rows = to(np.ones((BATCH, 2, 2), np.float32)), np.array(list(product([False, True], repeat=2)))
+    for four in product(rows, repeat=4):
+        before, after = np.array(four[:2]), np.array(four[2:])
+        _, cache = layer.step(x, layer.init_cache(BATCH, 3), valid=to(before))
+        longest = (before.sum(1) + after.sum(1)).max()
+        if longest <= 3:
+            _, cache = layer.step(x, cache, valid=to(after))
+            assert bare(cache.length).max() == longest
+        else:
+            with pytest.raises(ValueError, match="expected at most 3 positions in the cache, got 4"):
+                layer.step(x, cache, valid=to(after))
 
 
 @pytest.mark.parametrize("tree", TREES)

@@ -589,9 +589,9 @@ def test_a_wider_bias_or_sink_leaves_the_dtype_of_the_queries(tree: Tree, implem
 
 
 def test_visibility_is_that_of_the_whole_mask() -> None:
-    """Of all small lengths and windows, and masks with few axes: reduced, it says what the mask of `t s` says."""
+    """Of all small lengths, 0 too, windows, and masks with few axes: reduced, it says what the mask of `t s` says."""
     rng, limits = np.random.default_rng(0), (None, 0, 1, 2, 4)
-    for t, s, left, right in product(range(1, 7), range(1, 7), limits, limits):
+    for t, s, left, right in product(range(7), range(7), limits, limits):
         for shape in (None, (), (s,), (1,), (t, 1), (2, 1, 1, s), (2, 3, t, s)):
             mask = None if shape is None else np.asarray(rng.random(shape) < 0.4)
             queries, keys = visibility(mask, t, s, like=np.zeros(1), window=(left, right))

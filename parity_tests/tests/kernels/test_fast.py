@@ -142,7 +142,7 @@ PLANTED = {
 def test_a_planted_bug_raises_an_alarm(plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     framework, name, value = PLANTED[plant]
     # Half of the calls have a pattern.
-    asking = [n for n, asked in enumerate(kernels.combinations()) if getattr(asked, name) == value][5::97]
+    asking = [n for n, asked in enumerate(kernels.combinations()) if getattr(asked, name) == value][5::31]
     plant(monkeypatch)
     jax.clear_caches()  # what was compiled before has no bug, and what is now must not stay
     found = kernels.work(((framework,), ("float64",), 0, tuple(asking[: 1 if framework == "jax" else None])))

@@ -118,6 +118,26 @@ def test_picked_entries_and_their_gradient() -> None:
         assert np.array_equal(import_module("attn_np._vjp").gather_last_vjp(x, index, dy), grad.numpy())
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+def test_rows_of_a_table_by_any_number(dtype: str) -> None:
+    """Every number near the table's ends: its row, or a refusal; where JAX does not know the number, NaN."""
+    torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
+    table = np.arange(15.0).reshape(5, 3)
+    arrays = {"np": np.asarray, "torch": torch.from_numpy, "jax": jax.numpy.asarray}
+    first = 0 if dtype == "uint8" else -7
+    traced = np.asarray(jax.jit(import_module("attn_jax._ops").take)(table, np.arange(first, 8).astype(dtype)[None]))[0]
+    for number, row in zip(range(first, 8), traced, strict=True):
+        for tree, array in arrays.items():
+            take = import_module(f"attn_{tree}._ops").take
+            if 0 <= number < 5:
+                found = np.asarray(take(array(table), array(np.array([[number]], dtype))))
+                assert np.array_equal(found, table[None, [number]]), (tree, number)
+            else:
+                with pytest.raises(ValueError, match=f"got {number}"):
+                    take(array(table), array(np.array([[number]], dtype)))
+        assert np.array_equal(row, table[number]) if 0 <= number < 5 else np.isnan(row).all(), number
+
+
 def judged(name: str, x: np.ndarray, got: np.ndarray) -> dict[str, Any]:
     function = getattr(import_module("attn_np._ops"), name)
     with precision(precision_of(x.dtype.name)):

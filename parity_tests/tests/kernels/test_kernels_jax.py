@@ -12,7 +12,7 @@ from attn_jax._ops import linear
 from attn_np._attend import attend as reference
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
-from parity_tests.judge.kernels import visible
+from parity_tests.judge.kernels import drawn_pattern, visible
 from parity_tests.tests.inputs import Arrays
 from parity_tests.tests.kernels.test_attend import context_shape, given, held, judged
 from parity_tests.tests.witness import cotangent
@@ -273,3 +273,30 @@ def test_edges_of_windows(small: bool, t: int, s: int, monkeypatch: pytest.Monke
             hidden: Any = {"k": jnp.where(seen_by_any, k, jnp.nan), "v": jnp.where(seen_by_any, v, jnp.nan)}
             context = np.asarray(attend(q, **hidden, window=window, implementation="fused")[0])[0, :, 0]
             np.testing.assert_array_equal(context > 0, seen, err_msg=str(window))
+
+
+@pytest.mark.parametrize("kind", range(8))
+def test_what_a_block_shows_is_its_part_of_the_whole(kind: int) -> None:
+    """Pattern, window, mask and bias of every block, of rows and keys that the last blocks do not fill."""
+    rng = np.random.default_rng(kind)
+    for t, s, shared in ((5, 7, 1), (7, 5, 3)):
+        pattern, pairs = drawn_pattern(rng, 2, t, s, kind)
+        inputs = {"mask": rng.random((2, 2 * shared, t, s)) < 0.7, "bias": rng.choice([0.0, -np.inf], (t, s))}
+        left, right = (None, 2) if kind % 2 else (3, None)
+        seen = visible(inputs["mask"], (2, 2 * shared, t, s), False, (left, right)) & pairs & (inputs["bias"] == 0)
+        bare = pattern.map(lambda axes, x: None)
+        plan = _kernels.Plan(t, s, shared, min(t, 2), 3, False, left, right, 1.0, None, bare)
+        mask, bias = (_kernels._grouped(plan, jnp.asarray(x), 2) for x in inputs.values())
+        places = tuple(jnp.asarray(x) for _, x in pattern.arrays())
+        _, count = _kernels._key_blocks_of_pattern(plan, places, jnp.zeros(1))
+        for i in range(plan.blocks):
+            whole = np.zeros((2, 2 * shared, plan.queries, s), bool)
+            for j in range(-(-s // plan.keys)):
+                parts = (_kernels._block(plan, x, i, j) for x in (bias, mask))
+                allowed = np.asarray(_kernels._visible(plan, i, j, *parts, places))
+                keys = int(plan.key_start(j)) + np.arange(plan.keys)
+                whole[..., keys] |= allowed.reshape(2, 2 * shared, plan.queries, plan.keys)
+                assert allowed.any() <= (int(count[i]) > 0)
+            rows = seen[:, :, i * plan.queries : (i + 1) * plan.queries]
+            assert np.array_equal(whole[:, :, : rows.shape[2]], rows), (kind, t, s, i)
+            assert not whole[:, :, rows.shape[2] :].any()

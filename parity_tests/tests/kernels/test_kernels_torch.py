@@ -275,6 +275,23 @@ def test_forward_mode_of_any_size(call: str) -> None:
         close_to(TORCH.numpy(x), TORCH.numpy(want.tangent))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # forward mode's own decompositions use it
+@pytest.mark.parametrize("name", ["q", "k", "v", "bias", "sinks"])
+def test_forward_mode_over_one_array_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have no tangents; without those the call would be cut into blocks."""
+    monkeypatch.setattr(kernels, "SMALL", 0)
+    inputs, options = given("all")
+    inputs["bias"][inputs["bias"] == -np.inf] = -9.0
+    arrays: dict[str, Any] = TORCH.arrays(inputs)
+    along = torch.from_numpy(cotangent(inputs[name].shape))
+
+    def tangent(path: str) -> np.ndarray:
+        call = lambda x: attend(**arrays | {name: x}, **options, implementation=path)[0]  # noqa: E731
+        return TORCH.numpy(jvp(call, (arrays[name],), (along,))[1])
+
+    close_to(tangent("auto"), tangent("textbook"))
+
+
 @pytest.mark.parametrize("call", PATHS)
 @pytest.mark.parametrize("masked", [False, True])
 def test_what_is_traced_has_no_numbers_to_look_at(masked: bool, call: str) -> None:

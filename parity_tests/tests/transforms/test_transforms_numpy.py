@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import attn_np
 from attn_np import _kernels, contract
 from attn_np._vjp import ReplayedGenerator
 from parity_tests.bounds.precision import precision_of
-from parity_tests.judge.candidates import leaves, numpy_layer
+from parity_tests.judge.candidates import leaves, numpy_layer, pulled
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.judging import reference
 from parity_tests.tests.contract.test_decoding import BATCH, T, work
@@ -108,6 +109,35 @@ def test_many_threads_at_once(transform: str, variant: str, monkeypatch: pytest.
         with ThreadPoolExecutor(8) as pool:
             for got in pool.map(call, range(8)):
                 assert not difference(got, want)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_backward_pass_in_the_midst_of_another(variant: str) -> None:
+    """Whatever line of it a thread has come to when another pulls with other gradients: each gives its own."""
+    case, drawn = case_of(variant)
+    inputs: dict[str, Any] = drawn.inputs
+    y, pull = attn_np.value_and_vjp(numpy_layer(case, drawn.params), **inputs)
+    dys = list(pulled(case, drawn, {name: x.shape for name, x in leaves(y).items()}).values())
+    others = [np.ones_like(dy) for dy in dys]
+    want, before, lines = pull(*dys), sys.gettrace(), []
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if event == "call":
+            return trace if frame.f_code.co_name == "vjp" else None
+        if event == "line" and (place := (frame.f_code, frame.f_lineno)) not in lines:
+            lines.append(place)
+            sys.settrace(before)
+            pull(*others)
+            sys.settrace(trace)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        got = pull(*dys)
+    finally:
+        sys.settrace(before)
+    assert lines
+    assert not difference(got.inputs | got.params, want.inputs | want.params)
 
 
 @cells("dropout in threads")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from attn_np.contract import mha
+from attn_np.contract._rotary import KINDS as SCALINGS
 from attn_np.contract.rotary import EXAMPLES, Config
 from attn_np.weights import rotary_layout
 from parity_tests.bounds.error_array import ErrArray
@@ -254,6 +255,55 @@ def test_tables_are_the_published_formulas_rounded_once(kind: str) -> None:
     for package in PACKAGES:
         assert same(made(package, config, MANY, "float32"), rounded), package
         assert same(made(package, config, 64, "float64"), made("attn_np", config, 64, "float64")), package
+
+
+def drawn_fields(rng: np.random.Generator, kind: str | None) -> dict[str, Any]:
+    """Fields of a kind of scaling anywhere in their range; those that may be left out are, by chance."""
+    required, allowed = SCALINGS[kind]
+    factors = (0.25, 0.5, 0.999, 1.0, 1.001, 4.0, 40.0)
+    values: dict[str, Any] = {
+        "scaling_factor": float(rng.choice(factors)),
+        "original_max_positions": int(rng.choice([2, 3, 6, 7, 100, 4096, MANY])),
+        "low_freq_factor": float(rng.choice([0.5, 1.0, 2.0])),
+        "high_freq_factor": float(rng.choice([2.5, 4.0, 8.0])),
+        "beta_fast": float(rng.choice([0.5, 1.0, 32.0, 5000.0])),
+        "beta_slow": float(rng.choice([0.01, 0.5, 1.0, 32.0])),
+        "truncate": bool(rng.random() < 0.5),
+        "attention_factor": float(rng.choice([0.5, 1.0, 1.25])),
+        "short_factor": tuple(rng.uniform(0.5, 3.0, 8)),
+        "long_factor": tuple(rng.uniform(0.5, 30.0, 8)),
+    }
+    names = [name for name in (*required, *allowed) if name in required or rng.random() < 0.5]
+    if kind == "dynamic":  # below 1 the base would shrink, and below 0 in the end
+        values["scaling_factor"] = max(1.0, values["scaling_factor"])
+    return {"scaling": kind, "rope_base": float(rng.choice([2.0, 100.0, 1e4, 5e6]))} | {n: values[n] for n in names}
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_angles_are_the_published_ones_over_the_whole_range_of_the_fields(kind: str | None) -> None:
+    """A few dozen operations, as in `expected`; eight for each end of a ramp, whose error counts by the ramp's slope,
+    as often as one frequency is larger than the other.
+
+    An end that is a whole number may be rounded to either side: such draws say nothing.
+    """
+    rng, compared = np.random.default_rng(0), 0
+    for _ in range(100):
+        config = Config(**WIDE, **drawn_fields(rng, kind))
+        assert config.amplitude() == stretch(config), config
+        ends = [config.low_freq_factor or 0.0, config.high_freq_factor or 1.0]
+        if kind == "yarn":
+            ends = [crossing(config, 16, n) for n in (config.beta_fast or 32, config.beta_slow or 1)]
+            if config.truncate and any(abs(end - round(end)) < 2.0**-30 for end in ends):
+                continue
+        size, (first, last) = max(map(abs, ends)), (max(ends[0], 0.0), min(ends[1], 15.0))
+        factor = config.scaling_factor or 1.0
+        operations = 64 + 16 * size / (abs(last - first) or 0.001)
+        for length in (1, 6, 7, 5000):
+            want = np.array(published(config, 16, length))
+            error = np.abs(np.array(config.frequencies(length)) - want)
+            assert np.all(error <= operations * UNIT["float64"] * max(factor, 1 / factor) * want), (config, length)
+        compared += 1
+    assert compared > 50
 
 
 def test_angles_in_float32_would_be_seen() -> None:

@@ -27,6 +27,7 @@ from flax import nnx
 from attn_np import contract, weights
 from attn_np.contract import Config
 from attn_np.weights import _cast, _native, _safetensors, _shards
+from attn_np.weights._check import checked_cast
 from attn_np.weights.layouts._base import differences
 from parity_tests.tests.inputs import EXAMPLES, TREES, Arrays, Tree, config_of
 
@@ -987,6 +988,22 @@ def test_tensors_of_any_file(tmp_path: Path) -> None:
         weights.tensors(file)
 
 
+def test_tensors_lie_in_any_order_and_some_are_empty(tmp_path: Path) -> None:
+    """However the header names them: each begins where the one before in the data ends."""
+    file = tmp_path / "any.safetensors"
+    sizes = {"a": 2, "b": 0, "c": 1, "d": 0}
+    for order in itertools.permutations(sizes):
+        ends = np.cumsum([0, *(4 * sizes[name] for name in order)]).tolist()
+        placed = {name: (ends[i], ends[i + 1]) for i, name in enumerate(order)}
+        data = np.arange(3, dtype="<f4")
+        for named in itertools.permutations(sizes):
+            entries = [tensor(name, *placed[name], [sizes[name]]) for name in named]
+            file.write_bytes(assemble({k: v for entry in entries for k, v in entry.items()}, data.tobytes()))
+            found = weights.tensors(file)
+            want = {name: data[begin // 4 : end // 4] for name, (begin, end) in placed.items()}
+            assert bits(found) == bits({name: want[name] for name in found}) and set(found) == set(want)
+
+
 def test_a_file_cut_while_it_is_read(tmp_path: Path) -> None:
     file, config = tmp_path / "layer.safetensors", contract.config("mha", d_model=80, num_heads=2)
     weights.write(file, config, weights.draw(config, 0, "float32"))  # larger than what was read ahead
@@ -1094,6 +1111,24 @@ def test_a_cast_beyond_the_range_is_refused(value: float, dtype: str, words: str
         with pytest.raises(weights.DtypeMismatchError, match=words):
             tree.package.load(file, into=layer, cast=True)
         assert bits(values_of(tree, layer)) == before
+
+
+def test_a_cast_is_a_rounding_or_a_refusal() -> None:
+    """Of every value between every two types, with NaN and infinities taken as they are and refused."""
+    values = (0.0, -0.0, 1.0, 1e-45, 65519.0, 65520.0, -3.4e38, 1e39, np.inf, -np.inf, np.nan)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for source, target, value, finite in itertools.product(_cast.DTYPES, _cast.DTYPES, values, (False, True)):
+            x = np.array([1.0, value]).astype(_cast.DTYPES[source])
+            number, rounded = float(x[1]), float(_cast.round_to(x, target)[1])
+            refused = (finite and not np.isfinite(number)) or (np.isinf(rounded) and np.isfinite(number))
+            case = source, target, value, finite
+            try:
+                y = checked_cast("file", "w", x, target, finite)
+            except weights.WeightFileError:
+                assert refused, case
+            else:
+                assert not refused and np.array_equal(float(y[1]), rounded, equal_nan=True), case
+                assert y.dtype.name == target, case
 
 
 def test_a_cast_may_not_lose_integers(tmp_path: Path) -> None:
