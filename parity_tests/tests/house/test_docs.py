@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 
@@ -175,6 +176,17 @@ def test_a_lesson_that_says_something_else_is_noticed() -> None:
 # Pages of the variants ------------------------------------------------------------------------------------------------
 
 
+# Weights that do not add up to 1: a sink takes a share, a second map is subtracted, keys do not compete.
+OTHER_SUMS = ("decoder", "differential", "sigmoid_attention", "sinks")
+
+
+def drawn_rows(svg: str) -> list[list[float]]:
+    """The numbers in each row of a picture's maps."""
+    cells = re.findall(r'y="([\d.]+)" font-size="13" text-anchor="middle" fill="[^"]*">([^<]*)<', svg)
+    numbers = [(y, float(number.replace("−", "-"))) for y, number in cells]
+    return [[number for _, number in row] for _, row in groupby(numbers, key=lambda cell: cell[0])]
+
+
 @pytest.mark.parametrize("variant", contract.variants())
 def test_variant_page(variant: str) -> None:
     """Every contract makes a page: its formula can be drawn, its layer gives a picture, its axes have a meaning."""
@@ -183,6 +195,11 @@ def test_variant_page(variant: str) -> None:
     drawn = pages.picture(variant)
     text = pages.page(variant, drawn)
     assert drawn is not None and drawn[0].count("<svg") == 1 and drawn[0].count("<rect") > 1
+    if "attention weights" in drawn[0] and variant not in OTHER_SUMS:
+        rows = drawn_rows(drawn[0])
+        assert rows
+        # Every number is rounded to two digits.
+        assert all(abs(sum(row) - 1) <= 0.005 * len(row) for row in rows), rows
     assert formulas.svg(config.formula, display=True).count("<path") == 1
     assert text.startswith(f"# {config.title}\n")
     for name in config.fields():
