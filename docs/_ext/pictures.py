@@ -36,7 +36,7 @@ def frame(width: float, height: float, label: str, parts: list[str]) -> str:
 
 
 def heatmaps(weights: np.ndarray, seen: np.ndarray, heads: int) -> str:
-    """One map per head, at most four: depth of colour is the size of a weight, orange is negative, hatched a hidden key.
+    """One map per head, at most four: depth of colour is the size, orange is negative, hatched a hidden key.
 
     Args:
         weights: `h t s`.

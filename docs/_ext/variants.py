@@ -168,8 +168,8 @@ class Run:
         return [x for x in named if x.ndim in (3, 4)]
 
     def weights(self) -> np.ndarray | None:
-        """The attention weights. Where parts of a layer serve different queries, as in `longformer`, a row is that of the
-        part that serves it: the others give it zeros.
+        """The attention weights. Where parts of a layer serve different queries, as in `longformer`, a row is that of
+        the part that serves it: the others give it zeros.
         """
         return sum(maps[1:], start=maps[0]) if (maps := self.maps()) else None
 
