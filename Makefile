@@ -47,12 +47,12 @@ parity: env  ## run the parity check (PARITY_ARGS=...)
 test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 	@status=0; \
 	set -x; \
-	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile and not peers" $(HOOK) $(PYTEST_ARGS) || status=$$?; \
+	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not compile and not peers and not course" $(HOOK) $(PYTEST_ARGS) || status=$$?; \
 	compiled=0; $(RUN) -m pytest -n $(JOBS) -m compile $(PYTEST_ARGS) || compiled=$$?; \
 	{ set +x; } 2>/dev/null; \
 	if [ $$compiled -eq 5 ]; then echo "No test marked 'compile' was selected."; \
 	elif [ $$compiled -ne 0 ]; then status=$$compiled; fi; \
-	echo "Left out: tests against other libraries; 'make peers' runs them."; \
+	echo "Left out: tests against other libraries; 'make peers' runs them. The lessons: 'make course'."; \
 	exit $$status
 
 .PHONY: compiled
@@ -61,6 +61,10 @@ compiled: env  ## every cell of the tables of transforms that takes long, in PyT
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup --everything \
 	    parity_tests/tests/transforms/test_transforms_jax.py parity_tests/tests/transforms/test_sharding_jax.py \
 	    parity_tests/tests/transforms/test_distributed_torch.py
+
+.PHONY: course
+course: env  ## run every lesson of the course as printed, and its notebook in a fresh kernel
+	$(RUN) -m pytest -n $(JOBS) -m course $(PYTEST_ARGS)
 
 .PHONY: peers
 peers: env  ## hold layers against transformers, Keras and Equinox (PYTEST_ARGS=...)

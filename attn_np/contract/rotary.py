@@ -50,9 +50,11 @@ class Config(Rotary, Heads):
     )
     formula = (
         r"R_m = \mathrm{diag}\left(e^{\mathrm{i} m \theta_0}, e^{\mathrm{i} m \theta_1}, \ldots\right), \quad "
-        r"\theta_i = \mathrm{base}^{-2i/r}, \qquad (R_m q_m)^\top (R_n k_n) = q_m^\top R_{n-m}\, k_n"
+        r"\theta_i = \mathrm{base}^{-2i/r}, \qquad \mathrm{Re}\left[(R_m q_m)^{\ast} (R_n k_n)\right] = "
+        r"\mathrm{Re}\left[q_m^{\ast} R_{n-m}\, k_n\right]"
     )
     notation = {
+        "a pair of dimensions (a, b)": "one complex number a + i b; the star is the conjugate transpose",
         "d": "r = rotary_dim: each head is rotated by itself",
         "theta_i, i = 1 .. d/2": "frequencies, i = 0 .. r/2 - 1",
         "R_Theta,m q, R_Theta,n k": "q_rot, k_rot",

@@ -56,7 +56,7 @@ def svg(latex: str, display: bool = False) -> str:
     Raises:
         ValueError: the formula cannot be drawn.
     """
-    source = latex.strip()
+    source = " ".join(latex.split())
     for name in ("aligned", "align", "align*", "split", "gathered"):
         source = source.replace(rf"\begin{{{name}}}", "").replace(rf"\end{{{name}}}", "")
     source = re.sub(r"\\[A-Za-z]+", lambda found: SPELLINGS.get(found[0], found[0]), source)

@@ -36,7 +36,7 @@ def frame(width: float, height: float, label: str, parts: list[str]) -> str:
 
 
 def heatmaps(weights: np.ndarray, seen: np.ndarray, heads: int) -> str:
-    """One map per head, at most four: depth of colour is the weight, hatching is a hidden key.
+    """One map per head, at most four: depth of colour is the size, orange is negative, hatched a hidden key.
 
     Args:
         weights: `h t s`.
@@ -68,11 +68,12 @@ def cell(x: float, y: float, value: float, seen: bool) -> str:
     box = f'x="{x:.0f}" y="{y:.0f}" width="{CELL - 2}" height="{CELL - 2}" rx="4"'
     if not seen:
         return f'<rect {box} fill="url(#hidden)"/>'
-    colour = "var(--map-text-on)" if value > 0.55 else "currentColor"
+    tone, depth = ("positive" if value >= 0 else "negative"), min(abs(value), 1.0)
+    colour = "var(--map-text-on)" if depth > 0.55 else "currentColor"
     place = f'x="{x + CELL / 2 - 1:.1f}" y="{y + CELL / 2 + 4:.1f}" font-size="13" text-anchor="middle"'
     return (
-        f'<rect {box} fill="var(--map-empty)"/><rect {box} fill="var(--map-positive)" fill-opacity="{value:.3f}"/>'
-        f'<text {place} fill="{colour}">{number(value)}</text>'
+        f'<rect {box} fill="var(--map-empty)"/><rect {box} fill="var(--map-{tone})" fill-opacity="{depth:.3f}"/>'
+        f'<text {place} fill="{colour}">{"−" if value < 0 else ""}{number(abs(value))}</text>'
     )
 
 

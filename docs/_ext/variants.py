@@ -162,10 +162,23 @@ class Run:
     config: Config
     tape: dict[str, Any]
 
-    def weights(self) -> np.ndarray | None:
-        """The first attention weights on the tape."""
+    def maps(self) -> list[np.ndarray]:
+        """The attention weights on the tape, one array for each part that attends."""
         named = (np.asarray(x) for name, x in self.tape.items() if last(name) in WEIGHTS)
-        return next((x for x in named if x.ndim in (3, 4)), None)
+        return [x for x in named if x.ndim in (3, 4)]
+
+    def weights(self) -> np.ndarray | None:
+        """The attention weights. Where parts of a layer serve different queries, as in `longformer`, a row is that of
+        the part that serves it: the others give it zeros.
+        """
+        return sum(maps[1:], start=maps[0]) if (maps := self.maps()) else None
+
+    def visible(self) -> np.ndarray:
+        """Which keys each query sees in any part, in the shape of the weights."""
+        shape = self.maps()[0].shape
+        masks = [np.asarray(x) for name, x in self.tape.items() if last(name) == "allowed"]
+        parts = [np.broadcast_to(x, shape) for x in masks if x.ndim <= len(shape)]
+        return np.any(parts, axis=0) if parts else np.ones(shape, bool)
 
 
 def last(name: str) -> str:
@@ -225,12 +238,7 @@ def picture(variant: str) -> tuple[str, str] | None:
     about = f"`{found.config.layer}({call(found.config)})`, with random weights and inputs."
     probs = found.weights()
     if probs is not None:
-        allowed = next((x for n, x in found.tape.items() if last(n) == "allowed" and np.ndim(x) <= probs.ndim), None)
-        rows = probs[0] if probs.ndim == 4 else probs[:1]
-        seen = np.ones(rows.shape, bool)
-        if allowed is not None:
-            seen = np.broadcast_to(allowed, probs.shape)
-            seen = seen[0] if probs.ndim == 4 else seen[:1]
+        rows, seen = (x[0] if probs.ndim == 4 else x[:1] for x in (probs, found.visible()))
         over = "The weights of each query (row) over the keys (columns)"
         if getattr(found.config, "normalize_over", "keys") == "queries":
             over = "The weights of each key (column) over the queries (rows)"

@@ -1,18 +1,11 @@
-"""The documentation is true: every Python block on its pages runs, and prints what stands below it.
+"""The documentation is true: every Python block on its pages runs, and prints what stands below it."""
 
-On a page, blocks run from top to bottom and share their names, as a reader would type them. A block marked `text`
-directly below a block marked `python` is what that one prints, to the letter. A block marked `python <file>` is a
-passage of that file.
-"""
-
-import contextlib
 import importlib
-import io
 import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 
@@ -23,45 +16,25 @@ from parity_tests.tests.transforms import tables
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")])
-FENCE = re.compile(r"^(?P<fence>`{3,}|~{3,})(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=fence)[ ]*$", re.MULTILINE | re.DOTALL)
 
 pytest.importorskip("torch")
 pytest.importorskip("jax")
+pytest.importorskip("matplotlib")
+pytest.importorskip("sphinx")
 
 
-@dataclass(frozen=True)
-class Block:
-    """A Python block of a page: the line its code starts on, the code, and what it shall print (None: not shown)."""
-
-    line: int
-    code: str
-    prints: str | None
-
-
-def blocks(text: str) -> list[Block]:
-    found, fences = [], list(FENCE.finditer(text))
-    for index, fence in enumerate(fences):
-        if fence["info"].strip() != "python":
-            continue
-        below = fences[index + 1] if index + 1 < len(fences) else None
-        shown = below is not None and below["info"].strip() == "text" and not text[fence.end() : below.start()].strip()
-        prints = below["body"] if below is not None and shown else None
-        found.append(Block(text.count("\n", 0, fence.start("body")) + 1, fence["body"], prints))
-    return found
+def extension(name: str) -> ModuleType:
+    """A module of docs/_ext, loaded without leaving its folder on the path."""
+    folder = str(ROOT / "docs" / "_ext")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)
 
 
-def passages(text: str) -> list[tuple[str, str]]:
-    """What a page quotes: a file, and the passage that must stand in it."""
-    quoted = ((fence["info"].strip().split(), fence["body"]) for fence in FENCE.finditer(text))
-    return [(info[1], body) for info, body in quoted if len(info) == 2 and info[0] == "python"]
-
-
-def run(block: Block, page: str, names: dict[str, object]) -> str:
-    """What a block prints. Tracebacks name the page and its line."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile("\n" * (block.line - 1) + block.code, page, "exec"), names)
-    return printed.getvalue()
+reader, course = extension("blocks"), extension("course")
+blocks, passages, run = reader.blocks, reader.passages, reader.run
 
 
 @pytest.fixture
@@ -105,9 +78,9 @@ def test_page_quotes_what_stands_in_the_file(page: str) -> None:
 def test_blocks_are_found() -> None:
     """The reader of pages itself: what counts as output, and on which line a block stands."""
     text = "a\n```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```\n```python\nx\n```\nprose\n```text\nno output\n```\n"
-    assert blocks(text) == [Block(3, "x = 1\nprint(x)\n", "1\n"), Block(11, "x\n", None)]
+    assert blocks(text) == [reader.Block(3, "x = 1\nprint(x)\n", "1\n"), reader.Block(11, "x\n", None)]
     assert passages("```python a/b.py\nx = 1\n```\n```python\ny\n```\n") == [("a/b.py", "x = 1\n")]
-    assert run(Block(3, "x = 1\nprint(x)\n", None), "page", {}) == "1\n"
+    assert run(reader.Block(3, "x = 1\nprint(x)\n", None), "page", {}) == "1\n"
 
 
 def test_pages_have_blocks_with_output() -> None:
@@ -115,28 +88,118 @@ def test_pages_have_blocks_with_output() -> None:
     assert shown
 
 
+# Lessons --------------------------------------------------------------------------------------------------------------
+
+
+LESSONS = {path.stem: path for path in course.lessons()}
+SECTIONS = (
+    "The idea", "The formula", "In plain NumPy", "In the library", "Backward", "Experiment", "Exercises", "Mistakes",
+)  # fmt: skip
+
+
+@pytest.mark.course
+@pytest.mark.usefixtures("as_a_reader", "unchecked")
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_lesson_does_what_it_says(lesson: str) -> None:
+    """Its blocks print what stands below them, and every figure stands in its place."""
+    text = LESSONS[lesson].read_text("utf-8")
+    results = course.run_lesson(text, lesson)
+    assert not course.mismatches(results, lesson)
+    page = course.with_pictures(text, results, lesson, "notebook.ipynb")
+    assert page.count("<svg") == sum(len(result.figures) for result in results)
+
+
+@pytest.mark.course
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_notebook_runs_in_a_fresh_kernel(lesson: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From top to bottom, and its cells print what the page says."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    made = nbformat.from_dict(course.notebook(LESSONS[lesson]))
+    nbformat.validate(made)
+    nbclient.NotebookClient(made, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = [
+        "".join(out["text"] for out in cell["outputs"] if out.get("name") == "stdout")
+        for cell in made["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    shown = blocks(LESSONS[lesson].read_text("utf-8"))
+    assert printed == [block.prints or "" for block in shown]
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_lesson_is_whole(lesson: str) -> None:
+    """It has every section, a formula, few lines of NumPy, the library's lines, two pictures, three exercises."""
+    text = LESSONS[lesson].read_text("utf-8")
+    title, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    assert re.match(r"# \S.*\n\n> ", title), "a lesson begins with its title and its question"
+    assert tuple(section.partition("\n")[0] for section in sections) == SECTIONS
+    idea, formula, plain, library, backward, experiment, exercises, mistakes = sections
+    assert "$$" in formula
+    code = blocks(plain)[0].code
+    assert len(code.splitlines()) <= 25
+    assert "attn_" not in code
+    assert "{literalinclude}" in library
+    assert blocks(backward)
+    assert ":::{drawn}" in idea
+    assert ":::{drawn}" in experiment
+    assert blocks(mistakes)
+    answers = re.findall(r"^\*\*\d\. .*?^:::\{dropdown\} Answer\n(.*?)^:::$", exercises, re.MULTILINE | re.DOTALL)
+    assert [len(blocks(answer)) > 0 for answer in answers] == [True] * 3
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_notebook_has_the_blocks_and_nothing_of_the_site(lesson: str) -> None:
+    made, text = course.notebook(LESSONS[lesson]), LESSONS[lesson].read_text("utf-8")
+    code = [cell["source"] for cell in made["cells"] if cell["cell_type"] == "code"]
+    prose = "\n".join(cell["source"] for cell in made["cells"] if cell["cell_type"] == "markdown")
+    assert code == [block.code.strip("\n") for block in blocks(text)]
+    assert not re.search(r"^:::|^```\{|\.md\)|^:pyobject:", prose, re.MULTILINE)
+    assert prose.count("\n```python\n") == text.count("{literalinclude}")
+    assert len({cell["id"] for cell in made["cells"]}) == len(made["cells"])
+
+
+@pytest.mark.usefixtures("as_a_reader")
+def test_a_lesson_that_says_something_else_is_noticed() -> None:
+    drawing = "```python\nimport matplotlib.pyplot as plt\n_ = plt.plot([0, 1])\n```\n"
+    printing, drawn = "```python\nprint(1)\n```\n```text\n2\n```\n", ":::{drawn}\nA line.\n:::\n"
+    (message,) = course.mismatches(course.run_lesson(printing, "page"), "page")
+    assert message == "page, block in line 2: expected it to print\n2\ngot\n1\n"
+    text = f"# Title\n{drawing}{drawn}"
+    assert "<svg" in course.with_pictures(text, course.run_lesson(text, "page"), "page", "page.ipynb")
+    for wrong in (f"{drawn}{drawing}", f"{printing}{drawn}", f"{drawing}{printing}{drawn}"):
+        with pytest.raises(ValueError, match="expected one figure of the block above, got 0; draw one"):
+            course.with_pictures(wrong, course.run_lesson(wrong, "page"), "page", "page.ipynb")
+
+
 # Pages of the variants ------------------------------------------------------------------------------------------------
 
 
-def extension(name: str) -> ModuleType:
-    """A module of docs/_ext, loaded without leaving its folder on the path."""
-    folder = str(ROOT / "docs" / "_ext")
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(folder)
+# Weights that do not add up to 1: a sink takes a share, a second map is subtracted, keys do not compete.
+OTHER_SUMS = ("decoder", "differential", "sigmoid_attention", "sinks")
+
+
+def drawn_rows(svg: str) -> list[list[float]]:
+    """The numbers in each row of a picture's maps."""
+    cells = re.findall(r'y="([\d.]+)" font-size="13" text-anchor="middle" fill="[^"]*">([^<]*)<', svg)
+    numbers = [(y, float(number.replace("−", "-"))) for y, number in cells]
+    return [[number for _, number in row] for _, row in groupby(numbers, key=lambda cell: cell[0])]
 
 
 @pytest.mark.parametrize("variant", contract.variants())
 def test_variant_page(variant: str) -> None:
     """Every contract makes a page: its formula can be drawn, its layer gives a picture, its axes have a meaning."""
-    pytest.importorskip("matplotlib")
     pages, formulas = extension("variants"), extension("formulas")
     config = contract.get(variant).Config
     drawn = pages.picture(variant)
     text = pages.page(variant, drawn)
     assert drawn is not None and drawn[0].count("<svg") == 1 and drawn[0].count("<rect") > 1
+    if "attention weights" in drawn[0] and variant not in OTHER_SUMS:
+        rows = drawn_rows(drawn[0])
+        assert rows
+        # Every number is rounded to two digits.
+        assert all(abs(sum(row) - 1) <= 0.005 * len(row) for row in rows), rows
     assert formulas.svg(config.formula, display=True).count("<path") == 1
     assert text.startswith(f"# {config.title}\n")
     for name in config.fields():
@@ -155,7 +218,7 @@ def test_variant_page_shows_a_call_that_works(variant: str) -> None:
     shown = "\n".join(pages.use(variant, contract.examples(variant)))
     found = re.findall(r"^~~~python\n(.*?)^~~~$", shown, re.MULTILINE | re.DOTALL)
     assert len(found) == len(pages.TREES)
-    printed = {run(Block(1, code, None), variant, {}) for code in found}
+    printed = {run(reader.Block(1, code, None), variant, {}) for code in found}
     assert len(printed) == 1 and printed.pop().startswith("[")
 
 

@@ -1,5 +1,7 @@
 """What ships: the tool and the three packages, no test and nothing that only a checkout can use."""
 
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,3 +21,11 @@ def test_the_wheel_holds_the_tool_alone() -> None:
     assert not [path for path in held if "/test_" in path or path.endswith("conftest.py")]
     assert {"parity_tests/commands/app.py", "parity_tests/judge/ratchet.json", "attn_np/py.typed"} <= held
     assert {"parity_tests/report/templates/report.html.j2", "attn_np/weights/layouts/bert.py"} <= held
+
+
+def test_the_citation_and_the_changelog_name_the_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    cited = dict(re.findall(r"^(\w+): (.*)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE))
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+    newest = re.findall(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[0]
+    assert newest == project["version"]
