@@ -1,6 +1,6 @@
 """Masks: which keys each query may attend to, and zeros for positions that play no part."""
 
-from math import inf
+from math import gcd, inf
 from typing import Any
 
 from attn_np.contract._band import Band, window_limits
@@ -20,6 +20,8 @@ from attn_torch._ops import (
 )
 
 Window = tuple[int | None, int | None] | None
+# So few because numbers of documents or blocks that differ within a part make an interval, with all numbers in between.
+PATTERN_QUERIES = 32
 
 
 def attention_mask(
@@ -81,27 +83,34 @@ def visible_pairs(pattern: Pattern, query_positions: Array, key_positions: Array
 def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like: Array) -> Truth:
     """What a pattern says of each block of so many queries with each block of so many keys, by interval arithmetic:
     whether some query may see some key, and whether all see all, `b n m` or `1 n m`.
+
+    It is asked about at most `PATTERN_QUERIES` queries at a time.
     """
-    sizes = {"b t": queries, "b s": keys}
+    part = gcd(queries, PATTERN_QUERIES)
+    parts, blocks, key_blocks = queries // part, -(-t // queries), -(-s // keys)
+    sizes = {"b t": (part, blocks * parts), "b s": (keys, key_blocks)}
 
     def summary(axes: str, x: Array) -> Any:
         x = x if "bool" in str(x.dtype) else x + arange(1, like)  # signed: differences of unsigned numbers would wrap
         low = high = x[:, None, None]
         if axes != "b":
-            low, high = (ends[:, :, None] if axes == "b t" else ends[:, None] for ends in block_ends(x, sizes[axes]))
+            low, high = (ends[:, :, None] if axes == "b t" else ends[:, None] for ends in block_ends(x, *sizes[axes]))
         return Truth(high, low) if "bool" in str(x.dtype) else Interval(low, high)
 
     query_positions, key_positions = token_positions(t, s, like=like)
     known = pattern.map(summary).allows(summary("b t", query_positions), summary("b s", key_positions))
-    blocks, key_blocks = (arange(-(-length // size), like) for length, size in ((t, queries), (s, keys)))
-    never = (blocks[:, None] < 0) | (key_blocks < 0)  # False in the table's full shape
-    return Truth(known.some | never, known.every | never)
+    never = (arange(blocks * parts, like)[:, None] < 0) | (arange(key_blocks, like) < 0)  # False in the full shape
+    some, hides = known.some | never, (known.every | never) ^ True
+    some, hides = (x.reshape(x.shape[0], blocks, parts, key_blocks) for x in (some, hides))
+    return Truth(any_over(some, (2,)), any_over(hides, (2,)) ^ True)
 
 
-def block_ends(x: Array, size: int) -> tuple[Array, Array]:
-    """The least and the largest number in every block of an array: `b t` -> `b n`, `b n`. False is less than True."""
+def block_ends(x: Array, size: int, count: int) -> tuple[Array, Array]:
+    """The least and the largest number in each of `count` blocks of an array: `b t` -> `b n`. False is less than True.
+
+    Beyond the array's end its last number goes on.
+    """
     b, n = x.shape
-    count = -(-n // size)
     x = concatenate([x, broadcast_to(x[:, -1:], (b, count * size - n))], 1).reshape(b, count, size)
     return amin(x, 2), amax(x, 2)
 
