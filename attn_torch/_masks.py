@@ -3,7 +3,7 @@
 from math import gcd, inf
 from typing import Any
 
-from attn_np.contract._band import Band, window_limits
+from attn_np.contract._band import Band, Limits, window_limits
 from attn_np.contract._patterns import Interval, Pattern, Truth
 from attn_torch._ops import (
     Array,
@@ -19,7 +19,6 @@ from attn_torch._ops import (
     where,
 )
 
-Window = tuple[int | None, int | None] | None
 # So few because numbers of documents or blocks that differ within a part make an interval, with all numbers in between.
 PATTERN_QUERIES = 32
 
@@ -31,7 +30,7 @@ def attention_mask(
     *,
     like: Array,
     causal: bool = False,
-    window: Window = None,
+    window: Limits | None = None,
     pattern: Pattern | None = None,
     step: Any = None,
     head_axis: bool = True,
@@ -44,19 +43,19 @@ def attention_mask(
     """
     left, right = window_limits(window)
     right = 0 if causal else right
-    limits = None
+    allowed = None
     if step is not None and step.start is None:
-        limits = step.attention_mask(left, right)
+        allowed = step.attention_mask(left, right)
     elif left is not None or right is not None:
         s = s if step is None else step.start + t
         offset = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
         left, right = s if left is None else left, t if right is None else right  # offsets go from 1 - s to t - 1
-        limits = (offset >= -left) & (offset <= right)
+        allowed = (offset >= -left) & (offset <= right)
     if pattern is not None:
         pairs = visible_pairs(pattern, *token_positions(t, s, like=like, step=step))
         pairs = pairs if head_axis else pairs[:, 0]
-        limits = pairs if limits is None else limits & pairs
-    return mask if limits is None else limits if mask is None else limits & mask
+        allowed = pairs if allowed is None else allowed & pairs
+    return mask if allowed is None else allowed if mask is None else allowed & mask
 
 
 def token_positions(t: int, s: int, *, like: Array, step: Any = None) -> tuple[Array, Array]:
@@ -74,15 +73,15 @@ def token_positions(t: int, s: int, *, like: Array, step: Any = None) -> tuple[A
 def visible_pairs(pattern: Pattern, query_positions: Array, key_positions: Array) -> Array:
     """Which queries see which keys by a pattern, `b 1 t s` with axes of 1, at the positions `b t` and `b s`."""
 
-    def laid_out(axes: str, x: Array) -> Array:
+    def broadcastable(axes: str, x: Array) -> Array:
         return x[:, None, None, None] if axes == "b" else x[:, None, :, None] if axes == "b t" else x[:, None, None, :]
 
-    return pattern.map(laid_out).allows(query_positions[:, None, :, None], key_positions[:, None, None, :])
+    return pattern.map(broadcastable).allows(query_positions[:, None, :, None], key_positions[:, None, None, :])
 
 
 def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like: Array) -> Truth:
-    """What a pattern says of each block of so many queries with each block of so many keys, by interval arithmetic:
-    whether some query may see some key, and whether all see all, `b n m` or `1 n m`.
+    """What a pattern says of each block of so many queries with each block of so many keys, `b n m` or `1 n m`, by
+    interval arithmetic: whether any of these queries may see any of these keys, and whether each must see all.
 
     It is asked about at most `PATTERN_QUERIES` queries at a time.
     """
@@ -90,7 +89,8 @@ def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like:
     parts, blocks, key_blocks = queries // part, -(-t // queries), -(-s // keys)
     sizes = {"b t": (part, blocks * parts), "b s": (keys, key_blocks)}
 
-    def summary(axes: str, x: Array) -> Any:
+    def of_blocks(axes: str, x: Array) -> Any:
+        """Positions or an array of the pattern, as what is known of them in each block: `b n 1` or `b 1 m`."""
         x = x if "bool" in str(x.dtype) else x + arange(1, like)  # signed: differences of unsigned numbers would wrap
         low = high = x[:, None, None]
         if axes != "b":
@@ -98,11 +98,11 @@ def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like:
         return Truth(high, low) if "bool" in str(x.dtype) else Interval(low, high)
 
     query_positions, key_positions = token_positions(t, s, like=like)
-    known = pattern.map(summary).allows(summary("b t", query_positions), summary("b s", key_positions))
-    never = (arange(blocks * parts, like)[:, None] < 0) | (arange(key_blocks, like) < 0)  # False in the full shape
-    some, hides = known.some | never, (known.every | never) ^ True
-    some, hides = (x.reshape(x.shape[0], blocks, parts, key_blocks) for x in (some, hides))
-    return Truth(any_over(some, (2,)), any_over(hides, (2,)) ^ True)
+    truth = pattern.map(of_blocks).allows(of_blocks("b t", query_positions), of_blocks("b s", key_positions))
+    false = (arange(blocks * parts, like)[:, None] < 0) | (arange(key_blocks, like) < 0)  # in the table's full shape
+    may, must_not = truth.may | false, (truth.must | false) ^ True
+    may, must_not = (x.reshape(x.shape[0], blocks, parts, key_blocks) for x in (may, must_not))
+    return Truth(any_over(may, (2,)), any_over(must_not, (2,)) ^ True)
 
 
 def block_ends(x: Array, size: int, count: int) -> tuple[Array, Array]:
@@ -122,12 +122,12 @@ def visibility(
     *,
     like: Array,
     causal: bool = False,
-    window: Window = None,
+    window: Limits | None = None,
     pattern: Pattern | None = None,
 ) -> tuple[Array | None, Array | None]:
     """Masks that `any_visible` reduces to queries that see any key and to keys that any query sees; None for all.
 
-    A mask with rows for the queries is used for both. A mask of the keys alone, or none, needs no array of `t s`:
+    A mask with an axis of queries is used for both. A mask of the keys alone, or none, needs no array of `t s`:
     causality and window leave each query a range of keys, and a running count of the mask says whether any is visible.
     Nor does a pattern by which every position sees itself, if there is no mask.
     """
@@ -144,8 +144,8 @@ def visibility(
     first_key, first_query = band.first_key(), band.first_query()
     keys = mask
     if first_key > 0:
-        after = (arange(s, like) >= first_key)[None, :]
-        keys = after if mask is None else after & mask
+        seen = (arange(s, like) >= first_key)[None, :]
+        keys = seen if mask is None else seen & mask
     if mask is None or mask.shape[-1] == 1:
         queries = None if first_query == 0 else (arange(t, like) >= first_query)[:, None]
         return (queries if mask is None else mask if queries is None else queries & mask), keys
@@ -153,9 +153,9 @@ def visibility(
         return mask, keys
     count = cumsum(mask, -1)
     count = concatenate([0 * count[..., :1], count], -1)
-    at, left, right = arange(t, like) + (s - t), band.left, band.right
-    start = clip(at - (s if left is None else left), 0, s)
-    stop = clip(at + (s + t if right is None else right) + 1, 0, s)
+    position, left, right = arange(t, like) + (s - t), band.left, band.right
+    start = clip(position - (s if left is None else left), 0, s)
+    stop = clip(position + (s + t if right is None else right) + 1, 0, s)
     queries = count[..., stop] > count[..., start]
     return (queries[:, None] if queries.ndim == 1 else queries.swapaxes(-1, -2)), keys
 

@@ -1,12 +1,20 @@
 """BigBird attention: in blocks, a window of neighbours, global blocks at both ends and a few drawn at random."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float
 
 from attn_np.contract._patterns import ChunkOf, Chunks, GlobalKeys, GlobalQueries, Pattern
 from attn_np.contract.bigbird import Config
 from attn_torch._attend import attend
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._ops import Array, Tape, arange, broadcast_to, constants, dtype_name, linear, record
+from attn_torch._ops import Array, Tape, arange, broadcast_to, constant, dtype_name, linear, record
+
+
+@constant
+def drawn_blocks(xp: Any, config: Config, count: int) -> Any:
+    """The random blocks of each of `count` blocks: `n r`."""
+    return xp.asarray(config.drawn_blocks(count), dtype=xp.int32).reshape(count, config.random_blocks)
 
 
 class BigBirdAttention(Layer[Config]):
@@ -27,8 +35,9 @@ class BigBirdAttention(Layer[Config]):
         block = arange(t, like) // c.block_size
         is_global = broadcast_to((block < c.global_blocks) | (block >= count - c.global_blocks), (b, t))
         pattern = Chunks(c.block_size, c.near_blocks, c.near_blocks) | GlobalKeys(is_global) | GlobalQueries(is_global)
-        for numbers in zip(*c.drawn_blocks(count), strict=True):
-            pattern = pattern | ChunkOf(c.block_size, broadcast_to(constants(numbers, block)[block], (b, t)))
+        numbers = drawn_blocks(c, count, like=block)[block]
+        for i in range(c.random_blocks):
+            pattern = pattern | ChunkOf(c.block_size, broadcast_to(numbers[:, i], (b, t)))
         return pattern
 
     def forward(
