@@ -387,9 +387,9 @@ class Chunks(Pattern):
     right: int = 0
 
     def __post_init__(self) -> None:
-        whole_number(self, "size", 1)
-        whole_number(self, "left", 0)
-        whole_number(self, "right", 0)
+        check_field(self, "size", 1)
+        check_field(self, "left", 0)
+        check_field(self, "right", 0)
 
     def allows(self, query: Any, key: Any) -> Any:
         size = min(self.size, FAR)

@@ -81,7 +81,12 @@ class Config(_heads.Heads):
         require(fills, self.variant, f"height and width that windows of {size} fill", got, todo)
 
     def sizes(self) -> dict[str, int]:
-        return super().sizes() | {"n": self.height, "c": self.width, "t": self.height * self.width, "x": (2 * self.window_size - 1) ** 2}
+        return super().sizes() | {
+            "n": self.height,
+            "c": self.width,
+            "t": self.height * self.width,
+            "x": (2 * self.window_size - 1) ** 2,
+        }
 
     def own_params(self) -> dict[str, Param]:
         return super().own_params() | {"w_bias": Param("x h", "x")}
@@ -96,7 +101,9 @@ class Config(_heads.Heads):
         """The row of the table for each query and key of a window."""
         size = self.window_size
         places = [(y, x) for y in range(size) for x in range(size)]
-        return tuple(tuple((y - v + size - 1) * (2 * size - 1) + x - u + size - 1 for v, u in places) for y, x in places)
+        return tuple(
+            tuple((y - v + size - 1) * (2 * size - 1) + x - u + size - 1 for v, u in places) for y, x in places
+        )
 
 
 EXAMPLES = {

@@ -11,7 +11,16 @@ from attn_np.contract import chunked, mha
 from attn_np.contract.bigbird import EXAMPLES, Config
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.tests.inputs import TREES, Arrays, Tree
-from parity_tests.tests.witness import bounded, disagreement, each_row, heads_by_hand, layer_of, ratio, stacked, weights_of
+from parity_tests.tests.witness import (
+    bounded,
+    disagreement,
+    each_row,
+    heads_by_hand,
+    layer_of,
+    ratio,
+    stacked,
+    weights_of,
+)
 
 
 @pytest.fixture(params=list(TREES))

@@ -46,7 +46,8 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     def score(h: int, i: int, j: int, q: list[float], k: list[float]) -> float:
         if window(config, i) != window(config, j):
             return -inf
-        down, right = (n - m + config.window_size - 1 for n, m in zip(divmod(i, config.width), divmod(j, config.width)))
+        places = zip(divmod(i, config.width), divmod(j, config.width), strict=True)
+        down, right = (n - m + config.window_size - 1 for n, m in places)
         scale = 1 / sqrt(len(q)) if config.scale is None else config.scale
         return scale * sum(a * b for a, b in zip(q, k, strict=True)) + w["w_bias"][down * side + right][h]
 
@@ -87,9 +88,8 @@ def test_a_position_reaches_those_of_its_window(tree: Tree, name: str) -> None:
 @pytest.mark.parametrize("shift", [0, 1])
 def test_it_is_multi_head_attention_with_a_mask_and_a_bias(tree: Tree, shift: int) -> None:
     """Outputs and gradients of a grid of 4 x 2 in windows of 2 x 2; the table's gradient sums that of the bias."""
-    config, whole = Config(d_model=6, num_heads=2, height=4, width=2, window_size=2, shift=shift), mha.Config(
-        d_model=6, num_heads=2
-    )
+    config = Config(d_model=6, num_heads=2, height=4, width=2, window_size=2, shift=shift)
+    whole = mha.Config(d_model=6, num_heads=2)
     w, x = weights_of(config), np.random.default_rng(1).normal(size=(2, 8, 6))
     places = np.array([window(config, i) for i in range(8)])
     rows, columns = (n[:, None] - n + 1 for n in np.divmod(np.arange(8), 2))
