@@ -33,7 +33,8 @@ def tree(request: pytest.FixtureRequest) -> Tree:
 
 def window(config: Config, t: int) -> tuple[int, int]:
     """The window of a position: those at the edges of the grid are smaller where the windows are shifted."""
-    return tuple((n + config.window_size - config.shift) // config.window_size for n in divmod(t, config.width))
+    row, column = ((n + config.window_size - config.shift) // config.window_size for n in divmod(t, config.width))
+    return row, column
 
 
 def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
@@ -41,7 +42,7 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     x, w = inputs["query"], {name: p.tolist() for name, p in params.items()}
     b, t, _ = x.shape
     options, side = SimpleNamespace(causal=False, dropout=0.0), 2 * config.window_size - 1
-    _, rows = each_row(SimpleNamespace(), {"keep": True}, (x,), (b, config.num_heads, t, t))
+    _, rows = each_row(SimpleNamespace(), {"keep": np.array(True)}, (x,), (b, config.num_heads, t, t))
 
     def score(h: int, i: int, j: int, q: list[float], k: list[float]) -> float:
         if window(config, i) != window(config, j):
