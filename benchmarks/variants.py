@@ -102,12 +102,12 @@ FORMULAS = {
     "transformer_xl": Formula(QUADRATIC, 4.0),
 }
 # Arguments that are given beside those that must be arrays of numbers: documents of equal length, however long the
-# sequence, a prefix of a quarter, a global position in every 512.
-DOCUMENT, STRIDE = 256, 512
+# sequence, a prefix of a quarter, two global positions.
+DOCUMENT = 256
 SPECIAL = {
     "segments": lambda t: np.arange(t)[None] // DOCUMENT,
     "prefix": lambda t: np.array([t // 4]),
-    "global_mask": lambda t: np.arange(t)[None] % STRIDE == 0,
+    "global_mask": lambda t: np.arange(t)[None] % max(1, t // 2) == 0,
 }
 
 

@@ -89,7 +89,10 @@ class BlockedCall:
         self.block_queries = min(self.t, queries)
         self.pattern: patterns.Pattern | None = None
         if text:  # of which causality and the window are a part, then
-            pattern: Any = PatternArrays(text, *pattern_arrays).pattern()
+            arrays = PatternArrays(text, *pattern_arrays)
+            pattern: Any = arrays.pattern()
+            if arrays.by_query is not None:  # each query may see other keys: less is in vain in smaller blocks
+                self.block_queries = min(self.t, -(-queries // 2))
             self.pattern = pattern = patterns.Window(self.left, self.right) & pattern
             self.left = self.right = None
             self.table = block_table(pattern, self.t, self.s, self.block_queries, PATTERN_KEYS, like=q)

@@ -36,7 +36,16 @@ CASES: dict[str, tuple[dict[str, tuple[str | None, ...]], dict[str, Any]]] = {
 PATHS: dict[str, tuple[dict[str, int], int, int]] = {
     "one block": ({}, 11, 13),
     "blocks": (
-        {"ONE_BLOCK": 0, "SMALL": 0, "SHORT_QUERY": 0, "ROWS": 4, "QUERIES": 4, "KEYS": 3, "PRODUCT": 0},
+        {
+            "ONE_BLOCK": 0,
+            "SMALL": 0,
+            "SHORT_QUERY": 0,
+            "ROWS": 4,
+            "QUERIES": 4,
+            "KEYS": 3,
+            "PRODUCT": 0,
+            "PATTERN_BLOCK": 3,
+        },
         11,
         13,
     ),
