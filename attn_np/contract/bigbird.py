@@ -1,7 +1,6 @@
 """BigBird attention: in blocks, a window of neighbours, global blocks at both ends and a few drawn at random."""
 
 from dataclasses import dataclass
-from random import Random
 
 from attn_np.contract import _heads
 from attn_np.contract._base import field_error
@@ -60,7 +59,7 @@ class Config(_heads.BidirectionalConfig):
         "global blocks see everything as well as being seen: both a row and a column of the matrix",
         "random blocks are drawn once and stay: drawn again for each batch, every layer learns another graph",
         "a random block that is also a neighbour or a global one adds nothing: draw among the others",
-        "another generator, or the same in another version, draws other blocks: a trained model needs its own",
+        "another generator draws other blocks: a trained model needs those that it was trained with",
     )
 
     block_size: int
@@ -80,16 +79,18 @@ class Config(_heads.BidirectionalConfig):
     def drawn_blocks(self, count: int) -> tuple[tuple[int, ...], ...]:
         """The random blocks of each of `count` blocks, -1 where there are no more: `n r`.
 
-        Drawn with the standard library, so that all trees have the same: from the first block to the last, each time
-        among those that are neither neighbours nor global nor drawn before, in ascending order, the one at
-        floor(u * how many) for a u of `random.Random(graph_seed).random()`, whose sequence Python promises not to
-        change.
+        Drawn in integers, so that all trees have the same, and compiled programs as well: from the first block to the
+        last, each time among those that are neither neighbours nor global nor drawn before, in ascending order, the one
+        at floor(state / 2^33) modulo their number. The state starts at graph_seed, and before each draw becomes
+        6364136223846793005 state + 1442695040888963407 modulo 2^64 (Knuth, The Art of Computer Programming, 3.3.4).
         """
-        draw, rows = Random(self.graph_seed).random, []
+        state, rows = self.graph_seed, []
         for i in range(count):
             among = range(self.global_blocks, count - self.global_blocks)
-            others = [j for j in among if abs(i - j) > self.near_blocks]
-            row = [others.pop(int(draw() * len(others))) for _ in range(min(self.random_blocks, len(others)))]
+            others, row = [j for j in among if abs(i - j) > self.near_blocks], []
+            while others and len(row) < self.random_blocks:
+                state = (6364136223846793005 * state + 1442695040888963407) % 2**64
+                row.append(others.pop((state >> 33) % len(others)))
             rows.append(tuple(row) + (-1,) * (self.random_blocks - len(row)))
         return tuple(rows)
 

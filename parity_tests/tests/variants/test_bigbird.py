@@ -1,7 +1,6 @@
 """BigBird attention against scalar loops, patterns drawn by hand, and multi-head attention with a window."""
 
 from math import inf, sqrt
-from random import Random
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,14 +32,15 @@ def tree(request: pytest.FixtureRequest) -> Tree:
 
 def graph(config: Config, t: int) -> set[tuple[int, int]]:
     """The pairs of blocks that are joined, block of the queries first."""
-    count, pairs, draw = -(-t // config.block_size), set(), Random(config.graph_seed)
+    count, pairs, state = -(-t // config.block_size), set(), config.graph_seed
     ends = [i for i in range(count) if i < config.global_blocks or i + config.global_blocks >= count]
     for i in range(count):
         near = [j for j in range(count) if i - config.near_blocks <= j <= i + config.near_blocks]
         rest = [j for j in range(count) if j not in near and j not in ends]
         for _ in range(config.random_blocks):
             if rest:
-                chosen = rest[int(draw.random() * len(rest))]
+                state = (state * 6364136223846793005 + 1442695040888963407) & (2**64 - 1)
+                chosen = rest[state // 2**33 % len(rest)]
                 rest.remove(chosen)
                 pairs.add((i, chosen))
         pairs |= {(i, j) for j in (*near, *ends)}
@@ -83,10 +83,10 @@ PATTERNS = {
         {"block_size": 1, "near_blocks": 0, "global_blocks": 0, "random_blocks": 9},
         "xxxx xxxx xxxx xxxx",
     ),
-    # random.Random(0).random() begins 0.844, 0.758, 0.421, 0.259, 0.511: of three others number 2, 2, 1, 0.
+    # The first states over 2^33 are 2, 0, 1 and 0 modulo 3: of three others these.
     "drawn": (
         {"block_size": 1, "near_blocks": 0, "global_blocks": 0, "random_blocks": 1},
-        "x..x .x.x .xx. x..x",
+        "x..x xx.. .xx. .x.x",
     ),
 }  # fmt: skip
 
@@ -130,7 +130,7 @@ def test_random_blocks_are_others_and_stay() -> None:
     rows = config.drawn_blocks(20)
     assert all(len(set(row)) == 3 for row in rows)
     assert all(0 < j < 19 and abs(i - j) > 1 for i, row in enumerate(rows) for j in row)
-    assert rows[:3] == ((7, 4, 13), (4, 12, 9), (4, 12, 5))
+    assert rows[:3] == ((17, 18, 5), (4, 14, 11), (8, 4, 11))
     assert config.drawn_blocks(4)[2] == (-1, -1, -1)
 
 
