@@ -83,7 +83,7 @@ PATTERNS = {
         {"block_size": 1, "near_blocks": 0, "global_blocks": 0, "random_blocks": 9},
         "xxxx xxxx xxxx xxxx",
     ),
-    # The first states over 2^33 are 2, 0, 1 and 0 modulo 3: of three others these.
+    # The first states over 2^33 are 2, 0, 1 and 1 modulo 3: of three others these.
     "drawn": (
         {"block_size": 1, "near_blocks": 0, "global_blocks": 0, "random_blocks": 1},
         "x..x xx.. .xx. .x.x",
