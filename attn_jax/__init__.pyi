@@ -10,6 +10,8 @@ from attn_jax._attend import attend as attend
 from attn_jax._ops import Device, DType
 from attn_jax.additive import AdditiveAttention as AdditiveAttention
 from attn_jax.alibi import AlibiAttention as AlibiAttention
+from attn_jax.axial import AxialAttention as AxialAttention
+from attn_jax.bigbird import BigBirdAttention as BigBirdAttention
 from attn_jax.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_jax.chunked import ChunkedAttention as ChunkedAttention
 from attn_jax.decoder import DecoderAttention as DecoderAttention
@@ -42,6 +44,7 @@ from attn_jax.shaw import ShawAttention as ShawAttention
 from attn_jax.sigmoid_attention import SigmoidAttention as SigmoidAttention
 from attn_jax.sinks import SinkAttention as SinkAttention
 from attn_jax.sparsemax import SparsemaxAttention as SparsemaxAttention
+from attn_jax.swin import SwinAttention as SwinAttention
 from attn_jax.t5_bias import T5Attention as T5Attention
 from attn_jax.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
 from attn_jax.transformer_xl import TransformerXLAttention as TransformerXLAttention
@@ -50,6 +53,8 @@ from attn_np.contract import _patterns as patterns
 __all__ = [
     "AdditiveAttention",
     "AlibiAttention",
+    "AxialAttention",
+    "BigBirdAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
     "DecoderAttention",
@@ -82,6 +87,7 @@ __all__ = [
     "SigmoidAttention",
     "SinkAttention",
     "SparsemaxAttention",
+    "SwinAttention",
     "T5Attention",
     "TalkingHeadsAttention",
     "TransformerXLAttention",
@@ -126,6 +132,44 @@ def build(
     use_bias: bool = True,
     window: tuple[int | None, int | None] | None = None,
 ) -> AlibiAttention: ...
+@overload
+def build(
+    variant: Literal["axial"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    use_bias: bool = True,
+    height: int,
+    width: int,
+) -> AxialAttention: ...
+@overload
+def build(
+    variant: Literal["bigbird"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    block_size: int,
+    near_blocks: int = 1,
+    global_blocks: int = 1,
+    random_blocks: int = 3,
+    graph_seed: int = 0,
+) -> BigBirdAttention: ...
 @overload
 def build(
     variant: Literal["blockwise"],
@@ -793,6 +837,25 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> SparsemaxAttention: ...
+@overload
+def build(
+    variant: Literal["swin"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    use_bias: bool = True,
+    height: int,
+    width: int,
+    window_size: int,
+    shift: int = 0,
+) -> SwinAttention: ...
 @overload
 def build(
     variant: Literal["t5_bias"],

@@ -60,6 +60,7 @@ SHORT_KEY_BLOCK, SHORT_MAX_BLOCKS = 128, 4
 PRODUCT = 1 << 23  # multiplications of one product
 ROWS, KEYS = 1024, 128  # queries in a block, those of all heads that share keys together, and keys
 QUERIES = 512  # at most so many of one head where causality or a window hides keys: more would hide less
+PATTERN_BLOCK = 128  # queries and keys under a pattern: what smaller blocks skip is worth more than large products
 EVEN = 8  # numbers of queries in a block are multiples
 
 
@@ -127,9 +128,10 @@ def _plan(
         keys, in_place = SHORT_KEY_BLOCK, True
     elif (b if _are_numbers(b) else 1) * h * t * s > ONE_BLOCK and t * s > SMALL:
         queries = max(ROWS // r, 1)
-        queries = queries if left is None and right is None and pattern is None else min(queries, QUERIES)
+        queries = queries if left is None and right is None else min(queries, QUERIES)
+        queries = queries if pattern is None else min(queries, PATTERN_BLOCK)
         queries = -(-t // (-(-t // queries) * EVEN)) * EVEN  # blocks of one size that hold t with little to spare
-        keys = min(max(KEYS, PRODUCT // (queries * r * width)), s)
+        keys = min(max(KEYS, PRODUCT // (queries * r * width)) if pattern is None else PATTERN_BLOCK, s)
     if 0 in (q.size, v.size):  # nothing to cut
         queries, keys, in_place = t, s, False
     return Plan(t, s, r, queries, keys, in_place, left, right, scale, cap, pattern)

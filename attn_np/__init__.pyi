@@ -11,6 +11,8 @@ from attn_np._attend import attend as attend
 from attn_np._ops import Device, DType
 from attn_np.additive import AdditiveAttention as AdditiveAttention
 from attn_np.alibi import AlibiAttention as AlibiAttention
+from attn_np.axial import AxialAttention as AxialAttention
+from attn_np.bigbird import BigBirdAttention as BigBirdAttention
 from attn_np.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_np.chunked import ChunkedAttention as ChunkedAttention
 from attn_np.contract import _patterns as patterns
@@ -44,6 +46,7 @@ from attn_np.shaw import ShawAttention as ShawAttention
 from attn_np.sigmoid_attention import SigmoidAttention as SigmoidAttention
 from attn_np.sinks import SinkAttention as SinkAttention
 from attn_np.sparsemax import SparsemaxAttention as SparsemaxAttention
+from attn_np.swin import SwinAttention as SwinAttention
 from attn_np.t5_bias import T5Attention as T5Attention
 from attn_np.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
 from attn_np.transformer_xl import TransformerXLAttention as TransformerXLAttention
@@ -51,6 +54,8 @@ from attn_np.transformer_xl import TransformerXLAttention as TransformerXLAttent
 __all__ = [
     "AdditiveAttention",
     "AlibiAttention",
+    "AxialAttention",
+    "BigBirdAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
     "DecoderAttention",
@@ -83,6 +88,7 @@ __all__ = [
     "SigmoidAttention",
     "SinkAttention",
     "SparsemaxAttention",
+    "SwinAttention",
     "T5Attention",
     "TalkingHeadsAttention",
     "TransformerXLAttention",
@@ -128,6 +134,44 @@ def build(
     use_bias: bool = True,
     window: tuple[int | None, int | None] | None = None,
 ) -> AlibiAttention: ...
+@overload
+def build(
+    variant: Literal["axial"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    use_bias: bool = True,
+    height: int,
+    width: int,
+) -> AxialAttention: ...
+@overload
+def build(
+    variant: Literal["bigbird"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    block_size: int,
+    near_blocks: int = 1,
+    global_blocks: int = 1,
+    random_blocks: int = 3,
+    graph_seed: int = 0,
+) -> BigBirdAttention: ...
 @overload
 def build(
     variant: Literal["blockwise"],
@@ -795,6 +839,25 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> SparsemaxAttention: ...
+@overload
+def build(
+    variant: Literal["swin"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    use_bias: bool = True,
+    height: int,
+    width: int,
+    window_size: int,
+    shift: int = 0,
+) -> SwinAttention: ...
 @overload
 def build(
     variant: Literal["t5_bias"],

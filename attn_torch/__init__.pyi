@@ -11,6 +11,8 @@ from attn_torch._attend import attend as attend
 from attn_torch._ops import Device, DType
 from attn_torch.additive import AdditiveAttention as AdditiveAttention
 from attn_torch.alibi import AlibiAttention as AlibiAttention
+from attn_torch.axial import AxialAttention as AxialAttention
+from attn_torch.bigbird import BigBirdAttention as BigBirdAttention
 from attn_torch.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_torch.chunked import ChunkedAttention as ChunkedAttention
 from attn_torch.decoder import DecoderAttention as DecoderAttention
@@ -43,6 +45,7 @@ from attn_torch.shaw import ShawAttention as ShawAttention
 from attn_torch.sigmoid_attention import SigmoidAttention as SigmoidAttention
 from attn_torch.sinks import SinkAttention as SinkAttention
 from attn_torch.sparsemax import SparsemaxAttention as SparsemaxAttention
+from attn_torch.swin import SwinAttention as SwinAttention
 from attn_torch.t5_bias import T5Attention as T5Attention
 from attn_torch.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
 from attn_torch.transformer_xl import TransformerXLAttention as TransformerXLAttention
@@ -50,6 +53,8 @@ from attn_torch.transformer_xl import TransformerXLAttention as TransformerXLAtt
 __all__ = [
     "AdditiveAttention",
     "AlibiAttention",
+    "AxialAttention",
+    "BigBirdAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
     "DecoderAttention",
@@ -82,6 +87,7 @@ __all__ = [
     "SigmoidAttention",
     "SinkAttention",
     "SparsemaxAttention",
+    "SwinAttention",
     "T5Attention",
     "TalkingHeadsAttention",
     "TransformerXLAttention",
@@ -126,6 +132,44 @@ def build(
     use_bias: bool = True,
     window: tuple[int | None, int | None] | None = None,
 ) -> AlibiAttention: ...
+@overload
+def build(
+    variant: Literal["axial"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    use_bias: bool = True,
+    height: int,
+    width: int,
+) -> AxialAttention: ...
+@overload
+def build(
+    variant: Literal["bigbird"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    use_bias: bool = True,
+    block_size: int,
+    near_blocks: int = 1,
+    global_blocks: int = 1,
+    random_blocks: int = 3,
+    graph_seed: int = 0,
+) -> BigBirdAttention: ...
 @overload
 def build(
     variant: Literal["blockwise"],
@@ -793,6 +837,25 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
 ) -> SparsemaxAttention: ...
+@overload
+def build(
+    variant: Literal["swin"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    use_bias: bool = True,
+    height: int,
+    width: int,
+    window_size: int,
+    shift: int = 0,
+) -> SwinAttention: ...
 @overload
 def build(
     variant: Literal["t5_bias"],

@@ -1,6 +1,6 @@
 """Masks: which keys each query may attend to, and zeros for positions that play no part."""
 
-from math import inf
+from math import gcd, inf
 from typing import Any
 
 from attn_np.contract._band import Band, Limits, window_limits
@@ -18,6 +18,9 @@ from attn_torch._ops import (
     reorder,
     where,
 )
+
+# So few because numbers of documents or blocks that differ within a part make an interval, with all numbers in between.
+PATTERN_QUERIES = 32
 
 
 def attention_mask(
@@ -79,28 +82,35 @@ def visible_pairs(pattern: Pattern, query_positions: Array, key_positions: Array
 def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like: Array) -> Truth:
     """What a pattern says of each block of so many queries with each block of so many keys, `b n m` or `1 n m`, by
     interval arithmetic: whether any of these queries may see any of these keys, and whether each must see all.
+
+    It is asked about at most `PATTERN_QUERIES` queries at a time.
     """
-    sizes = {"b t": queries, "b s": keys}
+    part = gcd(queries, PATTERN_QUERIES)
+    parts, blocks, key_blocks = queries // part, -(-t // queries), -(-s // keys)
+    sizes = {"b t": (part, blocks * parts), "b s": (keys, key_blocks)}
 
     def of_blocks(axes: str, x: Array) -> Any:
         """Positions or an array of the pattern, as what is known of them in each block: `b n 1` or `b 1 m`."""
         x = x if "bool" in str(x.dtype) else x + arange(1, like)  # signed: differences of unsigned numbers would wrap
         low = high = x[:, None, None]
         if axes != "b":
-            low, high = (ends[:, :, None] if axes == "b t" else ends[:, None] for ends in block_ends(x, sizes[axes]))
+            low, high = (ends[:, :, None] if axes == "b t" else ends[:, None] for ends in block_ends(x, *sizes[axes]))
         return Truth(high, low) if "bool" in str(x.dtype) else Interval(low, high)
 
     query_positions, key_positions = token_positions(t, s, like=like)
     truth = pattern.map(of_blocks).allows(of_blocks("b t", query_positions), of_blocks("b s", key_positions))
-    blocks, key_blocks = (arange(-(-length // size), like) for length, size in ((t, queries), (s, keys)))
-    false = (blocks[:, None] < 0) | (key_blocks < 0)  # in the table's full shape
-    return Truth(truth.may | false, truth.must | false)
+    false = (arange(blocks * parts, like)[:, None] < 0) | (arange(key_blocks, like) < 0)  # in the table's full shape
+    may, must_not = truth.may | false, (truth.must | false) ^ True
+    may, must_not = (x.reshape(x.shape[0], blocks, parts, key_blocks) for x in (may, must_not))
+    return Truth(any_over(may, (2,)), any_over(must_not, (2,)) ^ True)
 
 
-def block_ends(x: Array, size: int) -> tuple[Array, Array]:
-    """The least and the largest number in every block of an array: `b t` -> `b n`, `b n`. False is less than True."""
+def block_ends(x: Array, size: int, count: int) -> tuple[Array, Array]:
+    """The least and the largest number in each of `count` blocks of an array: `b t` -> `b n`. False is less than True.
+
+    Beyond the array's end its last number goes on.
+    """
     b, n = x.shape
-    count = -(-n // size)
     x = concatenate([x, broadcast_to(x[:, -1:], (b, count * size - n))], 1).reshape(b, count, size)
     return amin(x, 2), amax(x, 2)
 

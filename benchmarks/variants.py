@@ -4,8 +4,9 @@ A race is one variant in one tree: the same layer at both lengths and `mha` with
 one thread, so that trees can be compared.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import gcd, isqrt
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from benchmarks.entrants import WHO
 from benchmarks.plan import ASKED, BOTH, Entrant, Race, Target, Work
 
 SHORT, LONG = 1024, 4096
-# How the time grows from the one to the other: with the length, or with its square.
-LINEAR, QUADRATIC = float(LONG // SHORT), float((LONG // SHORT) ** 2)
+# How the time grows from the one to the other: with the length, with that and the side of a square, or with its square.
+LINEAR, SQUARE, QUADRATIC = (float(LONG // SHORT) ** power for power in (1, 1.5, 2))
 # What caches and fixed costs may add to that.
 SLACK = 1.25
 # How many bytes beyond inputs, output and gradients a call of LONG positions may need.
@@ -36,16 +37,33 @@ class Formula:
         growth: of its time from SHORT to LONG positions, by its formula.
         at_most: the time at LONG positions as a multiple of that of `mha` with all keys; None: not judged.
         fields: of its Config besides the width and the number of heads.
+        for_length: a function from the number of positions to more fields.
     """
 
     growth: float
     at_most: float | None = None
     fields: dict[str, Any] = field(default_factory=dict)
+    for_length: Callable[[int], dict[str, Any]] = lambda t: {}
+
+
+def grid(t: int) -> dict[str, Any]:
+    """Height and width of the grid of t positions that is nearest to a square."""
+    height = next(n for n in range(isqrt(t), 0, -1) if t % n == 0)
+    return {"height": height, "width": t // height}
+
+
+def windows(t: int) -> dict[str, Any]:
+    """A grid in windows of 8 x 8 positions, or as many as divide its sides, which are shifted by half of them."""
+    sides = grid(t)
+    size = gcd(8, *sides.values())
+    return sides | {"window_size": size, "shift": size // 2}
 
 
 FORMULAS = {
     "additive": Formula(QUADRATIC, fields={"query_dim": WIDTH, "hidden_dim": 32}),
     "alibi": Formula(QUADRATIC, 1.25),
+    "axial": Formula(SQUARE, 1.0, for_length=grid),
+    "bigbird": Formula(LINEAR, 1.0, {"block_size": 64}),
     "blockwise": Formula(QUADRATIC, fields={"block_size": 128}),
     "chunked": Formula(LINEAR, 1.0, {"chunk_size": 128}),
     "decoder": Formula(QUADRATIC),
@@ -78,17 +96,18 @@ FORMULAS = {
     "sigmoid_attention": Formula(QUADRATIC, 1.2),
     "sinks": Formula(QUADRATIC),
     "sparsemax": Formula(QUADRATIC, 6.0),
+    "swin": Formula(LINEAR, 1.0, for_length=windows),
     "t5_bias": Formula(QUADRATIC, 1.4),
     "talking_heads": Formula(QUADRATIC, 3.0),
     "transformer_xl": Formula(QUADRATIC, 4.0),
 }
 # Arguments that are given beside those that must be arrays of numbers: documents of equal length, however long the
-# sequence, a prefix of a quarter, a global position in every 512.
-DOCUMENT, STRIDE = 256, 512
+# sequence, a prefix of a quarter, two global positions.
+DOCUMENT = 256
 SPECIAL = {
     "segments": lambda t: np.arange(t)[None] // DOCUMENT,
     "prefix": lambda t: np.array([t // 4]),
-    "global_mask": lambda t: np.arange(t)[None] % STRIDE == 0,
+    "global_mask": lambda t: np.arange(t)[None] % max(1, t // 2) == 0,
 }
 
 
@@ -97,7 +116,8 @@ def config(work: Work) -> tuple[Any, dict[str, Any]]:
     known = contract.get(work.variant).Config.fields()
     shared = {"d_model": work.heads * work.width, "num_heads": work.heads}
     fields = {name: value for name, value in shared.items() if name in known}
-    return work.variant, fields | FORMULAS[work.variant].fields
+    formula = FORMULAS[work.variant]
+    return work.variant, fields | formula.fields | formula.for_length(work.length)
 
 
 def arguments(work: Work) -> dict[str, Any]:

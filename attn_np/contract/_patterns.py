@@ -377,20 +377,43 @@ class Causal(Pattern):
 
 @dataclass(frozen=True)
 class Chunks(Pattern):
-    """The keys of the query's own chunk, counted from position 0: Llama 4's attention_chunk_size."""
+    """The keys of the query's own chunk, of `left` chunks before it and `right` after it, counted from position 0.
+
+    Without neighbours it is Llama 4's attention_chunk_size, with them the window of BigBird's blocks.
+    """
 
     size: int
+    left: int = 0
+    right: int = 0
+
+    def __post_init__(self) -> None:
+        check_field(self, "size", 1)
+        check_field(self, "left", 0)
+        check_field(self, "right", 0)
+
+    def allows(self, query: Any, key: Any) -> Any:
+        size = min(self.size, FAR)
+        ahead = key // size - query // size
+        return (ahead >= -self.left) & (ahead <= self.right)
+
+    @property
+    def sees_itself(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class ChunkOf(Pattern):
+    """The keys of one chunk for each query, by its number, `b t`: such as a random block, or -1 for none."""
+
+    size: int
+    numbers: Any
+    axes = {"numbers": "b t"}
 
     def __post_init__(self) -> None:
         check_field(self, "size", 1)
 
     def allows(self, query: Any, key: Any) -> Any:
-        size = min(self.size, FAR)
-        return query // size == key // size
-
-    @property
-    def sees_itself(self) -> bool:
-        return True
+        return key // min(self.size, FAR) == self.numbers
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ PACKAGE = __name__.split(".")[0]
 CPU_SCORES, GPU_SCORES = 2**20, 2**25
 CPU_QUERIES, GPU_QUERIES = 128, 1024  # of one head in a block
 PATTERN_KEYS = 64  # a pattern is asked about so many keys at a time
+ALL = slice(None)
 
 
 class Block(NamedTuple):
@@ -37,6 +38,7 @@ class Block(NamedTuple):
         b, g, t: the part of the batch, of the key/value heads and of the queries.
         s: the keys, as a slice; where they are scattered, their indices.
         allowed: who sees whom, `b g r t s` with axes of 1, where more than the positions of a window decides.
+        partly: the keys that `allowed` is about, counted from the first of the block: every query sees the others.
     """
 
     b: slice
@@ -44,6 +46,7 @@ class Block(NamedTuple):
     t: slice
     s: slice | Tensor
     allowed: Tensor | None = None
+    partly: slice = ALL
 
     def of(self, x: Tensor, axes: str) -> Tensor:
         """The block's part of an array; an axis of length 1 serves all. Of scattered keys it is a copy."""
@@ -86,7 +89,10 @@ class BlockedCall:
         self.block_queries = min(self.t, queries)
         self.pattern: patterns.Pattern | None = None
         if text:  # of which causality and the window are a part, then
-            pattern: Any = PatternArrays(text, *pattern_arrays).pattern()
+            arrays = PatternArrays(text, *pattern_arrays)
+            pattern: Any = arrays.pattern()
+            if arrays.by_query is not None:  # each query may see other keys: less is in vain in smaller blocks
+                self.block_queries = min(self.t, -(-queries // 2))
             self.pattern = pattern = patterns.Window(self.left, self.right) & pattern
             self.left = self.right = None
             self.table = block_table(pattern, self.t, self.s, self.block_queries, PATTERN_KEYS, like=q)
@@ -113,7 +119,7 @@ class BlockedCall:
             heads = max(1, self.max_scores // (self.r * self.block_queries * max(1, count(keys))))
             for b, g in batch_and_heads(self.b, self.g, heads):
                 keys = in_window if self.pattern is None else self.keys_of_pattern(b, t)
-                yield self.with_sink(Block(b, g, t, keys, self.allowed(Block(b, g, t, keys))))
+                yield self.with_sink(self.with_mask(Block(b, g, t, keys)))
 
     def keys_of_pattern(self, b: slice, t: slice) -> slice | Tensor:
         """The keys that the pattern may show to these queries: a slice, or the indices of keys that are scattered."""
@@ -125,18 +131,26 @@ class BlockedCall:
         ranges = [range(i * PATTERN_KEYS, min(self.s, (i + 1) * PATTERN_KEYS)) for i in blocks]
         return torch.tensor([key for keys in ranges for key in keys], dtype=torch.long, device=self.q.device)
 
-    def allowed(self, block: Block) -> Tensor | None:
-        """Who sees whom by mask, bias and pattern, `b g r t s` with axes of 1; None if the window alone says it."""
+    def with_mask(self, block: Block) -> Block:
+        """The block with who sees whom by mask, bias and pattern."""
         mask, bias = (None if x is None else block.of(x, "bgrts") for x in (self.mask, self.bias))
-        allowed = unmasked_by_bias(mask, bias)
+        block = block._replace(allowed=unmasked_by_bias(mask, bias))
         if self.pattern is None:
-            return allowed
-        parts = {"b t": (slice(None), block.t), "b s": (slice(None), block.s), "b": (slice(None),)}
+            return block
+        positions = torch.arange(self.s, dtype=torch.int32, device=self.q.device)
+        keys, queries = positions[block.s], torch.arange(block.t.start, block.t.stop, device=self.q.device).int()
+        if block.allowed is None:
+            must = of_batch(self.table.must, block.b)[:, block.t.start // self.block_queries].all(0)
+            partly = (~must[keys // PATTERN_KEYS]).nonzero()[:, 0]
+            if len(partly) == 0:
+                return block
+            first, last = int(partly[0]), int(partly[-1])
+            block = block._replace(partly=ALL if last - first == len(keys) - 1 else slice(first, last + 1))
+        keys = keys[block.partly]
+        parts = {"b t": (slice(None), block.t), "b s": (slice(None), keys.long()), "b": (slice(None),)}
         pattern = self.pattern.map(lambda axes, x: of_batch(x, block.b)[parts[axes]])
-        query_positions = torch.arange(block.t.start, block.t.stop, device=self.q.device) + (self.s - self.t)
-        key_positions = torch.arange(self.s, device=self.q.device)[block.s]
-        pairs = visible_pairs(pattern, query_positions[None], key_positions[None])[:, None]
-        return pairs if allowed is None else pairs & allowed
+        pairs = visible_pairs(pattern, queries[None] + (self.s - self.t), keys[None])[:, None]
+        return block._replace(allowed=pairs if block.allowed is None else pairs & block.allowed)
 
     def with_sink(self, block: Block) -> Block:
         """The block with a column for the sink before its keys, if there are sinks."""
@@ -167,7 +181,8 @@ class BlockedCall:
     def queries(self, x: Tensor, block: Block) -> Tensor:
         """A block's part of an array by queries: `b g r t k` -> `(b g) (r t) k`."""
         part = block.of(x, "bgrtk")
-        if self.pattern is not None and block.allowed is not None:  # that see no key: 0 times their NaN would be NaN
+        if self.pattern is not None and block.allowed is not None and block.partly == ALL:
+            # Queries that see no key are 0: 0 times their NaN would be NaN.
             part = part.masked_fill(~block.allowed.any(-1, keepdim=True), 0.0)
         return part.flatten(2, 3).flatten(0, 1)
 
@@ -175,7 +190,11 @@ class BlockedCall:
         """A block's part of an array by keys: `b g s k` -> `(b g) s k`."""
         part = block.of(x, "bgsk")
         if self.pattern is not None and block.allowed is not None:  # that no query sees
-            part = part.masked_fill(~pad(block.allowed.any(3).any(2), (self.sink_columns, 0))[..., None], 0.0)
+            seen = block.allowed.any(3).any(2)
+            if block.partly != ALL:
+                some, seen = seen, seen.new_ones(*seen.shape[:2], part.shape[2] - self.sink_columns)
+                seen[..., block.partly] = some
+            part = part.masked_fill(~pad(seen, (self.sink_columns, 0))[..., None], 0.0)
         return part.flatten(0, 1)
 
     def by_axes(self, x: Tensor, block: Block) -> Tensor:
@@ -207,8 +226,8 @@ class BlockedCall:
             allowed = allowed.expand(*allowed.shape[:3], queries, keys).clone()
             for edge, outside in edges:
                 allowed[..., edge] &= ~outside
-        scores.masked_fill_(~allowed, -torch.inf)
-        return ~allowed.any(-1, keepdim=True)
+        scores[..., block.partly].masked_fill_(~allowed, -torch.inf)
+        return ~allowed.any(-1, keepdim=True) if block.partly == ALL else None
 
     def weights(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor]:
         """The weights, `(b g) (r t) s`; the queries that see no key, whose weights are NaN; the tanh of the softcap."""

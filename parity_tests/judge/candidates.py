@@ -67,10 +67,12 @@ def leaves(result: Any) -> dict[str, Any]:
 
 
 @cache
-def extras(variant: str, layer: str) -> dict[str, bool]:
-    """Options that make a layer return more than y: its weights, where it has them."""
+def extras(variant: str, layer: str) -> dict[str, Any]:
+    """Options by which a layer goes the textbook path without a tape: its weights are returned, where it has them."""
     call = signature(getattr(import_module(f"attn_np.{variant}"), layer).__call__)
-    return {"return_weights": True} if "return_weights" in call.parameters else {}
+    if "return_weights" in call.parameters:
+        return {"return_weights": True}
+    return {"implementation": "textbook"} if "implementation" in call.parameters else {}
 
 
 @cache

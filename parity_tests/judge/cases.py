@@ -125,7 +125,7 @@ def draw(
     seed = zlib.crc32(f"{case.variant}/{case.example}/{case.call}".encode()) + 1_000_003 * case.seed
     rng = np.random.default_rng([seed, 1])
     arguments, names = config.arguments(), given(config, case.call)
-    sizes = call_sizes(config) | dict(lengths or {})
+    sizes = call_sizes(config) | dict(lengths or {}) | config.sizes()
     names = tuple(n for n in arguments if (n in names or n in also) and (only is None or n in only))
     for name, arg in arguments.items():  # an input that stands in for another gives it its length
         if name not in names and arg.default is not None:

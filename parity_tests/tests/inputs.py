@@ -215,7 +215,7 @@ def inputs_for(variant: str, example: str, call: str = "plain", dtype: str = "fl
 
 def shapes_for(config: Config, call: str, **sizes: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the arguments that a call gives, with some axes of another size."""
-    arguments, known = config.arguments(), call_sizes(config) | sizes
+    arguments, known = config.arguments(), call_sizes(config) | sizes | config.sizes()
     names = given(config, call)
     for name, arg in arguments.items():
         if name not in names and arg.default is not None:

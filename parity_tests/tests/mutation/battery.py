@@ -143,7 +143,7 @@ def relations(layer: Labelled, first: bool) -> Iterator[tuple[Any, ...]]:
         yield of_layers.dropping, layer
     yield package.pulled_back, layer
     if masked(config):
-        if extras(config.variant, config.layer):
+        if "return_weights" in extras(config.variant, config.layer):
             yield of_layers.query_without_keys, layer
         if keyed(config):
             yield of_layers.hidden_gradients, layer

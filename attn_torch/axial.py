@@ -1,0 +1,57 @@
+"""Axial attention: along the rows of a grid, then along its columns."""
+
+from jaxtyping import Float
+
+from attn_np.contract.axial import Config
+from attn_torch._attend import attend
+from attn_torch._layer import Layer, cast_output
+from attn_torch._ops import Array, Tape, dtype_name, linear, record, scope, upcast
+
+PARAMS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
+
+
+def to_columns(x: Array, height: int, width: int) -> Array:
+    """Rows of a grid as batch rows to its columns as batch rows: `(b i) j d` -> `(b j) i d`."""
+    b, d = x.shape[0] // height, x.shape[-1]
+    return x.reshape(b, height, width, d).swapaxes(1, 2).reshape(b * width, height, d)
+
+
+class AxialAttention(Layer[Config]):
+    """Along the rows of a grid, then along its columns."""
+
+    w_q_rows: Float[Array, "d h k"]
+    w_k_rows: Float[Array, "d h k"]
+    w_v_rows: Float[Array, "d h v"]
+    w_o_rows: Float[Array, "h v d"]
+    b_q_rows: Float[Array, "h k"] | None
+    b_k_rows: Float[Array, "h k"] | None
+    b_v_rows: Float[Array, "h v"] | None
+    b_o_rows: Float[Array, "d"] | None
+    w_q_columns: Float[Array, "d h k"]
+    w_k_columns: Float[Array, "d h k"]
+    w_v_columns: Float[Array, "d h v"]
+    w_o_columns: Float[Array, "h v d"]
+    b_q_columns: Float[Array, "h k"] | None
+    b_k_columns: Float[Array, "h k"] | None
+    b_v_columns: Float[Array, "h v"] | None
+    b_o_columns: Float[Array, "d"] | None
+
+    def along(self, axis: str, x: Array, implementation: str, tape: Tape) -> Array:
+        """Multi-head attention within each batch row, by the parameters of an axis."""
+        w = {name: getattr(self, f"{name}_{axis}") for name in PARAMS}
+        x = record(tape, x=x)
+        q = linear("btd,dhk->bthk", x, w["w_q"], w["b_q"])
+        k = linear("bsd,dhk->bshk", x, w["w_k"], w["b_k"])
+        v = linear("bsd,dhv->bshv", x, w["w_v"], w["b_v"])
+        context, _ = attend(q, k, v, scale=self.config.scale, tape=tape, implementation=implementation)
+        return record(tape, y=linear("bthv,hvd->btd", context, w["w_o"], w["b_o"]))
+
+    def forward(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:
+        sizes = self.check(query=query)
+        c, dtype = self.config, dtype_name(query)
+        x = upcast(query).reshape(sizes["b"] * c.height, c.width, sizes["d"])
+        rows = self.along("rows", x, implementation, scope(tape, "rows"))
+        columns = to_columns(rows, c.height, c.width)
+        columns = self.along("columns", columns, implementation, scope(tape, "columns"))
+        y = to_columns(columns, c.width, c.height).reshape(sizes["b"], sizes["t"], sizes["d"])
+        return cast_output(dtype, record(tape, y=y))
