@@ -25,6 +25,7 @@ from attn_jax._ops import (
     upcast,
 )
 from attn_np.contract import _attend as contract
+from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern, check_pattern
 
 
@@ -49,13 +50,13 @@ def fused(tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias:
     """The context by the fast path, which needs a head axis: arrays without one get one."""
     mask, bias = record(tape, allowed=mask, bias=bias)
     q, k, v = record(tape, q=q, k=k, v=v)
-    heads = q.ndim == 4
-    if not heads:
+    has_heads = q.ndim == 4
+    if not has_heads:
         q, k, v = q[:, :, None], k[:, :, None], v[:, :, None]
         mask = mask if mask is None or mask.ndim < 3 else mask[:, None]
         bias = bias if bias is None or bias.ndim < 3 else bias[:, None]
     context = kernels.attend(q, k, v, mask=mask, bias=bias, **options)
-    return record(tape, context=context if heads else context[:, :, 0])
+    return record(tape, context=context if has_heads else context[:, :, 0])
 
 
 def attend(
@@ -66,7 +67,7 @@ def attend(
     mask: Array | None = None,
     bias: Array | None = None,
     causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
+    window: Limits | None = None,
     pattern: Pattern | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -122,13 +123,13 @@ def attend(
     needed = {"return_weights": return_weights, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
     if contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), keep=keep, **needed):
         if step is not None and step.start is None:
-            limits = {"causal": causal, "window": window, "pattern": pattern, "step": step}
-            mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **limits)
+            by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
+            mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
             causal, window, pattern = False, None, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
         return fused(tape, q, k, v, **masks, scale=factor, softcap=softcap, sinks=sinks), None
-    limits = {"causal": causal, "window": window, "pattern": pattern, "step": step}
-    allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **limits)
+    by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
+    allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
     dtype = dtype_name(q)
     q, k, v = upcast(q), upcast(k), upcast(v)
     bias, sinks = to_dtype(bias, dtype_name(q)), to_dtype(sinks, dtype_name(q))

@@ -50,7 +50,7 @@ from attn_jax._ops import (
     upcast,
     where,
 )
-from attn_np.contract._band import window_limits
+from attn_np.contract._band import Limits, window_limits
 from attn_np.contract._patterns import Pattern, Window
 
 ONE_BLOCK = 3 << 19  # up to so many scores are computed as one block
@@ -64,16 +64,16 @@ EVEN = 8  # numbers of queries in a block are multiples
 
 
 class Plan(NamedTuple):
-    """What is known before the numbers are.
+    """How a call is computed: sizes, blocks and options, all known when it is compiled.
 
     Attributes:
         t, s: numbers of queries and keys.
         shared: query heads that share a key/value head.
         queries, keys: of one block.
-        in_place: keys and values are read where they lie.
+        in_place: whether keys and values are read where they lie, not put in the order of the products first.
         left, right: how many keys before and after its own position a query sees; None for all.
         scale, softcap: as in `attend`.
-        pattern: None, or who may attend to whom besides, without its arrays.
+        pattern: None, or who may attend to whom besides, without its arrays, which are arguments of the compiled call.
     """
 
     t: int
@@ -93,16 +93,16 @@ class Plan(NamedTuple):
         """Number of blocks of queries."""
         return -(-self.t // self.queries) if self.t > self.queries else 1
 
-    def span(self, i: Any) -> tuple[Any, Any]:
-        """The first block of keys that any query of block i sees, and the one after the last."""
+    def key_blocks(self, i: Any) -> tuple[Any, Any]:
+        """The first block of keys that any query of block i sees by its position, and the one after the last."""
         position, end = i * self.queries + self.s - self.t, -(-self.s // self.keys)
         first = 0 if self.left is None else jnp.clip(position - self.left, 0, self.s) // self.keys
         if self.right is not None:
             end = -(-jnp.clip(position + self.queries + self.right, 0, self.s) // self.keys)
         return first, end
 
-    def first_key(self, j: Any) -> Any:
-        """Where block j of the keys begins; the last block ends with the last key and may overlap the one before."""
+    def key_start(self, j: Any) -> Any:
+        """The first key of block j; the last block ends with the last key and may overlap the one before."""
         return jnp.minimum(j * self.keys, self.s - self.keys)
 
     @property
@@ -111,8 +111,8 @@ class Plan(NamedTuple):
         return self.blocks * self.queries > self.t, self.keys < self.s and self.s % self.keys > 0
 
 
-def _known(*sizes: Any) -> bool:
-    """Whether they are numbers; in `jax.export` an axis may have a symbolic size, and such lengths take one block."""
+def _are_numbers(*sizes: Any) -> bool:
+    """Whether sizes are numbers; in `jax.export` an axis may have a symbolic size, and such lengths take one block."""
     return not any(jax.export.is_symbolic_dim(n) for n in sizes)
 
 
@@ -121,11 +121,11 @@ def _plan(
 ) -> Plan:
     (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
     r, queries, keys, in_place = h // g, t, s, False
-    if not _known(t, s):
+    if not _are_numbers(t, s):
         pass
     elif t <= SHORT_QUERY and s > SHORT_MAX_BLOCKS * SHORT_KEY_BLOCK:
         keys, in_place = SHORT_KEY_BLOCK, True
-    elif (b if _known(b) else 1) * h * t * s > ONE_BLOCK and t * s > SMALL:
+    elif (b if _are_numbers(b) else 1) * h * t * s > ONE_BLOCK and t * s > SMALL:
         queries = max(ROWS // r, 1)
         queries = queries if left is None and right is None and pattern is None else min(queries, QUERIES)
         queries = -(-t // (-(-t // queries) * EVEN)) * EVEN  # blocks of one size that hold t with little to spare
@@ -148,7 +148,7 @@ def attend(
     mask: Array | None,
     bias: Array | None,
     causal: bool,
-    window: tuple[int | None, int | None] | None,
+    window: Limits | None,
     scale: float,
     softcap: float | None,
     sinks: Array | None,
@@ -157,25 +157,25 @@ def attend(
     """Softmax dot-product attention with the arguments of `attn_jax.attend`, all checked: `b t h v`."""
     left, right = window_limits(window)
     right = 0 if causal else right
-    if _known(q.shape[1], k.shape[1]):
+    if _are_numbers(q.shape[1], k.shape[1]):
         left = None if left is None or left >= k.shape[1] - 1 else left  # every query sees the first key
         right = None if right is None or right >= q.shape[1] - 1 else right  # and the last
     q, k, v = (x[...] if isinstance(x, nnx.Variable) else jnp.asarray(x) for x in (q, k, v))
-    bare = all(x is None for x in (mask, bias, softcap, sinks, pattern))
-    if bare and cudnn_serves(q, k, v, left, right):
+    without_extras = all(x is None for x in (mask, bias, softcap, sinks, pattern))
+    if without_extras and cudnn_serves(q, k, v, left, right):
         return by_cudnn(q, k, v, left, right, scale)
     dtype = dtype_name(q)
     q, k, v = (upcast(x) for x in (q, k, v))
-    if k.shape[2] > 1 and k.shape[2] % _parts(q):  # a group of heads lies on several devices
+    if k.shape[2] > 1 and k.shape[2] % _head_shards(q):  # a group of heads lies on several devices
         k, v = repeat_heads(k, q), repeat_heads(v, q)
     bias, sinks = (x if x is None else jnp.asarray(x).astype(q.dtype) for x in (bias, sinks))
-    bare_pattern = pattern and pattern.map(lambda axes, x: None)
-    plan = _plan(q, k, v, left, right, float(scale), softcap, bare_pattern)
-    places = () if pattern is None else tuple(jnp.asarray(x) for _, x in pattern.arrays())
-    return to_dtype(_attend(plan, q, k, v, bias, sinks, mask, places), dtype)
+    without_arrays = pattern and pattern.map(lambda axes, x: None)
+    plan = _plan(q, k, v, left, right, float(scale), softcap, without_arrays)
+    pattern_arrays = () if pattern is None else tuple(jnp.asarray(x) for _, x in pattern.arrays())
+    return to_dtype(_attend(plan, q, k, v, bias, sinks, mask, pattern_arrays), dtype)
 
 
-def _parts(q: Array) -> int:
+def _head_shards(q: Array) -> int:
     """Into how many parts a mesh with explicit axes cuts the heads."""
     sharding = jax.typeof(q).sharding
     axes = sharding.spec[2]
@@ -191,23 +191,24 @@ def _attend(
     bias: Array | None,
     sinks: Array | None,
     mask: Array | None,
-    places: tuple[Array, ...],
+    pattern_arrays: tuple[Array, ...],
 ) -> Array:
-    (b, t, h, _), g, i, n = q.shape, k.shape[2], plan.blocks, plan.queries
-    # Two steps: with explicit sharding an axis that is split is the only one.
+    (b, t, h, _), g, blocks, queries = q.shape, k.shape[2], plan.blocks, plan.queries
     # In `shard_map` an array that devices share becomes each one's own by an operation with one that they do not: by
     # adding a zero of all here, so that JAX sums its gradient over them.
     zero: Any = jnp.zeros_like(sum(jnp.sum(x) for x in (q, k, v, bias, sinks) if x is not None))
     q, k, v = q + zero, k + zero, v + zero
     bias, sinks = (None if x is None else x + zero for x in (bias, sinks))
-    q = _pad(q * plan.scale, 1, i * n).reshape(b, i, n, h, q.shape[3]).reshape(b, i, n, g, plan.shared, q.shape[3])
-    q = q.transpose(1, 0, 3, 4, 2, 5).reshape(i, b, g, plan.shared * n, q.shape[5])
+    # In two steps: with explicit sharding an axis that is split is the only one.
+    q = _pad(q * plan.scale, 1, blocks * queries).reshape(b, blocks, queries, h, q.shape[3])
+    q = q.reshape(b, blocks, queries, g, plan.shared, q.shape[4]).transpose(1, 0, 3, 4, 2, 5)
+    q = q.reshape(blocks, b, g, plan.shared * queries, q.shape[5])
     mask, bias = _grouped(plan, mask, g), _grouped(plan, bias, g)
     sinks = None if sinks is None else sinks.reshape(1, g, plan.shared, 1, 1)
-    path = _one_block if (n, plan.keys) == (t, plan.s) and not plan.in_place else _blocks
-    y: Any = path(plan, q, k, v, bias, sinks, mask, places)
-    y = y.reshape(i, b, g, plan.shared, n, v.shape[3]).transpose(1, 0, 4, 2, 3, 5)
-    return y.reshape(b, i, n, h, v.shape[3]).reshape(b, i * n, h, v.shape[3])[:, :t]
+    path = _one_block if (queries, plan.keys) == (t, plan.s) and not plan.in_place else _blocks
+    y: Any = path(plan, q, k, v, bias, sinks, mask, pattern_arrays)
+    y = y.reshape(blocks, b, g, plan.shared, queries, v.shape[3]).transpose(1, 0, 4, 2, 3, 5)
+    return y.reshape(b, blocks, queries, h, v.shape[3]).reshape(b, blocks * queries, h, v.shape[3])[:, :t]
 
 
 def _pad(x: Array, axis: int, size: int) -> Array:
@@ -231,10 +232,12 @@ def _grouped(plan: Plan, x: Array | None, g: int) -> Array | None:
 
 # One block of scores --------------------------------------------------------------------------------------------------
 #
-# Letters: n rows, the queries of a block in each of the r heads that share keys; c keys of a block.
+# Letters: i blocks of queries, each of q queries; n rows, its queries in each of the r heads that share keys; c keys of
+# a block.
 
 
 def _cut(x: Array, axis: int, first: Any, size: int) -> Array:
+    """So many entries of an axis, from the first on; an axis of 1 serves all."""
     return x if x.shape[axis] in (1, size) else jax.lax.dynamic_slice_in_dim(x, first, size, axis)
 
 
@@ -247,66 +250,68 @@ def _rows(plan: Plan, x: Array) -> Array:
 
 
 def _block(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
-    """Its part of a mask or bias, `b g r q c`."""
+    """The part of a mask or bias for block i of the queries and block j of the keys, `b g r q c`."""
     if x is None:
         return None
-    return _cut(_cut(x, 3, i * plan.queries, plan.queries), 4, plan.first_key(j), plan.keys)
+    return _cut(_cut(x, 3, i * plan.queries, plan.queries), 4, plan.key_start(j), plan.keys)
 
 
-def _pattern(plan: Plan, change: Any, places: tuple[Array, ...]) -> Any:
-    """The pattern with its arrays, changed by `change(axes, array)`."""
-    left, bare_pattern = iter(places), plan.pattern
-    return bare_pattern and bare_pattern.map(lambda axes, _: change(axes, next(left)))
+def _pattern(plan: Plan, change: Any, pattern_arrays: tuple[Array, ...]) -> Any:
+    """The pattern of the call with `change(axes, array)` of each of its arrays."""
+    pattern, remaining = plan.pattern, iter(pattern_arrays)
+    return pattern and pattern.map(lambda axes, _: change(axes, next(remaining)))
 
 
-def _met(plan: Plan, places: tuple[Array, ...], like: Array) -> tuple[Array, Array]:
-    """The blocks of keys of each block of queries, those first that the pattern may show to one of them, `n m`; and how
-    many these are, `n`.
+def _key_blocks_of_pattern(plan: Plan, pattern_arrays: tuple[Array, ...], like: Array) -> tuple[Array, Array]:
+    """For each block of queries the blocks of keys, `n m`, those first that the pattern may show to any of its queries;
+    and how many these are, `n`.
     """
-    pattern = Window(plan.left, plan.right) & _pattern(plan, lambda axes, x: x, places)
+    pattern = Window(plan.left, plan.right) & _pattern(plan, lambda axes, x: x, pattern_arrays)
     table = block_table(pattern, plan.t, plan.s, plan.queries, plan.keys, like)
-    some = any_over(table.some, (0,))
-    return jnp.argsort(~some, axis=1, stable=True), jnp.sum(some, 1)
+    may_see = any_over(table.may, (0,))
+    return jnp.argsort(~may_see, axis=1, stable=True), jnp.sum(may_see, 1)
 
 
-def _key_blocks(plan: Plan, places: tuple[Array, ...], like: Array) -> Callable[[Any], tuple[Any, Any, Any]]:
-    """For a block of queries: where its loop over blocks of keys begins and ends, and which of them is its nth."""
+def _key_loop(plan: Plan, pattern_arrays: tuple[Array, ...], like: Array) -> Callable[[Any], tuple[Any, Any, Any]]:
+    """A function of a block of queries: where its loop over blocks of keys begins and ends, and which block is read at
+    step n of it.
+    """
     if plan.pattern is None:
-        return lambda i: (*plan.span(i), lambda n: n)
-    order, count = _met(plan, places, like)
+        return lambda i: (*plan.key_blocks(i), lambda n: n)
+    order, count = _key_blocks_of_pattern(plan, pattern_arrays, like)
     return lambda i: (0, count[i], lambda n: order[i, n])
 
 
 def _visible(
-    plan: Plan, i: Any, j: Any, bias: Array | None, mask: Array | None, places: tuple[Array, ...]
+    plan: Plan, i: Any, j: Any, bias: Array | None, mask: Array | None, pattern_arrays: tuple[Array, ...]
 ) -> Array | None:
-    """Who sees whom, broadcastable to `b g n c`; None for all."""
-    key, query = plan.first_key(j) + jnp.arange(plan.keys), i * plan.queries + jnp.arange(plan.queries)[:, None]
+    """Who sees whom in block i of the queries and block j of the keys, broadcastable to `b g n c`; None for all."""
+    key, query = plan.key_start(j) + jnp.arange(plan.keys), i * plan.queries + jnp.arange(plan.queries)[:, None]
     query_positions = query + plan.s - plan.t
-    ahead = key - query_positions
-    limits: list[Array] = [query < plan.t] if plan.ragged[0] else []
-    limits += [key >= j * plan.keys] if plan.ragged[1] else []
-    limits += [] if plan.left is None else [ahead >= -plan.left]
-    limits += [] if plan.right is None else [ahead <= plan.right]
-    limits = [x[None, None, None] if x.ndim == 2 else x[None, None, None, None] for x in limits]
-    limits += [] if mask is None else [mask]
-    limits += [] if bias is None else [bias != -jnp.inf]
+    offset = key - query_positions
+    conditions: list[Array] = [query < plan.t] if plan.ragged[0] else []
+    conditions += [key >= j * plan.keys] if plan.ragged[1] else []
+    conditions += [] if plan.left is None else [offset >= -plan.left]
+    conditions += [] if plan.right is None else [offset <= plan.right]
+    conditions = [x[None, None, None] if x.ndim == 2 else x[None, None, None, None] for x in conditions]
+    conditions += [] if mask is None else [mask]
+    conditions += [] if bias is None else [bias != -jnp.inf]
     if plan.pattern is not None:
 
         def of_block(axes: str, x: Array) -> Array:
             if axes == "b t":
                 return _cut(_pad(x, 1, plan.blocks * plan.queries), 1, i * plan.queries, plan.queries)
-            return x if axes == "b" else _cut(x, 1, plan.first_key(j), plan.keys)
+            return x if axes == "b" else _cut(x, 1, plan.key_start(j), plan.keys)
 
-        limits += [visible_pairs(_pattern(plan, of_block, places), query_positions.T, key[None])[:, :, None]]
-    return None if not limits else _rows(plan, reduce(and_, limits))
+        pattern = _pattern(plan, of_block, pattern_arrays)
+        conditions += [visible_pairs(pattern, query_positions.T, key[None])[:, :, None]]
+    return None if not conditions else _rows(plan, reduce(and_, conditions))
 
 
 def _scores(plan: Plan, q: Array, k: Array, bias: Array | None, allowed: Array | None) -> tuple[Array, Array | None]:
     """Scores `b g n c`, -inf where hidden, and the slope of the cap.
 
-    An allowed score that is -inf becomes the least finite number, so that only a query that sees no key has nothing but
-    -inf.
+    An allowed score that is -inf becomes the lowest finite number: only a query that sees no key has nothing but -inf.
     """
     x, slope = einsum("bgnk,bgkc->bgnc", q, k), None
     if plan.softcap is not None:
@@ -314,47 +319,49 @@ def _scores(plan: Plan, q: Array, k: Array, bias: Array | None, allowed: Array |
         slope = 1.0 - x * x
         x = plan.softcap * x
     x = x if bias is None else x + _rows(plan, bias)
-    return x if allowed is None else where(allowed, maximum(x, _least(x)), -jnp.inf), slope
+    return x if allowed is None else where(allowed, maximum(x, _lowest(x)), -jnp.inf), slope
 
 
-def _unseen(plan: Plan, allowed: Array | None, *masks: Array | None) -> Array | None:
-    """Who sees whom, where no query may see a key; None where causality alone hides keys: the last query sees all."""
+def _mask_of_keys(plan: Plan, allowed: Array | None, *masks: Array | None) -> Array | None:
+    """The mask by which unseen keys become 0; None where causality alone hides keys, as the last query sees all."""
     return None if plan.left is None and plan.pattern is None and all(x is None for x in masks) else allowed
 
 
-def _least(x: Array) -> Any:
+def _lowest(x: Array) -> Any:
+    """The lowest finite number of the dtype of an array."""
     return jnp.finfo(x.dtype).min
 
 
 Sums = tuple[Array, Array, Array]
 
 
-def _sums(x: Array, v: Array, before: Sums | None = None) -> Sums:
+def _online_sums(x: Array, v: Array, before: Sums | None = None) -> Sums:
     """Of some keys and those before: the largest score, the sum of exponentials relative to it, and that of the values
     times these.
     """
     top = jnp.max(jax.lax.stop_gradient(x), -1, initial=-jnp.inf)
     top = top if before is None else maximum(top, before[0])
-    level = where(top == -jnp.inf, 0.0, top)
-    e = exp(x - level[..., None])
+    shift = where(top == -jnp.inf, 0.0, top)
+    e = exp(x - shift[..., None])
     total, context = jnp.sum(e, -1), einsum("bgnc,bgcv->bgnv", e, v)
     if before is not None:
-        shrink = exp(before[0] - level)
+        shrink = exp(before[0] - shift)
         total, context = before[1] * shrink + total, before[2] * shrink[..., None] + context
     return top, total, context
 
 
 def _average(plan: Plan, sums: Sums, v: Array, sinks: Array | None, hides: bool) -> Sums:
-    """The average of the values, the largest score and the sum; a sink is one more key, whose value is 0.
+    """From the sums over all keys: the average of the values, the largest score and the sum of exponentials.
 
-    The largest score of a query that sees no key is said to be inf, so that all its exponentials are 0.
+    A sink is one more key, whose value is 0. For a query that sees no key the largest score is set to inf, so that all
+    its exponentials are 0.
     """
-    dead = (sums[0] == -jnp.inf) & hides
+    empty = (sums[0] == -jnp.inf) & hides
     if sinks is not None:
-        sums = _sums(_rows(plan, sinks), jnp.zeros_like(v[:, :, :1]), sums)
+        sums = _online_sums(_rows(plan, sinks), jnp.zeros_like(v[:, :, :1]), sums)
     top, total, context = sums
-    total = where(dead, 1.0, where(top == _least(top), jnp.nan, total))
-    return where(dead[..., None], 0.0, context / total[..., None]), where(dead, jnp.inf, top), total
+    total = where(empty, 1.0, where(top == _lowest(top), jnp.nan, total))
+    return where(empty[..., None], 0.0, context / total[..., None]), where(empty, jnp.inf, top), total
 
 
 def _one_block(
@@ -365,13 +372,13 @@ def _one_block(
     bias: Array | None,
     sinks: Array | None,
     mask: Array | None,
-    places: tuple[Array, ...],
+    pattern_arrays: tuple[Array, ...],
 ) -> Array:
-    allowed = _visible(plan, 0, 0, bias, mask, places)
+    allowed = _visible(plan, 0, 0, bias, mask, pattern_arrays)
     q, k = zero_unseen("bgnc->bgnk", allowed, q[0]), zero_unseen("bgnc->bgkc", allowed, k.transpose(0, 2, 3, 1))
     v = zero_unseen("bgnc->bgcv", allowed, v.swapaxes(1, 2))
     x, _ = _scores(plan, q, k, bias, allowed)
-    return _average(plan, _sums(x, v), v, sinks, allowed is not None or plan.s == 0)[0][None]
+    return _average(plan, _online_sums(x, v), v, sinks, allowed is not None or plan.s == 0)[0][None]
 
 
 # Blocks of scores -----------------------------------------------------------------------------------------------------
@@ -385,39 +392,39 @@ def _forward(
     bias: Array | None,
     sinks: Array | None,
     mask: Array | None,
-    places: tuple[Array, ...],
+    pattern_arrays: tuple[Array, ...],
 ) -> Sums:
     """Outputs `i b g n v`, the largest scores and the sums of exponentials relative to them, both `i b g n`."""
     orders = (0, 2, 3, 1), (0, 2, 1, 3)
     if not plan.in_place:
         k, v = k.transpose(orders[0]), v.transpose(orders[1])
 
-    def read(j: Any) -> tuple[Array, Array]:
-        first = plan.first_key(j)
+    def keys_and_values(j: Any) -> tuple[Array, Array]:
+        first = plan.key_start(j)
         if plan.in_place:
             return _cut(k, 1, first, plan.keys).transpose(orders[0]), _cut(v, 1, first, plan.keys).transpose(orders[1])
         return _cut(k, 3, first, plan.keys), _cut(v, 2, first, plan.keys)
 
-    key_blocks = _key_blocks(plan, places, q)
+    key_loop = _key_loop(plan, pattern_arrays, q)
 
-    def rows(block: tuple[Array, Array]) -> Sums:
+    def query_block(block: tuple[Array, Array]) -> Sums:
         i, qi = block
 
         def scores(j: Any) -> tuple[Array, Array, bool]:
-            kj, vj = read(j)
-            allowed = _visible(plan, i, j, _block(plan, bias, i, j), _block(plan, mask, i, j), places)
+            kj, vj = keys_and_values(j)
+            allowed = _visible(plan, i, j, _block(plan, bias, i, j), _block(plan, mask, i, j), pattern_arrays)
             x, _ = _scores(plan, qi, kj, _block(plan, bias, i, j), allowed)
-            return x, zero_unseen("bgnc->bgcv", _unseen(plan, allowed, bias, mask), vj), allowed is not None
+            return x, zero_unseen("bgnc->bgcv", _mask_of_keys(plan, allowed, bias, mask), vj), allowed is not None
 
         x, vj, hides = scores(0)
-        first, end, nth = key_blocks(i)
+        first, end, key_block = key_loop(i)
         if plan.pattern is None and plan.in_place and mask is not None and mask.shape[4] == plan.s:
             end = jnp.minimum(end, -(-jnp.max(where(mask, jnp.arange(1, plan.s + 1), 0)) // plan.keys))
-        nothing = _sums(x[..., :0], vj[:, :, :0])
-        sums = jax.lax.fori_loop(first, end, lambda n, sums: _sums(*scores(nth(n))[:2], sums), nothing)
+        nothing = _online_sums(x[..., :0], vj[:, :, :0])
+        sums = jax.lax.fori_loop(first, end, lambda n, sums: _online_sums(*scores(key_block(n))[:2], sums), nothing)
         return _average(plan, sums, vj, sinks, hides)
 
-    return jax.lax.map(rows, (jnp.arange(plan.blocks), q))
+    return jax.lax.map(query_block, (jnp.arange(plan.blocks), q))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -429,9 +436,9 @@ def _blocks(
     bias: Array | None,
     sinks: Array | None,
     mask: Array | None,
-    places: tuple[Array, ...],
+    pattern_arrays: tuple[Array, ...],
 ) -> Array:
-    return _forward(plan, q, k, v, bias, sinks, mask, places)[0]
+    return _forward(plan, q, k, v, bias, sinks, mask, pattern_arrays)[0]
 
 
 def _blocks_fwd(plan: Plan, *arrays: Any) -> tuple[Array, Any]:
@@ -444,58 +451,58 @@ def _blocks_bwd(plan: Plan, residuals: Any, dy: Array) -> Any:
 
     The exponentials stand for the weights p, because dy is divided by their sum beforehand.
     """
-    (q, k, v, bias, sinks, mask, places), y, top, total = residuals
-    dead = (top == jnp.inf)[..., None]
-    q, dy = where(dead, 0.0, q), where(dead, 0.0, dy / total[..., None])
-    mean = jnp.sum(dy * y, -1)
-    key_blocks = _key_blocks(plan, places, q)
-    across, k, v = k.swapaxes(1, 2), k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
+    (q, k, v, bias, sinks, mask, pattern_arrays), y, top, total = residuals
+    empty = (top == jnp.inf)[..., None]
+    q, dy = where(empty, 0.0, q), where(empty, 0.0, dy / total[..., None])
+    delta = jnp.sum(dy * y, -1)
+    key_loop = _key_loop(plan, pattern_arrays, q)
+    k_rows, k, v = k.swapaxes(1, 2), k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
 
-    def rows(carry: Any, block: Any) -> Any:
-        i, qi, dyi, top_i, mean_i = block
-        first, end, nth = key_blocks(i)
+    def query_block(carry: Any, block: Any) -> Any:
+        i, qi, dyi, top_i, delta_i = block
+        first, end, key_block = key_loop(i)
 
         def step(n: Any, carry: Any) -> Any:
             dqi, dk, dv, dbias = carry
-            j = nth(n)
-            at = plan.first_key(j)
-            added = _block(plan, bias, i, j)
-            allowed = _visible(plan, i, j, added, _block(plan, mask, i, j), places)
-            unseen = _unseen(plan, allowed, bias, mask)
-            kj, vj = (zero_unseen("bgnc->bgkc", unseen, _cut(x, 3, at, plan.keys)) for x in (k, v))
-            x, slope = _scores(plan, qi, kj, added, allowed)
+            j = key_block(n)
+            at = plan.key_start(j)
+            block_bias = _block(plan, bias, i, j)
+            allowed = _visible(plan, i, j, block_bias, _block(plan, mask, i, j), pattern_arrays)
+            of_keys = _mask_of_keys(plan, allowed, bias, mask)
+            kj, vj = (zero_unseen("bgnc->bgkc", of_keys, _cut(x, 3, at, plan.keys)) for x in (k, v))
+            x, slope = _scores(plan, qi, kj, block_bias, allowed)
             e = exp(x - top_i[..., None])
-            ds = e * (einsum("bgnv,bgvc->bgnc", dyi, vj) - mean_i[..., None])
+            ds = e * (einsum("bgnv,bgvc->bgnc", dyi, vj) - delta_i[..., None])
             ds = ds if allowed is None else where(allowed, ds, 0.0)
             if dbias is not None:
-                five = ds.reshape(*ds.shape[:2], plan.shared, plan.queries, plan.keys)
-                five = jnp.sum(five, [axis for axis, n in enumerate(dbias.shape) if n == 1], keepdims=True)
-                place = 0, 0, 0, i * plan.queries if dbias.shape[3] > 1 else 0, at if dbias.shape[4] > 1 else 0
-                dbias = _add(dbias, place, five)
+                ds_by_axes = ds.reshape(*ds.shape[:2], plan.shared, plan.queries, plan.keys)
+                ds_by_axes = jnp.sum(ds_by_axes, [axis for axis, n in enumerate(dbias.shape) if n == 1], keepdims=True)
+                start = 0, 0, 0, i * plan.queries if dbias.shape[3] > 1 else 0, at if dbias.shape[4] > 1 else 0
+                dbias = _add(dbias, start, ds_by_axes)
             if slope is not None:
                 ds = ds * (slope if allowed is None else where(allowed, slope, 0.0))
             dk = _add(dk, (0, 0, 0, at), einsum("bgkn,bgnc->bgkc", qi.mT, ds))
             dv = _add(dv, (0, 0, 0, at), einsum("bgvn,bgnc->bgvc", dyi.mT, e))
-            kj = zero_unseen("bgnc->bgck", unseen, _cut(across, 2, at, plan.keys))
+            kj = zero_unseen("bgnc->bgck", of_keys, _cut(k_rows, 2, at, plan.keys))
             return dqi + einsum("bgnc,bgck->bgnk", ds, kj), dk, dv, dbias
 
         dqi, *carry = jax.lax.fori_loop(first, end, step, (jnp.zeros_like(qi), *carry))
         return carry, dqi
 
-    start: Any = [None if x is None else jnp.zeros_like(x) for x in (k, v, bias)]
-    (dk, dv, dbias), dq = jax.lax.scan(rows, start, (jnp.arange(plan.blocks), q, dy, top, mean))
+    zeros: Any = [None if x is None else jnp.zeros_like(x) for x in (k, v, bias)]
+    (dk, dv, dbias), dq = jax.lax.scan(query_block, zeros, (jnp.arange(plan.blocks), q, dy, top, delta))
     dsinks = None
     if sinks is not None:
-        split = *top.shape[:3], plan.shared, plan.queries
-        dsinks = -jnp.sum(exp(sinks[..., 0] - top.reshape(split)) * mean.reshape(split), (0, 1, 4))[
+        by_head = *top.shape[:3], plan.shared, plan.queries
+        dsinks = -jnp.sum(exp(sinks[..., 0] - top.reshape(by_head)) * delta.reshape(by_head), (0, 1, 4))[
             None, ..., None, None
         ]
     return dq, dk.transpose(0, 3, 1, 2), dv.transpose(0, 3, 1, 2), dbias, dsinks, None, None
 
 
-def _add(x: Array, place: tuple[Any, ...], y: Array) -> Array:
-    """Add to a part of an array, in place."""
-    return jax.lax.dynamic_update_slice(x, jax.lax.dynamic_slice(x, place, y.shape) + y, place)
+def _add(x: Array, start: tuple[Any, ...], y: Array) -> Array:
+    """The array with another one added to its part that begins at `start`; XLA adds in place."""
+    return jax.lax.dynamic_update_slice(x, jax.lax.dynamic_slice(x, start, y.shape) + y, start)
 
 
 _blocks.defvjp(_blocks_fwd, _blocks_bwd)

@@ -399,11 +399,11 @@ def hardmax(scores: Array, allowed: Array | None = None) -> Array:
     z = z if allowed is None else where(allowed, z, -jnp.inf)
     chosen = arange(z.shape[-1], z) == argmax(z, -1)[..., None]
     top = jnp.max(z, axis=-1, keepdims=True)
-    some = top > -jnp.inf
+    defined = top > -jnp.inf
     if allowed is not None:
-        some = some | ~jnp.any(allowed, axis=-1, keepdims=True)
+        defined = defined | ~jnp.any(allowed, axis=-1, keepdims=True)
         chosen = chosen & allowed
-    return where(some & (top < jnp.inf), chosen.astype(z.dtype), jnp.nan)
+    return where(defined & (top < jnp.inf), chosen.astype(z.dtype), jnp.nan)
 
 
 def straight_through(hard: Array, soft: Array) -> Array:

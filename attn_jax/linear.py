@@ -74,8 +74,8 @@ def chunked(q: Array, k: Array, v: Array, start: Array, size: int, tape: Tape) -
     before = record(tape, before=states[:, :-1].reshape(q.shape[0], *start.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     kept = record(tape, kept=where(causal_mask(size, q), scores, 0.0))
-    read = einsum("bhts,bshv->bthv", kept, v) + einsum("bthk,bhkv->bthv", q, before)
-    return from_chunks(read, b, t), states[:, -1]
+    out = einsum("bhts,bshv->bthv", kept, v) + einsum("bthk,bhkv->bthv", q, before)
+    return from_chunks(out, b, t), states[:, -1]
 
 
 def recurrent(q: Array, k: Array, v: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
@@ -96,28 +96,30 @@ class LinearAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def read(self, q: Array, k: Array, v: Array, step: DecodeStep | None, tape: Tape) -> Array:
-        """The context before it is normalised, in the config's form; with `normalize`, v has a column of ones."""
+    def weighted_sums(self, q: Array, k: Array, v: Array, step: DecodeStep | None, tape: Tape) -> Array:
+        """The values summed with the weights of each query, in the config's form. With `normalize`, v has a column of
+        ones, so the last sum is that of the weights.
+        """
         c = self.config
         fresh = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
         if not c.causal:
             return einsum("bthk,bhkv->bthv", q, record(tape, state=einsum("bshk,bshv->bhkv", k, v)))
         if c.normalize:
             # b h k v, b h k -> b h k (v 1)
-            state, sums = read_state(step, "state", fresh[..., :-1]), read_state(step, "total", fresh[..., -1])
-            start = concatenate([state, sums[..., None]], -1)
+            state, key_sum = read_state(step, "state", fresh[..., :-1]), read_state(step, "key_sum", fresh[..., -1])
+            start = concatenate([state, key_sum[..., None]], -1)
         else:
             start = read_state(step, "state", fresh)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
-            read, end = recurrent(q, k, v, start, tape)
+            sums, end = recurrent(q, k, v, start, tape)
         else:
-            read, end = chunked(q, k, v, start, size, tape)
+            sums, end = chunked(q, k, v, start, size, tape)
         if c.normalize:
-            write_state(step, state=end[..., :-1], total=end[..., -1])
+            write_state(step, state=end[..., :-1], key_sum=end[..., -1])
         else:
             write_state(step, state=end)
-        return read
+        return sums
 
     def __call__(
         self,
@@ -141,11 +143,11 @@ class LinearAttention(Layer[Config]):
         q_features, k_features = record(tape, q_features=q_features, k_features=k_features)
         if c.normalize:
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
-        context = record(tape, read=self.read(q_features, k_features, v, step, tape))
+        context = sums = record(tape, sums=self.weighted_sums(q_features, k_features, v, step, tape))
         if c.normalize:
-            weight = context[..., -1:] + c.eps
+            weight = sums[..., -1:] + c.eps
             weight = weight if real is None else where(any_visible("bt->bthv", real), weight, 1.0)
-            context = context[..., :-1] / weight
+            context = sums[..., :-1] / weight
         context = record(tape, context=context)
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y)

@@ -29,6 +29,7 @@ from attn_np._ops import (
 )
 from attn_np._vjp import dropout_vjp, einsum_vjp, repeat_heads_vjp, softmax_vjp, sum_to, tanh_vjp
 from attn_np.contract import _attend as contract
+from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern, check_pattern
 from attn_np.contract._tape import residuals_of
 
@@ -54,14 +55,14 @@ def fused(tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias:
     """The context by the fast path, which needs a head axis: arrays without one get one."""
     mask, bias = record(tape, allowed=mask, bias=bias)
     q, k, v = record(tape, q=q, k=k, v=v)
-    heads = q.ndim == 4
-    if not heads:
+    has_heads = q.ndim == 4
+    if not has_heads:
         q, k, v = q[:, :, None], k[:, :, None], v[:, :, None]
         mask = mask if mask is None or mask.ndim < 3 else mask[:, None]
         bias = bias if bias is None or bias.ndim < 3 else bias[:, None]
     options["tape"] = tape  # only in NumPy: the kernel saves what its hand-written backward reads
     context = kernels.attend(q, k, v, mask=mask, bias=bias, **options)
-    return record(tape, context=context if heads else context[:, :, 0])
+    return record(tape, context=context if has_heads else context[:, :, 0])
 
 
 def attend(
@@ -72,7 +73,7 @@ def attend(
     mask: Array | None = None,
     bias: Array | None = None,
     causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
+    window: Limits | None = None,
     pattern: Pattern | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -128,13 +129,13 @@ def attend(
     needed = {"return_weights": return_weights, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
     if contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), keep=keep, **needed):
         if step is not None and step.start is None:
-            limits = {"causal": causal, "window": window, "pattern": pattern, "step": step}
-            mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **limits)
+            by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
+            mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
             causal, window, pattern = False, None, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
         return fused(tape, q, k, v, **masks, scale=factor, softcap=softcap, sinks=sinks), None
-    limits = {"causal": causal, "window": window, "pattern": pattern, "step": step}
-    allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **limits)
+    by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
+    allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
     dtype = dtype_name(q)
     q, k, v = upcast(q), upcast(k), upcast(v)
     bias, sinks = to_dtype(bias, dtype_name(q)), to_dtype(sinks, dtype_name(q))
@@ -164,10 +165,10 @@ def attend(
 
 def fused_vjp(tape: Tape, dcontext: Array) -> tuple[Array, Array, Array, Array | None]:
     """The gradients of q, k, v and the bias, by the fast path's own backward; those of the sinks are taped."""
-    heads = dcontext.ndim == 4
-    *dinputs, dsinks, dbiased = kernels.attend_vjp(residuals_of(tape), dcontext if heads else dcontext[:, :, None])
-    dq, dk, dv = (x if heads else x[:, :, 0] for x in dinputs)
-    dbiased = dbiased if heads or dbiased is None else dbiased[:, 0]
+    has_heads = dcontext.ndim == 4
+    *dinputs, dsinks, dbiased = kernels.attend_vjp(residuals_of(tape), dcontext if has_heads else dcontext[:, :, None])
+    dq, dk, dv = (x if has_heads else x[:, :, 0] for x in dinputs)
+    dbiased = dbiased if has_heads or dbiased is None else dbiased[:, 0]
     dbiased = record(tape, dbiased=dbiased, dsinks=dsinks)[0]
     dbias = None if dbiased is None else sum_to(dbiased, tape["bias"].shape)
     return dq, dk, dv, dbias

@@ -5,13 +5,13 @@
    blocks (Rabe and Staats 2021; Dao et al. 2022). Everything between the two matrix products happens in place.
 2. Masks. Blocks that causality, a window, a pattern or the mask hide whole are skipped, and those hidden in part are
    masked. Near a causal edge or in a window, blocks have fewer queries (less waste) and more heads (same count).
-3. Softmax, block by block. A row's weights are exp(score - top) / total, where top is its largest score, so that `exp`
-   cannot overflow. While later blocks are unknown, top is the largest so far, and what was added up before shrinks by
-   exp(old top - new top) when it grows. Where the Cauchy-Schwarz inequality |q k| <= |q| |k| says that no score is
-   large, top is neither looked for nor subtracted, which saves 21 to 39 % of a call.
+3. Softmax, block by block. The weights of a row, a query of one head, are exp(score - top) / total, where top is its
+   largest score, so that `exp` cannot overflow. While later blocks are unknown, top is the largest so far, and what was
+   added up before shrinks by exp(old top - new top) when it grows. Where the Cauchy-Schwarz inequality |q k| <= |q| |k|
+   says that no score is large, top is neither looked for nor subtracted, which saves 21 to 39 % of a call.
 4. Backward. The forward pass keeps top and total of each row, and the backward pass computes the weights again from
    them. (Their usual union, top + log(total), would round away what a row with large scores can still tell.)
-5. A small call is one block of all rows of the batch and all heads: threads would cost more than they save.
+5. A small call is one block of the whole batch and all heads: threads would cost more than they save.
 6. Threads. BLAS is held at one thread, and the blocks of queries are spread over as many threads as BLAS had.
 """
 
@@ -31,7 +31,7 @@ from threadpoolctl import ThreadpoolController
 
 from attn_np._masks import block_table, unmasked_by_bias, visibility, visible_pairs, zero_unseen
 from attn_np._ops import Array, to_dtype, upcast
-from attn_np.contract._band import Band, Span
+from attn_np.contract._band import Band, Limits, Span
 from attn_np.contract._patterns import Pattern, Truth
 from attn_np.contract._tape import save
 
@@ -83,7 +83,7 @@ class Arguments:
 
     @cached_property
     def table(self) -> Truth:
-        """What the pattern says of each block of queries with each `PATTERN_KEYS` keys: arrays `b n m`, or `1 n m`."""
+        """Whether each block of queries may and must see each `PATTERN_KEYS` keys: `block_table` of the pattern."""
         pattern: Any = self.pattern
         return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
 
@@ -129,7 +129,7 @@ def attend(
     mask: Array | None,
     bias: Array | None,
     causal: bool,
-    window: tuple[int | None, int | None] | None,
+    window: Limits | None,
     scale: float,
     softcap: float | None,
     sinks: Array | None,
@@ -186,38 +186,42 @@ def attend_vjp(result: ForwardResult, dcontext: Array) -> tuple[Array, Array, Ar
 
 
 class Block(NamedTuple):
-    """Some queries of some heads: of one row of the batch, or of several short ones.
+    """Some queries of some heads: of one sequence of the batch, or of several short ones.
 
     Attributes:
-        rows: of the batch.
+        batch: the sequences.
         heads, kv_heads: the query heads, and the key/value heads that they use.
         queries: the queries.
     """
 
-    rows: slice
+    batch: slice
     heads: slice
     kv_heads: slice
     queries: Span
 
+    def of_batch(self, x: Array) -> Array:
+        """A view of an array with the batch first; its length 1 serves all."""
+        return x[self.batch] if x.shape[0] > 1 else x
+
     def of_queries(self, x: Array) -> Array:
         """A view of an array by queries, `b t h k` -> `b h t k`."""
-        return x[self.rows, slice(*self.queries), self.heads].swapaxes(1, 2)
+        return x[self.batch, slice(*self.queries), self.heads].swapaxes(1, 2)
 
     def of_keys(self, x: Array, keys: Span) -> Array:
         """A view of an array by keys, `b s g k` -> `b g s k`."""
-        return x[self.rows, slice(*keys), self.kv_heads].swapaxes(1, 2)
+        return x[self.batch, slice(*keys), self.kv_heads].swapaxes(1, 2)
 
     def of_totals(self, x: Array) -> Array:
         """A view of an array `b h t`."""
-        return x[self.rows, self.heads, slice(*self.queries)]
+        return x[self.batch, self.heads, slice(*self.queries)]
 
     def of_scores(self, x: Array, keys: Span) -> Array:
         """A view of an array `b h t s` with axes of 1."""
-        spans = self.rows, self.heads, slice(*self.queries), slice(*keys)
+        spans = self.batch, self.heads, slice(*self.queries), slice(*keys)
         return x[tuple(span if n > 1 else slice(None) for span, n in zip(spans, x.shape, strict=True))]
 
     def at(self, part: "Block") -> tuple[slice, slice, slice]:
-        """Where the queries of a part are in an array `b h t` of the block."""
+        """The index of a part's queries in an array `b h t` of the block."""
         return np.s_[:, :, part.queries.start - self.queries.start : part.queries.stop - self.queries.start]
 
 
@@ -246,56 +250,41 @@ def query_blocks(args: Arguments, least: int) -> list[Block]:
     (b, t, h, _), g, (queries, keys) = args.q.shape, args.k.shape[2], block_shape(args)
     if fits_one_block(args):
         return [Block(slice(b), slice(h), slice(g), Span(0, t))]
-    most = BLOCK_QUERIES * BLOCK_KEYS // (queries * keys)
-    rows, heads = max(1, min(most // h, b // least)) if queries == t else 1, h
-    if rows == 1:  # some heads: with keys of their own, or of those that share one
-        most, mergeable = min(most, b * h * -(-t // queries) // least), h if g == h else h // g
-        heads = max((n for n in range(1, most + 1) if mergeable % n == 0), default=1)
+    most_heads = BLOCK_QUERIES * BLOCK_KEYS // (queries * keys)
+    batch, heads = max(1, min(most_heads // h, b // least)) if queries == t else 1, h
+    if batch == 1:  # some heads: with keys of their own, or of those that share one
+        most_heads, mergeable = min(most_heads, b * h * -(-t // queries) // least), h if g == h else h // g
+        heads = max((n for n in range(1, most_heads + 1) if mergeable % n == 0), default=1)
     return [
-        Block(slice(i, i + rows), slice(j, j + heads), slice(j * g // h, (j + heads - 1) * g // h + 1), Span(n, stop))
-        for i in range(0, b, rows)
+        Block(slice(i, i + batch), slice(j, j + heads), slice(j * g // h, (j + heads - 1) * g // h + 1), Span(n, stop))
+        for i in range(0, b, batch)
         for j in range(0, h, heads)
         for n, stop in reversed([(n, min(n + queries, t)) for n in range(0, t, queries)])
     ]
 
 
 def visible_blocks(args: Arguments, block: Block) -> Iterator[tuple[Block, Span, Array | None]]:
-    """The keys that some queries of a block see, block by block: these queries, the keys, and which are hidden."""
-    for start, stop in stretches(args, block):
+    """What `visible_parts` yields of a block of queries with each block of keys that it may see."""
+    for start, stop in key_spans(args, block):
         for i in range(start, stop, step := block_shape(args)[1]):
-            yield from halves(args, block, Span(i, min(i + step, stop)))
+            yield from visible_parts(args, block, Span(i, min(i + step, stop)))
 
 
-def stretches(args: Arguments, block: Block) -> Iterator[Span]:
-    """Where the keys are that some queries of a block may see."""
-    seen = args.band.keys(block.queries)
+def key_spans(args: Arguments, block: Block) -> Iterator[Span]:
+    """The keys that causality, window and pattern may show to any query of a block, in as few spans as they lie in."""
+    in_band = args.band.keys(block.queries)
     if args.pattern is None or not block.queries.length:
-        yield seen
+        yield in_band
         return
-    met = of_rows(args.table.some, block)[:, block.queries.start // block_shape(args)[0]].any(0)
-    edges = np.flatnonzero(np.diff(met, prepend=False, append=False)) * PATTERN_KEYS
-    yield from (Span(max(i, seen.start), min(j, seen.stop)) for i, j in edges.reshape(-1, 2).tolist())
+    may_see = block.of_batch(args.table.may)[:, block.queries.start // block_shape(args)[0]].any(0)
+    edges = np.flatnonzero(np.diff(may_see, prepend=False, append=False)) * PATTERN_KEYS
+    yield from (Span(max(i, in_band.start), min(j, in_band.stop)) for i, j in edges.reshape(-1, 2).tolist())
 
 
-def of_rows(x: Array, block: Block) -> Array:
-    """The rows of a block of an array with the batch first, whose length 1 serves all."""
-    return x[block.rows] if x.shape[0] > 1 else x
-
-
-def outside_pattern(args: Arguments, block: Block, keys: Span) -> Array | None:
-    """Which scores of a block the pattern hides, `b 1 t s` with axes of 1; None where it hides none."""
-    pattern, queries = args.pattern, block.queries
-    whole = slice(keys.start // PATTERN_KEYS, -(-keys.stop // PATTERN_KEYS))
-    if pattern is None or of_rows(args.table.every, block)[:, queries.start // block_shape(args)[0], whole].all():
-        return None
-    ahead, parts = args.band.s - args.band.t, {"t": slice(*queries), "s": slice(*keys)}
-    part = pattern.map(lambda axes, x: of_rows(x, block)[(slice(None), *(parts[a] for a in axes.split()[1:]))])
-    query_positions = np.arange(queries.start + ahead, queries.stop + ahead, dtype=np.int32)
-    return ~visible_pairs(part, query_positions[None], np.arange(keys.start, keys.stop, dtype=np.int32)[None])
-
-
-def halves(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, Span, Array | None]]:
-    """One block; where a causal edge or a window cuts through it, its halves, each with the keys that it sees."""
+def visible_parts(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, Span, Array | None]]:
+    """Yields each part of a block of queries, the keys it sees, and their `hidden_scores`: one part, unless a causal
+    edge or a window runs through the block; then those of its halves. What is hidden whole is left out.
+    """
     queries, (first, last) = block.queries, args.band.keys(block.queries)
     keys = Span(max(keys.start, first), min(keys.stop, last))
     if keys.start >= keys.stop:
@@ -303,7 +292,7 @@ def halves(args: Arguments, block: Block, keys: Span) -> Iterator[tuple[Block, S
     if queries.length > EDGE_QUERIES and not args.band.covers(queries, keys):
         middle = (queries.start + queries.stop) // 2
         for half in Span(queries.start, middle), Span(middle, queries.stop):
-            yield from halves(args, block._replace(queries=half), keys)
+            yield from visible_parts(args, block._replace(queries=half), keys)
     elif (hidden := hidden_scores(args, block, keys)) is None or not hidden.all():
         yield block, keys, hidden
 
@@ -312,8 +301,8 @@ def hidden_scores(args: Arguments, block: Block, keys: Span) -> Array | None:
     """Which scores of a block are hidden, `b h t s` with axes of 1; None where none is."""
     hidden, queries, band = outside_pattern(args, block, keys), block.queries, args.band
     if not band.covers(queries, keys):
-        ahead = keys.start - queries.start - (band.s - band.t)
-        outside = outside_window(queries.length, keys.length, ahead, band.left, band.right)
+        offset = keys.start - queries.start - (band.s - band.t)
+        outside = outside_window(queries.length, keys.length, offset, band.left, band.right)
         hidden = outside if hidden is None else hidden | outside
     if args.mask is not None and not (mask := block.of_scores(args.mask, keys)).all():
         hidden = ~mask if hidden is None else hidden | ~mask
@@ -322,21 +311,31 @@ def hidden_scores(args: Arguments, block: Block, keys: Span) -> Array | None:
     return hidden
 
 
+def outside_pattern(args: Arguments, block: Block, keys: Span) -> Array | None:
+    """Which scores of a block the pattern hides, `b 1 t s` with axes of 1; None if it must show them all."""
+    pattern, queries = args.pattern, block.queries
+    key_blocks = slice(keys.start // PATTERN_KEYS, -(-keys.stop // PATTERN_KEYS))
+    if pattern is None or block.of_batch(args.table.must)[:, queries.start // block_shape(args)[0], key_blocks].all():
+        return None
+    first_position, parts = args.band.s - args.band.t, {"t": slice(*queries), "s": slice(*keys)}
+    part = pattern.map(lambda axes, x: block.of_batch(x)[(slice(None), *(parts[a] for a in axes.split()[1:]))])
+    query_positions = np.arange(queries.start + first_position, queries.stop + first_position, dtype=np.int32)
+    return ~visible_pairs(part, query_positions[None], np.arange(keys.start, keys.stop, dtype=np.int32)[None])
+
+
 @lru_cache(maxsize=32)
-def outside_window(t: int, s: int, ahead: int, left: int | None, right: int | None) -> Array:
-    """Which scores lie outside the window, `t s`, in a block whose first key is `ahead` of its first query."""
-    distance = np.arange(s, dtype=np.int32) - np.arange(t, dtype=np.int32)[:, None] + ahead
+def outside_window(t: int, s: int, first_offset: int, left: int | None, right: int | None) -> Array:
+    """Which scores lie outside the window, `t s`, in a block whose first key is `first_offset` from its first query."""
+    offset = np.arange(s, dtype=np.int32) - np.arange(t, dtype=np.int32)[:, None] + first_offset
     hidden = np.zeros((t, s), np.bool_)
-    hidden = hidden if right is None else hidden | (distance > right)
-    hidden = hidden if left is None else hidden | (distance < -left)
+    hidden = hidden if right is None else hidden | (offset > right)
+    hidden = hidden if left is None else hidden | (offset < -left)
     hidden.setflags(write=False)
     return hidden
 
 
 def zero_hidden_(x: Array, hidden: Array | None) -> None:
-    """Select what is hidden to 0, in place. Bitwise, because `copyto` branches for each number, and a processor that
-    guesses a random mask wrong takes 20 times as long.
-    """
+    """Select what is hidden to 0, in place. Bitwise: on random masks the branches of `copyto` take 20 times as long."""
     if hidden is not None:
         bits = x.view(f"i{x.itemsize}")
         bits &= (hidden.view(np.int8) - np.int8(1)).astype(bits.dtype)
@@ -415,7 +414,7 @@ def score_bound(args: Arguments, block: Block, q: Array, longest_key: Array) -> 
     bound = args.softcap
     if bound is None:
         longest_query = np.sqrt(np.max(np.einsum("bhtk,bhtk->bht", q, q), axis=2))
-        bound = float(np.max(longest_query * longest_key[block.rows, block.heads], initial=0)) / args.log_base
+        bound = float(np.max(longest_query * longest_key[block.batch, block.heads], initial=0)) / args.log_base
     return bound if args.sinks is None else float(np.maximum(bound, np.max(np.abs(args.sinks[block.heads]))))
 
 
@@ -432,18 +431,18 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
         sums += np.where(sink != -np.inf, args.exp_(sink - top), 0.0)
     scratch = Scratch()
     for part, keys, hidden in visible_blocks(args, block):
-        rows, v = block.at(part), part.of_keys(args.v, keys)
+        at, v = block.at(part), part.of_keys(args.v, keys)
         weights = scratch("weights", (*shape[:2], part.queries.length, keys.length), dtype)
-        scores_(args, part, keys, q[rows], weights)
+        scores_(args, part, keys, q[at], weights)
         if bounded:
             args.exp_(weights)  # of hidden scores too: that of -inf takes several times as long
             zero_hidden_(weights, hidden)
         else:
-            shrink = online_weights_(args, weights, hidden, top[rows])
-            values[rows] *= shrink[..., None]
-            sums[rows] *= shrink
-        sums[rows] += weights @ np.ones(keys.length, dtype)
-        values[rows] += (by_kv_head(weights, v) @ v).reshape(*weights.shape[:3], v.shape[-1])
+            shrink = online_weights_(args, weights, hidden, top[at])
+            values[at] *= shrink[..., None]
+            sums[at] *= shrink
+        sums[at] += weights @ np.ones(keys.length, dtype)
+        values[at] += (by_kv_head(weights, v) @ v).reshape(*weights.shape[:3], v.shape[-1])
     if not bounded and (no_score := top == -np.inf).any():
         sums[no_score & sees_a_key(args, block, top)] = np.nan  # visible scores that are all -inf have overflowed
         top[no_score] = 0.0
@@ -484,22 +483,22 @@ def backward(result: ForwardResult, dcontext: Array, delta: Array) -> tuple[Arra
     def add_block(block: Block, dk: Array, dv: Array, scratch: Scratch) -> None:
         """Write dq of a block, and add to dk and dv of its heads, `b g s k` and `b g s v`."""
         q, total = scaled_queries(args, block), block.of_totals(result.total)[..., None]
-        # A row of dcontext is divided by the total instead of a row of weights, which is longer.
-        dy, shares = block.of_queries(dcontext) / total, block.of_totals(delta)[..., None] / total
+        # The weights are not divided by their total: a row of dcontext is shorter, so it is, and delta with it.
+        dy, dy_delta = block.of_queries(dcontext) / total, block.of_totals(delta)[..., None] / total
         block_dq = np.zeros_like(q)
         for part, keys, hidden in visible_blocks(args, block):
-            rows, at = block.at(part), np.s_[:, :, slice(*keys)]
+            at, at_keys = block.at(part), np.s_[:, :, slice(*keys)]
             k, v = part.of_keys(args.k, keys), part.of_keys(args.v, keys)
-            part_q, part_dy = by_kv_head(q[rows], k), by_kv_head(dy[rows], k)
+            part_q, part_dy = by_kv_head(q[at], k), by_kv_head(dy[at], k)
             shape = (*q.shape[:2], part.queries.length, keys.length)
             weights, dscores = scratch("weights", shape, dtype), scratch("dscores", shape, dtype)
-            tanh_scores = scores_(args, part, keys, q[rows], weights)
+            tanh_scores = scores_(args, part, keys, q[at], weights)
             weights -= part.of_totals(result.top)[..., None]
             args.exp_(weights)
             zero_hidden_(weights, hidden)
-            dv[at] += by_kv_head(weights, k).swapaxes(2, 3) @ part_dy
+            dv[at_keys] += by_kv_head(weights, k).swapaxes(2, 3) @ part_dy
             np.matmul(part_dy, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
-            dscores -= shares[rows]
+            dscores -= dy_delta[at]
             dscores *= weights
             zero_hidden_(dscores, hidden)
             if dbiased is not None:
@@ -508,8 +507,8 @@ def backward(result: ForwardResult, dcontext: Array, delta: Array) -> tuple[Arra
                 slope = 1 - tanh_scores * tanh_scores
                 zero_hidden_(slope, hidden)  # that of inf - inf is NaN
                 dscores *= slope
-            dk[at] += by_kv_head(dscores, k).swapaxes(2, 3) @ part_q
-            block_dq[rows] += (by_kv_head(dscores, k) @ k).reshape(q[rows].shape)
+            dk[at_keys] += by_kv_head(dscores, k).swapaxes(2, 3) @ part_q
+            block_dq[at] += (by_kv_head(dscores, k) @ k).reshape(q[at].shape)
         np.multiply(block_dq, dtype.type(args.scale), out=block.of_queries(dq))
 
     def add_blocks(blocks: list[Block]) -> None:
@@ -524,7 +523,7 @@ def backward(result: ForwardResult, dcontext: Array, delta: Array) -> tuple[Arra
         block_dv[...] = sum_dv
 
     blocks = query_blocks(args, 4 * -(-t // block_shape(args)[0]) if g == h else MIN_BLOCKS)
-    by_heads = [list(blocks) for _, blocks in groupby(blocks, lambda block: (block.rows.start, block.kv_heads.start))]
+    by_heads = [list(blocks) for _, blocks in groupby(blocks, lambda block: (block.batch.start, block.kv_heads.start))]
     in_threads(add_blocks, lambda threads: by_heads)
     return dq, dk, dv, dbiased
 

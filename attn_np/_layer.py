@@ -11,6 +11,7 @@ from attn_np._decode import Cache, begin_step, empty_cache, end_step
 from attn_np._masks import visibility, zero_unseen
 from attn_np._ops import DTYPES, Array, Tape, checked, dtype_name, record, to_dtype, upcast, where
 from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
+from attn_np.contract._band import Limits
 from attn_np.contract._decode import Decodes, check_arguments, check_step
 from attn_np.contract._patterns import Pattern
 
@@ -27,7 +28,7 @@ def prepare_inputs(
     *,
     mask: Array | None = None,
     causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
+    window: Limits | None = None,
     pattern: Pattern | None = None,
     step: Any = None,
 ) -> tuple[Array, Array, Array]:
@@ -50,8 +51,8 @@ def prepare_inputs(
         value = key if value is None else value
     arrays: Any = (query, key, value)
     if step is None:
-        limits: Any = {"causal": causal, "window": window, "pattern": pattern}
-        queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, **limits)
+        by_position: Any = {"causal": causal, "window": window, "pattern": pattern}
+        queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, **by_position)
         queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)

@@ -17,10 +17,8 @@ from attn_np._ops import (
     reorder,
     where,
 )
-from attn_np.contract._band import Band, window_limits
+from attn_np.contract._band import Band, Limits, window_limits
 from attn_np.contract._patterns import Interval, Pattern, Truth
-
-Window = tuple[int | None, int | None] | None
 
 
 def attention_mask(
@@ -30,7 +28,7 @@ def attention_mask(
     *,
     like: Array,
     causal: bool = False,
-    window: Window = None,
+    window: Limits | None = None,
     pattern: Pattern | None = None,
     step: Any = None,
     head_axis: bool = True,
@@ -43,17 +41,17 @@ def attention_mask(
     """
     left, right = window_limits(window)
     right = 0 if causal else right
-    limits = None
+    allowed = None
     if step is not None and step.start is None:
-        limits = step.attention_mask(left, right)
+        allowed = step.attention_mask(left, right)
     elif left is not None or right is not None:
         s = s if step is None else step.start + t
-        limits = in_window(arange(t, like)[None, :] + (s - t), arange(s, like)[None, :], left, right)[0]
+        allowed = in_window(arange(t, like)[None, :] + (s - t), arange(s, like)[None, :], left, right)[0]
     if pattern is not None:
         pairs = visible_pairs(pattern, *token_positions(t, s, like=like, step=step))
         pairs = pairs if head_axis else pairs[:, 0]
-        limits = pairs if limits is None else limits & pairs
-    return mask if limits is None else limits if mask is None else limits & mask
+        allowed = pairs if allowed is None else allowed & pairs
+    return mask if allowed is None else allowed if mask is None else allowed & mask
 
 
 def in_window(query_positions: Array, key_positions: Array, left: int | None, right: int | None) -> Array:
@@ -79,19 +77,20 @@ def token_positions(t: int, s: int, *, like: Array, step: Any = None) -> tuple[A
 def visible_pairs(pattern: Pattern, query_positions: Array, key_positions: Array) -> Array:
     """Which queries see which keys by a pattern, `b 1 t s` with axes of 1, at the positions `b t` and `b s`."""
 
-    def laid_out(axes: str, x: Array) -> Array:
+    def broadcastable(axes: str, x: Array) -> Array:
         return x[:, None, None, None] if axes == "b" else x[:, None, :, None] if axes == "b t" else x[:, None, None, :]
 
-    return pattern.map(laid_out).allows(query_positions[:, None, :, None], key_positions[:, None, None, :])
+    return pattern.map(broadcastable).allows(query_positions[:, None, :, None], key_positions[:, None, None, :])
 
 
 def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like: Array) -> Truth:
-    """What a pattern says of each block of so many queries with each block of so many keys, by interval arithmetic:
-    whether some query may see some key, and whether all see all, `b n m` or `1 n m`.
+    """What a pattern says of each block of so many queries with each block of so many keys, `b n m` or `1 n m`, by
+    interval arithmetic: whether any of these queries may see any of these keys, and whether each must see all.
     """
     sizes = {"b t": queries, "b s": keys}
 
-    def summary(axes: str, x: Array) -> Any:
+    def of_blocks(axes: str, x: Array) -> Any:
+        """Positions or an array of the pattern, as what is known of them in each block: `b n 1` or `b 1 m`."""
         x = x if "bool" in str(x.dtype) else x + arange(1, like)  # signed: differences of unsigned numbers would wrap
         low = high = x[:, None, None]
         if axes != "b":
@@ -99,10 +98,10 @@ def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like:
         return Truth(high, low) if "bool" in str(x.dtype) else Interval(low, high)
 
     query_positions, key_positions = token_positions(t, s, like=like)
-    known = pattern.map(summary).allows(summary("b t", query_positions), summary("b s", key_positions))
+    truth = pattern.map(of_blocks).allows(of_blocks("b t", query_positions), of_blocks("b s", key_positions))
     blocks, key_blocks = (arange(-(-length // size), like) for length, size in ((t, queries), (s, keys)))
-    never = (blocks[:, None] < 0) | (key_blocks < 0)  # False in the table's full shape
-    return Truth(known.some | never, known.every | never)
+    false = (blocks[:, None] < 0) | (key_blocks < 0)  # in the table's full shape
+    return Truth(truth.may | false, truth.must | false)
 
 
 def block_ends(x: Array, size: int) -> tuple[Array, Array]:
@@ -120,12 +119,12 @@ def visibility(
     *,
     like: Array,
     causal: bool = False,
-    window: Window = None,
+    window: Limits | None = None,
     pattern: Pattern | None = None,
 ) -> tuple[Array | None, Array | None]:
     """Masks that `any_visible` reduces to queries that see any key and to keys that any query sees; None for all.
 
-    A mask with rows for the queries is used for both. A mask of the keys alone, or none, needs no array of `t s`:
+    A mask with an axis of queries is used for both. A mask of the keys alone, or none, needs no array of `t s`:
     causality and window leave each query a range of keys, and a running count of the mask says whether any is visible.
     Nor does a pattern by which every position sees itself, if there is no mask.
     """
@@ -142,8 +141,8 @@ def visibility(
     first_key, first_query = band.first_key(), band.first_query()
     keys = mask
     if first_key > 0:
-        after = (arange(s, like) >= first_key)[None, :]
-        keys = after if mask is None else after & mask
+        seen = (arange(s, like) >= first_key)[None, :]
+        keys = seen if mask is None else seen & mask
     if mask is None or mask.shape[-1] == 1:
         queries = None if first_query == 0 else (arange(t, like) >= first_query)[:, None]
         return (queries if mask is None else mask if queries is None else queries & mask), keys
@@ -151,9 +150,9 @@ def visibility(
         return mask, keys
     count = cumsum(mask, -1)
     count = concatenate([0 * count[..., :1], count], -1)
-    at, left, right = arange(t, like) + (s - t), band.left, band.right
-    start = clip(at - (s if left is None else left), 0, s)
-    stop = clip(at + (s + t if right is None else right) + 1, 0, s)
+    position, left, right = arange(t, like) + (s - t), band.left, band.right
+    start = clip(position - (s if left is None else left), 0, s)
+    stop = clip(position + (s + t if right is None else right) + 1, 0, s)
     queries = count[..., stop] > count[..., start]
     return (queries[:, None] if queries.ndim == 1 else queries.swapaxes(-1, -2)), keys
 

@@ -349,11 +349,11 @@ def hardmax(scores: Array, allowed: Array | None = None) -> Array:
     z = scores if allowed is None else np.where(allowed, scores, -np.inf)
     chosen = arange(z.shape[-1], z) == argmax(z, -1)[..., None]
     top = np.max(z, axis=-1, keepdims=True)
-    some = top > -np.inf
+    defined = top > -np.inf
     if allowed is not None:
-        some = some | ~np.any(allowed, axis=-1, keepdims=True)
+        defined = defined | ~np.any(allowed, axis=-1, keepdims=True)
         chosen = chosen & allowed
-    return np.where(some & (top < np.inf), chosen.astype(z.dtype), np.nan)
+    return np.where(defined & (top < np.inf), chosen.astype(z.dtype), np.nan)
 
 
 @primitive

@@ -86,8 +86,8 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     before = record(tape, before=before)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     kept = record(tape, kept=where(causal_mask(size, q), scores, 0.0))
-    read = einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, before)
-    return from_chunks(read, b, t), end
+    out = einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, before)
+    return from_chunks(out, b, t), end
 
 
 def recurrent(q: Array, k: Array, v: Array, beta: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
@@ -109,18 +109,18 @@ def inverse_vjp(solved: Array, dsolved: Array) -> Array:
 
 
 def chunked_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array, size: int, dread: Array
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array, size: int, dout: Array
 ) -> tuple[Array, Array, Array, Array]:
     """The gradients of q, k, v and beta: `chunked` in reverse."""
     b, t = q.shape[0], q.shape[1]
-    q, k, v, beta, dread = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dread))
+    q, k, v, beta, dout = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dout))
     scaled = k * beta
     before, solved = tape["before"], tape["inverse"]
     erasing, corrected = tape["erasing"], tape["corrected"].reshape(v.shape)
-    dkept, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["kept"], corrected, dread)
-    dq_before, dbefore = einsum_vjp("bthk,bhkv->bthv", q, before, dread)
+    dkept, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["kept"], corrected, dout)
+    dq_before, dbefore = einsum_vjp("bthk,bhkv->bthv", q, before, dout)
     dscores = where(causal_mask(size, q), record(tape, dkept=dkept), 0.0)
-    dq, dk_read = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
+    dq, dk_scores = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
 
     def step(dstate, xs):
         dcorrected, dbefore, k, erasing, corrected = xs
@@ -141,23 +141,23 @@ def chunked_vjp(
     dpairs = where(lower[:, None], inverse_vjp(solved, total(dsolved_k, dsolved_v)), 0.0)
     dscaled_pairs, dk_pairs = einsum_vjp("bthk,bshk->bths", scaled, k, record(tape, dpairs=dpairs))
     dscaled_k = total(dscaled_k, dscaled_pairs)
-    dk = total(dk_read, dk_added, dk_pairs, dscaled_k * beta)
+    dk = total(dk_scores, dk_added, dk_pairs, dscaled_k * beta)
     dbeta = np.sum(dscaled_k * k, axis=-1) + np.sum(dscaled_v * v, axis=-1)
     dq, dk, dv, dbeta = (from_chunks(x, b, t) for x in (total(dq, dq_before), dk, dscaled_v * beta, dbeta))
     return dq, dk, dv, dbeta
 
 
 def recurrent_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array, dread: Array
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array, dout: Array
 ) -> tuple[Array, Array, Array, Array]:
     """The gradients of q, k, v and beta: `recurrent` in reverse."""
     states, corrected = tape["states"], tape["corrected"]
     before = concatenate([zeros((q.shape[0], 1, *states.shape[2:]), q), states], 1)[:, :-1]
-    dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, states, dread)
+    dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, states, dout)
 
     def step(dstate, xs):
-        dread, k, beta, corrected = xs
-        dstate = dstate + dread
+        dstate_read, k, beta, corrected = xs
+        dstate = dstate + dstate_read
         dcorrected = einsum("bhk,bhkv->bhv", k, dstate)
         dk = einsum("bhkv,bhv->bhk", dstate, corrected)
         return dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dcorrected), (dcorrected, dk)

@@ -130,19 +130,19 @@ def decay_factors_vjp(decay: Decay, dpairs: Array, dfrom_start: Array, dto_end: 
 
 
 def chunked_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array, log_decay: Array, size: int, dread: Array
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array, log_decay: Array, size: int, dout: Array
 ) -> tuple[Array, ...]:
     """The gradients of q, k, v, beta and the logarithms: `chunked` in reverse."""
     b, t = q.shape[0], q.shape[1]
-    q, k, v, beta, dread = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dread))
+    q, k, v, beta, dout = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dout))
     decay, scaled = decay_factors(to_chunks(log_decay, size)), k * beta
     from_start, to_end = decay.from_start[..., None], decay.to_end[..., None]
     before, solved, erasing = tape["before"], tape["inverse"], tape["erasing"]
     corrected = tape["corrected"].reshape(v.shape)
-    dkept, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["kept"], corrected, dread)
-    dq_faded, dbefore = einsum_vjp("bthk,bhkv->bthv", q * from_start, before, dread)
+    dkept, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["kept"], corrected, dout)
+    dq_faded, dbefore = einsum_vjp("bthk,bhkv->bthv", q * from_start, before, dout)
     dscores = record(tape, dkept=dkept) * decay.pairs
-    dq, dk_read = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
+    dq, dk_scores = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
 
     def step(dstate, xs):
         dcorrected, dbefore, k, erasing, corrected, whole, before = xs
@@ -167,7 +167,7 @@ def chunked_vjp(
     dscaled, dk_pairs = einsum_vjp("bthk,bshk->bths", scaled, k, dpairs * decay.pairs.swapaxes(1, 2))
     dscaled = total(dscaled, dscaled_faded * from_start)
     dbeta = np.sum(dscaled * k, axis=-1) + np.sum(dv_scaled * v, axis=-1)
-    dk = total(dk_read, dk_pairs, dk_added * to_end, dscaled * beta)
+    dk = total(dk_scores, dk_pairs, dk_added * to_end, dscaled * beta)
     ddecay = total((dpairs * products).swapaxes(1, 2), dkept * tape["scores"])
     dfrom_start = np.sum(dq_faded * q, axis=-1) + np.sum(dscaled_faded * scaled, axis=-1)
     dlog_decay = decay_factors_vjp(
@@ -178,16 +178,16 @@ def chunked_vjp(
 
 
 def recurrent_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, beta: Array, log_decay: Array, dread: Array
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array, log_decay: Array, dout: Array
 ) -> tuple[Array, ...]:
     """The gradients of q, k, v, beta and the logarithms: `recurrent` in reverse."""
     states, corrected, alpha = tape["states"], tape["corrected"], exp(log_decay)
     before = concatenate([zeros((q.shape[0], 1, *states.shape[2:]), q), states], 1)[:, :-1]
-    dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, states, dread)
+    dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, states, dout)
 
     def step(dstate, xs):
-        dread, k, beta, corrected, alpha, before = xs
-        dstate = dstate + dread
+        dstate_read, k, beta, corrected, alpha, before = xs
+        dstate = dstate + dstate_read
         dcorrected = einsum("bhk,bhkv->bhv", k, dstate)
         dk = einsum("bhkv,bhv->bhk", dstate, corrected)
         dstate = dstate - einsum("bhk,bhv->bhkv", k, beta[..., None] * dcorrected)

@@ -81,8 +81,8 @@ def chunked(q: Array, k: Array, v: Array, start: Array, size: int, tape: Tape) -
     before = record(tape, before=states[:, :-1].reshape(q.shape[0], *start.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     kept = record(tape, kept=where(causal_mask(size, q), scores, 0.0))
-    read = einsum("bhts,bshv->bthv", kept, v) + einsum("bthk,bhkv->bthv", q, before)
-    return from_chunks(read, b, t), states[:, -1]
+    out = einsum("bhts,bshv->bthv", kept, v) + einsum("bthk,bhkv->bthv", q, before)
+    return from_chunks(out, b, t), states[:, -1]
 
 
 def recurrent(q: Array, k: Array, v: Array, start: Array, tape: Tape) -> tuple[Array, Array]:
@@ -96,14 +96,14 @@ def running_states_vjp(dstates: Array) -> Array:
     return cumsum(dstates[:, ::-1], 1)[:, ::-1]
 
 
-def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, size: int, dread: Array) -> tuple[Array, Array, Array]:
+def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, size: int, dout: Array) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `chunked` in reverse. A state is read by the next chunk, the last by none."""
     b, t = q.shape[0], q.shape[1]
-    q, k, v, dread = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(dread, size)
-    dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dread)
+    q, k, v, dout = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(dout, size)
+    dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dout)
     dscores = where(causal_mask(size, q), record(tape, dkept=dkept), 0.0)
     dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
-    dq_before, dbefore = einsum_vjp("bthk,bhkv->bthv", q, tape["before"], dread)
+    dq_before, dbefore = einsum_vjp("bthk,bhkv->bthv", q, tape["before"], dout)
     dbefore = record(tape, dbefore=dbefore).reshape(b, -(-t // size), *dbefore.shape[1:])
     dstates = concatenate([dbefore, zeros((b, 1, *dbefore.shape[2:]), dbefore)], 1)[:, 1:]
     dadded = record(tape, dadded=running_states_vjp(record(tape, dstates=dstates)))
@@ -112,9 +112,9 @@ def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, size: int, dread: Arra
     return from_chunks(dq, b, t), from_chunks(dk, b, t), from_chunks(dv, b, t)
 
 
-def recurrent_vjp(tape: Tape, q: Array, k: Array, v: Array, dread: Array) -> tuple[Array, Array, Array]:
+def recurrent_vjp(tape: Tape, q: Array, k: Array, v: Array, dout: Array) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `recurrent` in reverse."""
-    dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, tape["states"], dread)
+    dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, tape["states"], dout)
     dadded = record(tape, dadded=running_states_vjp(record(tape, dstates=dstates)))
     return dq, *einsum_vjp("bthk,bthv->bthkv", k, v, dadded)
 
@@ -131,28 +131,30 @@ class LinearAttention(Layer[Config]):
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def read(self, q: Array, k: Array, v: Array, step: DecodeStep | None, tape: Tape) -> Array:
-        """The context before it is normalised, in the config's form; with `normalize`, v has a column of ones."""
+    def weighted_sums(self, q: Array, k: Array, v: Array, step: DecodeStep | None, tape: Tape) -> Array:
+        """The values summed with the weights of each query, in the config's form. With `normalize`, v has a column of
+        ones, so the last sum is that of the weights.
+        """
         c = self.config
         fresh = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
         if not c.causal:
             return einsum("bthk,bhkv->bthv", q, record(tape, state=einsum("bshk,bshv->bhkv", k, v)))
         if c.normalize:
             # b h k v, b h k -> b h k (v 1)
-            state, sums = read_state(step, "state", fresh[..., :-1]), read_state(step, "total", fresh[..., -1])
-            start = concatenate([state, sums[..., None]], -1)
+            state, key_sum = read_state(step, "state", fresh[..., :-1]), read_state(step, "key_sum", fresh[..., -1])
+            start = concatenate([state, key_sum[..., None]], -1)
         else:
             start = read_state(step, "state", fresh)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
-            read, end = recurrent(q, k, v, start, tape)
+            sums, end = recurrent(q, k, v, start, tape)
         else:
-            read, end = chunked(q, k, v, start, size, tape)
+            sums, end = chunked(q, k, v, start, size, tape)
         if c.normalize:
-            write_state(step, state=end[..., :-1], total=end[..., -1])
+            write_state(step, state=end[..., :-1], key_sum=end[..., -1])
         else:
             write_state(step, state=end)
-        return read
+        return sums
 
     def __call__(
         self,
@@ -176,43 +178,43 @@ class LinearAttention(Layer[Config]):
         q_features, k_features = record(tape, q_features=q_features, k_features=k_features)
         if c.normalize:
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
-        context = record(tape, read=self.read(q_features, k_features, v, step, tape))
+        context = sums = record(tape, sums=self.weighted_sums(q_features, k_features, v, step, tape))
         if c.normalize:
-            weight = context[..., -1:] + c.eps
+            weight = sums[..., -1:] + c.eps
             weight = weight if real is None else where(any_visible("bt->bthv", real), weight, 1.0)
-            context = context[..., :-1] / weight
+            context = sums[..., :-1] / weight
         context = record(tape, context=context)
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y)
 
-    def read_vjp(self, tape: Tape, q: Array, k: Array, v: Array, dread: Array) -> tuple[Array, ...]:
-        """The gradients of q, k and v: `read` in reverse, for a call without a cache."""
+    def weighted_sums_vjp(self, tape: Tape, q: Array, k: Array, v: Array, dsums: Array) -> tuple[Array, ...]:
+        """The gradients of q, k and v: `weighted_sums` in reverse, for a call without a cache."""
         c = self.config
         if not c.causal:
-            dq, dstate = einsum_vjp("bthk,bhkv->bthv", q, tape["state"], dread)
+            dq, dstate = einsum_vjp("bthk,bhkv->bthv", q, tape["state"], dsums)
             return dq, *einsum_vjp("bshk,bshv->bhkv", k, v, record(tape, dstate=dstate))
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
-        return recurrent_vjp(tape, q, k, v, dread) if size is None else chunked_vjp(tape, q, k, v, size, dread)
+        return recurrent_vjp(tape, q, k, v, dsums) if size is None else chunked_vjp(tape, q, k, v, size, dsums)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
-        """The gradients, by the forward in reverse; the sum of the weights is one column of `read`."""
+        """The gradients, by the forward in reverse; the sum of the weights is one column of `sums`."""
         c, w = self.config, {}
-        x, q, k, v, read, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "read", "real"))
+        x, q, k, v, sums, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "sums", "real"))
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         context = tape["context"]
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", context, self.w_o, self.b_o, dy)
-        dread = dcontext = record(tape, dcontext=dcontext)
+        dsums = dcontext = record(tape, dcontext=dcontext)
         if c.normalize:
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
-            weight = read[..., -1:] + c.eps
+            weight = sums[..., -1:] + c.eps
             weight = weight if real is None else where(any_visible("bt->bthv", real), weight, 1.0)
             # context = values / weight
             dvalues = dcontext / weight
             dweight = zero_unseen("bt->bthv", real, -np.sum(dcontext * context / weight, axis=-1, keepdims=True))
-            dread = concatenate([dvalues, dweight], -1)
-        dread = record(tape, dread=dread)
+            dsums = concatenate([dvalues, dweight], -1)
+        dsums = record(tape, dsums=dsums)
         q_features, k_features = tape["q_features"], tape["k_features"]
-        dq_features, dk_features, dv = self.read_vjp(tape, q_features, k_features, v, dread)
+        dq_features, dk_features, dv = self.weighted_sums_vjp(tape, q_features, k_features, v, dsums)
         dq_features, dk_features = record(tape, dq_features=dq_features, dk_features=dk_features)
         dq = features_vjp(q, zero_unseen("bt->bthk", real, dq_features))
         dk = features_vjp(k, zero_unseen("bt->bthk", real, dk_features))

@@ -120,16 +120,16 @@ def recurrent(
 
 
 def chunked_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decays: Array, size: int, dread: Array
+    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decays: Array, size: int, dout: Array
 ) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `chunked` in reverse. A state is read by the next chunk, the last by none."""
     b, t = q.shape[0], q.shape[1]
     within, between = chunk_decays(real, log_decays, size)
-    q, k, v, dread = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(dread, size)
-    dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dread)
+    q, k, v, dout = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(dout, size)
+    dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dout)
     dscores = record(tape, dscores=record(tape, dkept=dkept) * within.pairs)
     dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dscores)
-    dfrom_state = dread * within.from_start[..., None]
+    dfrom_state = dout * within.from_start[..., None]
     dq_before, dbefore = einsum_vjp("bthk,bhkv->bthv", q, tape["before"], dfrom_state)
     dbefore = record(tape, dbefore=dbefore).reshape(b, -(-t // size), *dbefore.shape[1:])
     dstates = concatenate([dbefore, zeros((b, 1, *dbefore.shape[2:]), dbefore)], 1)[:, 1:]
@@ -141,7 +141,7 @@ def chunked_vjp(
 
 
 def recurrent_vjp(
-    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decays: Array, dread: Array
+    tape: Tape, q: Array, k: Array, v: Array, real: Array, log_decays: Array, dout: Array
 ) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v: `recurrent` in reverse. A state's comes from its reader and the state after it."""
 
@@ -151,7 +151,7 @@ def recurrent_vjp(
         dstate = dstate + later[:, :, None, None] * dlater
         return (dstate, factors), (dstate,)
 
-    dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, tape["states"], dread)
+    dq, dstates = einsum_vjp("bthk,bthkv->bthv", q, tape["states"], dout)
     zero = zeros((dstates.shape[0], *dstates.shape[2:]), dstates)
     xs = record(tape, dstates=dstates), exp(where(real[..., None], log_decays, 0.0))
     _, (dadded,) = scan(step, (zero, zero[..., 0, 0]), xs, names=("dadded",), tape=tape, reverse=True)
@@ -172,18 +172,18 @@ class Retention(Layer[Config]):
     b_g: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def read(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
+    def context(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
         """The context, computed in the config's form."""
         c = self.config
         log_decays = constants(c.decays(), q)
         start = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
-            read, end = recurrent(q, k, v, start, real, log_decays, tape)
+            context, end = recurrent(q, k, v, start, real, log_decays, tape)
         else:
-            read, end = chunked(q, k, v, start, real, log_decays, size, tape)
+            context, end = chunked(q, k, v, start, real, log_decays, size, tape)
         write_state(step, state=end)
-        return read
+        return context
 
     def __call__(
         self,
@@ -209,7 +209,7 @@ class Retention(Layer[Config]):
         if c.rope_base is not None:
             cos, sin = rotation(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
-        context = record(tape, context=self.read(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
+        context = record(tape, context=self.context(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
         norm = layer_norm(context, None, None, c.eps) if c.norm == "layer" else rms_norm(context, None, c.eps)
         g = linear("btd,dhv->bthv", x, self.w_g, self.b_g)
         normed, g = record(tape, normed=norm, g=g)
@@ -217,13 +217,13 @@ class Retention(Layer[Config]):
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
         return cast_output(dtype, y)
 
-    def read_vjp(self, tape: Tape, q: Array, k: Array, v: Array, real: Array, dread: Array) -> tuple[Array, ...]:
-        """The gradients of q, k and v: `read` in reverse, for a call without a cache."""
+    def context_vjp(self, tape: Tape, q: Array, k: Array, v: Array, real: Array, dcontext: Array) -> tuple[Array, ...]:
+        """The gradients of q, k and v: `context` in reverse, for a call without a cache."""
         c, log_decays = self.config, constants(self.config.decays(), q)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
-            return recurrent_vjp(tape, q, k, v, real, log_decays, dread)
-        return chunked_vjp(tape, q, k, v, real, log_decays, size, dread)
+            return recurrent_vjp(tape, q, k, v, real, log_decays, dcontext)
+        return chunked_vjp(tape, q, k, v, real, log_decays, size, dcontext)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""
@@ -242,7 +242,7 @@ class Retention(Layer[Config]):
             dcontext = rms_norm_vjp(context, None, c.eps, dnormed)[0]
         dcontext = record(tape, dcontext=dcontext)
         is_real = full_mask(real, x.shape[:2], x)
-        dq, dk, dv = self.read_vjp(tape, q * scale, k, v, is_real, dcontext)
+        dq, dk, dv = self.context_vjp(tape, q * scale, k, v, is_real, dcontext)
         dq = dq * scale
         if c.rope_base is not None:
             dq, dk = record(tape, dq_rot=dq, dk_rot=dk)

@@ -418,11 +418,11 @@ def hardmax(scores: Array, allowed: Array | None = None) -> Array:
     z = scores.detach() if allowed is None else where(allowed, scores.detach(), -torch.inf)
     chosen = arange(z.shape[-1], z) == argmax(z, -1)[..., None]
     top = torch.amax(z, dim=-1, keepdim=True)
-    some = top > -torch.inf
+    defined = top > -torch.inf
     if allowed is not None:
-        some = some | ~torch.any(allowed, dim=-1, keepdim=True)
+        defined = defined | ~torch.any(allowed, dim=-1, keepdim=True)
         chosen = chosen & allowed
-    return where(some & (top < torch.inf), chosen.to(z.dtype), torch.nan)
+    return where(defined & (top < torch.inf), chosen.to(z.dtype), torch.nan)
 
 
 def straight_through(hard: Array, soft: Array) -> Array:

@@ -73,8 +73,8 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     before = record(tape, before=before)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
     kept = record(tape, kept=where(causal_mask(size, q), scores, 0.0))
-    read = einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, before)
-    return from_chunks(read, b, t), end
+    out = einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, before)
+    return from_chunks(out, b, t), end
 
 
 def recurrent(q: Array, k: Array, v: Array, beta: Array, start: Array, tape: Tape) -> tuple[Array, Array]:

@@ -122,18 +122,18 @@ class Retention(Layer[Config]):
     b_g: Float[Array, "h v"] | None
     b_o: Float[Array, "d"] | None
 
-    def read(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
+    def context(self, q: Array, k: Array, v: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
         """The context, computed in the config's form."""
         c = self.config
         log_decays = constants(c.decays(), q)
         start = read_state(step, "state", zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q))
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
-            read, end = recurrent(q, k, v, start, real, log_decays, tape)
+            context, end = recurrent(q, k, v, start, real, log_decays, tape)
         else:
-            read, end = chunked(q, k, v, start, real, log_decays, size, tape)
+            context, end = chunked(q, k, v, start, real, log_decays, size, tape)
         write_state(step, state=end)
-        return read
+        return context
 
     def forward(
         self,
@@ -159,7 +159,7 @@ class Retention(Layer[Config]):
         if c.rope_base is not None:
             cos, sin = rotation(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
-        context = record(tape, context=self.read(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
+        context = record(tape, context=self.context(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
         norm = layer_norm(context, None, None, c.eps) if c.norm == "layer" else rms_norm(context, None, c.eps)
         g = linear("btd,dhv->bthv", x, self.w_g, self.b_g)
         normed, g = record(tape, normed=norm, g=g)

@@ -55,7 +55,7 @@ class Options(Config):
         self.one_of("implementation", PATHS)
         self.one_of("normalize_over", tuple(AXES))
         self.flag("causal")
-        self.interval("window")
+        self.limits("window")
         self.number("scale")
         self.number("softcap", above=0.0)
 

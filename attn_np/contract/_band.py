@@ -5,9 +5,12 @@ from typing import NamedTuple
 
 FAR = 1 << 30  # beyond every position; integers of 32 bits hold its sum with one
 
+# How many keys before and after its own position a query sees; None for no limit on that side.
+Limits = tuple[int | None, int | None]
 
-def window_limits(window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
-    """How many keys before and after its own position a query sees; None for no limit, at most `FAR`."""
+
+def window_limits(window: Limits | None) -> Limits:
+    """The limits of a window, which has none if it is None, each at most `FAR`."""
     left, right = (None if n is None else min(n, FAR) for n in window or (None, None))
     return left, right
 
@@ -38,7 +41,7 @@ class Band:
     right: int | None = None
 
     @classmethod
-    def of(cls, t: int, s: int, causal: bool, window: tuple[int | None, int | None] | None) -> "Band":
+    def of(cls, t: int, s: int, causal: bool, window: Limits | None) -> "Band":
         """The band of a causal mask and a window (left, right)."""
         left, right = window_limits(window)
         return cls(t, s, left, 0 if causal else right)
@@ -62,20 +65,21 @@ class Band:
 
     def keys(self, queries: Span) -> Span:
         """The keys that any of these queries sees."""
-        offset = self.s - self.t
-        start = 0 if self.left is None else max(0, queries.start + offset - self.left)
-        stop = self.s if self.right is None else min(self.s, queries.stop + offset + self.right)
+        first_position = self.s - self.t
+        start = 0 if self.left is None else max(0, queries.start + first_position - self.left)
+        stop = self.s if self.right is None else min(self.s, queries.stop + first_position + self.right)
         return Span(start, max(start, stop))
 
     def queries(self, keys: Span) -> Span:
         """The queries that see any of these keys."""
-        offset = self.s - self.t
-        start = 0 if self.right is None else max(0, keys.start - offset - self.right)
-        stop = self.t if self.left is None else min(self.t, keys.stop - offset + self.left)
+        first_position = self.s - self.t
+        start = 0 if self.right is None else max(0, keys.start - first_position - self.right)
+        stop = self.t if self.left is None else min(self.t, keys.stop - first_position + self.left)
         return Span(start, max(start, stop))
 
     def covers(self, queries: Span, keys: Span) -> bool:
         """Whether each of these queries sees each of these keys."""
-        offset = self.s - self.t
-        left_fits = self.left is None or keys.start >= queries.stop - 1 + offset - self.left
-        return left_fits and (self.right is None or keys.stop - 1 <= queries.start + offset + self.right)
+        first_position = self.s - self.t
+        last_sees_first = self.left is None or keys.start >= queries.stop - 1 + first_position - self.left
+        first_sees_last = self.right is None or keys.stop - 1 <= queries.start + first_position + self.right
+        return last_sees_first and first_sees_last

@@ -237,8 +237,8 @@ class Config:
             if not isinstance(value, bool):
                 raise field_error(self.variant, f"{name} to be True or False", repr(value), f"set {name}=")
 
-    def interval(self, name: str) -> None:
-        """The named field is a window (left, right) of integers from 0 or None, or None."""
+    def limits(self, name: str) -> None:
+        """The named field is (left, right), each an integer from 0 or None, or it is None."""
         value = getattr(self, name)
         fits = value is None or (
             isinstance(value, tuple)

@@ -36,21 +36,23 @@ from attn_np.contract._base import INTEGERS, Spec, field_error, require
 
 
 class Truth:
-    """What is known of a condition on intervals: whether some pair may meet it, and whether every pair does."""
+    """What is known of a condition on intervals: whether any pair of their integers may meet it, and whether every pair
+    must.
+    """
 
     __array_ufunc__ = None  # NumPy's operators leave the work to these
 
-    def __init__(self, some: Any, every: Any) -> None:
-        self.some, self.every = some, every
+    def __init__(self, may: Any, must: Any) -> None:
+        self.may, self.must = may, must
 
     def __and__(self, other: Any) -> "Truth":
-        return Truth(self.some & other.some, self.every & other.every)
+        return Truth(self.may & other.may, self.must & other.must)
 
     def __or__(self, other: Any) -> "Truth":
-        return Truth(self.some | other.some, self.every | other.every)
+        return Truth(self.may | other.may, self.must | other.must)
 
     def __invert__(self) -> "Truth":
-        return Truth(self.every ^ True, self.some ^ True)
+        return Truth(self.must ^ True, self.may ^ True)
 
     def __bool__(self) -> bool:
         raise TypeError("pattern: expected conditions joined by & | ~, got and, or, not, if or a < b < c; write & | ~")
@@ -66,34 +68,34 @@ class Interval:
         self.low, self.high = low, high
 
     def __add__(self, other: Any) -> "Interval":
-        other = interval(other)
+        other = as_interval(other)
         return Interval(self.low + other.low, self.high + other.high)
 
     def __neg__(self) -> "Interval":
         return Interval(-self.high, -self.low)
 
     def __sub__(self, other: Any) -> "Interval":
-        other = interval(other)
+        other = as_interval(other)
         return Interval(self.low - other.high, self.high - other.low)
 
     def __rsub__(self, other: Any) -> "Interval":
-        return interval(other) - self
+        return as_interval(other) - self
 
     def __mul__(self, factor: int) -> "Interval":
-        plain_number("factor", factor)
+        check_operand("factor", factor)
         return Interval(self.low * factor, self.high * factor) if factor >= 0 else -(self * -factor)
 
     __radd__, __rmul__ = __add__, __mul__
 
     def __floordiv__(self, divisor: int) -> "Interval":
-        plain_number("divisor", divisor, 1)
+        check_operand("divisor", divisor, 1)
         return Interval(self.low // divisor, self.high // divisor)
 
     def __mod__(self, divisor: int) -> "Interval":
         """All remainders, unless the interval lies between two multiples. Conditions are 0 or 1 in place of a `where`,
         which the three frameworks do not share.
         """
-        plain_number("divisor", divisor, 1)
+        check_operand("divisor", divisor, 1)
         between = self.low // divisor == self.high // divisor
         crossing = between ^ True
         return Interval(self.low % divisor * between, self.high % divisor * between + (divisor - 1) * crossing)
@@ -104,11 +106,11 @@ class Interval:
         return Interval(self.low * above - self.high * below, self.high * (farther ^ True) - self.low * farther)
 
     def __le__(self, other: Any) -> Truth:
-        other = interval(other)
+        other = as_interval(other)
         return Truth(self.low <= other.high, self.high <= other.low)
 
     def __ge__(self, other: Any) -> Truth:
-        return interval(other) <= self
+        return as_interval(other) <= self
 
     def __gt__(self, other: Any) -> Truth:
         return ~(self <= other)
@@ -123,7 +125,7 @@ class Interval:
         return ~(self == other)
 
 
-def plain_number(name: str, x: Any, least: int | None = None) -> None:
+def check_operand(name: str, x: Any, least: int | None = None) -> None:
     """Refuse what intervals cannot be multiplied or divided by.
 
     Raises:
@@ -134,9 +136,13 @@ def plain_number(name: str, x: Any, least: int | None = None) -> None:
         raise TypeError(f"pattern: expected a {name} that is a whole number{start}, got {x!r}; choose one")
 
 
-def interval(x: Any) -> Interval:
+def as_interval(x: Any) -> Interval:
     """An interval as it is; a number as the interval of it alone."""
     return x if isinstance(x, Interval) else Interval(x, x)
+
+
+# Every class of patterns by its full name: `from_text` makes patterns of them.
+CLASSES: dict[str, type["Pattern"]] = {}
 
 
 @dataclass(frozen=True)
@@ -150,10 +156,9 @@ class Pattern:
     """
 
     axes: ClassVar[Mapping[str, str]] = {}
-    named: ClassVar[dict[str, type["Pattern"]]] = {}
 
     def __init_subclass__(cls) -> None:
-        Pattern.named[full_name(cls)] = cls
+        CLASSES[full_name(cls)] = cls
 
     def allows(self, query: Any, key: Any) -> Any:
         """Whether queries at some positions see keys at some positions: the last query is at the last key."""
@@ -186,21 +191,21 @@ class Pattern:
 
     def arrays(self) -> list[tuple[str, Any]]:
         """The axes and the array of every field that holds one, in the order in which `map` changes them."""
-        found: list[tuple[str, Any]] = []
-        self.map(lambda axes, x: found.append((axes, x)))
-        return found
+        arrays: list[tuple[str, Any]] = []
+        self.map(lambda axes, x: arrays.append((axes, x)))
+        return arrays
 
-    def words(self) -> str:
-        """The pattern without its arrays, as text that `from_words` reads: classes, and the values of their fields.
+    def as_text(self) -> str:
+        """The pattern without its arrays, as text that `from_text` reads: names of classes, values of fields.
 
         Raises:
             TypeError: a class of that name was made since, as by a second run of a notebook's cell.
         """
         name = full_name(type(self))
-        if Pattern.named[name] is not type(self):
+        if CLASSES[name] is not type(self):
             raise TypeError(f"{name}: expected one class of this name, got a second; make the pattern again from it")
         inner = [
-            x.words() if isinstance(x, Pattern) else holds(x) if name in self.axes else repr(x)
+            x.as_text() if isinstance(x, Pattern) else array_kind(x) if name in self.axes else repr(x)
             for name, x in self.fields()
         ]
         return " ".join([name, *inner])
@@ -211,22 +216,22 @@ def full_name(cls: type[Pattern]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}".replace(" ", "")
 
 
-def holds(x: Any) -> str:
-    """What an array holds, as `words` says it."""
+def array_kind(x: Any) -> str:
+    """The word for an array in the text of a pattern: "marks" for booleans, "numbers" for integers."""
     return "marks" if "bool" in str(x.dtype) else "numbers"
 
 
-def from_words(words: str, array: Callable[[str], Any]) -> Pattern:
-    """The pattern that `words` describes; `array(axes)` gives the next array with these axes, marks also as 0 and 1."""
-    left = iter(words.split())
+def from_text(text: str, array: Callable[[str], Any]) -> Pattern:
+    """The pattern of a text; `array(axes)` gives the next array with these axes, marks also as 0 and 1."""
+    remaining = iter(text.split())
 
     def read(axes: str) -> Any:
-        word = next(left)
+        word = next(remaining)
         if word in ("marks", "numbers"):
             return array(axes) != 0 if word == "marks" else array(axes)
-        if word not in Pattern.named:
+        if word not in CLASSES:
             return literal_eval(word)
-        cls: Any = Pattern.named[word]
+        cls: Any = CLASSES[word]
         return cls(**{field.name: read(cls.axes.get(field.name, "")) for field in dataclasses.fields(cls)})
 
     return read("")
@@ -258,7 +263,7 @@ def check_class(pattern: Pattern) -> None:
             raise TypeError(f"{expected}, got {x!r}; say by axes= which fields are arrays")
 
 
-def whole_number(pattern: Pattern, name: str, least: int, optional: bool = False) -> None:
+def check_field(pattern: Pattern, name: str, least: int, optional: bool = False) -> None:
     """Refuse a field that is not a whole number from `least`.
 
     Raises:
@@ -288,9 +293,9 @@ def check_pattern(
     for axes, x in pattern.arrays():
         spec = spec_of(owner, "an array of the pattern", x)
         shape, dtype = spec if spec is not None else ((), "None")
-        fits = tuple(sizes[letter] for letter in axes.split())
-        if shape != fits:
-            raise field_error(owner, f"an array of the pattern of shape {axes} = {fits}", shape, "reshape it")
+        expected_shape = tuple(sizes[letter] for letter in axes.split())
+        if shape != expected_shape:
+            raise field_error(owner, f"an array of the pattern of shape {axes} = {expected_shape}", shape, "reshape it")
         if dtype not in (*INTEGERS, "bool"):
             raise TypeError(
                 f"{owner}: expected integers or booleans in a pattern's array {axes}, got {dtype}; convert it"
@@ -345,22 +350,29 @@ class Window(Pattern):
     right: int | None = None
 
     def __post_init__(self) -> None:
-        whole_number(self, "left", 0, optional=True)
-        whole_number(self, "right", 0, optional=True)
+        check_field(self, "left", 0, optional=True)
+        check_field(self, "right", 0, optional=True)
 
     def allows(self, query: Any, key: Any) -> Any:
         left, right = window_limits((self.left, self.right))
-        ahead = key - query
-        return (ahead >= -(FAR if left is None else left)) & (ahead <= (FAR if right is None else right))
+        offset = key - query
+        return (offset >= -(FAR if left is None else left)) & (offset <= (FAR if right is None else right))
 
     @property
     def sees_itself(self) -> bool:
         return True
 
 
-def Causal() -> Window:
-    """No later key: a window without a limit to the left."""
-    return Window(None, 0)
+@dataclass(frozen=True)
+class Causal(Pattern):
+    """The query's own position and earlier keys."""
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return key <= query
+
+    @property
+    def sees_itself(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -370,7 +382,7 @@ class Chunks(Pattern):
     size: int
 
     def __post_init__(self) -> None:
-        whole_number(self, "size", 1)
+        check_field(self, "size", 1)
 
     def allows(self, query: Any, key: Any) -> Any:
         size = min(self.size, FAR)
@@ -388,7 +400,7 @@ class Dilated(Pattern):
     step: int
 
     def __post_init__(self) -> None:
-        whole_number(self, "step", 1)
+        check_field(self, "step", 1)
 
     def allows(self, query: Any, key: Any) -> Any:
         step = min(self.step, FAR)

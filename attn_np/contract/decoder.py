@@ -144,7 +144,7 @@ class Config(Rotary):
         self.number("norm_offset", needed=True)
         self.number("softcap", above=0.0)
         self.number("norm_eps", above=0.0, needed=True)
-        self.interval("window")
+        self.limits("window")
         self.rate("dropout")
         self.flag("causal", "qkv_bias", "output_bias", "sinks", "gate")
         for name, words in (("norm", ("rms", "layer")), ("norm_weight", ("shared", "own"))):

@@ -64,7 +64,7 @@ class Config(_heads.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.positive("dilation")
-        self.interval("steps")
+        self.limits("steps")
 
     def reach(self) -> int | None:
         left = None if self.steps is None else self.steps[0]

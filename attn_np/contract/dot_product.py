@@ -65,7 +65,7 @@ class Config(_base.Config):
     def __post_init__(self) -> None:
         self.number("scale")
         self.number("softcap", above=0.0)
-        self.interval("window")
+        self.limits("window")
         self.rate("dropout")
         self.flag("causal")
         self.one_of("normalize_over", tuple(_attend.AXES))

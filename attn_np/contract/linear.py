@@ -43,9 +43,9 @@ class Config(_base.Config):
     notation = {
         "D, M (widths of queries and values)": "K = head_dim, V = value_head_dim",
         "phi(Q), phi(K)": "q_features, k_features on the tape",
-        "S_i (attention memory), Z_i (normalizer memory)": "the cache's state and total; on the tape Z is the last "
+        "S_i (attention memory), Z_i (normalizer memory)": "the cache's state and key_sum; on the tape Z is the last "
         "column of the states, beside the values",
-        "numerator and denominator of equation 12": "the columns of read on the tape, the denominator last",
+        "numerator and denominator of equation 12": "the columns of sums on the tape, the denominator last",
     }
     cost = "time b t h k v, plus b t c h (k + v) within chunks of c (parallel: c = t); the state is b h k v"
     paper = (
@@ -109,7 +109,7 @@ class Config(_base.Config):
     def cached(self) -> dict[str, str]:
         if not self.causal:
             return {}
-        return {"state": "b h k v"} | ({"total": "b h k"} if self.normalize else {})
+        return {"state": "b h k v"} | ({"key_sum": "b h k"} if self.normalize else {})
 
     def reach(self) -> int | None:
         return 1

@@ -66,7 +66,7 @@ class Config(_base.Config):
         self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "key_dim", "value_dim")
         self.number("scale")
         self.number("softcap", above=0.0)
-        self.interval("window")
+        self.limits("window")
         self.rate("dropout")
         self.flag("causal", "use_bias")
         self.divisible("d_model", "num_heads", unless="head_dim")

@@ -105,7 +105,7 @@ class Config(Rotary, Heads):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.number("softcap", above=0.0)
-        self.interval("window")
+        self.limits("window")
         self.flag("causal")
         self.check_rotary()
 

@@ -72,7 +72,7 @@ class Config(_base.Config):
         self.positive("d_model", "head_dim", "value_head_dim")
         self.number("scale")
         self.number("softcap", above=0.0)
-        self.interval("window")
+        self.limits("window")
         self.rate("dropout")
         self.flag("causal", "use_bias", "use_output")
 

@@ -29,8 +29,8 @@ def read_foreign(
         ValueError, TypeError: arguments that cannot be right.
     """
     layout = layouts.get(name)
-    chosen = choose_table(name, layout, request.variant, file.entries)
-    table, variant = layout.tables[chosen], layout.variant_of(chosen)
+    table_name = find_table(name, layout, request.variant, file.entries)
+    table, variant = layout.tables[table_name], layout.variant_of(table_name)
     key_prefix = locate_layer(file, layout, table, layer, part, prefix)
     from_family = family_config(file.path, layout, key_prefix.layer, find_part(layout, part))
     if from_family is not None:
@@ -94,7 +94,7 @@ def write_foreign(
     if layout.variant is not None:
         todo = "use attn_np.weights.convert and write its result"
         raise ValueError(f"weights: expected a foreign layout to write, got {name!r}; {todo}")
-    table = layout.tables[layout.table_for(config) or choose_table(name, layout, config.variant, ())]
+    table = layout.tables[layout.table_for(config) or find_table(name, layout, config.variant, ())]
     unsupported = unsupported_fields(table, config)
     if unsupported:
         got = ", ".join(f"{field}={getattr(config, field)!r}" for field in unsupported)
@@ -114,8 +114,10 @@ def write_foreign(
     write_tensors(file, arrays, layout.metadata)
 
 
-def choose_table(name: str, layout: Layout, variant: str | None, keys: Collection[str]) -> str:
-    """The name of the table for a variant, or for a layout's only one: of several, the first whose keys are there.
+def find_table(name: str, layout: Layout, variant: str | None, keys: Collection[str]) -> str:
+    """The name of a layout's table for a variant, which may be None if the layout has one variant only.
+
+    Of several tables for the variant, the first whose keys are among `keys`, or else the first.
 
     Raises:
         ValueError: the layout does not have the variant, or has several and none is named.

@@ -14,11 +14,12 @@ rounding more than we promise, and on a CPU they are no faster.
 from torch import Tensor
 from torch.nn.functional import pad
 
+from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern
 from attn_torch._kernels import sdpa, small
-from attn_torch._kernels.blocks import Blocks
+from attn_torch._kernels.blocks import BlockAttention
+from attn_torch._kernels.hidden import PatternArrays, cut, known, limits_of, zero_unseen_inputs
 from attn_torch._kernels.sharded import attend_locally, is_sharded
-from attn_torch._kernels.window import PatternArrays, Window, cut, known, limits, zero_hidden
 from attn_torch._ops import dtype_name, to_dtype, upcast
 
 # Up to how many scores all of them at once are faster than blocks on a CPU.
@@ -38,7 +39,7 @@ def attend(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     causal: bool = False,
-    window: Window | None = None,
+    window: Limits | None = None,
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -52,32 +53,33 @@ def attend(
         return attend_locally(attend, q, k, v, arrays, options, PatternArrays.of(pattern))
     dtype, t = dtype_name(q), q.shape[1]
     q, k, v = upcast(q), upcast(k), upcast(v)
-    near = limits(causal, window, t, k.shape[1])
+    limits = limits_of(causal, window, t, k.shape[1])
     if pattern is None:
-        q, k, v, mask, bias, near = cut(q, k, v, mask, bias, near)
-    small_enough = few(q, k) or any(small.has_tangent(x) for x in (q, k, v, mask, bias, sinks))
+        q, k, v, mask, bias, limits = cut(q, k, v, mask, bias, limits)
+    small_enough = few_scores(q, k) or any(small.has_tangent(x) for x in (q, k, v, mask, bias, sinks))
     if pattern is None or small_enough:  # blocks see for themselves what a pattern hides
-        q, k, v, mask = zero_hidden(q, k, v, mask, near, pattern)
+        q, k, v, mask = zero_unseen_inputs(q, k, v, mask, limits, pattern)
     bias = None if bias is None else upcast(bias).to(q.dtype)
     sinks = None if sinks is None else upcast(sinks).to(q.dtype)[None]
     scale, softcap = float(scale), None if softcap is None else float(softcap)
     arrays = q, k, v, mask, bias
-    if pattern is softcap is sinks is None and sdpa.takes(*arrays, near, scale):
-        context = sdpa.attend(*arrays, near, scale)
+    if pattern is softcap is sinks is None and sdpa.takes(*arrays, limits, scale):
+        context = sdpa.attend(*arrays, limits, scale)
     elif small_enough:
-        context = small.attend(*arrays, sinks, near, scale, softcap, pattern)
+        context = small.attend(*arrays, sinks, limits, scale, softcap, pattern)
     else:
-        words, *packed = PatternArrays.of(pattern)
-        context = Blocks.apply(*arrays, sinks, *packed, *near, scale, softcap, words)
+        text, *pattern_arrays = PatternArrays.of(pattern)
+        context = BlockAttention.apply(*arrays, sinks, *pattern_arrays, *limits, scale, softcap, text)
     first_query = t - q.shape[1]
     return to_dtype(context if known(first_query == 0) else pad(context, (0, 0, 0, 0, first_query, 0)), dtype)
 
 
 def rank4(x: Tensor | None) -> Tensor | None:
+    """A mask or bias with four axes, the first of length 1 where they were missing."""
     return x if x is None else x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))
 
 
-def few(q: Tensor, k: Tensor) -> bool:
-    """Whether there are so few scores, or none, that all of them at once are faster than blocks."""
+def few_scores(q: Tensor, k: Tensor) -> bool:
+    """Whether all scores at once are faster than blocks: there are few, or none."""
     scores = q.shape[0] * q.shape[2] * q.shape[1] * k.shape[1]
     return known(scores <= (SMALL if q.is_cpu else 0))

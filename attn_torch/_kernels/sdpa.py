@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from attn_np.contract._band import Limits
 from attn_torch._kernels.small import has_tangent
-from attn_torch._kernels.window import Window
 
 
 def takes(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, window: Window, scale: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, limits: Limits, scale: float
 ) -> bool:
     """Whether the kernel means what we mean, and does not fall back to forming all scores."""
     if v.shape[-1] != q.shape[-1] or 0 in (*q.shape, *k.shape) or transformed(q, k, v, mask, bias):
         return False
     if mask is None and bias is None:
         # It counts from the first key, and hides before it scales.
-        return window == (None, None) or (window == (None, 0) and q.shape[1] == k.shape[1] and scale > 0)
+        return limits == (None, None) or (limits == (None, 0) and q.shape[1] == k.shape[1] and scale > 0)
     # Elsewhere the kernels differ in what they take; none gives the gradient of a bias in O(t) memory.
     constant = bias is None or not (bias.requires_grad and torch.is_grad_enabled())
-    return window == (None, None) and q.is_cpu and constant
+    return limits == (None, None) and q.is_cpu and constant
 
 
 def transformed(*arrays: Tensor | None) -> bool:
@@ -37,12 +37,12 @@ def transformed(*arrays: Tensor | None) -> bool:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, window: Window, scale: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, limits: Limits, scale: float
 ) -> Tensor:
     """The context, `b t h v`."""
     if mask is not None:
         bias = torch.where(mask, 0.0 if bias is None else bias, -torch.inf).to(q.dtype)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     shared = bool(q.shape[1] != k.shape[1])  # of compiled calls, sizes may be symbols
-    context = scaled_dot_product_attention(q, k, v, bias, is_causal=window[1] == 0, scale=scale, enable_gqa=shared)
+    context = scaled_dot_product_attention(q, k, v, bias, is_causal=limits[1] == 0, scale=scale, enable_gqa=shared)
     return context.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""DTensors: every process attends over its own rows of the batch and its own heads, without any communication.
+"""DTensors: every process attends over its own part of the batch and its own heads, without any communication.
 
 PyTorch's kernel has no sharding strategy on a CPU, and blocks are an operation that DTensors do not know: both run on
 local parts. Whatever else is sharded, such as positions, is gathered before.
@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from attn_torch._kernels.window import PatternArrays
+from attn_torch._kernels.hidden import PatternArrays
 from attn_torch._ops import alongside
 
 AXES = {"q": "bthk", "k": "bshk", "v": "bshv", "mask": "bhts", "bias": "bhts", "sinks": "h"}
-AXES |= {"by_query": "bnt", "by_key": "bns", "by_row": "bn"}
+AXES |= {"by_query": "bnt", "by_key": "bns", "by_batch": "bn"}
 
 
 def is_sharded(x: Tensor) -> bool:
@@ -40,10 +40,9 @@ def attend_locally(
     from torch.distributed.tensor import Partial, Placement, Replicate, Shard
     from torch.distributed.tensor.experimental import local_map
 
-    groups = (
-        k.shape[2] if k.shape[2] > 1 else q.shape[2]
-    )  # one key/value head serves all query heads, wherever they are
-    mesh, sizes = q.device_mesh, {"b": q.shape[0], "h": groups}
+    # A single key/value head serves all query heads, wherever they are.
+    heads = k.shape[2] if k.shape[2] > 1 else q.shape[2]
+    mesh, sizes = q.device_mesh, {"b": q.shape[0], "h": heads}
     letters: list[str | None] = []  # the axis that each axis of the mesh splits
     for n, placement in zip(mesh.shape, q.placements, strict=True):
         letter = {Shard(0): "b", Shard(2): "h"}.get(placement)
@@ -54,24 +53,25 @@ def attend_locally(
         letters.append(letter)
 
     def split(x: Tensor, axes: str, whole: Placement) -> list[Placement]:
-        """Sharded where it has the axis; `whole` where it has not and others are."""
+        """How the mesh splits an array: along its axes that the queries are split along; `whole` for those it lacks."""
         at = {letter: axes.index(letter) for letter in axes if x.shape[axes.index(letter)] > 1}
         return [Shard(at[a]) if a in at else Replicate() if a is None else whole for a in letters]
 
     arrays = {"q": q, "k": k, "v": v} | arrays | pattern._asdict()
-    given = [(arrays[name], axes, name) for name, axes in AXES.items() if arrays[name] is not None]
+    present = [(arrays[name], axes, name) for name, axes in AXES.items() if arrays[name] is not None]
 
     def local(*parts: Tensor) -> Tensor:
-        own = dict.fromkeys(AXES) | dict(zip((name for _, _, name in given), parts, strict=True))
-        packed = [own.pop(name) for name in pattern._fields[1:]]
-        return attend(**own, pattern=PatternArrays(pattern.words, *packed).pattern(), **options)
+        local_arrays = dict.fromkeys(AXES) | dict(zip((name for _, _, name in present), parts, strict=True))
+        pattern_arrays = [local_arrays.pop(name) for name in pattern._fields[1:]]
+        local_pattern = PatternArrays(pattern.text, *pattern_arrays).pattern()
+        return attend(**local_arrays, pattern=local_pattern, **options)
 
     mapped: Any = local_map(
         local,
         out_placements=split(q, "bthv", Replicate()),
-        in_placements=tuple(split(x, a, Replicate()) for x, a, _ in given),
-        in_grad_placements=tuple(split(x, a, Partial()) for x, a, _ in given),
+        in_placements=tuple(split(x, a, Replicate()) for x, a, _ in present),
+        in_grad_placements=tuple(split(x, a, Partial()) for x, a, _ in present),
         device_mesh=mesh,
         redistribute_inputs=True,
     )
-    return mapped(*(x if is_sharded(x) else alongside(x, q) for x, _, _ in given))
+    return mapped(*(x if is_sharded(x) else alongside(x, q) for x, _, _ in present))

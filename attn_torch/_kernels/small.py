@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern
-from attn_torch._kernels.window import Window
 from attn_torch._masks import attention_mask, unmasked_by_bias
 from attn_torch._ops import without_autocast
 
@@ -23,27 +23,25 @@ def attend(
     mask: Tensor | None,
     bias: Tensor | None,
     sinks: Tensor | None,
-    window: Window,
+    limits: Limits,
     scale: float,
     softcap: float | None,
     pattern: Pattern | None = None,
 ) -> Tensor:
     """The context, `b t h v`; sinks are `1 h`, masks have four axes."""
     (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
-    rows = t * (h // g)  # the queries of all heads that share a key/value head
+    rows = t * (h // g)  # of scores: the queries of all heads that share a key/value head
     q = q.transpose(1, 2).reshape(b, g, rows, width)
     scores = (q @ k.permute(0, 2, 3, 1)).view(b, h, t, s) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    allowed, empty = (
-        unmasked_by_bias(attention_mask(mask, t, s, like=scores, window=window, pattern=pattern), bias),
-        None,
-    )
+    allowed = attention_mask(mask, t, s, like=scores, window=limits, pattern=pattern)
+    allowed, empty = unmasked_by_bias(allowed, bias), None
     if bias is not None and allowed is not None:
         scores = scores + torch.where(allowed, bias, 0.0)
     if allowed is not None and not (mask is bias is pattern is None):
-        empty = ~allowed.any(-1, keepdim=True)
-        allowed = allowed | empty  # of finite scores, which a softmax needs
+        empty = ~allowed.any(-1, keepdim=True)  # queries that see no key
+        allowed = allowed | empty  # a softmax needs a finite score
     if allowed is not None:
         scores = torch.where(allowed, scores, -torch.inf)
     if sinks is not None:

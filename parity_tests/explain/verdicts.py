@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -15,7 +16,7 @@ from parity_tests.judge.candidates import Outcome, extras, leaves, numpy_layer, 
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.consequences import consequences
 from parity_tests.judge.judging import Anchor, Row, judge_ends, reference, tape_rows
-from parity_tests.mistakes.plant import Mutant, planted
+from parity_tests.mistakes.plant import Copy, Mutant, with_bugs
 
 FORWARD = ("tape", "output")
 STAGES = ("tape", "output", "cotangent", "stage gradient", "gradient")
@@ -100,13 +101,19 @@ def verdicts(
     return sorted(rows, key=place), anchor
 
 
+@lru_cache(maxsize=512)  # the mistakes that one variant can have, twice
+def kept(edits: tuple[Mutant, ...]) -> Copy:
+    """A copy with these edits, whose modules run once: a search makes the same mistakes in every call and type."""
+    return with_bugs("attn_np", *edits)
+
+
 @contextmanager
 def tree_of(setup: Setup) -> Iterator[str]:
     """The name of attn_np, or of a copy of it with the setup's edits that can derive bounds."""
     if not setup.edits:
         yield "attn_np"
         return
-    with planted(setup.edits[0], "attn_np", *setup.edits[1:]) as alias:
+    with kept(setup.edits).importable() as alias:
         import_module(f"{alias}.{setup.case.config.variant}")
         adopt(alias)
         try:

@@ -44,7 +44,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         ),
         {"BLOCK_QUERIES": 4, "BLOCK_KEYS": 50, "EDGE_QUERIES": 2, "MIN_BLOCKS": 1, "PATTERN_KEYS": 3},
     ],
-    "torch": [{"SMALL": 0, "blocks.CPU_ROWS": 3, "blocks.CPU_BLOCK": 70, "blocks.PATTERN_KEYS": 2}],
+    "torch": [{"SMALL": 0, "blocks.CPU_QUERIES": 3, "blocks.CPU_SCORES": 70, "blocks.PATTERN_KEYS": 2}],
     "jax": [
         {"ONE_BLOCK": 0, "SMALL": 0, "SHORT_QUERY": 0, "ROWS": 2, "QUERIES": 2, "KEYS": 3, "PRODUCT": 0, "EVEN": 1},
         {"SHORT_KEY_BLOCK": 3, "SHORT_MAX_BLOCKS": 0},

@@ -10,7 +10,7 @@ from pkgutil import iter_modules
 
 from parity_tests.mistakes import backward, masks, norms, of_variants, projections, recurrent, rotary, scores, weights
 from parity_tests.mistakes.evidence import evidence, outcome_of
-from parity_tests.mistakes.plant import SHARED, TREES, Mutant, copied, edited, file_of, planted
+from parity_tests.mistakes.plant import SHARED, TREES, Mutant, edited, file_of, planted
 
 __all__ = [
     "MUTANTS",
@@ -18,7 +18,6 @@ __all__ = [
     "THEMES",
     "TREES",
     "Mutant",
-    "copied",
     "edited",
     "evidence",
     "file_of",

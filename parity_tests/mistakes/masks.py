@@ -168,8 +168,8 @@ MUTANTS = (
     causal(
         "mask and causality joined by or",
         "combine both with and: a key is seen only where the mask and causality allow it",
-        "limits & mask",
-        "limits | mask",
+        "allowed & mask",
+        "allowed | mask",
     ),
     # Windows
     capped(
@@ -229,7 +229,7 @@ MUTANTS = (
     causal(
         "causal dropped where a mask is given",
         "combine both: a key is seen only where the mask and causality allow it",
-        "limits if mask is None else limits & mask",
-        "limits if mask is None else mask",
+        "allowed if mask is None else allowed & mask",
+        "allowed if mask is None else mask",
     ),
 )

@@ -226,17 +226,18 @@ def edited(mutant: Mutant, tree: str, source: str | None = None) -> str:
     return imports + (re.sub(old, new, source) if mutant.pattern else source.replace(old, new))
 
 
-class _Copy(MetaPathFinder, Loader):
-    """Finds and runs the modules of a tree's copy, some of its files edited.
+class Copy(MetaPathFinder, Loader):
+    """Finds and runs the modules of a tree's copy, some of its files edited, and keeps those that it ran.
 
     The copy takes what it imports from the tree itself, but for the edited files and what imports them.
     """
 
-    def __init__(self, tree: str, alias: str, files: Mapping[str, str]) -> None:
-        self.tree, self.alias, self.root = tree, alias, root(tree)
+    def __init__(self, tree: str, files: Mapping[str, str]) -> None:
+        self.tree, self.alias, self.root = tree, f"{tree}_copy{next(_numbers)}", root(tree)
         self.codes = {self.root / file: compiled(file, source) for file, source in files.items()}
         names = frozenset[str]().union(*(importers(tree, file) for file in files))
-        self.modules = {name: name.replace(tree, alias, 1) for name in names}
+        self.names = {name: name.replace(tree, self.alias, 1) for name in names}
+        self.modules: dict[str, ModuleType] = {}
 
     def path(self, name: str) -> Path:
         place = self.root.joinpath(*name.split(".")[1:])
@@ -254,29 +255,33 @@ class _Copy(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         path = self.path(module.__name__)
         code = self.codes.get(path) or compiled(path.name, sources(self.tree)[path])
-        exec(renamed(code, self.modules), module.__dict__)
+        self.modules[module.__name__] = module
+        exec(renamed(code, self.names), module.__dict__)
+
+    @contextmanager
+    def importable(self) -> Iterator[str]:
+        """Its name, under which it can be imported meanwhile; what was run before is not run again."""
+        sys.meta_path.insert(0, self)
+        sys.modules.update(self.modules)
+        try:
+            yield self.alias
+        finally:
+            sys.meta_path.remove(self)
+            for name in self.modules:
+                sys.modules.pop(name, None)
+
+
+def with_bugs(tree: str, *mutants: Mutant) -> Copy:
+    """A copy of a tree with one bug in it, or several."""
+    files: dict[str, str] = {}
+    for mutant in mutants:
+        file = file_of(mutant, tree)
+        files[file] = edited(mutant, tree, files.get(file))
+    return Copy(tree, files)
 
 
 @contextmanager
 def planted(mutant: Mutant, tree: str, *more: Mutant) -> Iterator[str]:
     """A copy of a tree with one bug in it, or several, importable under the name this gives."""
-    files: dict[str, str] = {}
-    for one in (mutant, *more):
-        file = file_of(one, tree)
-        files[file] = edited(one, tree, files.get(file))
-    with copied(tree, files) as alias:
+    with with_bugs(tree, mutant, *more).importable() as alias:
         yield alias
-
-
-@contextmanager
-def copied(tree: str, files: Mapping[str, str]) -> Iterator[str]:
-    """A copy of a tree in which some files have another source, importable under the name this gives."""
-    alias = f"{tree}_copy{next(_numbers)}"
-    finder = _Copy(tree, alias, files)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield alias
-    finally:
-        sys.meta_path.remove(finder)
-        for name in [n for n in sys.modules if n == alias or n.startswith(f"{alias}.")]:
-            del sys.modules[name]

@@ -20,7 +20,7 @@ from parity_tests.judge.cases import CALLS, Case, Drawn, given
 from parity_tests.judge.consequences import consequences
 from parity_tests.judge.hard_inputs import STYLES, Hard
 from parity_tests.judge.judging import Row
-from parity_tests.mistakes.plant import copied, root, sources
+from parity_tests.mistakes.plant import Copy, root, sources
 
 GARBAGE = 1000.0  # at hidden positions of the inputs
 RUNS = {"numpy": run_numpy, "torch": run_torch}
@@ -36,7 +36,7 @@ def free_tree(framework: str) -> Iterator[str]:
     body = body.replace("return x if allowed is None else where(any_visible(spec, allowed), x, 0.0)", "return x")
     if body == source.partition("def zero_unseen(")[2]:
         raise ValueError(f"free ports: expected the line of zero_unseen in {tree}/_masks.py, got another; mend this")
-    with copied(tree, {"_masks.py": head + mark + body}) as alias:
+    with Copy(tree, {"_masks.py": head + mark + body}).importable() as alias:
         yield alias
 
 

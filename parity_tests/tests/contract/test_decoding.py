@@ -329,7 +329,7 @@ def test_states_are_kept_wider_than_16_bits(tree: str) -> None:
     cache = layer.init_cache(BATCH, 320)
     for step in (x, *[x[:, :1]] * 9):
         _, cache = layer.step(step, cache)
-    assert bare(cache.arrays["total"]).ravel().tolist() == [309.0] * 2 * BATCH
+    assert bare(cache.arrays["key_sum"]).ravel().tolist() == [309.0] * 2 * BATCH
     narrow = layer.init_cache(BATCH, 1, dtype="bfloat16").arrays
     for arrays, kind in ((cache.arrays, "float32"), (narrow, "bfloat16")):
         assert {str(x.dtype).rpartition(".")[2] for x in arrays.values()} == {kind}

@@ -72,7 +72,7 @@ def test_what_is_drawn_is_what_is_asked() -> None:
 
 def one_key_ahead(patch: pytest.MonkeyPatch) -> None:
     outside = in_numpy.outside_window
-    patch.setattr(in_numpy, "outside_window", lambda t, s, ahead, left, right: outside(t, s, ahead - 1, left, right))
+    patch.setattr(in_numpy, "outside_window", lambda t, s, first, left, right: outside(t, s, first - 1, left, right))
 
 
 def the_top_is_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -83,39 +83,40 @@ def the_top_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_key_too_far(patch: pytest.MonkeyPatch) -> None:
-    limits = in_torch.limits
-    wider: Callable[..., Any] = lambda *given: tuple(n if n is None else n + 1 for n in limits(*given))  # noqa: E731
-    patch.setattr(in_torch, "limits", wider)
+    limits_of = in_torch.limits_of
+    wider: Callable[..., Any] = lambda *given: tuple(n if n is None else n + 1 for n in limits_of(*given))  # noqa: E731
+    patch.setattr(in_torch, "limits_of", wider)
 
 
 def an_overlap_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(in_jax.Plan, "ragged", (False, False))
 
 
-def skipped(some: Any) -> Any:
-    """The first block of keys that the pattern shows is taken for hidden."""
-    return some & (some.cumsum(-1) > 1)
+def skipped(may: Any) -> Any:
+    """The first block of keys that the pattern may show is taken for hidden."""
+    return may & (may.cumsum(-1) > 1)
 
 
-def a_stretch_too_few_in_numpy(patch: pytest.MonkeyPatch) -> None:
+def a_block_too_few_in_numpy(patch: pytest.MonkeyPatch) -> None:
     table = in_numpy.block_table
-    patch.setattr(in_numpy, "block_table", lambda *a, **k: Truth(skipped(table(*a, **k).some), table(*a, **k).every))
+    patch.setattr(in_numpy, "block_table", lambda *a, **k: Truth(skipped(table(*a, **k).may), table(*a, **k).must))
 
 
-def a_stretch_too_few_in_torch(patch: pytest.MonkeyPatch) -> None:
+def a_block_too_few_in_torch(patch: pytest.MonkeyPatch) -> None:
     table = torch_blocks.block_table
-    changed = lambda *a, **k: Truth(skipped(table(*a, **k).some), table(*a, **k).every)  # noqa: E731
+    changed = lambda *a, **k: Truth(skipped(table(*a, **k).may), table(*a, **k).must)  # noqa: E731
     patch.setattr(torch_blocks, "block_table", changed)
 
 
-def a_stretch_too_few_in_jax(patch: pytest.MonkeyPatch) -> None:
-    met = in_jax._met
-    patch.setattr(in_jax, "_met", lambda *given: (met(*given)[0], met(*given)[1] - 1))
+def a_block_too_few_in_jax(patch: pytest.MonkeyPatch) -> None:
+    counted = in_jax._key_blocks_of_pattern
+    fewer = lambda *given: (counted(*given)[0], counted(*given)[1] - 1)  # noqa: E731
+    patch.setattr(in_jax, "_key_blocks_of_pattern", fewer)
 
 
 def an_edge_without_its_mask(patch: pytest.MonkeyPatch) -> None:
     table = in_numpy.block_table
-    patch.setattr(in_numpy, "block_table", lambda *a, **k: Truth(table(*a, **k).some, table(*a, **k).some))
+    patch.setattr(in_numpy, "block_table", lambda *a, **k: Truth(table(*a, **k).may, table(*a, **k).may))
 
 
 def positions_from_the_block_on(patch: pytest.MonkeyPatch) -> None:
@@ -128,9 +129,9 @@ PLANTED = {
     the_top_is_forgotten: ("numpy", "bias", "scores"),
     a_key_too_far: ("torch", "window", "before"),
     an_overlap_is_counted_twice: ("jax", "causal", True),
-    a_stretch_too_few_in_numpy: ("numpy", "heads", "own"),
-    a_stretch_too_few_in_torch: ("torch", "heads", "own"),
-    a_stretch_too_few_in_jax: ("jax", "heads", "own"),
+    a_block_too_few_in_numpy: ("numpy", "heads", "own"),
+    a_block_too_few_in_torch: ("torch", "heads", "own"),
+    a_block_too_few_in_jax: ("jax", "heads", "own"),
     an_edge_without_its_mask: ("numpy", "heads", "own"),
     positions_from_the_block_on: ("torch", "heads", "own"),
 }

@@ -245,7 +245,7 @@ def test_numpy_makes_the_same_scores_again(options: dict[str, Any], monkeypatch:
         found = real(args, block, keys, q, out)
         heads[-1].add(out.shape[1])
         for (b, h, t, s), x in np.ndenumerate(out):
-            at = block.rows.start + b, block.heads.start + h, block.queries.start + t, keys.start + s
+            at = block.batch.start + b, block.heads.start + h, block.queries.start + t, keys.start + s
             made[-1][at] = x
         return found
 

@@ -100,7 +100,7 @@ def test_hidden_blocks_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None
     assert np.isfinite(y[:, :2]).all()
     assert np.isnan(y[:, -1]).all()
     plan = _kernels.Plan(8192, 8192, 1, 512, 256, False, 255, 0, 1.0, None, None)
-    assert sum(int(end - first) for first, end in map(plan.span, range(plan.blocks))) == 2 + 15 * 3
+    assert sum(int(end - first) for first, end in map(plan.key_blocks, range(plan.blocks))) == 2 + 15 * 3
 
 
 def test_few_queries_read_no_further_than_the_last_key_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,7 +232,7 @@ def test_no_two_threads_add_to_one_gradient(g: int, blocks: str, monkeypatch: py
     _, backward = tasks
     owners = np.zeros((3, g), int)
     for blocks_of_task in backward:
-        (at,) = {(block.rows.indices(3), block.kv_heads.indices(g)) for block in blocks_of_task}
+        (at,) = {(block.batch.indices(3), block.kv_heads.indices(g)) for block in blocks_of_task}
         owners[tuple(slice(*span) for span in at)] += 1
     assert (owners == 1).all()
 

@@ -38,8 +38,8 @@ def paths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     else:
         monkeypatch.setattr(kernels, "SMALL", 0)
     if request.param == "blocks":
-        monkeypatch.setattr(blocks, "CPU_ROWS", 3)
-        monkeypatch.setattr(blocks, "CPU_BLOCK", 70)
+        monkeypatch.setattr(blocks, "CPU_QUERIES", 3)
+        monkeypatch.setattr(blocks, "CPU_SCORES", 70)
     yield
 
 

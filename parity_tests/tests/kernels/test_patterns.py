@@ -15,7 +15,7 @@ import attn_torch
 from attn_np import _kernels as numpy_kernels
 from attn_np import patterns
 from attn_np._masks import block_table, visible_pairs
-from attn_np.contract._patterns import Interval, Pattern, from_words
+from attn_np.contract._patterns import Interval, Pattern, from_text
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES, Tree
 
@@ -55,10 +55,10 @@ def test_intervals_say_nothing_false(name: str, q: int, more_q: int, k: int, mor
     ends = [np.asarray([x]) for x in (q, q + more_q, k, k + more_k)]
     known = condition(Interval(*ends[:2]), Interval(*ends[2:]))
     met = condition(np.arange(q, q + more_q + 1)[:, None], np.arange(k, k + more_k + 1))
-    assert known.some[0] >= met.any()
-    assert known.every[0] <= met.all()
+    assert known.may[0] >= met.any()
+    assert known.must[0] <= met.all()
     if more_q == more_k == 0:
-        assert known.some[0] == known.every[0] == met.all()
+        assert known.may[0] == known.must[0] == met.all()
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -70,16 +70,16 @@ def test_block_table_and_pairs(seed: int) -> None:
     table = block_table(pattern, t, s, 4, 3, like=np.zeros(1))
     for i, j in np.ndindex(-(-t // 4), -(-s // 3)):
         block = pairs[:, 0, 4 * i : 4 * i + 4, 3 * j : 3 * j + 3].reshape(2, -1)
-        some, every = (np.broadcast_to(x[:, i, j], 2) for x in (table.some, table.every))
-        assert (some >= block.any(1)).all()
-        assert (every <= block.all(1)).all()
+        may, must = (np.broadcast_to(x[:, i, j], 2) for x in (table.may, table.must))
+        assert (may >= block.any(1)).all()
+        assert (must <= block.all(1)).all()
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_words_and_arrays_are_the_pattern(seed: int) -> None:
+def test_text_and_arrays_are_the_pattern(seed: int) -> None:
     pattern, want, t, s = drawn(seed)
     arrays = iter([x for _, x in pattern.arrays()])
-    again = from_words(pattern.words(), lambda axes: next(arrays))
+    again = from_text(pattern.as_text(), lambda axes: next(arrays))
     at = (np.arange(t) + (s - t))[None], np.arange(s)[None]
     np.testing.assert_array_equal(np.broadcast_to(visible_pairs(again, *at), want.shape), want)
 
@@ -178,7 +178,7 @@ def test_a_class_that_is_made_again_is_the_new_one(tree: Tree) -> None:
                 context = tree.numpy(tree.package.attend(x, x, v, pattern=pattern, implementation="fused")[0])
             np.testing.assert_array_equal(context[0, :, 0] > 0, sign * (j - i) >= 0)
         with pytest.raises(TypeError, match=f"{name}: expected one class of this name, got a second"):
-            old.words()
+            old.as_text()
 
 
 def test_fields_by_keyword_and_of_an_unsigned_kind() -> None:
@@ -194,7 +194,7 @@ def test_fields_by_keyword_and_of_an_unsigned_kind() -> None:
     first = np.arange(12, dtype=np.uint8)[None] // 2
     table = block_table(From(first=first, step=2), 12, 12, 1, 1, like=np.zeros(1))
     want = np.arange(12) - first[0][:, None].astype(int)
-    np.testing.assert_array_equal(table.every[0], (want >= 0) & (want % 2 == 0))
+    np.testing.assert_array_equal(table.must[0], (want >= 0) & (want % 2 == 0))
 
 
 @dataclass(frozen=True)

@@ -177,10 +177,10 @@ def patterned(alias: str) -> None:
         table = parts.block_table(pattern, t, s, 3, 2, like=np.ones(1))
         for i, j in np.ndindex(-(-t // 3), -(-s // 2)):
             block = pairs[:, 0, 3 * i : 3 * i + 3, 2 * j : 2 * j + 2].reshape(2, -1)
-            claim(np.all(table.some[:, i, j] >= block.any(1)), "no block is skipped that holds a pair")
-            claim(np.all(table.every[:, i, j] <= block.all(1)), "no block is taken for whole that is not")
+            claim(np.all(table.may[:, i, j] >= block.any(1)), "no block is skipped that holds a pair")
+            claim(np.all(table.must[:, i, j] <= block.all(1)), "no block is taken for whole that is not")
         finest = parts.block_table(pattern, t, s, 1, 1, like=np.ones(1))
-        for x in (finest.some, finest.every):
+        for x in (finest.may, finest.must):
             claim(np.array_equal(np.broadcast_to(x, (2, t, s)), pairs[:, 0]), "single pairs are decided")
     own = patterns.Chunks(3)
     claim(parts.visibility(None, 7, 7, like=np.ones(1), pattern=own) == (None, None), "every position sees itself")

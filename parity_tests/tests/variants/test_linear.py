@@ -95,7 +95,7 @@ def test_the_state_does_not_grow(tree: Tree) -> None:
     layer = tree.package.build("linear", **FORMS.as_dict())
     for room in (1, 64):
         arrays = layer.init_cache(2, room).arrays
-        assert {name: tuple(x.shape) for name, x in arrays.items()} == {"state": (2, 2, 3, 7), "total": (2, 2, 3)}
+        assert {name: tuple(x.shape) for name, x in arrays.items()} == {"state": (2, 2, 3, 7), "key_sum": (2, 2, 3)}
 
 
 # PyTorch's own functions ----------------------------------------------------------------------------------------------

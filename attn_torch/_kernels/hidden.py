@@ -1,0 +1,95 @@
+"""What positions, patterns and masks hide, before any scores are formed."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attn_np.contract._band import Limits
+from attn_np.contract._patterns import AXES, Pattern, from_text
+from attn_torch._masks import visibility, zero_unseen
+
+
+def known(condition: Any) -> bool:
+    """Whether a comparison of lengths holds for every length of a compiled call, whose lengths may vary."""
+    if not torch.compiler.is_compiling():
+        return bool(condition)
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy, which takes 0.3 s
+
+    return statically_known_true(condition)
+
+
+class PatternArrays(NamedTuple):
+    """A pattern as operations of PyTorch take it: a text, and the arrays of the same axes stacked along n.
+
+    Attributes:
+        text: "" for no pattern.
+        by_query, by_key, by_batch: `b n t`, `b n s` and `b n`, integers; None without any.
+    """
+
+    text: str = ""
+    by_query: Tensor | None = None
+    by_key: Tensor | None = None
+    by_batch: Tensor | None = None
+
+    @classmethod
+    def of(cls, pattern: Pattern | None) -> "PatternArrays":
+        if pattern is None:
+            return cls()
+        found = pattern.arrays()
+        groups = ([x.long() for axes, x in found if axes == wanted] for wanted in AXES)
+        return cls(pattern.as_text(), *(torch.stack(arrays, 1) if arrays else None for arrays in groups))
+
+    def pattern(self) -> Pattern | None:
+        if not self.text:
+            return None
+        stacks = zip(AXES, self[1:], strict=True)
+        remaining = {axes: iter(() if x is None else x.unbind(1)) for axes, x in stacks}
+        return from_text(self.text, lambda axes: next(remaining[axes]))
+
+
+def limits_of(causal: bool, window: Limits | None, t: int, s: int) -> Limits:
+    """Causality and window as one; None where that hides nothing."""
+    left, right = (None, None) if window is None else window
+    right = 0 if causal else right
+    left = None if left is None or known(left >= s - 1) else left
+    return left, None if right is None or known(right >= t - 1) else right
+
+
+def cut(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, limits: Limits
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Limits]:
+    """The arguments without the first queries, if they see no key, and the first keys, if no query sees them."""
+    (left, right), t, s = limits, q.shape[1], k.shape[1]
+    first_query = t - s - right if right is not None and known(t - s > right) else None
+    first_key = s - t - left if left is not None and known(s - t > left) else None
+    if first_query is None and first_key is None:
+        return q, k, v, mask, bias, limits
+    q, k, v = q[:, first_query:], k[:, first_key:], v[:, first_key:]
+    mask, bias = (
+        x if x is None else x[:, :, first_query if x.shape[2] > 1 else 0 :, first_key if x.shape[3] > 1 else 0 :]
+        for x in (mask, bias)
+    )
+    return q, k, v, mask, bias, limits_of(False, limits, q.shape[1], k.shape[1])
+
+
+def zero_unseen_inputs(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, limits: Limits, pattern: Pattern | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """q, k, v with 0 for keys that no query sees and queries that see no key, so that what these hold cannot leak; and
+    the mask: one that hides nothing if there was none and the limits by themselves may leave a query without a key.
+    """
+    (left, right), t, s = limits, q.shape[1], k.shape[1]
+    if mask is None and pattern is None:
+        if (right is None or known(t - s <= right)) and (left is None or known(s - t <= left)):
+            return q, k, v, None
+        mask = torch.ones(1, 1, 1, s, dtype=torch.bool, device=q.device)
+    queries, keys = visibility(mask, t, s, like=q, window=limits, pattern=pattern)
+    keys = None if keys is None else any_of_group(keys, q.shape[2] // k.shape[2])
+    k, v = (zero_unseen("bgts->bsgk", keys, x) for x in (k, v))
+    return zero_unseen("bhts->bthk", queries, q), k, v, mask
+
+
+def any_of_group(mask: Tensor, r: int) -> Tensor:
+    """What any of the r query heads of a key/value head sees: `b h t s` -> `b g t s`."""
+    return mask if mask.shape[1] == 1 or r == 1 else mask.unflatten(1, (-1, r)).amax(2)
