@@ -1,10 +1,12 @@
 """Differential attention: the difference of two softmax maps, in which their common noise cancels."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float, Int
 
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import attention_mask, unmasked_by_bias, zero_unseen
+from attn_jax._masks import unmasked_by_bias, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -21,6 +23,7 @@ from attn_jax._ops import (
     upcast,
 )
 from attn_jax._rotary import rotate, rotation
+from attn_jax._rows import by_rows
 from attn_np.contract.differential import Config
 
 
@@ -67,9 +70,9 @@ class DifferentialAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
-        allowed = record(tape, allowed=allowed)
-        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        query, key, value = prepare_inputs(
+            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
+        )
         positions = record(tape, positions=positions)
         q = linear("btd,dhrk->bthrk", query, self.w_q, self.b_q)
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
@@ -77,30 +80,41 @@ class DifferentialAttention(Layer[Config]):
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate_maps(q, cos, sin, c.layout), k_rot=rotate_maps(k, cos, sin, c.layout))
         k, v = append(step, k=k, v=v)
-        k, v = repeat_heads(k, q), repeat_heads(v, q)
-        q, k, v = (
-            zero_unseen("bhts->bthrk", allowed, q),
-            zero_unseen("bhts->bshrk", allowed, k),
-            zero_unseen("bhts->bshv", allowed, v),
-        )
-        q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
-        scores = record(tape, scores=einsum("bthrk,bshrk->bhrts", q, k) * scale)
-        if c.softcap is not None:
-            scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
-        allowed = unmasked_by_bias(allowed, bias)
-        # Both maps see the same keys: b h t s -> b h 1 t s.
-        if bias is not None:
-            scores = record(tape, biased=scores + for_both_maps(bias))
-        maps = record(tape, maps=softmax(scores, None if allowed is None else for_both_maps(allowed)))
-        # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
-        lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
-        lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.start())
-        probs = record(tape, probs=maps[:, :, 0] - lambda_full * maps[:, :, 1])
-        kept = record(tape, kept=dropout(probs, keep, c.dropout))
-        context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
+        ) -> Any:
+            allowed = record(tape, allowed=allowed)
+            k, v = repeat_heads(k, q), repeat_heads(v, q)
+            q, k, v = (
+                zero_unseen("bhts->bthrk", allowed, q),
+                zero_unseen("bhts->bshrk", allowed, k),
+                zero_unseen("bhts->bshv", allowed, v),
+            )
+            q, k, v = record(tape, q=q, k=k, v=v)
+            bias, keep = record(tape, bias=upcast(bias), keep=keep)
+            scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
+            scores = record(tape, scores=einsum("bthrk,bshrk->bhrts", q, k) * scale)
+            if c.softcap is not None:
+                scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
+            allowed = unmasked_by_bias(allowed, bias)
+            # Both maps see the same keys: b h t s -> b h 1 t s.
+            if bias is not None:
+                scores = record(tape, biased=scores + for_both_maps(bias))
+            maps = record(tape, maps=softmax(scores, None if allowed is None else for_both_maps(allowed)))
+            # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
+            lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
+            lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.start())
+            probs = record(tape, probs=maps[:, :, 0] - lambda_full * maps[:, :, 1])
+            kept = record(tape, kept=dropout(probs, keep, c.dropout))
+            context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+            return context, probs
+
+        context, probs = by_rows(
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+            return_weights=return_weights, bias=bias, keep=keep,
+        )  # fmt: skip
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.start()))
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

@@ -1,12 +1,13 @@
 """Disentangled attention (DeBERTa): contents look at contents, contents at positions, and positions at contents."""
 
 from math import sqrt
+from typing import Any
 
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import attention_mask, token_positions, unmasked_by_bias, zero_unseen
+from attn_jax._masks import unmasked_by_bias, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -22,6 +23,7 @@ from attn_jax._ops import (
     upcast,
 )
 from attn_jax._relative import bucketed
+from attn_jax._rows import by_rows
 from attn_np.contract.disentangled import Config
 
 
@@ -55,49 +57,61 @@ class DisentangledAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
-        allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
-        allowed = record(tape, allowed=allowed)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         # Upcast once for all terms: in 16 bits, too, their gradients add up before they are rounded.
         w_q, b_q, w_k, b_k, rel = (upcast(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
         q = linear("btd,dhk->bthk", query, w_q, b_q)
         k = linear("bsd,dhk->bshk", key, w_k, b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        q = zero_unseen("bhts->bthk", allowed, q)
-        k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
-        q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        limit, span = c.max_distance, c.span()
-        distance = query_positions[:, :, None] - key_positions[:, None, :]
-        if c.buckets is not None:
-            distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
-        terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
+        rel_k = rel_q = None
         if self.w_rel_norm is not None:
             rel = record(tape, rel=layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps))
         if "c2p" in c.terms:
-            # Equation 3: the row of a pair, as its query sees it.
-            row = record(tape, row=clip(distance + span, 0, 2 * span - 1))
             w_dist, b_dist = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, None)
             rel_k = record(tape, rel_k=linear("xd,dhk->xhk", rel, w_dist, b_dist))
-            distances = record(tape, c2p_distances=einsum("bthk,xhk->bhtx", q, rel_k))
-            terms += [record(tape, c2p_scores=gather_last(distances, row))]
         if "p2c" in c.terms:
-            # The row of a pair, as its key sees it: the other sign. The key's position comes first.
-            distance = -distance if c.p2c_view == "key" else distance
-            row = record(tape, key_row=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
             w_dist, b_dist = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, None)
             rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
-            distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
-            terms += [record(tape, p2c_scores=gather_last(distances, row).swapaxes(2, 3))]
-        scale = 1 / sqrt(sizes["k"] * len(terms)) if c.scale is None else c.scale
-        scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
-        if bias is not None:
-            scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
-        kept = record(tape, kept=dropout(probs, keep, c.dropout))
-        context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
+        ) -> Any:
+            query_positions, key_positions = positions
+            allowed = record(tape, allowed=allowed)
+            q = zero_unseen("bhts->bthk", allowed, q)
+            k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
+            q, k, v = record(tape, q=q, k=k, v=v)
+            bias, keep = record(tape, bias=upcast(bias), keep=keep)
+            limit, span = c.max_distance, c.span()
+            distance = query_positions[:, :, None] - key_positions[:, None, :]
+            if c.buckets is not None:
+                distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
+            terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
+            if rel_k is not None:
+                # Equation 3: the row of a pair, as its query sees it.
+                row = record(tape, row=clip(distance + span, 0, 2 * span - 1))
+                distances = record(tape, c2p_distances=einsum("bthk,xhk->bhtx", q, rel_k))
+                terms += [record(tape, c2p_scores=gather_last(distances, row))]
+            if rel_q is not None:
+                # The row of a pair, as its key sees it: the other sign. The key's position comes first.
+                distance = -distance if c.p2c_view == "key" else distance
+                row = record(tape, key_row=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
+                distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
+                terms += [record(tape, p2c_scores=gather_last(distances, row).swapaxes(2, 3))]
+            scale = 1 / sqrt(sizes["k"] * len(terms)) if c.scale is None else c.scale
+            scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
+            if bias is not None:
+                scores = record(tape, biased=scores + bias)
+            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            kept = record(tape, kept=dropout(probs, keep, c.dropout))
+            context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+            return context, probs
+
+        context, probs = by_rows(
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
+            bias=bias, keep=keep,
+        )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

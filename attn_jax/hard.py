@@ -1,12 +1,15 @@
 """Hard attention: every query takes one key only; a softmax serves for the gradient."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import attention_mask, unmasked_by_bias
+from attn_jax._masks import unmasked_by_bias
 from attn_jax._ops import Array, Tape, dtype_name, hardmax, linear, record, softmax, straight_through, upcast
+from attn_jax._rows import by_rows
 from attn_np.contract.hard import Config
 
 
@@ -39,27 +42,36 @@ class HardAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, noise=noise, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
-        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        query, key, value = prepare_inputs(
+            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
+        )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        noise = record(tape, noise=upcast(noise))
 
-        def hard_weights(scores: Array, allowed: Array | None) -> Array:
-            noisy = scores if noise is None else record(tape, noisy=scores + noise)
-            allowed = unmasked_by_bias(allowed, noise)
-            hard = hardmax(noisy, allowed)
-            if c.estimator == "argmax":
-                return hard
-            return straight_through(hard, record(tape, soft=softmax(noisy / c.temperature, allowed)))
+        def weigh(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, noise: Array | None, **by_score: Any
+        ) -> Any:
+            noise = record(tape, noise=upcast(noise))
 
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            softmax_fn=hard_weights, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+            def hard_weights(scores: Array, allowed: Array | None) -> Array:
+                noisy = scores if noise is None else record(tape, noisy=scores + noise)
+                allowed = unmasked_by_bias(allowed, noise)
+                hard = hardmax(noisy, allowed)
+                if c.estimator == "argmax":
+                    return hard
+                return straight_through(hard, record(tape, soft=softmax(noisy / c.temperature, allowed)))
+
+            return attend(
+                q, k, v, mask=allowed, **by_score, scale=c.scale, softcap=c.softcap, softmax_fn=hard_weights,
+                rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
+            )  # fmt: skip
+
+        context, weights = by_rows(
+            weigh, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+            return_weights=return_weights, implementation=implementation, bias=bias, noise=noise, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

@@ -1,12 +1,13 @@
 """Relative position representations (Shaw): a learned vector for each distance is added to keys and values."""
 
 from math import sqrt
+from typing import Any
 
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import attention_mask, token_positions, unmasked_by_bias, zero_unseen
+from attn_jax._masks import unmasked_by_bias, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -21,6 +22,7 @@ from attn_jax._ops import (
     take,
     upcast,
 )
+from attn_jax._rows import by_rows
 from attn_np.contract.shaw import Config
 
 
@@ -51,35 +53,44 @@ class ShawAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
-        allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
-        allowed = record(tape, allowed=allowed)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        q = zero_unseen("bhts->bthk", allowed, q)
-        k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
-        q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        # Equation 4 of the paper: key position minus query position, clipped on either side.
-        offset = clip(key_positions[:, None, :] - query_positions[:, :, None], -c.max_distance, c.max_distance)
-        row = record(tape, row=broadcast_to(offset + c.max_distance, (sizes["b"], sizes["t"], k.shape[1])))
-        rel_k = record(tape, rel_k=take(self.w_rel_k, row))
-        content = einsum("bthk,bshk->bhts", q, k)
-        position = einsum("bthk,btsk->bhts", q, rel_k)
-        content, position = record(tape, content_scores=content, position_scores=position)
-        scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
-        if bias is not None:
-            scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
-        kept = record(tape, kept=dropout(probs, keep, c.dropout))
-        context = einsum("bhts,bshv->bthv", kept, v)
-        if self.w_rel_v is not None:
-            rel_v = record(tape, rel_v=take(self.w_rel_v, row))
-            context = context + einsum("bhts,btsv->bthv", kept, rel_v)
-        context = record(tape, context=context)
+
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
+        ) -> Any:
+            query_positions, key_positions = positions
+            allowed = record(tape, allowed=allowed)
+            q = zero_unseen("bhts->bthk", allowed, q)
+            k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
+            q, k, v = record(tape, q=q, k=k, v=v)
+            bias, keep = record(tape, bias=upcast(bias), keep=keep)
+            # Equation 4 of the paper: key position minus query position, clipped on either side.
+            offset = clip(key_positions[:, None, :] - query_positions[:, :, None], -c.max_distance, c.max_distance)
+            row = record(tape, row=broadcast_to(offset + c.max_distance, (*q.shape[:2], k.shape[1])))
+            rel_k = record(tape, rel_k=take(self.w_rel_k, row))
+            content = einsum("bthk,bshk->bhts", q, k)
+            position = einsum("bthk,btsk->bhts", q, rel_k)
+            content, position = record(tape, content_scores=content, position_scores=position)
+            scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
+            if bias is not None:
+                scores = record(tape, biased=scores + bias)
+            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            kept = record(tape, kept=dropout(probs, keep, c.dropout))
+            context = einsum("bhts,bshv->bthv", kept, v)
+            if self.w_rel_v is not None:
+                rel_v = record(tape, rel_v=take(self.w_rel_v, row))
+                context = context + einsum("bhts,btsv->bthv", kept, rel_v)
+            context = record(tape, context=context)
+            return context, probs
+
+        context, probs = by_rows(
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
+            bias=bias, keep=keep,
+        )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

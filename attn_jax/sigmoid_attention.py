@@ -1,12 +1,15 @@
 """Sigmoid attention: every key is weighed by itself, and the keys of a query do not compete."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import attention_mask, full_mask
+from attn_jax._masks import full_mask
 from attn_jax._ops import Array, Tape, dtype_name, einsum, linear, log, maximum, record, sigmoid, where, zeros
+from attn_jax._rows import by_rows
 from attn_np.contract.sigmoid_attention import Config
 
 
@@ -38,31 +41,37 @@ class SigmoidAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
-        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        query, key, value = prepare_inputs(
+            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
+        )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
-        def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
-            if allowed is None:
-                allowed = full_mask(None, scores.shape, scores)
-            if c.offset is None:
-                # 1 for every visible key. The inner choice takes none of the scores: it gives the 1 their dtype.
-                ones = where(allowed, where(allowed, 1.0, scores), 0.0)
-                count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
-                shifted = scores - log(maximum(count, 1.0))[..., None]
-            else:
-                shifted = scores + c.offset
-            shifted = record(tape, shifted=where(allowed, shifted, 0.0))
-            return where(allowed, sigmoid(shifted), 0.0)
+        def weigh(tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, **by_score: Any) -> Any:
+            def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
+                if allowed is None:
+                    allowed = full_mask(None, scores.shape, scores)
+                if c.offset is None:
+                    # 1 for every visible key. The inner choice takes none of the scores: it gives the 1 their dtype.
+                    ones = where(allowed, where(allowed, 1.0, scores), 0.0)
+                    count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
+                    shifted = scores - log(maximum(count, 1.0))[..., None]
+                else:
+                    shifted = scores + c.offset
+                shifted = record(tape, shifted=where(allowed, shifted, 0.0))
+                return where(allowed, sigmoid(shifted), 0.0)
 
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            softmax_fn=sigmoid_weights, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+            return attend(
+                q, k, v, mask=allowed, **by_score, scale=c.scale, softcap=c.softcap, softmax_fn=sigmoid_weights,
+                rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
+            )  # fmt: skip
+
+        context, weights = by_rows(
+            weigh, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+            return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

@@ -1,11 +1,14 @@
 """Sparsemax attention: the nearest point of the simplex instead of the softmax, so that most weights are 0."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._ops import Array, Tape, dtype_name, linear, record, sparsemax
+from attn_jax._rows import by_rows
 from attn_np.contract.sparsemax import Config
 
 
@@ -45,10 +48,16 @@ class SparsemaxAttention(Layer[Config]):
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            softmax_fn=sparsemax, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+
+        def weigh(tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, **by_score: Any) -> Any:
+            return attend(
+                q, k, v, mask=allowed, **by_score, scale=c.scale, softcap=c.softcap, softmax_fn=sparsemax,
+                rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
+            )  # fmt: skip
+
+        context, weights = by_rows(
+            weigh, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+            return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

@@ -1,12 +1,14 @@
 """T5's relative position biases: a learned number for each head and each bucket of distances is added to the scores."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import token_positions
 from attn_jax._ops import Array, Tape, clip, constants, dtype_name, linear, record, take, upcast
+from attn_jax._rows import by_rows
 from attn_np.contract.t5_bias import Config
 
 
@@ -37,22 +39,31 @@ class T5Attention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        bias = record(tape, caller_bias=upcast(bias))
-        # b s t, so that the rows are b s t h and one swap of axes gives b h t s.
-        offset = clip(key_positions[:, :, None] - query_positions[:, None, :], -c.max_distance, c.max_distance)
-        bucket = record(tape, bucket=constants(c.buckets(), offset)[offset + c.max_distance])
-        position_bias = record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=position_bias if bias is None else position_bias + bias, causal=c.causal,
-            scale=c.scale, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, mask: Any, positions: Any, bias: Any, keep: Any
+        ) -> Any:
+            query_positions, key_positions = positions
+            bias = record(tape, caller_bias=upcast(bias))
+            # b s t, so that the rows are b s t h and one swap of axes gives b h t s.
+            offset = clip(key_positions[:, :, None] - query_positions[:, None, :], -c.max_distance, c.max_distance)
+            bucket = record(tape, bucket=constants(c.buckets(), offset)[offset + c.max_distance])
+            position_bias = record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
+            return attend(
+                q, k, v, mask=mask, bias=position_bias if bias is None else position_bias + bias,
+                scale=c.scale, keep=keep, rate=c.dropout, tape=tape, implementation=implementation,
+                return_weights=return_weights,
+            )  # fmt: skip
+
+        context, weights = by_rows(
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
+            implementation=implementation, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

@@ -1,11 +1,14 @@
 """Talking-heads attention: learned maps across the heads, before and after the softmax."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import attention_mask, unmasked_by_bias, zero_unseen
+from attn_jax._masks import unmasked_by_bias, zero_unseen
 from attn_jax._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
+from attn_jax._rows import by_rows
 from attn_np.contract.talking_heads import Config
 
 
@@ -38,33 +41,44 @@ class TalkingHeadsAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
-        allowed = record(tape, allowed=allowed)
-        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        query, key, value = prepare_inputs(
+            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
+        )
         q = linear("btd,dgk->btgk", query, self.w_q, self.b_q)
         k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        q, k, v = (
-            zero_unseen("bhts->btgk", allowed, q),
-            zero_unseen("bhts->bsgk", allowed, k),
-            zero_unseen("bhts->bsgv", allowed, v),
-        )
-        q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        factor = sizes["k"] ** -0.5 if c.scale is None else c.scale
-        scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
-        if self.w_mix_scores is not None:
-            scores = record(tape, mixed=einsum("bgts,gh->bhts", scores, self.w_mix_scores))
-        if c.softcap is not None:
-            scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
-        if bias is not None:
-            scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
-        kept = record(tape, kept=dropout(probs, keep, c.dropout))
-        if self.w_mix_weights is not None:
-            kept = record(tape, blended=einsum("bhts,hg->bgts", kept, self.w_mix_weights))
-        context = record(tape, context=einsum("bgts,bsgv->btgv", kept, v))
+
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
+        ) -> Any:
+            allowed = record(tape, allowed=allowed)
+            q, k, v = (
+                zero_unseen("bhts->btgk", allowed, q),
+                zero_unseen("bhts->bsgk", allowed, k),
+                zero_unseen("bhts->bsgv", allowed, v),
+            )
+            q, k, v = record(tape, q=q, k=k, v=v)
+            bias, keep = record(tape, bias=upcast(bias), keep=keep)
+            factor = sizes["k"] ** -0.5 if c.scale is None else c.scale
+            scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
+            if self.w_mix_scores is not None:
+                scores = record(tape, mixed=einsum("bgts,gh->bhts", scores, self.w_mix_scores))
+            if c.softcap is not None:
+                scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
+            if bias is not None:
+                scores = record(tape, biased=scores + bias)
+            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            kept = record(tape, kept=dropout(probs, keep, c.dropout))
+            if self.w_mix_weights is not None:
+                kept = record(tape, blended=einsum("bhts,hg->bgts", kept, self.w_mix_weights))
+            context = record(tape, context=einsum("bgts,bsgv->btgv", kept, v))
+            return context, probs
+
+        context, probs = by_rows(
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+            return_weights=return_weights, bias=bias, keep=keep,
+        )  # fmt: skip
         y = record(tape, y=linear("btgv,gvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

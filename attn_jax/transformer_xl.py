@@ -1,14 +1,16 @@
 """Transformer-XL's relative positions: contents and distances are scored apart, each with a bias of its own."""
 
 from math import sqrt
+from typing import Any
 
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import attention_mask, token_positions, unmasked_by_bias, zero_unseen
+from attn_jax._masks import unmasked_by_bias, zero_unseen
 from attn_jax._ops import Array, Tape, clip, dropout, dtype_name, einsum, gather_last, linear, record, softmax, upcast
 from attn_jax._relative import sinusoids
+from attn_jax._rows import by_rows
 from attn_np.contract.transformer_xl import Config
 
 
@@ -40,36 +42,45 @@ class TransformerXLAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
-        allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
-        allowed = record(tape, allowed=allowed)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        q = zero_unseen("bhts->bthk", allowed, q)
-        k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
-        q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        bias, keep = record(tape, bias=upcast(bias), keep=keep)
         low, high = 0 if c.causal else 1 - k.shape[1], k.shape[1]
-        distance = clip(query_positions[:, :, None] - key_positions[:, None, :], low, high - 1)
-        row = record(tape, row=distance - low)
         table = sinusoids(low, high, sizes["d"], c.base, dtype_name(q), like=q)
         rel = record(tape, rel=einsum("xd,dhk->xhk", table, self.w_r))
-        q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
-        q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
-        # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
-        content = einsum("bthk,bshk->bhts", q_content, k)
-        distances = record(tape, distance_scores=einsum("bthk,xhk->bhtx", q_position, rel))
-        position = gather_last(distances, row)
-        content, position = record(tape, content_scores=content, position_scores=position)
-        scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
-        if bias is not None:
-            scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
-        kept = record(tape, kept=dropout(probs, keep, c.dropout))
-        context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
+        ) -> Any:
+            query_positions, key_positions = positions
+            allowed = record(tape, allowed=allowed)
+            q = zero_unseen("bhts->bthk", allowed, q)
+            k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
+            q, k, v = record(tape, q=q, k=k, v=v)
+            bias, keep = record(tape, bias=upcast(bias), keep=keep)
+            distance = clip(query_positions[:, :, None] - key_positions[:, None, :], low, high - 1)
+            row = record(tape, row=distance - low)
+            q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
+            q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
+            # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
+            content = einsum("bthk,bshk->bhts", q_content, k)
+            distances = record(tape, distance_scores=einsum("bthk,xhk->bhtx", q_position, rel))
+            position = gather_last(distances, row)
+            content, position = record(tape, content_scores=content, position_scores=position)
+            scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
+            if bias is not None:
+                scores = record(tape, biased=scores + bias)
+            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            kept = record(tape, kept=dropout(probs, keep, c.dropout))
+            context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+            return context, probs
+
+        context, probs = by_rows(
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
+            bias=bias, keep=keep,
+        )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

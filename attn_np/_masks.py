@@ -49,14 +49,20 @@ def attention_mask(
         allowed = step.attention_mask(left, right)
     elif left is not None or right is not None:
         s = s if step is None else step.start + t
-        offset = arange(s, like)[None, :] - (arange(t, like)[:, None] + (s - t))
-        left, right = s if left is None else left, t if right is None else right  # offsets go from 1 - s to t - 1
-        allowed = (offset >= -left) & (offset <= right)
+        allowed = in_window(arange(t, like)[None, :] + (s - t), arange(s, like)[None, :], left, right)[0]
     if pattern is not None:
         pairs = visible_pairs(pattern, *token_positions(t, s, like=like, step=step))
         pairs = pairs if head_axis else pairs[:, 0]
         allowed = pairs if allowed is None else allowed & pairs
     return mask if allowed is None else allowed if mask is None else allowed & mask
+
+
+def in_window(query_positions: Array, key_positions: Array, left: int | None, right: int | None) -> Array:
+    """Whether keys are from `left` before to `right` after the query, one a number: `b t`, `b s` -> `b t s`."""
+    offset = key_positions[:, None, :] - query_positions[:, :, None]
+    if left is None or right is None:
+        return offset <= right if left is None else offset >= -left
+    return (offset >= -left) & (offset <= right)
 
 
 def token_positions(t: int, s: int, *, like: Array, step: Any = None) -> tuple[Array, Array]:

@@ -1,12 +1,14 @@
 """Attention with linear biases (ALiBi): a score falls with the distance between query and key."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import token_positions
 from attn_np._ops import Array, Tape, constants, dtype_name, linear, record, to_dtype, upcast
+from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, sum_to
 from attn_np.contract.alibi import Config
 
@@ -37,33 +39,47 @@ class AlibiAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        bias = record(tape, caller_bias=upcast(bias))
-        distance = to_dtype(abs(query_positions[:, :, None] - key_positions[:, None, :]), dtype_name(q))
-        # h 1 1 times b 1 t s
-        alibi = record(tape, alibi=-constants(c.slopes(), q)[:, None, None] * distance[:, None])
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=alibi if bias is None else alibi + bias, causal=c.causal, window=c.window,
-            scale=c.scale, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, mask: Any, positions: Any, bias: Any, keep: Any
+        ) -> Any:
+            query_positions, key_positions = positions
+            bias = record(tape, caller_bias=upcast(bias))
+            distance = to_dtype(abs(query_positions[:, :, None] - key_positions[:, None, :]), dtype_name(q))
+            # h 1 1 times b 1 t s
+            alibi = record(tape, alibi=-constants(c.slopes(), q)[:, None, None] * distance[:, None])
+            return attend(
+                q, k, v, mask=mask, bias=alibi if bias is None else alibi + bias, scale=c.scale, keep=keep,
+                rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
+            )  # fmt: skip
+
+        context, weights = by_rows(
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+            return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, w, caller_bias = self.config, {}, tape.get("caller_bias")
+        c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
-        dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)
-        dbias = None if caller_bias is None else sum_to(tape["dbiased"], caller_bias.shape)
+
+        def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+            caller_bias = tape.get("caller_bias")
+            dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)
+            dbias = None if caller_bias is None else sum_to(tape["dbiased"], caller_bias.shape)
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias}
+
+        dq, dk, dv, dbias = by_rows_vjp(attend_rows_vjp, tape, dcontext).values()
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

@@ -1,11 +1,13 @@
 """Differential attention: the difference of two softmax maps, in which their common noise cancels."""
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import attention_mask, unmasked_by_bias, zero_unseen
+from attn_np._masks import unmasked_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
@@ -24,6 +26,7 @@ from attn_np._ops import (
     upcast,
 )
 from attn_np._rotary import rotate, rotation
+from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -84,9 +87,9 @@ class DifferentialAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
-        allowed = record(tape, allowed=allowed)
-        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        query, key, value = prepare_inputs(
+            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
+        )
         positions = record(tape, positions=positions)
         q = linear("btd,dhrk->bthrk", query, self.w_q, self.b_q)
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
@@ -94,74 +97,97 @@ class DifferentialAttention(Layer[Config]):
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate_maps(q, cos, sin, c.layout), k_rot=rotate_maps(k, cos, sin, c.layout))
         k, v = append(step, k=k, v=v)
-        k, v = repeat_heads(k, q), repeat_heads(v, q)
-        q, k, v = (
-            zero_unseen("bhts->bthrk", allowed, q),
-            zero_unseen("bhts->bshrk", allowed, k),
-            zero_unseen("bhts->bshv", allowed, v),
-        )
-        q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
-        scores = record(tape, scores=einsum("bthrk,bshrk->bhrts", q, k) * scale)
-        if c.softcap is not None:
-            scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
-        allowed = unmasked_by_bias(allowed, bias)
-        # Both maps see the same keys: b h t s -> b h 1 t s.
-        if bias is not None:
-            scores = record(tape, biased=scores + for_both_maps(bias))
-        maps = record(tape, maps=softmax(scores, None if allowed is None else for_both_maps(allowed)))
-        # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
-        lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
-        lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.start())
-        probs = record(tape, probs=maps[:, :, 0] - lambda_full * maps[:, :, 1])
-        kept = record(tape, kept=dropout(probs, keep, c.dropout))
-        context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
+        ) -> Any:
+            allowed = record(tape, allowed=allowed)
+            k, v = repeat_heads(k, q), repeat_heads(v, q)
+            q, k, v = (
+                zero_unseen("bhts->bthrk", allowed, q),
+                zero_unseen("bhts->bshrk", allowed, k),
+                zero_unseen("bhts->bshv", allowed, v),
+            )
+            q, k, v = record(tape, q=q, k=k, v=v)
+            bias, keep = record(tape, bias=upcast(bias), keep=keep)
+            scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
+            scores = record(tape, scores=einsum("bthrk,bshrk->bhrts", q, k) * scale)
+            if c.softcap is not None:
+                scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
+            allowed = unmasked_by_bias(allowed, bias)
+            # Both maps see the same keys: b h t s -> b h 1 t s.
+            if bias is not None:
+                scores = record(tape, biased=scores + for_both_maps(bias))
+            maps = record(tape, maps=softmax(scores, None if allowed is None else for_both_maps(allowed)))
+            # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
+            lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
+            lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.start())
+            probs = record(tape, probs=maps[:, :, 0] - lambda_full * maps[:, :, 1])
+            kept = record(tape, kept=dropout(probs, keep, c.dropout))
+            context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+            return context, probs
+
+        context, probs = by_rows(
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+            return_weights=return_weights, bias=bias, keep=keep,
+        )  # fmt: skip
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.start()))
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, w, dbias = self.config, {}, None
+        c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
-        q, k, v, maps = (tape[name] for name in ("q", "k", "v", "maps"))
-        lambda_full, lambda_exps = tape["lambda_full"], tape["lambda_exps"]
-        allowed, bias = tape.get("allowed"), tape.get("bias")
-        scale = q.shape[-1] ** -0.5 if c.scale is None else c.scale
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         cos, sin = rotation(c, tape.get("positions"), dy.shape[1], like=dy)
         dnormed, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["normed"], self.w_o, self.b_o, dy)
         dnormed = record(tape, dnormed=dnormed) * (1.0 - c.start())
         dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
-        dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dcontext)
-        dkept = record(tape, dkept=dkept)
-        dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
-        dlambda_full = record(tape, dlambda_full=-sum_to(dprobs * maps[:, :, 1], lambda_full.shape))
-        dlambda_exps = record(tape, dlambda_exps=concatenate([dlambda_full, -dlambda_full], 0))
-        w["lambda_q"], w["lambda_k"] = einsum_vjp("rk,rk->r", self.lambda_q, self.lambda_k, dlambda_exps * lambda_exps)
-        dmaps = record(tape, dmaps=stack([dprobs, -(lambda_full * dprobs)], 2))
-        dscores = softmax_vjp(maps, dmaps)
-        if bias is not None:
-            dscores = record(tape, dbiased=dscores)
-            dbias = sum_to(np.sum(dscores, axis=2), bias.shape)
-        if c.softcap is not None:
-            dscores = record(tape, dcapped=dscores)
-            dscores = tanh_vjp(tape["capped"] / c.softcap, dscores)
-        dscores = record(tape, dscores=dscores)
-        dq, dk = einsum_vjp("bthrk,bshrk->bhrts", q, k, dscores * scale)
-        dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
-        dq, dk, dv = (
-            zero_unseen("bhts->bthrk", allowed, dq),
-            zero_unseen("bhts->bshrk", allowed, dk),
-            zero_unseen("bhts->bshv", allowed, dv),
-        )
-        groups = c.sizes()["g"]
-        dv = repeat_heads_vjp(dv, groups)
-        # The rule takes one axis after the heads: b s h r k -> b s h (r k).
-        dk = repeat_heads_vjp(dk.reshape((*dk.shape[:3], 2 * dk.shape[-1])), groups).reshape(tape["k_rot"].shape)
+
+        def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+            w: dict[str, Array | None] = {}
+            dbias, allowed, bias = None, tape.get("allowed"), tape.get("bias")
+            q, k, v, maps = (tape[name] for name in ("q", "k", "v", "maps"))
+            lambda_full, lambda_exps = tape["lambda_full"], tape["lambda_exps"]
+            scale = q.shape[-1] ** -0.5 if c.scale is None else c.scale
+            dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dcontext)
+            dkept = record(tape, dkept=dkept)
+            dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
+            dlambda_full = record(tape, dlambda_full=-sum_to(dprobs * maps[:, :, 1], lambda_full.shape))
+            dlambda_exps = record(tape, dlambda_exps=concatenate([dlambda_full, -dlambda_full], 0))
+            w["lambda_q"], w["lambda_k"] = einsum_vjp(
+                "rk,rk->r", self.lambda_q, self.lambda_k, dlambda_exps * lambda_exps
+            )
+            dmaps = record(tape, dmaps=stack([dprobs, -(lambda_full * dprobs)], 2))
+            dscores = softmax_vjp(maps, dmaps)
+            if bias is not None:
+                dscores = record(tape, dbiased=dscores)
+                dbias = sum_to(np.sum(dscores, axis=2), bias.shape)
+            if c.softcap is not None:
+                dscores = record(tape, dcapped=dscores)
+                dscores = tanh_vjp(tape["capped"] / c.softcap, dscores)
+            dscores = record(tape, dscores=dscores)
+            dq, dk = einsum_vjp("bthrk,bshrk->bhrts", q, k, dscores * scale)
+            dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
+            dq, dk, dv = (
+                zero_unseen("bhts->bthrk", allowed, dq),
+                zero_unseen("bhts->bshrk", allowed, dk),
+                zero_unseen("bhts->bshv", allowed, dv),
+            )
+            groups = c.sizes()["g"]
+            dv = repeat_heads_vjp(dv, groups)
+            # The rule takes one axis after the heads: b s h r k -> b s h (r k).
+            dk = repeat_heads_vjp(dk.reshape((*dk.shape[:3], 2 * dk.shape[-1])), groups).reshape(
+                (*dk.shape[:2], groups, *dk.shape[3:])
+            )
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | w
+
+        d = by_rows_vjp(attend_rows_vjp, tape, dcontext)
+        dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
+        w |= d
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
         dq, dk = rotate_maps(dq, cos, sin, c.layout, inverse=True), rotate_maps(dk, cos, sin, c.layout, inverse=True)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)

@@ -1,12 +1,13 @@
 """Disentangled attention (DeBERTa): contents look at contents, contents at positions, and positions at contents."""
 
 from math import sqrt
+from typing import Any
 
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import attention_mask, token_positions, unmasked_by_bias, zero_unseen
+from attn_np._masks import unmasked_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
@@ -22,6 +23,7 @@ from attn_np._ops import (
     upcast,
 )
 from attn_np._relative import bucketed
+from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -69,99 +71,122 @@ class DisentangledAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
-        allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
-        allowed = record(tape, allowed=allowed)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         # Upcast once for all terms: in 16 bits, too, their gradients add up before they are rounded.
         w_q, b_q, w_k, b_k, rel = (upcast(p) for p in (self.w_q, self.b_q, self.w_k, self.b_k, self.w_rel))
         q = linear("btd,dhk->bthk", query, w_q, b_q)
         k = linear("bsd,dhk->bshk", key, w_k, b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        q = zero_unseen("bhts->bthk", allowed, q)
-        k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
-        q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        limit, span = c.max_distance, c.span()
-        distance = query_positions[:, :, None] - key_positions[:, None, :]
-        if c.buckets is not None:
-            distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
-        terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
+        rel_k = rel_q = None
         if self.w_rel_norm is not None:
             rel = record(tape, rel=layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps))
         if "c2p" in c.terms:
-            # Equation 3: the row of a pair, as its query sees it.
-            row = record(tape, row=clip(distance + span, 0, 2 * span - 1))
             w_dist, b_dist = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, None)
             rel_k = record(tape, rel_k=linear("xd,dhk->xhk", rel, w_dist, b_dist))
-            distances = record(tape, c2p_distances=einsum("bthk,xhk->bhtx", q, rel_k))
-            terms += [record(tape, c2p_scores=gather_last(distances, row))]
         if "p2c" in c.terms:
-            # The row of a pair, as its key sees it: the other sign. The key's position comes first.
-            distance = -distance if c.p2c_view == "key" else distance
-            row = record(tape, key_row=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
             w_dist, b_dist = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, None)
             rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
-            distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
-            terms += [record(tape, p2c_scores=gather_last(distances, row).swapaxes(2, 3))]
-        scale = 1 / sqrt(sizes["k"] * len(terms)) if c.scale is None else c.scale
-        scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
-        if bias is not None:
-            scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
-        kept = record(tape, kept=dropout(probs, keep, c.dropout))
-        context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
+        ) -> Any:
+            query_positions, key_positions = positions
+            allowed = record(tape, allowed=allowed)
+            q = zero_unseen("bhts->bthk", allowed, q)
+            k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
+            q, k, v = record(tape, q=q, k=k, v=v)
+            bias, keep = record(tape, bias=upcast(bias), keep=keep)
+            limit, span = c.max_distance, c.span()
+            distance = query_positions[:, :, None] - key_positions[:, None, :]
+            if c.buckets is not None:
+                distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
+            terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
+            if rel_k is not None:
+                # Equation 3: the row of a pair, as its query sees it.
+                row = record(tape, row=clip(distance + span, 0, 2 * span - 1))
+                distances = record(tape, c2p_distances=einsum("bthk,xhk->bhtx", q, rel_k))
+                terms += [record(tape, c2p_scores=gather_last(distances, row))]
+            if rel_q is not None:
+                # The row of a pair, as its key sees it: the other sign. The key's position comes first.
+                distance = -distance if c.p2c_view == "key" else distance
+                row = record(tape, key_row=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
+                distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
+                terms += [record(tape, p2c_scores=gather_last(distances, row).swapaxes(2, 3))]
+            scale = 1 / sqrt(sizes["k"] * len(terms)) if c.scale is None else c.scale
+            scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
+            if bias is not None:
+                scores = record(tape, biased=scores + bias)
+            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            kept = record(tape, kept=dropout(probs, keep, c.dropout))
+            context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+            return context, probs
+
+        context, probs = by_rows(
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
+            bias=bias, keep=keep,
+        )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, w, dbias, allowed = self.config, {}, None, tape.get("allowed")
+        c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
-        q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
         dcontext = record(tape, dcontext=dcontext)
-        dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
-        dkept = record(tape, dkept=dkept)
-        dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
-        dscores = softmax_vjp(probs, dprobs)
-        if "bias" in tape:
-            dscores = record(tape, dbiased=dscores)
-            dbias = sum_to(dscores, tape["bias"].shape)
-        scale = 1 / sqrt(k.shape[-1] * (1 + len(c.terms))) if c.scale is None else c.scale
-        dscores = record(tape, dscores=dscores) * scale
-        dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dcontent_scores=dscores))
+        rel_k, rel_q = tape.get("rel_k"), tape.get("rel_q")
+
+        def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+            dbias, allowed, drel_k, drel_q = None, tape.get("allowed"), None, None
+            q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
+            dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
+            dkept = record(tape, dkept=dkept)
+            dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
+            dscores = softmax_vjp(probs, dprobs)
+            if "bias" in tape:
+                dscores = record(tape, dbiased=dscores)
+                dbias = sum_to(dscores, tape["bias"].shape)
+            scale = 1 / sqrt(k.shape[-1] * (1 + len(c.terms))) if c.scale is None else c.scale
+            dscores = record(tape, dscores=dscores) * scale
+            dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dcontent_scores=dscores))
+            if rel_q is not None:
+                dp2c = record(tape, dp2c_scores=dscores)
+                ddistances = gather_last_vjp(tape["p2c_distances"], tape["key_row"], dp2c.swapaxes(2, 3))
+                ddistances = record(tape, dp2c_distances=ddistances)
+                dk_rel, drel_q = einsum_vjp("bshk,xhk->bhsx", k, rel_q, ddistances)
+                dk = total(dk, dk_rel)
+            if rel_k is not None:
+                dc2p = record(tape, dc2p_scores=dscores)
+                ddistances = record(tape, dc2p_distances=gather_last_vjp(tape["c2p_distances"], tape["row"], dc2p))
+                dq_rel, drel_k = einsum_vjp("bthk,xhk->bhtx", q, rel_k, ddistances)
+                dq = total(dq, dq_rel)
+            dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
+            dq = zero_unseen("bhts->bthk", allowed, dq)
+            dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias, "rel_k": drel_k, "rel_q": drel_q}
+
+        dq, dk, dv, dbias, drel_k, drel_q = by_rows_vjp(attend_rows_vjp, tape, dcontext).values()
         dshared, dw_rel, rel = {}, [], self.w_rel if self.w_rel_norm is None else tape["rel"]
         if "p2c" in c.terms:
-            dp2c = record(tape, dp2c_scores=dscores)
-            ddistances = gather_last_vjp(tape["p2c_distances"], tape["key_row"], dp2c.swapaxes(2, 3))
-            ddistances = record(tape, dp2c_distances=ddistances)
-            dk_rel, drel_q = einsum_vjp("bshk,xhk->bhsx", k, tape["rel_q"], ddistances)
             w_dist, b_dist = (self.w_q, self.b_q) if self.w_rel_q is None else (self.w_rel_q, None)
             names = ("w_q", "b_q") if self.w_rel_q is None else ("w_rel_q", "b_rel_q")
             drel_q = record(tape, drel_q=drel_q)
             drel, dshared[names[0]], dshared[names[1]] = linear_vjp("xd,dhk->xhk", rel, w_dist, b_dist, drel_q)
-            dk, dw_rel = total(dk, dk_rel), [drel]
+            dw_rel = [drel]
         if "c2p" in c.terms:
-            dc2p = record(tape, dc2p_scores=dscores)
-            ddistances = record(tape, dc2p_distances=gather_last_vjp(tape["c2p_distances"], tape["row"], dc2p))
-            dq_rel, drel_k = einsum_vjp("bthk,xhk->bhtx", q, tape["rel_k"], ddistances)
             w_dist, b_dist = (self.w_k, self.b_k) if self.w_rel_k is None else (self.w_rel_k, None)
             names = ("w_k", "b_k") if self.w_rel_k is None else ("w_rel_k", "b_rel_k")
             drel_k = record(tape, drel_k=drel_k)
             drel, dshared[names[0]], dshared[names[1]] = linear_vjp("xd,dhk->xhk", rel, w_dist, b_dist, drel_k)
-            dq, dw_rel = total(dq, dq_rel), [*dw_rel, drel]
+            dw_rel = [*dw_rel, drel]
         w["w_rel"] = total(*dw_rel)
         if self.w_rel_norm is not None:
             drel, names = record(tape, drel=w["w_rel"]), ("w_rel", "w_rel_norm", "b_rel")
             dnorm = layer_norm_vjp(upcast(self.w_rel), self.w_rel_norm, self.b_rel, c.norm_eps, drel)
             w |= dict(zip(names, dnorm, strict=True))
-        dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
-        dq = zero_unseen("bhts->bthk", allowed, dq)
-        dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

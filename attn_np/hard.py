@@ -1,12 +1,15 @@
 """Hard attention: every query takes one key only; a softmax serves for the gradient."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import attention_mask, unmasked_by_bias
+from attn_np._masks import unmasked_by_bias
 from attn_np._ops import Array, Tape, dtype_name, hardmax, linear, record, softmax, straight_through, upcast, zeros
+from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, softmax_vjp, sum_to
 from attn_np.contract.hard import Config
 
@@ -40,27 +43,36 @@ class HardAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, noise=noise, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
-        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        query, key, value = prepare_inputs(
+            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
+        )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        noise = record(tape, noise=upcast(noise))
 
-        def hard_weights(scores: Array, allowed: Array | None) -> Array:
-            noisy = scores if noise is None else record(tape, noisy=scores + noise)
-            allowed = unmasked_by_bias(allowed, noise)
-            hard = hardmax(noisy, allowed)
-            if c.estimator == "argmax":
-                return hard
-            return straight_through(hard, record(tape, soft=softmax(noisy / c.temperature, allowed)))
+        def weigh(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, noise: Array | None, **by_score: Any
+        ) -> Any:
+            noise = record(tape, noise=upcast(noise))
 
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            softmax_fn=hard_weights, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+            def hard_weights(scores: Array, allowed: Array | None) -> Array:
+                noisy = scores if noise is None else record(tape, noisy=scores + noise)
+                allowed = unmasked_by_bias(allowed, noise)
+                hard = hardmax(noisy, allowed)
+                if c.estimator == "argmax":
+                    return hard
+                return straight_through(hard, record(tape, soft=softmax(noisy / c.temperature, allowed)))
+
+            return attend(
+                q, k, v, mask=allowed, **by_score, scale=c.scale, softcap=c.softcap, softmax_fn=hard_weights,
+                rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
+            )  # fmt: skip
+
+        context, weights = by_rows(
+            weigh, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+            return_weights=return_weights, implementation=implementation, bias=bias, noise=noise, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)
@@ -69,25 +81,30 @@ class HardAttention(Layer[Config]):
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
-        dtype, dy, noise = dtype_name(dy), cotangent(tape, dy), tape.get("noise")
+        dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
-        dnoise = None
 
-        def hard_weights_vjp(probs: Array, dprobs: Array) -> Array:
-            nonlocal dnoise
-            if c.estimator == "argmax":
-                dnoisy = zeros(dprobs.shape, dprobs)
-            else:
-                dsoft = record(tape, dsoft=dprobs)
-                dnoisy = softmax_vjp(tape["soft"], dsoft) / c.temperature
-            if noise is not None:
-                dnoisy = record(tape, dnoisy=dnoisy)
-                dnoise = sum_to(dnoisy, noise.shape)
-            return dnoisy
+        def weigh_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+            noise, dnoise = tape.get("noise"), None
 
-        dq, dk, dv, dbias = attend_vjp(
-            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, softmax_fn_vjp=hard_weights_vjp
-        )
+            def hard_weights_vjp(probs: Array, dprobs: Array) -> Array:
+                nonlocal dnoise
+                if c.estimator == "argmax":
+                    dnoisy = zeros(dprobs.shape, dprobs)
+                else:
+                    dsoft = record(tape, dsoft=dprobs)
+                    dnoisy = softmax_vjp(tape["soft"], dsoft) / c.temperature
+                if noise is not None:
+                    dnoisy = record(tape, dnoisy=dnoisy)
+                    dnoise = sum_to(dnoisy, noise.shape)
+                return dnoisy
+
+            dq, dk, dv, dbias = attend_vjp(
+                tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, softmax_fn_vjp=hard_weights_vjp
+            )
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias, "noise": dnoise}
+
+        dq, dk, dv, dbias, dnoise = by_rows_vjp(weigh_vjp, tape, dcontext).values()
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

@@ -1,12 +1,13 @@
 """Relative position representations (Shaw): a learned vector for each distance is added to keys and values."""
 
 from math import sqrt
+from typing import Any
 
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import attention_mask, token_positions, unmasked_by_bias, zero_unseen
+from attn_np._masks import unmasked_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
@@ -21,6 +22,7 @@ from attn_np._ops import (
     take,
     upcast,
 )
+from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -64,67 +66,85 @@ class ShawAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
-        allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
-        allowed = record(tape, allowed=allowed)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        q = zero_unseen("bhts->bthk", allowed, q)
-        k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
-        q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        # Equation 4 of the paper: key position minus query position, clipped on either side.
-        offset = clip(key_positions[:, None, :] - query_positions[:, :, None], -c.max_distance, c.max_distance)
-        row = record(tape, row=broadcast_to(offset + c.max_distance, (sizes["b"], sizes["t"], k.shape[1])))
-        rel_k = record(tape, rel_k=take(self.w_rel_k, row))
-        content = einsum("bthk,bshk->bhts", q, k)
-        position = einsum("bthk,btsk->bhts", q, rel_k)
-        content, position = record(tape, content_scores=content, position_scores=position)
-        scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
-        if bias is not None:
-            scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
-        kept = record(tape, kept=dropout(probs, keep, c.dropout))
-        context = einsum("bhts,bshv->bthv", kept, v)
-        if self.w_rel_v is not None:
-            rel_v = record(tape, rel_v=take(self.w_rel_v, row))
-            context = context + einsum("bhts,btsv->bthv", kept, rel_v)
-        context = record(tape, context=context)
+
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
+        ) -> Any:
+            query_positions, key_positions = positions
+            allowed = record(tape, allowed=allowed)
+            q = zero_unseen("bhts->bthk", allowed, q)
+            k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
+            q, k, v = record(tape, q=q, k=k, v=v)
+            bias, keep = record(tape, bias=upcast(bias), keep=keep)
+            # Equation 4 of the paper: key position minus query position, clipped on either side.
+            offset = clip(key_positions[:, None, :] - query_positions[:, :, None], -c.max_distance, c.max_distance)
+            row = record(tape, row=broadcast_to(offset + c.max_distance, (*q.shape[:2], k.shape[1])))
+            rel_k = record(tape, rel_k=take(self.w_rel_k, row))
+            content = einsum("bthk,bshk->bhts", q, k)
+            position = einsum("bthk,btsk->bhts", q, rel_k)
+            content, position = record(tape, content_scores=content, position_scores=position)
+            scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
+            if bias is not None:
+                scores = record(tape, biased=scores + bias)
+            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            kept = record(tape, kept=dropout(probs, keep, c.dropout))
+            context = einsum("bhts,bshv->bthv", kept, v)
+            if self.w_rel_v is not None:
+                rel_v = record(tape, rel_v=take(self.w_rel_v, row))
+                context = context + einsum("bhts,btsv->bthv", kept, rel_v)
+            context = record(tape, context=context)
+            return context, probs
+
+        context, probs = by_rows(
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
+            bias=bias, keep=keep,
+        )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, w, dbias, allowed = self.config, {}, None, tape.get("allowed")
+        c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
-        q, k, v, rel_k, probs, kept = (tape[name] for name in ("q", "k", "v", "rel_k", "probs", "kept"))
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
-        dcontext = record(tape, dcontext=dcontext)
-        dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
-        if self.w_rel_v is not None:
-            dkept_rel, drel_v = einsum_vjp("bhts,btsv->bthv", kept, tape["rel_v"], dcontext)
-            drel_v = record(tape, drel_v=drel_v)
-            dkept, w["w_rel_v"] = total(dkept, dkept_rel), take_vjp(self.w_rel_v, tape["row"], drel_v)
-        dkept = record(tape, dkept=dkept)
-        dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
-        dscores = softmax_vjp(probs, dprobs)
-        if "bias" in tape:
-            dscores = record(tape, dbiased=dscores)
-            dbias = sum_to(dscores, tape["bias"].shape)
-        dscores = record(tape, dscores=dscores) * (1 / sqrt(q.shape[-1]) if c.scale is None else c.scale)
-        dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
-        dq_rel, drel_k = einsum_vjp("bthk,btsk->bhts", q, rel_k, dposition)
-        dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent)
-        drel_k = record(tape, drel_k=drel_k)
-        w["w_rel_k"] = take_vjp(self.w_rel_k, tape["row"], drel_k)
-        dq, dk, dv = record(tape, dq=total(dq, dq_rel), dk=dk, dv=dv)
-        dq = zero_unseen("bhts->bthk", allowed, dq)
-        dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
+
+        def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+            w: dict[str, Array | None] = {}
+            dbias, allowed = None, tape.get("allowed")
+            q, k, v, rel_k, probs, kept = (tape[name] for name in ("q", "k", "v", "rel_k", "probs", "kept"))
+            dcontext = record(tape, dcontext=dcontext)
+            dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
+            if self.w_rel_v is not None:
+                dkept_rel, drel_v = einsum_vjp("bhts,btsv->bthv", kept, tape["rel_v"], dcontext)
+                drel_v = record(tape, drel_v=drel_v)
+                dkept, w["w_rel_v"] = total(dkept, dkept_rel), take_vjp(self.w_rel_v, tape["row"], drel_v)
+            dkept = record(tape, dkept=dkept)
+            dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
+            dscores = softmax_vjp(probs, dprobs)
+            if "bias" in tape:
+                dscores = record(tape, dbiased=dscores)
+                dbias = sum_to(dscores, tape["bias"].shape)
+            dscores = record(tape, dscores=dscores) * (1 / sqrt(q.shape[-1]) if c.scale is None else c.scale)
+            dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
+            dq_rel, drel_k = einsum_vjp("bthk,btsk->bhts", q, rel_k, dposition)
+            dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent)
+            drel_k = record(tape, drel_k=drel_k)
+            w["w_rel_k"] = take_vjp(self.w_rel_k, tape["row"], drel_k)
+            dq, dk, dv = record(tape, dq=total(dq, dq_rel), dk=dk, dv=dv)
+            dq = zero_unseen("bhts->bthk", allowed, dq)
+            dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | w
+
+        d = by_rows_vjp(attend_rows_vjp, tape, dcontext)
+        dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
+        w |= d
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

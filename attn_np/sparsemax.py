@@ -1,11 +1,14 @@
 """Sparsemax attention: the nearest point of the simplex instead of the softmax, so that most weights are 0."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, linear, record, sparsemax
+from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, sparsemax_vjp
 from attn_np.contract.sparsemax import Config
 
@@ -46,10 +49,16 @@ class SparsemaxAttention(Layer[Config]):
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            softmax_fn=sparsemax, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+
+        def weigh(tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, **by_score: Any) -> Any:
+            return attend(
+                q, k, v, mask=allowed, **by_score, scale=c.scale, softcap=c.softcap, softmax_fn=sparsemax,
+                rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
+            )  # fmt: skip
+
+        context, weights = by_rows(
+            weigh, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+            return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)
@@ -60,9 +69,14 @@ class SparsemaxAttention(Layer[Config]):
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
-        dq, dk, dv, dbias = attend_vjp(
-            tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, softmax_fn_vjp=sparsemax_vjp
-        )
+
+        def weigh_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+            dq, dk, dv, dbias = attend_vjp(
+                tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, softmax_fn_vjp=sparsemax_vjp
+            )
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias}
+
+        dq, dk, dv, dbias = by_rows_vjp(weigh_vjp, tape, dcontext).values()
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

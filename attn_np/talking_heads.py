@@ -1,11 +1,14 @@
 """Talking-heads attention: learned maps across the heads, before and after the softmax."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import attention_mask, unmasked_by_bias, zero_unseen
+from attn_np._masks import unmasked_by_bias, zero_unseen
 from attn_np._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
+from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -50,72 +53,91 @@ class TalkingHeadsAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed = attention_mask(mask, sizes["t"], sizes["s"], like=query, causal=c.causal, window=c.window, step=step)
-        allowed = record(tape, allowed=allowed)
-        query, key, value = prepare_inputs(tape, "bhts", query, key, value, mask=allowed, step=step)
+        query, key, value = prepare_inputs(
+            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
+        )
         q = linear("btd,dgk->btgk", query, self.w_q, self.b_q)
         k = linear("bsi,igk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        q, k, v = (
-            zero_unseen("bhts->btgk", allowed, q),
-            zero_unseen("bhts->bsgk", allowed, k),
-            zero_unseen("bhts->bsgv", allowed, v),
-        )
-        q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        bias, keep = record(tape, bias=upcast(bias), keep=keep)
-        factor = sizes["k"] ** -0.5 if c.scale is None else c.scale
-        scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
-        if self.w_mix_scores is not None:
-            scores = record(tape, mixed=einsum("bgts,gh->bhts", scores, self.w_mix_scores))
-        if c.softcap is not None:
-            scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
-        if bias is not None:
-            scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
-        kept = record(tape, kept=dropout(probs, keep, c.dropout))
-        if self.w_mix_weights is not None:
-            kept = record(tape, blended=einsum("bhts,hg->bgts", kept, self.w_mix_weights))
-        context = record(tape, context=einsum("bgts,bsgv->btgv", kept, v))
+
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
+        ) -> Any:
+            allowed = record(tape, allowed=allowed)
+            q, k, v = (
+                zero_unseen("bhts->btgk", allowed, q),
+                zero_unseen("bhts->bsgk", allowed, k),
+                zero_unseen("bhts->bsgv", allowed, v),
+            )
+            q, k, v = record(tape, q=q, k=k, v=v)
+            bias, keep = record(tape, bias=upcast(bias), keep=keep)
+            factor = sizes["k"] ** -0.5 if c.scale is None else c.scale
+            scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
+            if self.w_mix_scores is not None:
+                scores = record(tape, mixed=einsum("bgts,gh->bhts", scores, self.w_mix_scores))
+            if c.softcap is not None:
+                scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
+            if bias is not None:
+                scores = record(tape, biased=scores + bias)
+            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            kept = record(tape, kept=dropout(probs, keep, c.dropout))
+            if self.w_mix_weights is not None:
+                kept = record(tape, blended=einsum("bhts,hg->bgts", kept, self.w_mix_weights))
+            context = record(tape, context=einsum("bgts,bsgv->btgv", kept, v))
+            return context, probs
+
+        context, probs = by_rows(
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+            return_weights=return_weights, bias=bias, keep=keep,
+        )  # fmt: skip
         y = record(tape, y=linear("btgv,gvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, w, dbias = self.config, {}, None
+        c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
-        q, k, v, scores, probs, kept = (tape[name] for name in ("q", "k", "v", "scores", "probs", "kept"))
-        allowed, bias = tape.get("allowed"), tape.get("bias")
-        factor = q.shape[-1] ** -0.5 if c.scale is None else c.scale
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("btgv,gvd->btd", tape["context"], self.w_o, self.b_o, dy)
-        dcontext = record(tape, dcontext=dcontext)
-        blended = kept if self.w_mix_weights is None else tape["blended"]
-        dkept, dv = einsum_vjp("bgts,bsgv->btgv", blended, v, dcontext)
-        if self.w_mix_weights is not None:
-            dblended = record(tape, dblended=dkept)
-            dkept, w["w_mix_weights"] = einsum_vjp("bhts,hg->bgts", kept, self.w_mix_weights, dblended)
-        dkept = record(tape, dkept=dkept)
-        dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
-        dscores = softmax_vjp(probs, dprobs)
-        if bias is not None:
-            dscores = record(tape, dbiased=dscores)
-            dbias = sum_to(dscores, bias.shape)
-        if c.softcap is not None:
-            dscores = record(tape, dcapped=dscores)
-            dscores = tanh_vjp(tape["capped"] / c.softcap, dscores)
-        if self.w_mix_scores is not None:
-            dmixed = record(tape, dmixed=dscores)
-            dscores, w["w_mix_scores"] = einsum_vjp("bgts,gh->bhts", scores, self.w_mix_scores, dmixed)
-        dscores = record(tape, dscores=dscores)
-        dq, dk = einsum_vjp("btgk,bsgk->bgts", q, k, dscores * factor)
-        dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
-        dq, dk, dv = (
-            zero_unseen("bhts->btgk", allowed, dq),
-            zero_unseen("bhts->bsgk", allowed, dk),
-            zero_unseen("bhts->bsgv", allowed, dv),
-        )
+
+        def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+            w: dict[str, Array | None] = {}
+            dbias, allowed, bias = None, tape.get("allowed"), tape.get("bias")
+            q, k, v, scores, probs, kept = (tape[name] for name in ("q", "k", "v", "scores", "probs", "kept"))
+            factor = q.shape[-1] ** -0.5 if c.scale is None else c.scale
+            dcontext = record(tape, dcontext=dcontext)
+            blended = kept if self.w_mix_weights is None else tape["blended"]
+            dkept, dv = einsum_vjp("bgts,bsgv->btgv", blended, v, dcontext)
+            if self.w_mix_weights is not None:
+                dblended = record(tape, dblended=dkept)
+                dkept, w["w_mix_weights"] = einsum_vjp("bhts,hg->bgts", kept, self.w_mix_weights, dblended)
+            dkept = record(tape, dkept=dkept)
+            dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
+            dscores = softmax_vjp(probs, dprobs)
+            if bias is not None:
+                dscores = record(tape, dbiased=dscores)
+                dbias = sum_to(dscores, bias.shape)
+            if c.softcap is not None:
+                dscores = record(tape, dcapped=dscores)
+                dscores = tanh_vjp(tape["capped"] / c.softcap, dscores)
+            if self.w_mix_scores is not None:
+                dmixed = record(tape, dmixed=dscores)
+                dscores, w["w_mix_scores"] = einsum_vjp("bgts,gh->bhts", scores, self.w_mix_scores, dmixed)
+            dscores = record(tape, dscores=dscores)
+            dq, dk = einsum_vjp("btgk,bsgk->bgts", q, k, dscores * factor)
+            dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
+            dq, dk, dv = (
+                zero_unseen("bhts->btgk", allowed, dq),
+                zero_unseen("bhts->bsgk", allowed, dk),
+                zero_unseen("bhts->bsgv", allowed, dv),
+            )
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | w
+
+        d = by_rows_vjp(attend_rows_vjp, tape, dcontext)
+        dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
+        w |= d
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,igk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dgk->btgk", query, self.w_q, self.b_q, dq)

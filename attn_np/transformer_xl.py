@@ -1,14 +1,16 @@
 """Transformer-XL's relative positions: contents and distances are scored apart, each with a bias of its own."""
 
 from math import sqrt
+from typing import Any
 
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import attention_mask, token_positions, unmasked_by_bias, zero_unseen
+from attn_np._masks import unmasked_by_bias, zero_unseen
 from attn_np._ops import Array, Tape, clip, dropout, dtype_name, einsum, gather_last, linear, record, softmax, upcast
 from attn_np._relative import sinusoids
+from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -53,72 +55,90 @@ class TransformerXLAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query_positions, key_positions = token_positions(sizes["t"], sizes["t"], like=query, step=step)
-        allowed = attention_mask(mask, sizes["t"], sizes["t"], like=query, causal=c.causal, step=step)
-        allowed = record(tape, allowed=allowed)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=allowed, step=step)
+        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, step=step)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
-        q = zero_unseen("bhts->bthk", allowed, q)
-        k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
-        q, k, v = record(tape, q=q, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-        bias, keep = record(tape, bias=upcast(bias), keep=keep)
         low, high = 0 if c.causal else 1 - k.shape[1], k.shape[1]
-        distance = clip(query_positions[:, :, None] - key_positions[:, None, :], low, high - 1)
-        row = record(tape, row=distance - low)
         table = sinusoids(low, high, sizes["d"], c.base, dtype_name(q), like=q)
         rel = record(tape, rel=einsum("xd,dhk->xhk", table, self.w_r))
-        q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
-        q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
-        # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
-        content = einsum("bthk,bshk->bhts", q_content, k)
-        distances = record(tape, distance_scores=einsum("bthk,xhk->bhtx", q_position, rel))
-        position = gather_last(distances, row)
-        content, position = record(tape, content_scores=content, position_scores=position)
-        scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
-        if bias is not None:
-            scores = record(tape, biased=scores + bias)
-        probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
-        kept = record(tape, kept=dropout(probs, keep, c.dropout))
-        context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+
+        def attend_rows(
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
+        ) -> Any:
+            query_positions, key_positions = positions
+            allowed = record(tape, allowed=allowed)
+            q = zero_unseen("bhts->bthk", allowed, q)
+            k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
+            q, k, v = record(tape, q=q, k=k, v=v)
+            bias, keep = record(tape, bias=upcast(bias), keep=keep)
+            distance = clip(query_positions[:, :, None] - key_positions[:, None, :], low, high - 1)
+            row = record(tape, row=distance - low)
+            q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
+            q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
+            # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
+            content = einsum("bthk,bshk->bhts", q_content, k)
+            distances = record(tape, distance_scores=einsum("bthk,xhk->bhtx", q_position, rel))
+            position = gather_last(distances, row)
+            content, position = record(tape, content_scores=content, position_scores=position)
+            scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
+            if bias is not None:
+                scores = record(tape, biased=scores + bias)
+            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            kept = record(tape, kept=dropout(probs, keep, c.dropout))
+            context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
+            return context, probs
+
+        context, probs = by_rows(
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
+            bias=bias, keep=keep,
+        )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
-        c, w, dbias, allowed = self.config, {}, None, tape.get("allowed")
+        c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
-        q_content, q_position, rel = tape["q_content"], tape["q_position"], tape["rel"]
-        k, v, probs, kept = (tape[name] for name in ("k", "v", "probs", "kept"))
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
-        dcontext = record(tape, dcontext=dcontext)
-        dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
-        dkept = record(tape, dkept=dkept)
-        dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
-        dscores = softmax_vjp(probs, dprobs)
-        if "bias" in tape:
-            dscores = record(tape, dbiased=dscores)
-            dbias = sum_to(dscores, tape["bias"].shape)
-        dscores = record(tape, dscores=dscores) * (1 / sqrt(k.shape[-1]) if c.scale is None else c.scale)
-        dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
-        ddistances = gather_last_vjp(tape["distance_scores"], tape["row"], dposition)
-        ddistances = record(tape, ddistance_scores=ddistances)
-        dq_position, drel = einsum_vjp("bthk,xhk->bhtx", q_position, rel, ddistances)
-        dq_content, dk = einsum_vjp("bthk,bshk->bhts", q_content, k, dcontent)
-        dq_content, dq_position = record(tape, dq_content=dq_content, dq_position=dq_position)
-        w["b_content"] = sum_to(dq_content, q_content.shape[2:])
-        w["b_position"] = sum_to(dq_position, q_position.shape[2:])
-        drel = record(tape, drel=drel)
-        low, high = 0 if c.causal else 1 - k.shape[1], k.shape[1]
-        table = sinusoids(low, high, c.d_model, c.base, dtype_name(k), like=k)
-        _, w["w_r"] = einsum_vjp("xd,dhk->xhk", table, self.w_r, drel)
-        dq, dk, dv = record(tape, dq=total(dq_content, dq_position), dk=dk, dv=dv)
-        dq = zero_unseen("bhts->bthk", allowed, dq)
-        dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
+        rel = tape["rel"]
+
+        def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+            w: dict[str, Array | None] = {}
+            dbias, allowed = None, tape.get("allowed")
+            q_content, q_position = tape["q_content"], tape["q_position"]
+            k, v, probs, kept = (tape[name] for name in ("k", "v", "probs", "kept"))
+            dcontext = record(tape, dcontext=dcontext)
+            dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
+            dkept = record(tape, dkept=dkept)
+            dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
+            dscores = softmax_vjp(probs, dprobs)
+            if "bias" in tape:
+                dscores = record(tape, dbiased=dscores)
+                dbias = sum_to(dscores, tape["bias"].shape)
+            dscores = record(tape, dscores=dscores) * (1 / sqrt(k.shape[-1]) if c.scale is None else c.scale)
+            dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
+            ddistances = gather_last_vjp(tape["distance_scores"], tape["row"], dposition)
+            ddistances = record(tape, ddistance_scores=ddistances)
+            dq_position, w["rel"] = einsum_vjp("bthk,xhk->bhtx", q_position, rel, ddistances)
+            dq_content, dk = einsum_vjp("bthk,bshk->bhts", q_content, k, dcontent)
+            dq_content, dq_position = record(tape, dq_content=dq_content, dq_position=dq_position)
+            w["b_content"] = sum_to(dq_content, q_content.shape[2:])
+            w["b_position"] = sum_to(dq_position, q_position.shape[2:])
+            dq, dk, dv = record(tape, dq=total(dq_content, dq_position), dk=dk, dv=dv)
+            dq = zero_unseen("bhts->bthk", allowed, dq)
+            dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | w
+
+        d = by_rows_vjp(attend_rows_vjp, tape, dcontext)
+        dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
+        w |= d
+        low, high = 0 if c.causal else 1 - dk.shape[1], dk.shape[1]
+        table = sinusoids(low, high, c.d_model, c.base, dtype_name(dk), like=dk)
+        _, w["w_r"] = einsum_vjp("xd,dhk->xhk", table, self.w_r, record(tape, drel=w.pop("rel")))
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

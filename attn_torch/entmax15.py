@@ -1,5 +1,7 @@
 """1.5-entmax attention: between softmax and sparsemax, with weights of exactly 0 and a smooth way to them."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float
 
 from attn_np.contract.entmax15 import Config
@@ -7,6 +9,7 @@ from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._ops import Array, Tape, dtype_name, entmax15, linear, record
+from attn_torch._rows import by_rows
 
 
 class EntmaxAttention(Layer[Config]):
@@ -45,10 +48,16 @@ class EntmaxAttention(Layer[Config]):
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
-        context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            softmax_fn=entmax15, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+
+        def weigh(tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, **by_score: Any) -> Any:
+            return attend(
+                q, k, v, mask=allowed, **by_score, scale=c.scale, softcap=c.softcap, softmax_fn=entmax15,
+                rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
+            )  # fmt: skip
+
+        context, weights = by_rows(
+            weigh, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+            return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

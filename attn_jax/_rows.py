@@ -1,0 +1,120 @@
+"""Rows of queries do not depend on each other: calls that form all scores form those of some queries at a time.
+
+A variant states its middle, from queries, keys and values to the context, as a function of some rows of queries, and of
+the keys that these see. Small calls, and those that show their weights or intermediates, call it once, with all rows.
+Others call it for one block of rows after the other, in memory that grows with t, not with t s. The backward pass
+computes a block's scores again (Chen et al. 2016, arXiv:1604.06174).
+
+Blocks have one shape, so that a loop is one program. Causality makes stretches of keys of every length; so the queries
+are first cut into a few parts, each with a loop of its own over the keys that its last query sees.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from attn_jax._masks import attention_mask, in_window, token_positions
+from attn_jax._ops import Array, Tape
+from attn_np.contract._band import Band, Span
+
+BLOCK = 2**20  # scores in a block
+ROWS = 16  # queries in a block at least: products of fewer are slow
+FEW = 2**20  # scores of a call that are formed all at once
+PARTS = 4  # loops of a causal call
+
+# (tape, q, k, v, mask, positions of queries and keys, arrays by scores) -> the context and the weights.
+Middle = Callable[..., tuple[Array, Array]]
+
+
+def by_rows(
+    middle: Middle,
+    tape: Tape,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Array | None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    step: Any = None,
+    return_weights: bool = False,
+    implementation: str = "auto",
+    **by_score: Array | None,
+) -> tuple[Array, Array | None]:
+    """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
+
+    Args:
+        middle: (tape, q, k, v, allowed, (query_positions, key_positions), **by_score) -> context and weights, for any
+            rows of queries and a stretch of keys with all that these rows see.
+        tape: that of the call.
+        q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
+        mask, causal, window, step: who may attend to whom.
+        return_weights: whether the weights are needed.
+        implementation: "textbook" for all rows at once.
+        by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
+    """
+    (b, t, h), s = q.shape[:3], k.shape[1]
+    whole = (
+        tape is not None
+        or return_weights
+        or implementation == "textbook"
+        or step is not None
+        or any(map(jax.export.is_symbolic_dim, (b, t, s)))
+    )
+    if whole or b * h * t * s <= FEW:
+        limits: Any = {"causal": causal, "window": window, "step": step}
+        allowed = attention_mask(mask, t, s, like=q, **limits)
+        return middle(tape, q, k, v, allowed, token_positions(t, s, like=q, step=step), **by_score)
+    band, by_score = Band.of(t, s, causal, window), {"mask": mask} | by_score
+    parts = PARTS if band.right is not None and band.right < s // 2 else 1
+    edges = [t * i // parts for i in range(parts + 1)]
+    spans = [Span(*edge) for edge in pairwise(edges)]
+    return jnp.concatenate([loop(middle, q, k, v, by_score, band, rows) for rows in spans if rows.length], 1), None
+
+
+def loop(
+    middle: Middle, q: Array, k: Array, v: Array, by_score: dict[str, Array | None], band: Band, rows: Span
+) -> Array:
+    """The context of some rows, block by block, each with a stretch of keys of the same length."""
+    t, s, heads = rows.length, band.s, q.shape[0] * q.shape[2]
+    seen = band.keys(rows)
+    most = max(1, seen.length)
+    near = band.left + band.right if band.left is not None and band.right is not None else most
+    size = min(t, max(ROWS, BLOCK // (heads * min(most, near + ROWS))))
+    size = -(-t // -(-t // size))
+    length = min(most, near + size)  # of the stretch of keys
+    count = -(-t // size)
+
+    def in_blocks(x: Array, axis: int) -> Array:
+        """Rows in blocks, the last one filled up with zeros: `... t ...` -> `i ... n ...`."""
+        x = jax.lax.slice_in_dim(x, *rows, axis=axis)
+        x = jnp.pad(x, [(0, count * size - t) if i == axis else (0, 0) for i in range(x.ndim)])
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]), axis, 0)
+
+    given = {name: jnp.asarray(x) for name, x in by_score.items() if x is not None}
+    by_row = {name: in_blocks(x, x.ndim - 2) for name, x in given.items() if x.ndim > 1 and x.shape[-2] > 1}
+
+    def block(i: Array, q: Array, by_row: dict[str, Array]) -> Array:
+        row = rows.start + i * size  # the block's first
+        first = min(seen.start, s - 1)
+        if length < most:
+            first = jnp.clip(row + s - band.t - (band.left or 0), first, first + most - length)
+        keys = lambda x, axis: x if x.shape[axis] == 1 < s else jax.lax.dynamic_slice_in_dim(x, first, length, axis)  # noqa: E731
+        arrays = {name: None if x is None else by_row.get(name, given[name]) for name, x in by_score.items()}
+        arrays = {name: x if x is None or x.ndim == 0 else keys(x, x.ndim - 1) for name, x in arrays.items()}
+        positions = (row + jnp.arange(size) + (s - band.t))[None], (first + jnp.arange(length))[None]
+        allowed = arrays.pop("mask")
+        if band.left is not None or band.right is not None:
+            visible = in_window(*positions, band.left, band.right)
+            allowed = visible if allowed is None else visible & allowed
+        return middle(None, q, keys(k, 1), keys(v, 1), allowed, positions, **arrays)[0]
+
+    # The backward pass of a loop keeps what every turn computes, unless it is computed again.
+    again = jax.checkpoint(block, prevent_cse=False)
+    context = jax.lax.map(lambda turn: again(*turn), (jnp.arange(count), in_blocks(q, 1), by_row))
+    context = jnp.moveaxis(context, 0, 1)
+    return context.reshape(context.shape[0], count * size, *context.shape[3:])[:, :t]

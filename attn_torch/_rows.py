@@ -1,0 +1,110 @@
+"""Rows of queries do not depend on each other: calls that form all scores form those of some queries at a time.
+
+A variant states its middle, from queries, keys and values to the context, as a function of some rows of queries, and of
+the keys that these see. Small calls, and those that show their weights or intermediates, call it once, with all rows.
+Others call it for one block of rows after the other, in memory that grows with t, not with t s. The backward pass
+computes a block's scores again (Chen et al. 2016, arXiv:1604.06174).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from attn_np.contract._band import Band, Span
+from attn_torch._kernels.sdpa import transformed
+from attn_torch._kernels.sharded import is_sharded
+from attn_torch._masks import attention_mask, in_window, token_positions
+from attn_torch._ops import Array, Tape
+
+# Scores in a block: on a CPU they should stay in its caches, a GPU wants large products.
+CPU_BLOCK, GPU_BLOCK = 2**19, 2**25
+ROWS = 16  # queries in a block at least: products of fewer are slow
+FEW = 2**20  # scores of a call that are formed all at once
+
+# (tape, q, k, v, mask, positions of queries and keys, arrays by scores) -> the context and the weights.
+Middle = Callable[..., tuple[Array, Array]]
+
+
+def blocks(band: Band, heads: int, scores: int) -> Iterator[tuple[Span, Span]]:
+    """The rows of each block, and the keys that any of them sees, at least one."""
+    start = 0
+    while start < band.t:
+        keys = band.keys(Span(start, min(start + ROWS, band.t)))
+        stop = min(band.t, start + max(ROWS, scores // (heads * max(1, keys.length))))
+        keys = band.keys(Span(start, stop))
+        first = min(keys.start, band.s - 1)
+        yield Span(start, stop), Span(first, max(keys.stop, first + 1))
+        start = stop
+
+
+def part(x: Array | None, rows: Span, keys: Span) -> Array | None:
+    """The block's part of an array broadcastable to `b h t s`; an axis of length 1 serves all."""
+    if x is None:
+        return None
+    spans = (rows, keys)[2 - min(2, x.ndim) :]
+    return x[(..., *(slice(*span) if n > 1 else slice(None) for span, n in zip(spans, x.shape[-2:], strict=True)))]
+
+
+def by_rows(
+    middle: Middle,
+    tape: Tape,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Array | None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    step: Any = None,
+    return_weights: bool = False,
+    implementation: str = "auto",
+    **by_score: Array | None,
+) -> tuple[Array, Array | None]:
+    """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
+
+    What is compiled, transformed by `torch.func` or a DTensor takes all rows at once: PyTorch's transforms do not know
+    a function that is computed again.
+
+    Args:
+        middle: (tape, q, k, v, allowed, (query_positions, key_positions), **by_score) -> context and weights, for any
+            rows of queries and a stretch of keys with all that these rows see.
+        tape: that of the call.
+        q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
+        mask, causal, window, step: who may attend to whom.
+        return_weights: whether the weights are needed.
+        implementation: "textbook" for all rows at once.
+        by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
+    """
+    (b, t, h), s = q.shape[:3], k.shape[1]
+    arrays = q, k, v, mask, *by_score.values()
+    whole = (
+        tape is not None
+        or return_weights
+        or implementation == "textbook"
+        or torch.compiler.is_compiling()
+        or is_sharded(q)
+    )
+    whole = whole or (step is not None and step.start is None) or b * h * t * s <= FEW
+    if whole or any(x is not None and x.is_meta for x in arrays) or transformed(*arrays):
+        limits: Any = {"causal": causal, "window": window, "step": step}
+        allowed = attention_mask(mask, t, s, like=q, **limits)
+        return middle(tape, q, k, v, allowed, token_positions(t, s, like=q, step=step), **by_score)
+    band = Band.of(t, s, causal, window)
+
+    def block(rows: Span, keys: Span) -> Array:
+        at, to = (torch.arange(*span, device=q.device)[None] for span in (rows, keys))
+        visible = part(mask, rows, keys)
+        positions = at + (s - t), to
+        if not band.covers(rows, keys):
+            near = in_window(*positions, band.left, band.right)
+            visible = near if visible is None else near & visible
+        cut = {name: part(x, rows, keys) for name, x in by_score.items()}
+        columns = slice(*keys)
+        return middle(None, q[:, slice(*rows)], k[:, columns], v[:, columns], visible, positions, **cut)[0]
+
+    options: Any = {"use_reentrant": False, "preserve_rng_state": False}
+    again = torch.is_grad_enabled()
+    cuts = blocks(band, b * h, CPU_BLOCK if q.is_cpu else GPU_BLOCK)
+    return torch.cat([checkpoint(block, *cut, **options) if again else block(*cut) for cut in cuts], 1), None
