@@ -21,6 +21,7 @@ from attn_torch._ops import (
     write_positions,
     write_slice,
     write_slots,
+    zeros,
 )
 
 
@@ -111,10 +112,12 @@ def empty_cache(
 ) -> Cache:
     """An empty cache with the device and dtype of `like` for entries and of `state` for states; tokens are integers."""
     shapes, axes = cache_shapes(config, batch_size, max_length, sizes), config.cached()
-    likes = {name: like if "s" in letters.split() else state for name, letters in axes.items()}
     zero = 0 * arange(batch_size, like)
-    likes |= {name: zero for name, arg in config.arguments().items() if arg.kind == "tokens"}
-    arrays = {name: empty_slots(shape, likes[name]) for name, shape in shapes.items()}
+    likes = {name: zero if arg.kind == "tokens" else like for name, arg in config.arguments().items()}
+    arrays = {
+        name: empty_slots(shape, likes.get(name, like)) if "s" in axes[name].split() else zeros(shape, state)
+        for name, shape in shapes.items()
+    }
     positions = zero[:, None] - 1 + 0 * arange(slots(config, max_length) + SPARE, like)
     return Cache(arrays, positions, zero, zero > 0, max_length)
 
@@ -199,4 +202,6 @@ def read_state(step: DecodeStep | None, name: str, fresh: Array) -> Array:
 def write_state(step: DecodeStep | None, **states: Array) -> None:
     """Replace states in the cache; outside a step do nothing."""
     if step is not None:
-        step.arrays.update({name: to_dtype(x, dtype_name(step.cache.arrays[name])) for name, x in states.items()})
+        # a copy: the last of the states of all new positions, kept as a view, would keep the others in memory
+        copies = {name: concatenate([x], 0) for name, x in states.items()}
+        step.arrays.update({name: to_dtype(x, dtype_name(step.cache.arrays[name])) for name, x in copies.items()})
