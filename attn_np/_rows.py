@@ -115,7 +115,7 @@ def by_rows(
 
 def by_rows_vjp(
     middle_vjp: Callable[[Tape, Array], dict[str, Array | None]], tape: Tape, dcontext: Array
-) -> dict[str, Array | None]:
+) -> dict[str, Any]:
     """The gradients of q, k, v, of the arrays by scores and of parameters, by name.
 
     Args:
@@ -124,7 +124,7 @@ def by_rows_vjp(
     call = residuals_of(tape)
     if not isinstance(call, Rows):
         return middle_vjp(tape, dcontext)
-    grads: dict[str, Array | None] = {}
+    grads: dict[str, Any] = {}
     for rows, keys in call.blocks():
         tape = Residuals()
         call.call(tape, rows, keys)
@@ -136,5 +136,5 @@ def by_rows_vjp(
                 grads[name] = grads[name] + grad if name in grads else grad
             else:
                 total = grads.setdefault(name, np.zeros(x.shape, grad.dtype))
-                total[call.part(name, rows, keys)] += grad  # type: ignore[index]
+                total[call.part(name, rows, keys)] += grad
     return grads

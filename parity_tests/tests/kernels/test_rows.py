@@ -24,11 +24,12 @@ def ratios(tree: str, variant: str, example: str) -> dict[str, float]:
     """Error/bound of every output and gradient of a layer whose blocks are small."""
     config = contract.examples(variant)[example]
     config = replace(config, dropout=0.0)
-    inputs, params = random_inputs(config, "full", t=T, s=S), weights_of(config)
+    inputs: Any = random_inputs(config, "full", t=T, s=S)
+    params = weights_of(config)
     inputs.pop("keep", None)
     case, precision = Case(variant, "", "", "float64", given=config), fast_precision_of(tree, "float64")
     outputs, grads = reference(case, Drawn(inputs, params, 0), {}, precision)
-    layer = layer_of(TREES[tree], config, params)
+    layer: Any = layer_of(TREES[tree], config, params)
     if tree == "numpy":
         y, pull = value_and_vjp(layer, **inputs)
         back = pull(cotangent(y.shape))
