@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attn_np.contract import mha
-from attn_np.contract._rotary import KINDS as SCALINGS
+from attn_np.contract._rotary import SCALINGS
 from attn_np.contract.rotary import EXAMPLES, Config
 from attn_np.weights import rotary_layout
 from parity_tests.bounds.error_array import ErrArray
