@@ -17,12 +17,11 @@ from attn_np._ops import (
     reorder,
     where,
 )
-from attn_np.contract._band import Band, Limits, window_limits
+from attn_np.contract._band import FAR, Band, Limits, window_limits
 from attn_np.contract._patterns import Interval, Pattern, Truth
 
 # So few because numbers of documents or blocks that differ within a part make an interval, with all numbers in between.
 PATTERN_QUERIES = 32
-FAR = 2**30  # more than any two positions are apart
 
 
 def attention_mask(

@@ -3,7 +3,7 @@
 from math import gcd, inf
 from typing import Any
 
-from attn_np.contract._band import Band, Limits, window_limits
+from attn_np.contract._band import FAR, Band, Limits, window_limits
 from attn_np.contract._patterns import Interval, Pattern, Truth
 from attn_torch._ops import (
     Array,
@@ -21,7 +21,6 @@ from attn_torch._ops import (
 
 # So few because numbers of documents or blocks that differ within a part make an interval, with all numbers in between.
 PATTERN_QUERIES = 32
-FAR = 2**30  # more than any two positions are apart
 
 
 def attention_mask(
