@@ -19,7 +19,7 @@ from parity_tests.tests.mutation import checks_functions as functions
 from parity_tests.tests.mutation import checks_generating as generating
 from parity_tests.tests.mutation import checks_layers as of_layers
 from parity_tests.tests.mutation import checks_package as package
-from parity_tests.tests.mutation import checks_rows as rows
+from parity_tests.tests.mutation import checks_rows as of_rows
 from parity_tests.tests.mutation.calls import (
     Labelled,
     Scene,
@@ -67,7 +67,8 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(functions.weighed)
     add(functions.visibilities)
     add(functions.patterned)
-    add(rows.in_rows)
+    add(of_rows.blocks_of_rows)
+    add(of_rows.when_rows_go_at_once)
     for layer in layers(("mla",)):  # some of its parameters are not drawn
         add(of_layers.constructor, layer)
     add(decoding.written)
