@@ -138,7 +138,7 @@ def test_the_blocks_of_transformers() -> None:
     config = Config(d_model=8, num_heads=2, block_size=size, random_blocks=2, graph_seed=5)
     w, x = weights_of(config), np.random.default_rng(3).normal(size=(2, t, 8))
     w |= {"w_o": np.eye(8).reshape(2, 4, 8), "b_o": np.zeros(8)}
-    fields = {"hidden_size": 8, "num_attention_heads": 2, "block_size": size, "num_random_blocks": 2}
+    fields: dict[str, Any] = {"hidden_size": 8, "num_attention_heads": 2, "block_size": size, "num_random_blocks": 2}
     theirs: Any = BigBirdBlockSparseAttention(BigBirdConfig(**fields)).double().eval()
     drawn = np.array(config.drawn_blocks(count)[1:-1])
     theirs._bigbird_block_rand_mask_with_head = lambda **_: [drawn] * config.num_heads
