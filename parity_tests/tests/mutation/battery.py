@@ -19,6 +19,7 @@ from parity_tests.tests.mutation import checks_functions as functions
 from parity_tests.tests.mutation import checks_generating as generating
 from parity_tests.tests.mutation import checks_layers as of_layers
 from parity_tests.tests.mutation import checks_package as package
+from parity_tests.tests.mutation import checks_public as public
 from parity_tests.tests.mutation.calls import (
     Labelled,
     Scene,
@@ -64,6 +65,9 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(functions.wrong_attends)
     add(functions.hidden_from_attend)
     add(functions.weighed)
+    for call in functions.ATTENDS:
+        add(public.attend_pulled_back, call)
+    add(public.pulled_back)
     add(functions.visibilities)
     add(functions.patterned)
     for layer in layers(("mla",)):  # some of its parameters are not drawn
