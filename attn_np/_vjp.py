@@ -128,6 +128,19 @@ def entmax15_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     return root * (dprobs - mean)
 
 
+@primitive
+def entmax_vjp(probs: Array, dprobs: Array, alpha: float) -> Array:
+    """p_i^(alpha - 1) = 1 + (alpha - 1) (s_i - t) on the support, so dp_i/ds_j = g_i (delta_ij - dt/ds_j).
+
+    Here g = p^(2 - alpha). sum p_i = 1 stays, so dt/ds_j = g_j / sum g_i: ds_j = g_j (dp_j - sum g_i dp_i / sum g_i).
+    """
+    support = probs > 0
+    slope = np.where(support, np.exp((2.0 - alpha) * np.log(np.where(support, probs, 1.0))), 0.0)
+    size = np.sum(slope, axis=-1, keepdims=True)
+    mean = np.sum(slope * dprobs, axis=-1, keepdims=True) / np.where(size == 0, 1.0, size)
+    return slope * (dprobs - mean)
+
+
 def repeat_heads_vjp(dx: Array, heads: int | None) -> Array:
     """Head g was copied to the r query heads g r .. g r + r - 1: each copy sends its gradient back."""
     if heads is None or dx.shape[2] == heads:
