@@ -68,6 +68,9 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     for call in functions.ATTENDS:
         add(public.attend_pulled_back, call)
     add(public.pulled_back)
+    add(public.wrong_scores)
+    for alpha in (1, 1.25, 1.5, 2, 3.0):
+        add(public.weights_of_scores, alpha)
     add(functions.visibilities)
     add(functions.patterned)
     for layer in layers(("mla",)):  # some of its parameters are not drawn

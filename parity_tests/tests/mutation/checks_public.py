@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+import attn_np
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.judging import compare
 from parity_tests.tests.mutation.calls import claim, claim_same, refuses, same
 from parity_tests.tests.mutation.checks_functions import ATTENDS, attend_expected, run_attend
@@ -80,3 +83,60 @@ def pulled_back(alias: str) -> None:
     refuses(lambda: pull(y, y), ValueError, "vjp: expected None for what the call did not return")
     refuses(lambda: pull(y[0]), ValueError, "vjp: expected dy of shape")
     refuses(lambda: pull(y.astype("float32")), TypeError, "vjp: expected dy of the output's dtype")
+
+
+def weights_of_scores(alpha: float, alias: str) -> None:
+    """`softmax` and `entmax` are within their bounds along any axis, with a mask or none, and so are gradients."""
+    package, rng = import_module(alias), np.random.default_rng(4)
+    scores, mask, dy = rng.normal(size=(3, 5, 7)), rng.random((3, 5, 7)) < 0.7, rng.normal(size=(3, 5, 7))
+    mask[1, 2], mask[0, 1] = False, np.arange(7) == 4
+    call, whole = partial(package.entmax, alpha=alpha), partial(attn_np.entmax, alpha=alpha)
+    for axis in (-1, 0):
+        for some in (mask, mask[0], None):
+            with precision(precision_of("float64")):
+                want: Any = whole(ErrArray(scores, 0.0), some, axis=axis)
+                found = ErrArray(want.v, 0.0) if alpha == 2 else want
+                rule = vars(attn_np.entmax)["vjp"]
+                slopes = rule({"y": found}, ErrArray(dy, 0.0), alpha=alpha, axis=axis)["scores"]
+            got, pull = package.value_and_vjp(call, scores, some, axis=axis)
+            claim(compare(got, want)["ratio"] <= 1, f"weights along {axis}")
+            claim(compare(pull(dy).inputs["scores"], slopes)["ratio"] <= 1, f"gradients along {axis}")
+            if alpha == 1:
+                y, back = package.value_and_vjp(package.softmax, scores, some, axis=axis)
+                claim(same(y, got) and same(back(dy).inputs["scores"], pull(dy).inputs["scores"]), "softmax")
+    narrow = scores.astype("float32")
+    claim(
+        same(call(narrow.astype("float16")), call(narrow.astype("float16").astype("float32")).astype("float16")), "16"
+    )
+    claim(compare(call(narrow).astype("float64"), whole32(narrow, alpha))["ratio"] <= 1, "32 bits")
+    claim(call(scores[:, :0], axis=1).shape == (3, 0, 7) and call(scores[:0]).shape == (0, 5, 7), "nothing")
+    with np.errstate(invalid="ignore"):
+        for value in (np.nan, np.inf):
+            spoiled = np.where(np.arange(7) == 3, value, scores)
+            claim(same(call(spoiled, np.arange(7) != 3), call(scores, np.arange(7) != 3)), "hidden")
+            spoiled[1:] = scores[1:]
+            got = call(spoiled)
+            claim(np.isnan(got[0]).all() and same(got[1:], call(scores)[1:]), "in sight")
+    lost = call(np.full((2, 3), -np.inf), np.array([[True], [False]]))
+    claim(np.isnan(lost[0]).all() and not lost[1].any(), "scores that overflowed")
+
+
+def whole32(scores: np.ndarray, alpha: float) -> Any:
+    """What the whole reference gives, with bounds for float32."""
+    with precision(precision_of("float32")):
+        return attn_np.entmax(ErrArray(scores.astype("float64"), 0.0), alpha=alpha)
+
+
+def wrong_scores(alias: str) -> None:
+    """What has no weights is refused."""
+    package, scores = import_module(alias), np.zeros((3, 5, 7))
+    for name in ("softmax", "entmax"):
+        call = getattr(package, name)
+        refuses(lambda call=call: call(scores > 0), TypeError, f"{name}: expected scores of a float dtype, got bool")
+        refuses(lambda call=call: call(scores.tolist()), TypeError, f"{name}: expected scores as a NumPy array")
+        refuses(lambda call=call: call(scores, scores), TypeError, f"{name}: expected a boolean mask")
+        refuses(lambda call=call: call(scores, scores[:2] > 0), ValueError, f"{name}: expected mask broadcastable")
+        refuses(lambda call=call: call(scores, axis=3), ValueError, f"{name}: expected axis to be one of the scores' 3")
+    refuses(
+        lambda: package.entmax(scores, alpha=0.5), ValueError, "entmax: expected alpha to be a finite number from 1"
+    )
