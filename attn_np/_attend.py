@@ -262,17 +262,16 @@ def attend_call_vjp(
     **_: Any,
 ) -> dict[str, Array | None]:
     """The gradients of a call's arrays by name; a `softmax_fn` gives its own by the rule that it carries."""
-    softmax_fn_vjp = None
-    if softmax_fn is not None:
-        rule, allowed = rule_of(softmax_fn), unmasked_by_bias(tape.get("allowed"), tape.get("bias"))
-        scores = next(tape[name] for name in ("biased", "capped", "scores") if name in tape)
+    rule = None if softmax_fn is None else rule_of(softmax_fn)
 
-        def softmax_fn_vjp(probs: Array, dprobs: Array) -> Array:
-            return rule({"y": probs}, dprobs, scores=scores, allowed=allowed)["scores"]
+    def softmax_fn_vjp(probs: Array, dprobs: Array) -> Array:
+        allowed = unmasked_by_bias(tape.get("allowed"), tape.get("bias"))
+        scores = next(tape[name] for name in ("biased", "capped", "scores") if name in tape)
+        return rule({"y": probs}, dprobs, scores=scores, allowed=allowed)["scores"]  # type: ignore[misc]
 
     dq, dk, dv, dbias = attend_vjp(
         tape, zeros((*q.shape[:-1], v.shape[-1]), upcast(q)) if dcontext is None else dcontext, scale=scale,
         softcap=softcap, rate=rate, normalize_over=normalize_over, kv_heads=k.shape[2] if k.ndim == 4 else None,
-        softmax_fn_vjp=softmax_fn_vjp, dweights=dweights,
+        softmax_fn_vjp=softmax_fn_vjp if rule else None, dweights=dweights,
     )  # fmt: skip
     return {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": tape.get("dsinks")}

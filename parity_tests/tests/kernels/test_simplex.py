@@ -39,7 +39,8 @@ def given(dtype: str = "float64", axis: int = -1) -> tuple[np.ndarray, np.ndarra
 def held(alpha: float, scores: np.ndarray, mask: np.ndarray | None, dy: np.ndarray, axis: int) -> dict[str, ErrArray]:
     """Weights and gradient with bounds; where the support is a decision, the rule goes on from the weights found."""
     with precision(precision_of(scores.dtype.name)):
-        probs: Any = attn_np.entmax(ErrArray(scores, 0.0), mask, alpha=alpha, axis=axis)
+        carried: Any = ErrArray(scores, 0.0)
+        probs: Any = attn_np.entmax(carried, mask, alpha=alpha, axis=axis)
         found: Any = ErrArray(probs.v, 0.0) if alpha == 2 else probs
         rule = vars(attn_np.entmax)["vjp"]
         return {"probs": probs, "dscores": rule({"y": found}, ErrArray(dy, 0.0), alpha=alpha, axis=axis)["scores"]}
@@ -146,12 +147,12 @@ def test_16_bits_are_widened_first(tree: Tree, dtype: str) -> None:
 def test_as_the_weights_of_attend(tree: Tree, alpha: float) -> None:
     """`softmax_fn=` takes them; NumPy's backward pass finds their rule by itself."""
     rng = np.random.default_rng(3)
-    inputs = {name: rng.normal(size=(2, 5, 2, 3)) for name in "qkv"}
+    inputs: Any = {name: rng.normal(size=(2, 5, 2, 3)) for name in "qkv"}
     call, dy = partial(attn_np.entmax, alpha=alpha), rng.normal(size=(2, 5, 2, 3))
     carried: Any = {name: ErrArray(x, 0.0) for name, x in inputs.items()}
     with precision(precision_of("float64")):
         (context, _), pull = attn_np.value_and_vjp(attn_np.attend, **carried, causal=True, softmax_fn=call)
-        want = {f"d{name}": x for name, x in pull(ErrArray(dy, 0.0)).inputs.items()} | {"context": context}
+        want: Any = {f"d{name}": x for name, x in pull(ErrArray(dy, 0.0)).inputs.items()} | {"context": context}
     call = partial(tree.package.entmax, alpha=alpha)
     arrays = tree.arrays(inputs)
     if tree.name == "numpy":

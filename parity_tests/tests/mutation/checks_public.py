@@ -90,7 +90,8 @@ def weights_of_scores(alpha: float, alias: str) -> None:
     package, rng = import_module(alias), np.random.default_rng(4)
     scores, mask, dy = rng.normal(size=(3, 5, 7)), rng.random((3, 5, 7)) < 0.7, rng.normal(size=(3, 5, 7))
     mask[1, 2], mask[0, 1] = False, np.arange(7) == 4
-    call, whole = partial(package.entmax, alpha=alpha), partial(attn_np.entmax, alpha=alpha)
+    call: Any = partial(package.entmax, alpha=alpha)
+    whole: Any = partial(attn_np.entmax, alpha=alpha)
     for axis in (-1, 0):
         for some in (mask, mask[0], None):
             with precision(precision_of("float64")):
@@ -124,7 +125,8 @@ def weights_of_scores(alpha: float, alias: str) -> None:
 def whole32(scores: np.ndarray, alpha: float) -> Any:
     """What the whole reference gives, with bounds for float32."""
     with precision(precision_of("float32")):
-        return attn_np.entmax(ErrArray(scores.astype("float64"), 0.0), alpha=alpha)
+        carried: Any = ErrArray(scores.astype("float64"), 0.0)
+        return attn_np.entmax(carried, alpha=alpha)
 
 
 def wrong_scores(alias: str) -> None:
