@@ -135,10 +135,10 @@ def entmax_vjp(probs: Array, dprobs: Array, alpha: float) -> Array:
     Here g = p^(2 - alpha). sum p_i = 1 stays, so dt/ds_j = g_j / sum g_i: ds_j = g_j (dp_j - sum g_i dp_i / sum g_i).
     """
     support = probs > 0
-    slope = np.where(support, np.exp((2.0 - alpha) * np.log(np.where(support, probs, 1.0))), 0.0)
-    size = np.sum(slope, axis=-1, keepdims=True)
-    mean = np.sum(slope * dprobs, axis=-1, keepdims=True) / np.where(size == 0, 1.0, size)
-    return slope * (dprobs - mean)
+    part = np.where(support, np.exp((2.0 - alpha) * np.log(np.where(support, probs, 1.0))), 0.0)
+    parts = np.sum(part, axis=-1, keepdims=True)
+    mean = np.sum(part * dprobs, axis=-1, keepdims=True) / np.where(parts == 0, 1.0, parts)
+    return part * (dprobs - mean)
 
 
 def repeat_heads_vjp(dx: Array, heads: int | None) -> Array:
