@@ -41,8 +41,9 @@ def described(model_type: str, fields: dict[str, Any], layer: int, part: str | N
 
 
 def layer_of(fields: dict[str, Any], layer: int) -> int:
-    """The layer, or the last one."""
-    return min([layer, *(fields[name] - 1 for name in COUNTS if fields.get(name))])
+    """The layer, or the last one; of a model in stages, of the first."""
+    counts = [fields[name] for name in COUNTS if fields.get(name)] + fields.get("depths", [])[:1]
+    return min([layer, *(count - 1 for count in counts)])
 
 
 @pytest.mark.parametrize("layer", LAYERS)
