@@ -118,6 +118,7 @@ def test_notebook_runs_in_a_fresh_kernel(lesson: str, tmp_path: Path, monkeypatc
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     made = nbformat.from_dict(course.notebook(LESSONS[lesson]))
     nbformat.validate(made)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     nbclient.NotebookClient(made, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = [
         "".join(out["text"] for out in cell["outputs"] if out.get("name") == "stdout")
