@@ -32,7 +32,7 @@ PAGE_COLOURS = {
 }
 INK, BLUE, ORANGE = PAGE_COLOURS
 INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "legend.labelcolor")
-STYLE = dict.fromkeys(INKED, INK) | {
+STYLE: dict[Any, Any] = dict.fromkeys(INKED, INK) | {
     "axes.prop_cycle": plt.cycler(color=[BLUE, ORANGE, "#2a9d5c", "#c0504d", "#8e6bbf", "#8c8c8c"]),
     "axes.facecolor": "none",
     "axes.spines.right": False,

@@ -21,7 +21,7 @@ class Block(nnx.Module):
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         # The fast variance, mean(x^2) - mean(x)^2, loses digits where the mean is large.
-        norm = {"epsilon": config.norm_eps, "use_fast_variance": False, "rngs": rngs}
+        norm: dict[str, Any] = {"epsilon": config.norm_eps, "use_fast_variance": False, "rngs": rngs}
         self.norm1 = nnx.LayerNorm(config.width, **norm)
         self.attention: Any = attn_jax.build("rotary", **config.attention())
         self.norm2 = nnx.LayerNorm(config.width, **norm)

@@ -1,6 +1,7 @@
 """What the three programs share: sizes, text, batches and the first weights."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class Config:
     adam_eps: float = 1e-5
     norm_eps: float = 1e-5
 
-    def attention(self) -> dict[str, object]:
+    def attention(self) -> dict[str, Any]:
         """Fields of the attention layers, the library's `rotary`."""
         return {"d_model": self.width, "num_heads": self.num_heads, "causal": True, "use_bias": False}
 
