@@ -47,13 +47,14 @@ def as_a_reader(tmp_path: Path) -> Iterator[None]:
     before, here = {name: getattr(jax.config, name) for name in defaults}, Path.cwd()
     for name, value in defaults.items():
         jax.config.update(name, value)
-    dtype = torch.get_default_dtype()
+    dtype, path = torch.get_default_dtype(), sys.path[:]
     torch.set_default_dtype(torch.float32)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     os.chdir(tmp_path)
     with torch.random.fork_rng(devices=[]):
         yield
     os.chdir(here)
+    sys.path[:] = path
     torch.set_default_dtype(dtype)
     for name, value in before.items():
         jax.config.update(name, value)
