@@ -10,9 +10,7 @@ AT = "transformer.h.{layer}.attn"
 
 PEERS = {
     "two heads in a group": Model("CodeGenForCausalLM", SMALL, AT),
-    "one head in a group": Model(
-        "CodeGenModel", SMALL | {"n_head": 4, "rotary_dim": 8}, "h.{layer}.attn", layers=(1,)
-    ),
+    "one head in a group": Model("CodeGenModel", SMALL | {"n_head": 4, "rotary_dim": 8}, "h.{layer}.attn", layers=(1,)),
 }
 
 REFUSED = {

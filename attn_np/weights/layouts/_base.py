@@ -226,7 +226,10 @@ def letter_sizes(
     if any(shapes[name] != shape for name in params):
         different = ", ".join(f"{name} {shapes[name]}" for name in params)
         raise ValueError(f"{variant}: expected equal shapes to stack, got {different}; use another layout")
-    return sizes | solve(right, (len(params), *shape) if len(params) > 1 else shape, sizes)
+    sizes |= solve(right, (len(params), *shape) if len(params) > 1 else shape, sizes)
+    if not set(sum(right, ())) <= set(sizes):
+        raise ValueError(f"{variant}: expected sizes that {pattern!r} can divide, got {shape}; use another layout")
+    return sizes
 
 
 def stack_size(side: Side, names: tuple[str, ...]) -> dict[str, int]:

@@ -163,14 +163,19 @@ def drawn(config: Config, dtype: str = "float32") -> Arrays:
 def reduced(table: layouts.Table, config: Config) -> Any:
     """A config with its usual values where the table has no place for others; None where that cannot be.
 
-    Where heads cannot have a width of their own, the whole is made as wide as needed.
+    Where heads cannot have a width of their own, the whole is made as wide as needed; where they are in groups, the
+    heads are made as many as are in a multiple of it.
     """
     kept = (*table.fields(), *config.required())
     usual: Any = {field.name: field.default for field in dataclasses.fields(config) if field.name not in kept}
     usual |= table.fixed
     given = config.as_dict()
     wider: Any = {"d_model": given["d_model"] * given["num_heads"]} if {"d_model", "num_heads"} <= set(given) else {}
-    for more in ({}, wider):
+    groups = prod(table.constants.values())
+    more_heads: Any = {name: size * groups for name, size in wider.items()}
+    if wider:
+        more_heads["num_heads"] = given["num_heads"] * groups
+    for more in ({}, wider, more_heads):
         try:
             held = dataclasses.replace(config, **usual | more)
             _base.steps(table, held)

@@ -1,4 +1,4 @@
-"""Longformer as `transformers` names it: BERT's names, and projections of their own for global positions."""
+"""Longformer as `transformers` names it, beside our own names: BERT's, and projections for global positions."""
 
 from dataclasses import replace
 from typing import Any
