@@ -20,7 +20,7 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
 
 
 def kind(hf: HFConfig, layer: int) -> str:
-    """"global" or "local", from `attention_types`: lists of kinds, each with how many times it is repeated."""
+    """ "global" or "local", from `attention_types`: lists of kinds, each with how many times it is repeated."""
     start = 0
     for kinds, count in hf.get("attention_types", [[["global", "local"], 12]]):
         if layer < start + len(kinds) * count and kinds[(layer - start) % len(kinds)] in ("global", "local"):
