@@ -86,7 +86,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return jnp.zeros_like(like, shape=shape)  # in `shard_map` as different on each device as the other array
 
 
-def constants(values: Sequence[float | int], like: Array) -> Array:
+def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Array:
     """An array of given numbers, each rounded once to the dtype of `like`."""
     return jnp.asarray(np.array(values, np.float64).astype(like.dtype))
 

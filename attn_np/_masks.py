@@ -17,7 +17,7 @@ from attn_np._ops import (
     reorder,
     where,
 )
-from attn_np.contract._band import Band, Limits, window_limits
+from attn_np.contract._band import FAR, Band, Limits, window_limits
 from attn_np.contract._patterns import Interval, Pattern, Truth
 
 # So few because numbers of documents or blocks that differ within a part make an interval, with all numbers in between.
@@ -58,10 +58,9 @@ def attention_mask(
 
 
 def in_window(query_positions: Array, key_positions: Array, left: int | None, right: int | None) -> Array:
-    """Whether keys are from `left` before to `right` after the query, one a number: `b t`, `b s` -> `b t s`."""
+    """Whether keys are from `left` before to `right` after the query, None for all: `b t`, `b s` -> `b t s`."""
     offset = key_positions[:, None, :] - query_positions[:, :, None]
-    if left is None or right is None:
-        return offset <= right if left is None else offset >= -left
+    left, right = FAR if left is None else left, FAR if right is None else right
     return (offset >= -left) & (offset <= right)
 
 

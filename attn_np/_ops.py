@@ -83,7 +83,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 
 
 @primitive
-def constants(values: Sequence[float | int], like: Array) -> Array:
+def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Array:
     """An array of given numbers, each rounded once to the dtype of `like`."""
     return np.array(values, np.float64).astype(like.dtype)
 

@@ -98,6 +98,9 @@ class DifferentialAttention(Layer[Config]):
         q, k = record(tape, q_rot=rotate_maps(q, cos, sin, c.layout), k_rot=rotate_maps(k, cos, sin, c.layout))
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
+        # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
+        lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
+        lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.start())
 
         def attend_rows(
             tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
@@ -120,9 +123,6 @@ class DifferentialAttention(Layer[Config]):
             if bias is not None:
                 scores = record(tape, biased=scores + for_both_maps(bias))
             maps = record(tape, maps=softmax(scores, None if allowed is None else for_both_maps(allowed)))
-            # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
-            lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
-            lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.start())
             probs = record(tape, probs=maps[:, :, 0] - lambda_full * maps[:, :, 1])
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
@@ -146,21 +146,16 @@ class DifferentialAttention(Layer[Config]):
         dnormed = record(tape, dnormed=dnormed) * (1.0 - c.start())
         dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
+        lambda_full, lambda_exps = tape["lambda_full"], tape["lambda_exps"]
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
-            w: dict[str, Array | None] = {}
             dbias, allowed, bias = None, tape.get("allowed"), tape.get("bias")
             q, k, v, maps = (tape[name] for name in ("q", "k", "v", "maps"))
-            lambda_full, lambda_exps = tape["lambda_full"], tape["lambda_exps"]
             scale = q.shape[-1] ** -0.5 if c.scale is None else c.scale
             dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dcontext)
             dkept = record(tape, dkept=dkept)
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
-            dlambda_full = record(tape, dlambda_full=-sum_to(dprobs * maps[:, :, 1], lambda_full.shape))
-            dlambda_exps = record(tape, dlambda_exps=concatenate([dlambda_full, -dlambda_full], 0))
-            w["lambda_q"], w["lambda_k"] = einsum_vjp(
-                "rk,rk->r", self.lambda_q, self.lambda_k, dlambda_exps * lambda_exps
-            )
+            dlambda_full = -sum_to(dprobs * maps[:, :, 1], lambda_full.shape)
             dmaps = record(tape, dmaps=stack([dprobs, -(lambda_full * dprobs)], 2))
             dscores = softmax_vjp(maps, dmaps)
             if bias is not None:
@@ -183,11 +178,12 @@ class DifferentialAttention(Layer[Config]):
             dk = repeat_heads_vjp(dk.reshape((*dk.shape[:3], 2 * dk.shape[-1])), groups).reshape(
                 (*dk.shape[:2], groups, *dk.shape[3:])
             )
-            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | w
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias, "lambda_full": dlambda_full}
 
-        d = by_rows_vjp(attend_rows_vjp, tape, dcontext)
-        dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
-        w |= d
+        dq, dk, dv, dbias, dlambda_full = by_rows_vjp(attend_rows_vjp, tape, dcontext).values()
+        dlambda_full = record(tape, dlambda_full=dlambda_full)
+        dlambda_exps = record(tape, dlambda_exps=concatenate([dlambda_full, -dlambda_full], 0))
+        w["lambda_q"], w["lambda_k"] = einsum_vjp("rk,rk->r", self.lambda_q, self.lambda_k, dlambda_exps * lambda_exps)
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
         dq, dk = rotate_maps(dq, cos, sin, c.layout, inverse=True), rotate_maps(dk, cos, sin, c.layout, inverse=True)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)

@@ -91,7 +91,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return like.new_zeros(shape)
 
 
-def constants(values: Sequence[float | int], like: Array) -> Array:
+def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Array:
     """An array of given numbers, each rounded once to the dtype of `like`."""
     return alongside(torch.tensor(values, dtype=torch.float64).to(like.dtype), like)
 

@@ -81,6 +81,9 @@ class DifferentialAttention(Layer[Config]):
         q, k = record(tape, q_rot=rotate_maps(q, cos, sin, c.layout), k_rot=rotate_maps(k, cos, sin, c.layout))
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
+        # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
+        lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
+        lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.start())
 
         def attend_rows(
             tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
@@ -103,9 +106,6 @@ class DifferentialAttention(Layer[Config]):
             if bias is not None:
                 scores = record(tape, biased=scores + for_both_maps(bias))
             maps = record(tape, maps=softmax(scores, None if allowed is None else for_both_maps(allowed)))
-            # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
-            lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
-            lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.start())
             probs = record(tape, probs=maps[:, :, 0] - lambda_full * maps[:, :, 1])
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))

@@ -65,7 +65,7 @@ def read_table(
         for key in step.keys:
             compare_shape(file.path, keys[key], step.key_shape(), file.entries[keys[key]].shape, step.key_axes())
     dtypes = {key: file.entries[key].dtype for key in keys.values()}
-    dtype = common_dtype(file.path, dtypes, request.dtype, request.cast)
+    dtype = common_dtype(file.path, dtypes, request)
     values = {}
     # The largest first: their arrays are gone when the next are read, so the peak is that of the last ones.
     for step in sorted(plan, key=lambda step: -prod(step.key_shape()) * len(step.keys)):

@@ -58,7 +58,7 @@ def read_native(file: Tensors, variant: str | None, prefix: str, request: Reques
     for name, key in keys.items():
         compare_shape(file.path, key, shapes[name], file.entries[key].shape, axes[name])
     dtypes = {key: file.entries[key].dtype for key in keys.values()}
-    dtype = common_dtype(file.path, dtypes, request.dtype, request.cast)
+    dtype = common_dtype(file.path, dtypes, request)
     as_stored = request.variant in (None, config.variant)
     if as_stored:
         require_agreement(file.path, config, request)

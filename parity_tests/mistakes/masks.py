@@ -2,13 +2,14 @@
 
 from parity_tests.mistakes.plant import SHARED, at
 
-BAND = "offset = arange(s, like)"  # of the whole call: lines of decoding read alike
+BAND = "def in_window("  # of the whole call: lines of decoding read alike
 cross, bare = at(SHARED, "mha", "cross"), at(SHARED, "dot_product", "scaled")
 causal, capped = (at(SHARED, "mha", example, beside=BAND) for example in ("wide", "capped"))
 
 SOFTMAX = "softmax(scores, allowed,"
 FILL = "scores = {where}(allowed, scores, -{np}.inf)"
 PROBS = "probs=softmax(scores, allowed, contract.AXES[normalize_over]))"
+POSITIONS = "in_window(arange(t, like)[None, :] + (s - t),"
 RIGHT = "offset <= right"
 SIDES = "left, right = window_limits(window)"
 SELECT = "put -inf where a key is hidden, by selection (where), and give a query without keys weights of 0"
@@ -138,8 +139,8 @@ MUTANTS = (
     causal(
         "causal off by one",
         "let a query see the keys up to its own position, and not the next one",
-        "+ (s - t))",
-        "+ (s - t) + 1)",
+        POSITIONS,
+        POSITIONS.replace("(s - t)", "(s - t) + 1"),
     ),
     causal(
         "causal hides a query's own position",
@@ -150,8 +151,8 @@ MUTANTS = (
     causal(
         "causal aligned at the first key",
         "align at the last key: query i stands at position i + s - t",
-        "+ (s - t))",
-        ")",
+        POSITIONS,
+        POSITIONS.replace(" + (s - t)", ""),
     ),
     causal(
         "causal ignored",

@@ -34,8 +34,8 @@ MUTANTS = (
     weights(
         "mixed weights returned",
         "return the weights of the softmaxes, before they are mixed",
-        "cast_output(dtype, y, probs,",
-        "cast_output(dtype, y, kept,",
+        "return context, probs",
+        "return context, kept",
     ),
     scores(
         "bias added before the scores are mixed",

@@ -1007,6 +1007,7 @@ def test_second_derivatives_and_forward_mode(name: str, variant: str) -> None:
 
 # Planted bugs ---------------------------------------------------------------------------------------------------------
 
+POSITIONS = "in_window(arange(t, like)[None, :] + (s - t),"
 AXIS = "torch.sum(e, dim=axis, keepdim=True)"
 DRAW, TORCH_DRAW = "self.rng.random(shape)", "torch.rand(shape, device=like.device, dtype=torch.float32)"
 
@@ -1016,8 +1017,9 @@ BUGS: list[tuple[str, str, str, str, str, Callable[[Tree], None]]] = [
      lambda t: rows_seen(t, "itself-and-two-before")),
     ("window without its own key", "numpy", SHARED, ") & (offset <= right)", ") & (offset < right)",
      lambda t: rows_seen(t, "itself-alone")),
-    ("aligned at the first key", "torch", SHARED, "+ (s - t))", ")", lambda t: rows_seen(t, "causal-few-queries")),
-    ("rows above the first key see it", "numpy", SHARED, "+ (s - t))", "+ max(s - t, 0))",
+    ("aligned at the first key", "torch", SHARED, POSITIONS, POSITIONS.replace(" + (s - t)", ""),
+     lambda t: rows_seen(t, "causal-few-queries")),
+    ("rows above the first key see it", "numpy", SHARED, POSITIONS, POSITIONS.replace("s - t", "max(s - t, 0)"),
      lambda t: rows_seen(t, "causal-few-keys")),
     ("mask aligned at the left", "numpy", SHARED, "(1,) * (len(source) - allowed.ndim) + tuple(allowed.shape)",
      "tuple(allowed.shape) + (1,) * (len(source) - allowed.ndim)", lambda t: ranks(t, 2)),
@@ -1065,7 +1067,8 @@ BUGS: list[tuple[str, str, str, str, str, Callable[[Tree], None]]] = [
      lambda t: threaded(t.package.__name__, "gru")),
     ("memory read before it is written", "torch", SHARED, "like.new_zeros(shape)", "like.new_empty(shape)",
      lambda t: only_deterministic(t, "gru")),
-    ("aligned at the first key, in a layer", "numpy", SHARED, "+ (s - t))", ")", lambda t: last_queries(t)),
+    ("aligned at the first key, in a layer", "numpy", SHARED, POSITIONS, POSITIONS.replace(" + (s - t)", ""),
+     lambda t: last_queries(t)),
     ("weights of one member for all", "torch", SHARED, "y = einsum(spec, x, weight)",
      "y = einsum(spec, x, torch.zeros_like(weight) + 0.1)", lambda t: by_members(t)),
     ("a gradient that is not differentiable", "torch", SHARED, f"total = {AXIS}",

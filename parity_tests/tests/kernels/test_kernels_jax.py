@@ -302,8 +302,8 @@ def test_what_a_block_shows_is_its_part_of_the_whole(kind: int) -> None:
         for i in range(plan.blocks):
             whole = np.zeros((2, 2 * shared, plan.queries, s), bool)
             for j in range(-(-s // plan.keys)):
-                parts = (_kernels._block(plan, x, i, j) for x in (bias, mask))
-                allowed = np.asarray(_kernels._visible(plan, i, j, *parts, places))
+                bias_part, mask_part = (_kernels._block(plan, x, i, j) for x in (bias, mask))
+                allowed = np.asarray(_kernels._visible(plan, i, j, bias_part, mask_part, places))
                 keys = int(plan.key_start(j)) + np.arange(plan.keys)
                 whole[..., keys] |= allowed.reshape(2, 2 * shared, plan.queries, plan.keys)
                 assert allowed.any() <= (int(count[i]) > 0)

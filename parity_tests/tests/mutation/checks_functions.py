@@ -130,6 +130,7 @@ def visibilities(alias: str) -> None:
             for options in windows:
                 queries, keys = parts.visibility(mask, t, s, like=q, **options)
                 full = parts.attention_mask(mask, t, s, like=q, **options)
+                full = parts.full_mask(full, (2, 3, t, s), q)
                 small = mask is None or mask.ndim < 2 or mask.shape[-2] == 1
                 for x in (queries, keys):
                     claim(x is None or not small or x.ndim < 2 or min(x.shape[-2:]) <= 1, "no array of t s")

@@ -2,6 +2,7 @@
 
 from math import inf, sqrt
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_scalar_loops(example: str, call: str) -> None:
 
 # Who sees whom --------------------------------------------------------------------------------------------------------
 
-PATTERNS = {
+PATTERNS: dict[str, tuple[dict[str, Any], str]] = {
     "window": (
         {"block_size": 2, "global_blocks": 0, "random_blocks": 0},
         "xxxx... xxxx... xxxxxx. xxxxxx. ..xxxxx ..xxxxx ....xxx",

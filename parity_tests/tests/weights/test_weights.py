@@ -1072,8 +1072,11 @@ def test_a_cast_is_asked_for(name: str, tmp_path: Path) -> None:
     for dtype in DTYPES[1:]:
         layer = tree.build(CONFIG, dtype=dtype)
         before = bits(values_of(tree, layer))
-        for options in ({"into": layer}, {"dtype": dtype}):
-            with pytest.raises(weights.DtypeMismatchError, match="cast=True"):
+        for options, other in (
+            ({"into": layer}, "load into a layer of dtype float64"),
+            ({"dtype": dtype}, "leave dtype= out"),
+        ):
+            with pytest.raises(weights.DtypeMismatchError, match=f"cast=True to have it rounded once, or {other}$"):
                 tree.package.load(file, **options)
         assert bits(values_of(tree, layer)) == before
         expected = bits({n: _cast.round_to(x, dtype) for n, x in values.items()})
