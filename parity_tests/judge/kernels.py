@@ -48,15 +48,15 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "torch": [{"SMALL": 0, "blocks.CPU_QUERIES": 3, "blocks.CPU_SCORES": 70, "blocks.PATTERN_KEYS": 2}],
     "jax": [
         {
-            "ONE_BLOCK": 0,
-            "SMALL": 0,
+            "ONE_BLOCK_SCORES": 0,
+            "ONE_BLOCK_HEAD_SCORES": 0,
             "SHORT_QUERY": 0,
             "ROWS": 6,
             "QUERIES": 2,
             "KEYS": 3,
             "PRODUCT": 0,
             "PATTERN_BLOCK": 3,
-            "EVEN": 1,
+            "QUERY_MULTIPLE": 1,
         },
         {"SHORT_KEY_BLOCK": 3, "SHORT_MAX_BLOCKS": 0},
     ],
