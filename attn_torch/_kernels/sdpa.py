@@ -30,7 +30,7 @@ def serves(
 
 
 def under_torch_func(*arrays: Tensor | None) -> bool:
-    """Whether `vmap`, `torch.func` or forward mode is at work on an array: the kernel on a CPU has no rules for them."""
+    """Whether `vmap`, `torch.func` or forward mode is at work: the kernel on a CPU has no rules for them."""
     if torch.compiler.is_compiling():
         return False
     return any(x is not None and (torch.func.debug_unwrap(x) is not x or has_tangent(x)) for x in arrays)
