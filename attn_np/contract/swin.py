@@ -51,7 +51,7 @@ class Config(_heads.Heads):
         "after the cyclic shift a window holds rows from the top beside rows from the bottom: they must not see each "
         "other",
         "the output is rolled back: otherwise every layer moves the image",
-        "an offset's row of the table is (rows + M - 1)(2 M - 1) + columns + M - 1, of the query less the key",
+        "a query that is y rows below and x columns right of a key has row (y + M - 1)(2 M - 1) + x + M - 1 of the table",
         "a grid that windows don't fill is filled up with zeros by some libraries, and those zeros are seen: here "
         "windows must fill it",
         "where the grid is no larger than a window nothing is shifted",
@@ -81,12 +81,7 @@ class Config(_heads.Heads):
         require(fills, self.variant, f"height and width that windows of {size} fill", got, todo)
 
     def sizes(self) -> dict[str, int]:
-        return super().sizes() | {
-            "n": self.height,
-            "c": self.width,
-            "t": self.height * self.width,
-            "x": (2 * self.window_size - 1) ** 2,
-        }
+        return super().sizes() | {"t": self.height * self.width, "x": (2 * self.window_size - 1) ** 2}
 
     def own_params(self) -> dict[str, Param]:
         return super().own_params() | {"w_bias": Param("x h", "x")}
@@ -97,12 +92,13 @@ class Config(_heads.Heads):
     def why_no_cache(self) -> str:
         return "a grid that is seen as a whole"
 
-    def offsets(self) -> tuple[tuple[int, ...], ...]:
-        """The row of the table for each query and key of a window."""
+    def relative_index(self) -> tuple[tuple[int, ...], ...]:
+        """The row of the bias table for each query and key of a window."""
         size = self.window_size
-        places = [(y, x) for y in range(size) for x in range(size)]
+        window = [(y, x) for y in range(size) for x in range(size)]
         return tuple(
-            tuple((y - v + size - 1) * (2 * size - 1) + x - u + size - 1 for v, u in places) for y, x in places
+            tuple((y - key_y + size - 1) * (2 * size - 1) + x - key_x + size - 1 for key_y, key_x in window)
+            for y, x in window
         )
 
 

@@ -209,7 +209,7 @@ def drawn_pattern(
     found = [
         (patterns.Chunks(n), i // n == j // n),
         (patterns.Chunks(n, 2, 1), (j // n - i // n >= -2) & (j // n - i // n <= 1)),
-        (patterns.ChunkOf(n, of_queries) | window, near | (of_queries[:, :, None] == j // n)),
+        (patterns.ChosenChunk(n, of_queries) | window, near | (of_queries[:, :, None] == j // n)),
         (patterns.Dilated(n) & patterns.Window(2 * n, None), ((i - j) % n == 0) & (j >= i - 2 * n)),
         (patterns.Documents(of_queries, of_keys), ~other_document),
         (~patterns.Documents(of_queries, of_keys) | window, other_document | near),
