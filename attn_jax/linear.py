@@ -73,8 +73,8 @@ def chunked(q: Array, k: Array, v: Array, start: Array, size: int, tape: Tape) -
     states = running_states(record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:])), start, tape)
     before = record(tape, before=states[:, :-1].reshape(q.shape[0], *start.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=where(causal_mask(size, q), scores, 0.0))
-    out = einsum("bhts,bshv->bthv", kept, v) + einsum("bthk,bhkv->bthv", q, before)
+    masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
+    out = einsum("bhts,bshv->bthv", masked_scores, v) + einsum("bthk,bhkv->bthv", q, before)
     return from_chunks(out, b, t), states[:, -1]
 
 

@@ -90,8 +90,8 @@ class SwinAttention(Layer[Config]):
         position_bias = record(tape, position_bias=reorder(take(self.w_bias, index), (2, 0, 1)))
         region = regions(sizes["b"], c, query)
         context, _ = attend(
-            q, k, v, bias=position_bias, pattern=Documents(region, region) if c.shift else None, scale=c.scale, tape=tape,
-            implementation=implementation,
+            q, k, v, bias=position_bias, pattern=Documents(region, region) if c.shift else None, scale=c.scale,
+            tape=tape, implementation=implementation,
         )  # fmt: skip
         y = record(tape, y=from_shifted_windows(linear("bthv,hvd->btd", context, self.w_o, self.b_o), c))
         return cast_output(dtype, y)

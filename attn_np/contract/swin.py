@@ -51,7 +51,7 @@ class Config(_heads.Heads):
         "after the cyclic shift a window holds rows from the top beside rows from the bottom: they must not see each "
         "other",
         "the output is rolled back: otherwise every layer moves the image",
-        "a query that is y rows below and x columns right of a key has row (y + M - 1)(2 M - 1) + x + M - 1 of the table",
+        "a query y rows below and x columns right of a key takes row (y + M - 1)(2 M - 1) + x + M - 1 of the table",
         "a grid that windows don't fill is filled up with zeros by some libraries, and those zeros are seen: here "
         "windows must fill it",
         "where the grid is no larger than a window nothing is shifted",
