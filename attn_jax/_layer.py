@@ -61,8 +61,8 @@ def prepare_inputs(
         queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
-    elif step.real is not None:
-        query, key, value = (where(step.real[:, :, None], x, 0.0) for x in arrays)
+    elif step.accepted is not None:
+        query, key, value = (where(step.accepted[:, :, None], x, 0.0) for x in arrays)
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 
@@ -151,7 +151,7 @@ class Layer(nnx.Module, Decodes[Array], Generic[C]):
             if name not in own and name not in children:
                 setattr(self, name, None)
         for name in own:
-            limit, start = fans[name] ** -0.5, own[name].initial()
+            limit, start = fans[name] ** -0.5, own[name].initial_value()
             if _values is not None:
                 value = jnp.asarray(_values[name], kind)
             elif start is not None:

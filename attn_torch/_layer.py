@@ -55,8 +55,8 @@ def prepare_inputs(
         queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
-    elif step.real is not None:
-        query, key, value = (where(step.real[:, :, None], x, 0.0) for x in arrays)
+    elif step.accepted is not None:
+        query, key, value = (where(step.accepted[:, :, None], x, 0.0) for x in arrays)
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 
@@ -126,7 +126,7 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
         for name, param in self._parameters.items():
             if param is None:
                 continue
-            start, limit = own[name].initial(), fans[name] ** -0.5
+            start, limit = own[name].initial_value(), fans[name] ** -0.5
             if start is None:
                 param.uniform_(-limit, limit)
             else:

@@ -51,7 +51,7 @@ def bisected_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array
 
     low = zeros(top.shape, top)
     t, _ = iterate(halve, (low, low + log(z.shape[-1])), HALVINGS[dtype_name(z)])
-    # t has no gradient so far. It moves with the z by the slopes of the weights, p^(2 - alpha), so that the sum stays 1.
+    # t has no gradient so far. It moves with the z by the slopes of the weights, p^(2 - alpha): their sum stays 1.
     probs = detach(weights(z, t))
     slope = where(probs > 0.0, exp((2.0 - alpha) * ops.log(where(probs > 0.0, probs, 1.0))), 0.0)
     total = slope.sum(-1)[..., None]

@@ -269,7 +269,7 @@ def constructor(layer: Labelled, alias: str) -> None:
         params, fans = module.params(), config.fans()
         claim(list(params) == list(config.params()), "names of the parameters")
         for name, shape in config.shapes().items():
-            limit, start = fans[name] ** -0.5, config.params()[name].initial()
+            limit, start = fans[name] ** -0.5, config.params()[name].initial_value()
             want = rng.uniform(-limit, limit, shape) if start is None else np.full(shape, start)
             claim(same(params[name], want.astype(DTYPES[dtype])), name)
     claim(built(alias, layer).dtype == "float32", "float32 by default")

@@ -1344,7 +1344,7 @@ def _written(path: Path, values: Arrays) -> Path:
 def test_weights_of_norms_start_at_one(variant: str, example: str) -> None:
     """A norm that starts with small weights of either sign would hardly let anything through."""
     config = config_of(variant, example)
-    for name, start in config.starts().items():
+    for name, start in config.initial_values().items():
         norm = "norm" in name or name.endswith("_all")
         assert (start == 1.0 - getattr(config, "norm_offset", 0.0)) == norm or (start is not None and not norm), name
 
@@ -1367,6 +1367,6 @@ def test_what_is_not_drawn_starts_as_the_contract_says(tree: str, variant: str, 
     given = {"numpy": {"rng": 0}, "torch": {}, "jax": {"rngs": nnx.Rngs(0)}}[tree]
     for layer in (built, type(built)(config, **given)):
         values = {name: TREES[tree].numpy(x) for name, x in layer.params().items()}
-        want = np.full(values[name].shape, config.starts()[name]).astype(np.float32)
+        want = np.full(values[name].shape, config.initial_values()[name]).astype(np.float32)
         assert (values[name] == want).all()
         assert len(np.unique(values["w_o"])) == values["w_o"].size
