@@ -184,8 +184,8 @@ class Layer(Decodes[Array], Generic[C]):
         return checked(config, dtype, specs(config.variant, **arguments))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: str | None, sizes: dict[str, int]) -> Any:
-        kind = check_dtype(self.config.variant, dtype or self.dtype)
-        like = np.zeros((), DTYPES[kind])
+        entry_dtype = check_dtype(self.config.variant, dtype or self.dtype)
+        like = np.zeros((), DTYPES[entry_dtype])
         return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
 
     def _step(

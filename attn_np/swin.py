@@ -107,4 +107,4 @@ class SwinAttention(Layer[Config]):
         dx_v, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", x, self.w_v, self.b_v, dv)
         dx_k, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", x, self.w_k, self.b_k, dk)
         dx_q, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
-        return grads(dtype, {"query": sequence(total(dx_q, dx_k, dx_v), c)}, w)
+        return grads(dtype, {"query": from_shifted_windows(total(dx_q, dx_k, dx_v), c)}, w)
