@@ -196,9 +196,9 @@ def real_positions(mask: Array | None, step: DecodeStep | None = None) -> Array 
     return step.accepted if mask is None else step.accepted & mask
 
 
-def read_state(step: DecodeStep | None, name: str, fresh: Array) -> Array:
-    """The state in the cache; outside a step `fresh`, the initial one."""
-    return fresh if step is None else to_dtype(step.cache.arrays[name], dtype_name(fresh))
+def read_state(step: DecodeStep | None, name: str, initial: Array) -> Array:
+    """The state in the cache; outside a step the initial one."""
+    return initial if step is None else to_dtype(step.cache.arrays[name], dtype_name(initial))
 
 
 def write_state(step: DecodeStep | None, **states: Array) -> None:

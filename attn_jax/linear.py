@@ -101,15 +101,15 @@ class LinearAttention(Layer[Config]):
         ones, so the last sum is that of the weights.
         """
         c = self.config
-        fresh = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
+        initial = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
         if not c.causal:
             return einsum("bthk,bhkv->bthv", q, record(tape, state=einsum("bshk,bshv->bhkv", k, v)))
         if c.normalize:
             # b h k v, b h k -> b h k (v 1)
-            state, key_sum = read_state(step, "state", fresh[..., :-1]), read_state(step, "key_sum", fresh[..., -1])
+            state, key_sum = read_state(step, "state", initial[..., :-1]), read_state(step, "key_sum", initial[..., -1])
             start = concatenate([state, key_sum[..., None]], -1)
         else:
-            start = read_state(step, "state", fresh)
+            start = read_state(step, "state", initial)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
             sums, end = recurrent(q, k, v, start, tape)
