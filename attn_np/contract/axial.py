@@ -68,7 +68,7 @@ class Config(_heads.Heads):
         self.divisible("d_model", "num_heads", unless="head_dim")
 
     def sizes(self) -> dict[str, int]:
-        return super().sizes() | {"t": self.height * self.width}
+        return super().sizes() | {"n": self.height, "c": self.width, "t": self.height * self.width}
 
     def own_params(self) -> dict[str, Param]:
         own = super().own_params()

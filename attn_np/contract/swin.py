@@ -41,7 +41,7 @@ class Config(_heads.Heads):
         "W-MSA, SW-MSA": "shift=0, shift=window_size // 2",
         "cyclic shift": "the grid is rolled up and left, and its parts from opposite ends don't see each other",
     }
-    cost = "time b t c h (k + v) for windows of c = window_size^2 positions; memory b t h (k + v)"
+    cost = "time b t m h (k + v) for windows of m = window_size^2 positions; memory b t h (k + v)"
     paper = "Liu et al. 2021, Swin Transformer, arXiv:2103.14030, section 3.2 and equation 4"
     equals = (
         "a window as large as a square grid, without a shift, w_bias = 0: mha",
@@ -81,7 +81,12 @@ class Config(_heads.Heads):
         require(fills, self.variant, f"height and width that windows of {size} fill", got, todo)
 
     def sizes(self) -> dict[str, int]:
-        return super().sizes() | {"t": self.height * self.width, "x": (2 * self.window_size - 1) ** 2}
+        return super().sizes() | {
+            "n": self.height,
+            "c": self.width,
+            "t": self.height * self.width,
+            "x": (2 * self.window_size - 1) ** 2,
+        }
 
     def own_params(self) -> dict[str, Param]:
         return super().own_params() | {"w_bias": Param("x h", "x")}

@@ -276,7 +276,7 @@ def constructor(layer: Labelled, alias: str) -> None:
     claim(built(alias, layer, rng=np.random.default_rng(7), dtype="float64").params().keys() == config.params().keys(),
           "a generator")  # fmt: skip
     one, other = (built(alias, layer).params() for _ in range(2))
-    drawn = [name for name, param in config.params().items() if param.start is None]
+    drawn = [name for name, param in config.params().items() if param.init is None]
     claim(not any(np.array_equal(one[name], other[name]) for name in drawn), "drawn anew without a generator")
     text = repr(built(alias, layer, dtype="float16"))
     claim(text == f"{config.layer}({config}, dtype='float16')", text)
