@@ -132,10 +132,10 @@ class Layer(nnx.Module, Decodes[Array], Generic[C]):
         _values: dict[str, Array] | None = None,
     ) -> None:
         check_config(type(self), config)
-        kind = DTYPES[check_dtype(config.variant, param_dtype)]
+        jax_dtype = DTYPES[check_dtype(config.variant, param_dtype)]
         self.config, self.deterministic, self.casts_inputs = config, False, dtype is not None
         self.dtype = check_dtype(config.variant, param_dtype if dtype is None else dtype)
-        if kind == jnp.float64 and self.dtype != "float64":
+        if jax_dtype == jnp.float64 and self.dtype != "float64":
             raise ValueError(
                 f"{config.variant}: expected float64 inputs for float64 parameters, got dtype={self.dtype!r}; "
                 "leave dtype out, or set param_dtype to it"
@@ -153,11 +153,11 @@ class Layer(nnx.Module, Decodes[Array], Generic[C]):
         for name in own:
             limit, start = fans[name] ** -0.5, own[name].initial_value()
             if _values is not None:
-                value = jnp.asarray(_values[name], kind)
+                value = jnp.asarray(_values[name], jax_dtype)
             elif start is not None:
-                value = jnp.full(shapes[name], np.array(start), kind)
+                value = jnp.full(shapes[name], np.array(start), jax_dtype)
             else:
-                value = jax.random.uniform(rngs.params(), shapes[name], kind, -limit, limit)
+                value = jax.random.uniform(rngs.params(), shapes[name], jax_dtype, -limit, limit)
             setattr(self, name, nnx.Param(value))
         for name, child in children.items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}

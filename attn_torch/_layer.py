@@ -93,19 +93,19 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
     ) -> None:
         super().__init__()
         check_config(type(self), config)
-        self.config, kind = config, DTYPES[check_dtype(config.variant, dtype or "float32")]
+        self.config, torch_dtype = config, DTYPES[check_dtype(config.variant, dtype or "float32")]
         shapes, own, children = config.shapes(), config.own_params(), config.children()
         for name in annotated_names(type(self)):
             if name not in own and name not in children:
                 self.register_parameter(name, None)
         for name in own:
-            empty = torch.empty(shapes[name], device=device, dtype=kind) if _values is None else _values[name]
-            self.register_parameter(name, torch.nn.Parameter(empty.to(device=device, dtype=kind)))
+            empty = torch.empty(shapes[name], device=device, dtype=torch_dtype) if _values is None else _values[name]
+            self.register_parameter(name, torch.nn.Parameter(empty.to(device=device, dtype=torch_dtype)))
         if _values is None:
             self._draw()
         for name, child in children.items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
-            sublayers = [self._child(part, under_prefix(_values, p), device, kind) for p, part in parts.items()]
+            sublayers = [self._child(part, under_prefix(_values, p), device, torch_dtype) for p, part in parts.items()]
             setattr(self, name, torch.nn.ModuleList(sublayers) if isinstance(child, list) else sublayers[0])
 
     @classmethod
@@ -171,9 +171,9 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
         return checked(config, dtype, specs(config.variant, **arguments))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
-        kind = DTYPES[check_dtype(self.config.variant, dtype or self.dtype or "float32")]
+        torch_dtype = DTYPES[check_dtype(self.config.variant, dtype or self.dtype or "float32")]
         device = next((p.device for p in self.parameters()), None)
-        like = torch.zeros((), dtype=kind, device=device)
+        like = torch.zeros((), dtype=torch_dtype, device=device)
         return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
 
     def _step(
