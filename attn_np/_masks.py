@@ -20,7 +20,7 @@ from attn_np._ops import (
 from attn_np.contract._band import FAR, Band, Limits, window_limits
 from attn_np.contract._patterns import Interval, Pattern, Truth
 
-# So few because numbers of documents or blocks that differ within a part make an interval, with all numbers in between.
+# Few, because the interval of a part that holds several documents has all numbers in between too, and hides little.
 PATTERN_QUERIES = 32
 
 
@@ -86,10 +86,10 @@ def visible_pairs(pattern: Pattern, query_positions: Array, key_positions: Array
 
 
 def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like: Array) -> Truth:
-    """What a pattern says of each block of so many queries with each block of so many keys, `b n m` or `1 n m`, by
-    interval arithmetic: whether any of these queries may see any of these keys, and whether each must see all.
+    """For each block of `queries` queries with each block of `keys` keys, `b n m` or `1 n m`: whether any of these
+    queries may see any of these keys, and whether each must see all, by interval arithmetic.
 
-    It is asked about at most `PATTERN_QUERIES` queries at a time.
+    The pattern is asked about at most `PATTERN_QUERIES` queries at a time.
     """
     part = gcd(queries, PATTERN_QUERIES)
     parts, blocks, key_blocks = queries // part, -(-t // queries), -(-s // keys)

@@ -37,8 +37,8 @@ PATHS: dict[str, tuple[dict[str, int], int, int]] = {
     "one block": ({}, 11, 13),
     "blocks": (
         {
-            "ONE_BLOCK": 0,
-            "SMALL": 0,
+            "ONE_BLOCK_SCORES": 0,
+            "ONE_BLOCK_HEAD_SCORES": 0,
             "SHORT_QUERY": 0,
             "ROWS": 4,
             "QUERIES": 4,
