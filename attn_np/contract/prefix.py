@@ -47,8 +47,8 @@ class Config(_heads.BidirectionalConfig):
         "prefix causal",
         "later positions are hidden from the prefix: otherwise the answer leaks through the states of the prefix",
         "prefixes of a batch differ in length: one number for all is wrong for the other rows",
-        "the prefix is counted from position 0 of the array: with padding on the left it ends too early by the padding's "
-        "length, so add that to the number",
+        "the prefix is counted from position 0 of the array: with padding on the left it ends too early, so add the "
+        "length of the padding to the number",
     )
 
     def arguments(self) -> dict[str, Arg]:
