@@ -71,7 +71,7 @@ def with_tape(vjp: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises:
         TypeError: no tape, or no arrays.
-        ValueError: a tape without what the pass reads.
+        ValueError: a tape without what the pass reads, or with arrays of other sizes.
     """
 
     @wraps(vjp)
@@ -86,6 +86,11 @@ def with_tape(vjp: Callable[..., Any]) -> Callable[..., Any]:
         except KeyError as missing:
             got = f"one without {missing}"
             raise ValueError(f"{variant}: expected the tape of a call in vjp, got {got}; {todo}") from missing
+        except ValueError as wrong:
+            if ": expected " in str(wrong):
+                raise
+            got = f"one whose arrays do not fit ({wrong})"
+            raise ValueError(f"{variant}: expected the tape of this layer's call in vjp, got {got}; {todo}") from wrong
 
     return run
 

@@ -201,6 +201,7 @@ def drawn_pattern(
     i, j = np.arange(t)[:, None] + (s - t), np.arange(s)
     documents = rng.integers(0, 3, (b, s + t))
     documents = np.sort(documents, axis=1) if rng.random() < 0.5 else documents  # packed, or in any order
+    documents = documents << (33 if n % 2 else 0)  # numbers of more than 32 bits, or of fewer
     of_queries, of_keys = documents[:, s:], documents[:, :s]
     marked_queries, marked_keys = rng.random((b, t)) < 0.3, rng.random((b, s)) < 0.3
     prefix = rng.integers(0, s + 1, b)

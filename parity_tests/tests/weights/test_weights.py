@@ -689,6 +689,11 @@ SHARDED: dict[str, tuple[Spoil, type[W.WeightFileError], str]] = {
     "a newline": (named(f"{FIRST}\n"), W.UnsafePathError, "control"),
     "a surrogate": (named(f"\ud800{FIRST}"), W.UnsafePathError, "control"),
     "a link out": (linked("../elsewhere/x"), W.UnsafePathError, "a link out of it"),
+    "a link to a folder whose name begins the same": (
+        lambda index: linked(f"../{index.parent.name} too/x")(index),
+        W.UnsafePathError,
+        "a link out of it",
+    ),
     "a link to nowhere outside": (
         lambda index: (linked("../elsewhere/x")(index), (index.parent.parent / "elsewhere" / "x").unlink()),
         W.UnsafePathError,
@@ -910,6 +915,7 @@ def test_a_file_gets_no_billion_of_layers(variant: str, tmp_path: Path) -> None:
     file, config = tmp_path / "layer.safetensors", next(iter(contract.examples(variant).values()))
     values = weights.draw(config, 0, "float32")
     header, data = good(file, values, config)
+    assert contract.config(variant, **config.as_dict() | {"num_layers": 1024})
     for many in (1025, 10**12, 10**400):
         header["__metadata__"]["config"] = json.dumps(config.as_dict() | {"num_layers": many})
         file.write_bytes(sealed(header, data))
