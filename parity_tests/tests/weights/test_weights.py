@@ -1072,7 +1072,10 @@ def test_a_cast_is_asked_for(name: str, tmp_path: Path) -> None:
     for dtype in DTYPES[1:]:
         layer = tree.build(CONFIG, dtype=dtype)
         before = bits(values_of(tree, layer))
-        for options, other in (({"into": layer}, "load into a layer of dtype float64"), ({"dtype": dtype}, "leave dtype= out")):
+        for options, other in (
+            ({"into": layer}, "load into a layer of dtype float64"),
+            ({"dtype": dtype}, "leave dtype= out"),
+        ):
             with pytest.raises(weights.DtypeMismatchError, match=f"cast=True to have it rounded once, or {other}$"):
                 tree.package.load(file, **options)
         assert bits(values_of(tree, layer)) == before
