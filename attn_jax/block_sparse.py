@@ -17,6 +17,7 @@ from attn_jax._ops import (
     record,
     reorder,
     to_dtype,
+    upcast,
     where,
 )
 from attn_np.contract._patterns import Causal, ChunkOf, Chunks, Pattern
@@ -80,7 +81,7 @@ class BlockSparseAttention(Layer[Config]):
     ) -> Array:
         sizes = self.check(query=query)
         c, dtype = self.config, dtype_name(query)
-        x = record(tape, x=query)
+        x = record(tape, x=upcast(query))
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", x, self.w_v, self.b_v)

@@ -6,7 +6,20 @@ from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, cast_output
 from attn_np._masks import largest, token_positions, visible_pairs
-from attn_np._ops import Array, Tape, arange, broadcast_to, dtype_name, einsum, linear, record, reorder, to_dtype, where
+from attn_np._ops import (
+    Array,
+    Tape,
+    arange,
+    broadcast_to,
+    dtype_name,
+    einsum,
+    linear,
+    record,
+    reorder,
+    to_dtype,
+    upcast,
+    where,
+)
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, total
 from attn_np.contract._patterns import Causal, ChunkOf, Chunks, Pattern
 from attn_np.contract.block_sparse import Config
@@ -69,7 +82,7 @@ class BlockSparseAttention(Layer[Config]):
     ) -> Array:
         sizes = self.check(query=query)
         c, dtype = self.config, dtype_name(query)
-        x = record(tape, x=query)
+        x = record(tape, x=upcast(query))
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", x, self.w_v, self.b_v)
