@@ -11,11 +11,13 @@ from attn_torch._ops import (
     amin,
     any_over,
     arange,
+    argmax,
     broadcast_to,
     clip,
     concatenate,
     cumsum,
     reorder,
+    stack,
     where,
 )
 
@@ -118,6 +120,19 @@ def block_ends(x: Array, size: int, count: int) -> tuple[Array, Array]:
     b, n = x.shape
     x = concatenate([x, broadcast_to(x[:, -1:], (b, count * size - n))], 1).reshape(b, count, size)
     return amin(x, 2), amax(x, 2)
+
+
+def largest(scores: Array, allowed: Array, count: int) -> Array:
+    """The places of the `count` largest allowed scores of the last axis, in a new last axis; of equals the first.
+
+    Where fewer are allowed, the length of the axis, which is no place. Without a gradient.
+    """
+    n, places = scores.shape[-1], []
+    for _ in range(count):
+        place = argmax(where(allowed, scores, -inf), -1)
+        places.append(where(any_over(allowed, (-1,)), place, n))
+        allowed = allowed & (arange(n, scores) != place[..., None])
+    return stack(places, -1) if places else argmax(scores, -1)[..., None][..., :0]
 
 
 def visibility(

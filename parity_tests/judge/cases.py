@@ -179,11 +179,13 @@ def cases(
     dtypes: Iterable[str] = ("float64", "float32", "bfloat16", "float16"),
     seed: int = 0,
 ) -> Iterator[Case]:
-    """Every case: each example with each call that differs from the ones before it."""
+    """Every case: each example with each call that differs from the ones before it. The full call comes first, as some
+    candidates take no other: where all arguments must be given, it is the only one.
+    """
     for variant in variants or contract.variants():
         for example, config in contract.examples(variant).items():
             seen = set()
-            for call in CALLS:
+            for call in ("full", *CALLS):
                 key = given(config, call)
                 if key in seen:
                     continue
