@@ -33,8 +33,18 @@ def rotary_angles(
     max_positions: int | None = None,
     sections: tuple[int, ...] | None = None,
     xpos: float | None = None,
+    scaling: str | None = None,
+    scaling_factor: float | None = None,
+    original_max_positions: int | None = None,
+    low_freq_factor: float | None = None,
+    high_freq_factor: float | None = None,
+    beta_fast: float | None = None,
+    beta_slow: float | None = None,
+    truncate: bool = True,
+    attention_factor: float | None = None,
+    short_factor: tuple[float, ...] | None = None,
+    long_factor: tuple[float, ...] | None = None,
     dtype: str = "float32",
-    **scaling: Any,
 ) -> tuple[Array, Array]:
     """Cosines and sines of the angles by which `rotate` turns pairs of dimensions: each `b t r`, with r half the width.
 
@@ -51,26 +61,30 @@ def rotary_angles(
             concatenate the angles of two calls.
         xpos: pairs are also scaled by a factor to the power of position / xpos: pass 512 for queries and -512 for keys,
             and scores decay with the distance (Sun et al. 2022, arXiv:2212.10554).
+        scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3" or
+            "longrope". What each needs, from `scaling_factor` on, is as in the layer `rotary`. The length that
+            "dynamic" and "longrope" depend on is the largest position and one more.
         dtype: of the results; float32 for 16-bit arrays, which are computed in float32.
-        scaling: `scaling=` and what it needs, as the layer `rotary` takes them: "linear", "dynamic", "yarn", "llama3"
-            or "longrope". The length that two of these depend on is the largest position and one more.
 
     Raises:
         ValueError: options that cannot be right, or positions beyond their limit.
         TypeError: positions that are no integers, or an unknown option.
     """
-    name = check_dtype("rotary_angles", dtype)
-    if max_positions is None and concrete(positions):
-        max_positions = int(positions.max()) + 1 if 0 not in positions.shape else 1
-    options: dict[str, Any] = {"rope_base": rope_base, "max_positions": max_positions, "sections": sections}
-    config = contract.Angles(width=width, xpos=xpos, **options, **scaling)
-    config.check_positions(specs("rotary_angles", positions=positions)["positions"])
-    if concrete(positions) and 0 not in positions.shape:
-        config.check_range(int(positions.min()), int(positions.max()))
-    like = upcast(take(rotary.tables(config, 1, 1, name, like=positions)[0], 0 * positions))
-    tables = rotary.tables_for(config, positions, like)
+    name, spec = check_dtype("rotary_angles", dtype), specs("rotary_angles", positions=positions)["positions"]
+    known = concrete(positions) and 0 not in positions.shape
+    low, high = (int(positions.min()), max(int(positions.max()), 0)) if known else (0, 0)
+    config = contract.Angles(
+        width=width, rope_base=rope_base, max_positions=high + 1 if max_positions is None else max_positions,
+        sections=sections, xpos=xpos, scaling=scaling, scaling_factor=scaling_factor,
+        original_max_positions=original_max_positions, low_freq_factor=low_freq_factor,
+        high_freq_factor=high_freq_factor, beta_fast=beta_fast, beta_slow=beta_slow, truncate=truncate,
+        attention_factor=attention_factor, short_factor=short_factor, long_factor=long_factor,
+    )  # fmt: skip
+    config.check_positions(spec, max_positions is not None or concrete(positions))
+    config.check_range(low, high)
+    tables = rotary.tables_for(config, positions, name, like=positions)
     if xpos is not None:
-        tables = tables * xpos_scales(config, config.max_positions, name, like=like)
+        tables = tables * xpos_scales(config, config.max_positions, name, like=positions)
     cos, sin = take(tables[0], positions), take(tables[1], positions)
     if sections is None:
         return cos, sin

@@ -29,14 +29,14 @@ def tables(xp: Any, config: Any, count: int, length: int, dtype: str) -> Any:
     return xp.asarray(cos_sin, dtype=getattr(xp, dtype))
 
 
-def tables_for(config: Any, positions: Array, like: Array, longest: int | None = None) -> Array:
+def tables_for(config: Any, positions: Array, dtype: str, *, like: Array, longest: int | None = None) -> Array:
     """Cosines and sines of positions up to `max_positions`, for a pass as long as the largest of those that are passed
     says, or `longest`: where that counts, "longrope" and "dynamic" depend on it.
 
     Raises:
         ValueError: "dynamic" in a compiled program, which does not know its positions.
     """
-    count, dtype = config.max_positions, dtype_name(like)
+    count = config.max_positions
     if not config.depends_on_length(count):
         return tables(config, count, count, dtype, like=like)
     if longest is None and concrete(positions):
@@ -77,7 +77,8 @@ def rotation(
     else:
         if concrete(positions) and 0 not in positions.shape:
             config.check_range(int(positions.min()), int(positions.max()))
-        cos_sin = tables_for(config, positions, like, None if step is None else step.cache.max_length)
+        longest = None if step is None else step.cache.max_length
+        cos_sin = tables_for(config, positions, dtype_name(like), like=like, longest=longest)
     return take(cos_sin[0], positions), take(cos_sin[1], positions)
 
 

@@ -70,6 +70,7 @@ class Angles(Rotary):
 
     def __post_init__(self) -> None:
         self.positive("width")
+        require(self.width % 2 == 0, self.variant, "an even width", self.width, "two dimensions rotate together")
         self.check_rotary()
         self.number("xpos")
         require(self.xpos != 0, self.variant, "xpos other than 0", 0, "leave it out for none")
@@ -83,13 +84,18 @@ class Angles(Rotary):
     def sizes(self) -> dict[str, int]:
         return {"k": self.width}
 
-    def check_positions(self, spec: Spec | None) -> None:
-        """Refuse positions that are no integers, or that lack the axis of sections.
+    def check_positions(self, spec: Spec | None, limited: bool) -> None:
+        """Refuse positions that are no integers, lack the axis of sections, or have no limit.
+
+        Args:
+            spec: of the positions.
+            limited: whether a limit of the positions is known.
 
         Raises:
-            ValueError: another first axis than one entry for each section.
+            ValueError: another first axis than one entry for each section, or no limit.
             TypeError: no integers.
         """
+        require(limited, self.variant, "max_positions in a compiled program", "none", "set it above every position")
         if spec is None or spec[1] not in INTEGERS:
             got = "none" if spec is None else spec[1]
             raise TypeError(f"{self.variant}: expected positions as integers, got {got}; count from 0")
