@@ -179,7 +179,7 @@ def load_pretrained(
         finite: refuse NaN and infinities.
         device: where the parameters live.
         report: called with a text that names the tensors that were read and those that were ignored, such as `print`.
-        config: fields of the Config that such a file does not state: `dropout`, `max_positions`.
+        config: fields of the Config that the model does not state, such as `dropout`, `max_positions` or `causal`.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the folder, or cannot be represented.
