@@ -125,7 +125,7 @@ def check_rotation(x: Spec | None, cos: Spec | None, sin: Spec | None, layout: A
     """
     check_floats("rotate", "x", x)
     require(layout in LAYOUTS, "rotate", f"layout to be one of {', '.join(LAYOUTS)}", repr(layout), "set layout=")
-    shape = x[0] if x else ()
+    shape = x[0] if x else (0, 0, 0)
     require(len(shape) in (3, 4), "rotate", "x of shape (b, t, h, k) or (b, t, k)", shape, "put its axes in this order")
     for name, spec in (("cos", cos), ("sin", sin)):
         if spec is None or spec[1] != wide:

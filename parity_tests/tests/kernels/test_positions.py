@@ -72,7 +72,7 @@ def test_each_axis_rotates_its_own_pairs(tree: Tree) -> None:
 def test_xpos_decays_with_the_distance(tree: Tree) -> None:
     """zeta_i^(position / base) for queries, its inverse for keys: a product has zeta_i^(distance / base) alone."""
     zeta = (2 * np.arange(4) / 8 + 0.4) / 1.4
-    plain, query, key = (angles(tree, PLACES, dtype="float64", **x) for x in ({}, {"xpos": 16.0}, {"xpos": -16.0}))
+    plain, query, key = (angles(tree, PLACES, dtype="float64", xpos=xpos) for xpos in (None, 16.0, -16.0))
     scale = np.exp(PLACES[..., None] * (np.log(zeta) / 16.0))
     assert all(same(x, y * scale) for x, y in zip(query, plain, strict=True))
     back = np.exp(PLACES[..., None] * (np.log(zeta) / -16.0))
