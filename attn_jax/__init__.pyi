@@ -6,7 +6,7 @@ from attn_jax._api import load as load
 from attn_jax._api import load_pretrained as load_pretrained
 from attn_jax._api import save as save
 from attn_jax._api import trace as trace
-from attn_jax._attend import attend as attend
+from attn_jax._functions import attend as attend
 from attn_jax._ops import Device, DType
 from attn_jax._relative import alibi_slopes as alibi_slopes
 from attn_jax._relative import relative_buckets as relative_buckets

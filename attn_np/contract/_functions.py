@@ -1,12 +1,75 @@
 """The contracts of the functions below the layers: the checks of their arguments, with the standard library alone."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 from attn_np.contract import alibi, t5_bias
+from attn_np.contract._attend import Options
+from attn_np.contract._band import Limits
 from attn_np.contract._base import FLOATS, INTEGERS, Spec, field_error, require
+from attn_np.contract._patterns import Pattern, Window, check_pattern
 from attn_np.contract._rotary import LAYOUTS, Rotary
+
+
+def plain(x: Any) -> Any:
+    """A number as Python has it, where it is NumPy's; anything else as it is."""
+    return x.item() if type(x).__module__ == "numpy" and x.shape == () else x
+
+
+def numbers_of(number: Callable[[Any], Any], scale: Any, softcap: Any, rate: Any) -> dict[str, Any]:
+    """Options of `attend` as Python's numbers; a softcap of 0 is none, as other libraries have it."""
+    softcap = number(softcap)
+    none = isinstance(softcap, int | float) and not isinstance(softcap, bool) and softcap == 0
+    return {"scale": number(scale), "softcap": None if none else softcap, "rate": number(rate)}
+
+
+def window_of(x: Any, number: Callable[[Any], Any]) -> Any:
+    """The limits of a window as a tuple of Python's integers; a number alone is the left one."""
+    x = number(x)
+    if isinstance(x, tuple | list):
+        return tuple(number(n) for n in x)
+    return (x, None) if isinstance(x, int) and not isinstance(x, bool) else x
+
+
+def as_pattern(causal: bool, window: Limits | None, pattern: Pattern | None) -> Pattern | None:
+    """Causality, window and pattern as one pattern; None if nothing depends on positions."""
+    left, right = window or (None, None)
+    if not causal and left is right is None:
+        return pattern
+    band = Window(left, 0 if causal else right)
+    return band if pattern is None else band & pattern
+
+
+def check_places(specs: Mapping[str, Spec | None], offset: Any, causal: Any, window: Any, pattern: Any) -> None:
+    """Refuse positions of the queries and lengths that cannot be right, and what they are combined with.
+
+    Args:
+        specs: of q, k, lengths and of an offset that is an array.
+        offset: one that is none.
+        causal, window, pattern: as `attend` gets them.
+
+    Raises:
+        ValueError: a shape that does not fit, an offset of True or False, or a word or window that cannot be.
+        TypeError: no integers, or no pattern.
+    """
+    words: dict[str, Any] = {"scale": None, "softcap": None, "normalize_over": "keys", "implementation": "auto"}
+    Options(causal=causal, window=window, **words)
+    if not isinstance(pattern, Pattern):
+        check_pattern("attend", pattern, {}, lambda *_: None)
+    q, k = specs["q"], specs["k"]
+    for name, spec in (("q", q), ("k", k)):
+        fits = spec is not None and len(spec[0]) in (3, 4)
+        require(fits, "attend", f"{name} with three or four axes", spec and spec[0], "put its axes in this order")
+    if isinstance(offset, bool):
+        raise field_error("attend", "offset as an integer, or integers of shape (b,)", offset, "0 is the first key")
+    for name in ("offset", "lengths"):
+        spec, shape = specs[name], q[0][:1] if q else ()
+        if spec is not None and spec[1] not in INTEGERS:
+            raise TypeError(f"attend: expected {name} as integers, got {spec[1]}; convert it")
+        fits = spec is None or spec[0] == shape
+        require(fits, "attend", f"{name} of shape (b,) = {shape}", spec and spec[0], "give one for each sequence")
 
 
 def check_floats(owner: str, name: str, spec: Spec | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 # The functions of every tree, by the module that they stand in.
 FUNCTIONS = {
     "alibi_slopes": "_relative",
-    "attend": "_attend",
+    "attend": "_functions",
     "entmax": "_simplex",
     "relative_buckets": "_relative",
     "rotary_angles": "_rotations",
