@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import attn_np
+from attn_np import patterns
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.judging import compare
@@ -258,3 +259,78 @@ def wrong_positions(alias: str) -> None:
     ]
     for call, error, words in wrong:
         refuses(call, error, words)
+
+
+def attends_from_places(alias: str) -> None:
+    """Offsets and lengths show what a mask of the same pairs shows, forward and backward; numbers may be NumPy's."""
+    package, rng = import_module(alias), np.random.default_rng(6)
+    b, t, s = 2, 5, 7
+    q, k, v = rng.normal(size=(b, t, 4, 3)), rng.normal(size=(b, s, 2, 3)), rng.normal(size=(b, s, 2, 5))
+    first, last = np.arange(t)[:, None], np.arange(s)
+    kinds: tuple[tuple[dict[str, Any], Any], ...] = (
+        ({"causal": True}, lambda at: last <= at),
+        ({"window": 2}, lambda at: last >= at - 2),
+        ({"window": [1, np.int64(0)]}, lambda at: (last >= at - 1) & (last <= at)),
+        ({"pattern": patterns.Chunks(3)}, lambda at: last // 3 == at // 3),
+        ({"pattern": patterns.Chunks(3), "causal": np.True_}, lambda at: (last // 3 == at // 3) & (last <= at)),
+        ({}, lambda at: last + 0 * at >= 0),
+    )
+    for offset in (None, 0, 1, 2, 4, -2, np.int64(3), np.array(3), np.array([0, 4]), np.array([3, 1], np.uint8)):
+        at = np.broadcast_to(t * 0 + s - t if offset is None else offset, b).astype(int)[:, None, None, None] + first
+        for lengths in (None, np.array([3, 7])):
+            for options, sees in kinds:
+                mask = sees(at) & (True if lengths is None else last < lengths[:, None, None, None])
+                want, back = package.value_and_vjp(package.attend, q, k, v, mask=mask, softcap=2.0, return_weights=True)
+                found, pull = package.value_and_vjp(
+                    package.attend, q, k, v, **options, offset=offset, lengths=lengths,
+                    softcap=np.float64(2), return_weights=True,
+                )  # fmt: skip
+                claim(all(same(x, y) for x, y in zip(found, want, strict=True)), f"{offset}, {lengths}, {options}")
+                claim_same(pull(want[0]).inputs, back(want[0]).inputs, "gradients")
+    plain = package.attend(q, k, v, scale=0.5, rate=0.25, keep=last > 1)[0]
+    claim(same(package.attend(q, k, v, scale=np.array(0.5), rate=np.float32(0.25), keep=last > 1)[0], plain), "numbers")
+    claim(same(package.attend(q, k, v, softcap=0)[0], package.attend(q, k, v)[0]), "a softcap of 0")
+    flat = package.attend(q[:, :, 0], k[:, :, 0], v[:, :, 0], causal=True, offset=1)[0]
+    claim(
+        same(flat, package.attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], causal=True, offset=1)[0][:, :, 0]), "no heads"
+    )
+    loaded = vars(import_module(f"{alias}._functions"))
+    known, loaded["concrete"] = loaded["concrete"], lambda x: False
+    try:
+        traced = package.attend(q, k, v, causal=True, offset=Traced(np.array(1)))[0]
+        claim(
+            same(traced, package.attend(q, k, v, causal=True, offset=np.array([1, 1]))[0]), "a value that is not known"
+        )
+    finally:
+        loaded["concrete"] = known
+
+
+class Traced(np.ndarray):
+    """An array whose value is not known, as in a compiled program."""
+
+    def __new__(cls, x: np.ndarray) -> "Traced":
+        return x.view(cls)
+
+
+def wrong_places(alias: str) -> None:
+    """What is no position, no length and no window is refused."""
+    attend, x = import_module(alias).attend, np.zeros((2, 5, 1, 3))
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"offset": True}, ValueError, "expected offset as an integer"),
+        ({"offset": 0.5}, TypeError, "expected offset as a NumPy array"),
+        ({"offset": np.zeros(2)}, TypeError, "expected offset as integers, got float64"),
+        ({"offset": np.zeros(3, int)}, ValueError, "expected offset of shape (b,) = (2,), got (3,)"),
+        ({"lengths": 3}, TypeError, "expected lengths as a NumPy array"),
+        ({"lengths": np.zeros(2)}, TypeError, "expected lengths as integers, got float64"),
+        ({"lengths": np.zeros((2, 1), int)}, ValueError, "expected lengths of shape (b,) = (2,), got (2, 1)"),
+        ({"offset": 0, "causal": 1}, ValueError, "expected causal to be True or False"),
+        ({"offset": 0, "window": (1,)}, ValueError, "expected window to be a tuple"),
+        ({"offset": 0, "window": True}, ValueError, "expected window to be a tuple"),
+        ({"offset": 0, "pattern": 3}, TypeError, "expected pattern to be one of"),
+        ({"offset": 0, "k": x[0]}, ValueError, ""),
+        ({"offset": 0, "q": x[0, 0]}, ValueError, "expected q with three or four axes"),
+        ({"lengths": np.zeros(2, int), "k": x[0, 0]}, ValueError, "expected k with three or four axes"),
+        ({"softcap": False}, ValueError, "expected softcap to be a finite int or float above 0.0"),
+    ]
+    for options, error, words in wrong:
+        refuses(lambda options=options: attend(**{"q": x, "k": x, "v": x} | options), error, f"attend: {words}")
