@@ -69,7 +69,10 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     for call in functions.ATTENDS:
         add(public.attend_pulled_back, call)
     add(public.pulled_back)
-    add(public.wrong_scores)
+    for check in (public.attends_from_places, public.wrong_places):
+        add(check)
+    for check in (public.rotated_by_angles, public.lengths_of_positions, public.wrong_positions, public.wrong_scores):
+        add(check)
     for alpha in (1, 1.25, 1.5, 2, 3.0):
         add(public.weights_of_scores, alpha)
     add(functions.visibilities)
