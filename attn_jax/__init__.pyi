@@ -8,6 +8,8 @@ from attn_jax._api import save as save
 from attn_jax._api import trace as trace
 from attn_jax._attend import attend as attend
 from attn_jax._ops import Device, DType
+from attn_jax._simplex import entmax as entmax
+from attn_jax._simplex import softmax as softmax
 from attn_jax.additive import AdditiveAttention as AdditiveAttention
 from attn_jax.alibi import AlibiAttention as AlibiAttention
 from attn_jax.axial import AxialAttention as AxialAttention
@@ -93,10 +95,12 @@ __all__ = [
     "TransformerXLAttention",
     "attend",
     "build",
+    "entmax",
     "load",
     "load_pretrained",
     "patterns",
     "save",
+    "softmax",
     "trace",
 ]
 

@@ -13,6 +13,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.nn import sigmoid
 from jax.numpy import broadcast_to, exp, maximum, sqrt, where
 from jax.numpy import log as log
+from jax.numpy import log1p as log1p
 from jax.numpy import stack as stack
 from jax.numpy import tanh as tanh
 from jax.sharding import AxisType, Sharding
@@ -51,6 +52,11 @@ def amax(x: Array, axis: int) -> Array:
 def amin(x: Array, axis: int) -> Array:
     """Least entry of an axis, without a gradient."""
     return jnp.min(jax.lax.stop_gradient(x), axis=axis)
+
+
+def detach(x: Array) -> Array:
+    """The array itself, without a gradient."""
+    return jax.lax.stop_gradient(x)
 
 
 def any_over(x: Array, axes: tuple[int, ...]) -> Array:
@@ -424,6 +430,11 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 
 
 # Scans ----------------------------------------------------------------------------------------------------------------
+
+
+def repeat(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
+    """The carry after so many of `carry = step(carry)`."""
+    return jax.lax.fori_loop(0, times, lambda _, carry: step(carry), carry)
 
 
 def scan(

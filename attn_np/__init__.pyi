@@ -9,6 +9,8 @@ from attn_np._api import trace as trace
 from attn_np._api import value_and_vjp as value_and_vjp
 from attn_np._attend import attend as attend
 from attn_np._ops import Device, DType
+from attn_np._simplex import entmax as entmax
+from attn_np._simplex import softmax as softmax
 from attn_np.additive import AdditiveAttention as AdditiveAttention
 from attn_np.alibi import AlibiAttention as AlibiAttention
 from attn_np.axial import AxialAttention as AxialAttention
@@ -94,10 +96,12 @@ __all__ = [
     "TransformerXLAttention",
     "attend",
     "build",
+    "entmax",
     "load",
     "load_pretrained",
     "patterns",
     "save",
+    "softmax",
     "trace",
     "value_and_vjp",
 ]

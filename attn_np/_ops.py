@@ -48,7 +48,8 @@ def primitive(function: Callable[..., Any]) -> Callable[..., Any]:
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
-exp, log, tanh, sqrt, where, maximum = np.exp, np.log, np.tanh, np.sqrt, np.where, np.maximum
+exp, log, log1p, tanh, sqrt = np.exp, np.log, np.log1p, np.tanh, np.sqrt
+where, maximum = np.where, np.maximum
 broadcast_to, concatenate, stack, argmax = np.broadcast_to, np.concatenate, np.stack, np.argmax
 
 
@@ -61,6 +62,11 @@ def amax(x: Array, axis: int) -> Array:
 def amin(x: Array, axis: int) -> Array:
     """Least entry of an axis, without a gradient."""
     return np.min(x, axis=axis)
+
+
+def detach(x: Array) -> Array:
+    """The array itself, without a gradient."""
+    return x
 
 
 def any_over(x: Array, axes: tuple[int, ...]) -> Array:
@@ -380,6 +386,13 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 
 
 # Scans ----------------------------------------------------------------------------------------------------------------
+
+
+def repeat(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
+    """The carry after so many of `carry = step(carry)`."""
+    for _ in range(times):
+        carry = step(carry)
+    return carry
 
 
 def scan(

@@ -9,6 +9,8 @@ from attn_torch._api import save as save
 from attn_torch._api import trace as trace
 from attn_torch._attend import attend as attend
 from attn_torch._ops import Device, DType
+from attn_torch._simplex import entmax as entmax
+from attn_torch._simplex import softmax as softmax
 from attn_torch.additive import AdditiveAttention as AdditiveAttention
 from attn_torch.alibi import AlibiAttention as AlibiAttention
 from attn_torch.axial import AxialAttention as AxialAttention
@@ -93,10 +95,12 @@ __all__ = [
     "TransformerXLAttention",
     "attend",
     "build",
+    "entmax",
     "load",
     "load_pretrained",
     "patterns",
     "save",
+    "softmax",
     "trace",
 ]
 

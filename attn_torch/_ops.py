@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, broadcast_to, exp, sigmoid, sqrt, stack, where
 from torch import concatenate as concatenate
 from torch import log as log
+from torch import log1p as log1p
 from torch import tanh as tanh
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -52,6 +53,11 @@ def amax(x: Array, axis: int) -> Array:
 def amin(x: Array, axis: int) -> Array:
     """Least entry of an axis, without a gradient."""
     return torch.amin(x.detach(), dim=axis)
+
+
+def detach(x: Array) -> Array:
+    """The array itself, without a gradient."""
+    return x.detach()
 
 
 def any_over(x: Array, axes: tuple[int, ...]) -> Array:
@@ -443,6 +449,13 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 
 
 # Scans ----------------------------------------------------------------------------------------------------------------
+
+
+def repeat(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
+    """The carry after so many of `carry = step(carry)`."""
+    for _ in range(times):
+        carry = step(carry)
+    return carry
 
 
 def scan(

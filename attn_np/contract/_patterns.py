@@ -392,9 +392,9 @@ class Chunks(Pattern):
         check_field(self, "right", 0)
 
     def allows(self, query: Any, key: Any) -> Any:
-        size = min(self.size, FAR)
+        size, left, right = (min(n, FAR) for n in (self.size, self.left, self.right))
         ahead = key // size - query // size
-        return (ahead >= -self.left) & (ahead <= self.right)
+        return (ahead >= -left) & (ahead <= right)
 
     @property
     def sees_itself(self) -> bool:

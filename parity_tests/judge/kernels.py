@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from itertools import combinations as choose
 from itertools import product
 from typing import Any
 
@@ -94,6 +95,19 @@ def combinations() -> tuple[Asked, ...]:
     heads = ("own", "shared", "one", "none")
     every = (Asked(*given) for given in product(*kinds, (False, True), (False, True), heads))
     return tuple(asked for asked in every if not (asked.sinks and asked.heads == "none"))
+
+
+@cache
+def spread() -> tuple[int, ...]:
+    """The numbers of a few dozen combinations in which every three switches meet with all of their values: each is the
+    one that holds the most threes that none before had.
+    """
+    threes = [frozenset(choose(vars(asked).items(), 3)) for asked in combinations()]
+    found, missing = [], set().union(*threes)
+    while missing:
+        found.append(max(range(len(threes)), key=lambda n: len(threes[n] & missing)))
+        missing -= threes[found[-1]]
+    return tuple(found)
 
 
 @dataclass(frozen=True)

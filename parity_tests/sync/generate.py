@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from attn_np import contract
+from attn_np.contract._package import FUNCTIONS
 from parity_tests.sync.twins import twins
 
 PACKAGES = ("attn_np", "attn_jax", "attn_torch")
@@ -142,7 +143,7 @@ def stub(package: str) -> str:
     """The text of a package's `__init__.pyi`."""
     names: list[str] = import_module(package).__all__
     homes = {name: f"{package}.{variant}" for name, variant in contract.layers().items()}
-    homes |= {"attend": f"{package}._attend", "patterns": "attn_np.contract"}
+    homes |= {name: f"{package}.{module}" for name, module in FUNCTIONS.items()} | {"patterns": "attn_np.contract"}
     offered: set[Import] = {(homes.get(name, f"{package}._api"), name) for name in names if name != "build"}
     imports: set[Import] = set()
     build = overloads(package, imports)

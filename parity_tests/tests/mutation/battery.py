@@ -19,6 +19,8 @@ from parity_tests.tests.mutation import checks_functions as functions
 from parity_tests.tests.mutation import checks_generating as generating
 from parity_tests.tests.mutation import checks_layers as of_layers
 from parity_tests.tests.mutation import checks_package as package
+from parity_tests.tests.mutation import checks_public as public
+from parity_tests.tests.mutation import checks_rows as of_rows
 from parity_tests.tests.mutation.calls import (
     Labelled,
     Scene,
@@ -64,8 +66,16 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(functions.wrong_attends)
     add(functions.hidden_from_attend)
     add(functions.weighed)
+    for call in functions.ATTENDS:
+        add(public.attend_pulled_back, call)
+    add(public.pulled_back)
+    add(public.wrong_scores)
+    for alpha in (1, 1.25, 1.5, 2, 3.0):
+        add(public.weights_of_scores, alpha)
     add(functions.visibilities)
     add(functions.patterned)
+    add(of_rows.blocks_of_rows)
+    add(of_rows.when_rows_go_at_once)
     for layer in layers(("mla",)):  # some of its parameters are not drawn
         add(of_layers.constructor, layer)
     add(decoding.written)

@@ -45,9 +45,10 @@ OURS = {"qwen3_next": {0: 3, 5: 7}, "recurrent_gemma": {0: 2}}
 
 
 def layer_of(model_type: str, fields: dict[str, Any], layer: int) -> int:
-    """The layer, or the last one, or the next that is ours."""
+    """The layer, or the last one, or the next that is ours; of a model in stages, of the first."""
     layer = OURS.get(model_type, {}).get(layer, layer)
-    return min([layer, *(fields[name] - 1 for name in COUNTS if fields.get(name))])
+    counts = [fields[name] for name in COUNTS if fields.get(name)] + fields.get("depths", [])[:1]
+    return min([layer, *(count - 1 for count in counts)])
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -868,6 +868,21 @@ def test_a_file_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -
     assert FIRST in words(tmp_path, IsADirectoryError)
 
 
+def test_a_layer_has_any_number(tmp_path: Path) -> None:
+    """Among others of as many digits, fewer and more; of seven digits no layer is."""
+    numbers, tensors = [0, 7, 42, 99, 100, 101, 1000, 12345, 999999, 1000000], {}
+    for number in numbers:
+        weights.write(tmp_path / "one", CONFIG, weights.draw(CONFIG, number, "float32"), layout="bert", layer=number)
+        tensors |= weights.tensors(tmp_path / "one")
+    file = tmp_path / "bert.safetensors"
+    _safetensors.write_tensors(file, tensors, {})
+    for number in numbers[:-1]:
+        values = weights.read(file, layout="bert", layer=number, num_heads=2).values
+        assert bits(values) == bits(weights.draw(CONFIG, number, "float32"))
+    with pytest.raises(weights.MissingKeysError, match="layers 0, 7, 42, 99, 100, 101, 1000, 12345, 999999;"):
+        weights.read(file, layout="bert", layer=numbers[-1], num_heads=2)
+
+
 def test_two_layers_of_one_number_are_the_files_fault(tmp_path: Path) -> None:
     file = tmp_path / "bert.safetensors"
     weights.write(file, CONFIG, VALUES, layout="bert", layer=0)
@@ -1004,6 +1019,23 @@ def test_tensors_lie_in_any_order_and_some_are_empty(tmp_path: Path) -> None:
             assert bits(found) == bits({name: want[name] for name in found}) and set(found) == set(want)
 
 
+@pytest.mark.parametrize("dtype", _safetensors.READABLE)
+def test_tensors_are_aligned_in_the_file(dtype: str, tmp_path: Path) -> None:
+    """At every length of the header and every offset behind it: read where both together are whole elements, else
+    refused.
+    """
+    file, size = tmp_path / "any.safetensors", _safetensors.BITS[dtype] // 8
+    for before, spaces in itertools.product((0, 1, 2, 4, 8, 12), range(8)):
+        header = json.dumps(tensor("a", 0, before, [before], "U8") | tensor("b", before, before + size, [1], dtype))
+        raw = header.encode() + b" " * (-len(header) % 8 + spaces)
+        file.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(before + size))
+        if (before + spaces) % size == 0:
+            assert list(weights.tensors(file)) == ["a", "b"]
+        else:
+            with pytest.raises(weights.UnsupportedEncodingError, match=f"divisible by {size}"):
+                weights.tensors(file)
+
+
 def test_a_file_cut_while_it_is_read(tmp_path: Path) -> None:
     file, config = tmp_path / "layer.safetensors", contract.config("mha", d_model=80, num_heads=2)
     weights.write(file, config, weights.draw(config, 0, "float32"))  # larger than what was read ahead
@@ -1072,10 +1104,11 @@ def test_a_cast_is_asked_for(name: str, tmp_path: Path) -> None:
     for dtype in DTYPES[1:]:
         layer = tree.build(CONFIG, dtype=dtype)
         before = bits(values_of(tree, layer))
-        for options, other in (
-            ({"into": layer}, "load into a layer of dtype float64"),
-            ({"dtype": dtype}, "leave dtype= out"),
-        ):
+        advice: dict[str, dict[str, Any]] = {
+            "load into a layer of dtype float64": {"into": layer},
+            "leave dtype= out": {"dtype": dtype},
+        }
+        for other, options in advice.items():
             with pytest.raises(weights.DtypeMismatchError, match=f"cast=True to have it rounded once, or {other}$"):
                 tree.package.load(file, **options)
         assert bits(values_of(tree, layer)) == before
@@ -1092,6 +1125,27 @@ def test_a_cast_is_asked_for(name: str, tmp_path: Path) -> None:
         tree.package.load(file, dtype="float8")
     with pytest.raises(ValueError, match="expected dtype 'float16'"):
         tree.package.load(file, into=tree.build(CONFIG, dtype="float16"), dtype="float32")
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_layer_of_two_dtypes_is_not_loaded_into(name: str, tmp_path: Path) -> None:
+    """Whichever parameter has another: the file has one dtype, and a layer that was half converted is a mistake."""
+    tree, file = TREES[name], tmp_path / "layer.safetensors"
+    weights.write(file, CONFIG, VALUES)
+    for other in VALUES:
+        layer = tree.build(CONFIG, dtype="float32")
+        values = tree.arrays({n: x.astype("float64" if n == other else "float32") for n, x in VALUES.items()})
+        if name == "numpy":
+            setattr(layer, other, values[other])
+        elif name == "torch":
+            getattr(layer, other).data = values[other]
+        else:
+            setattr(layer, other, nnx.Param(values[other]))
+        before = bits(values_of(tree, layer))
+        for options in ({}, {"cast": True}):
+            with pytest.raises(ValueError, match="one dtype over the layer, got float32, float64"):
+                tree.package.load(file, into=layer, **options)
+        assert bits(values_of(tree, layer)) == before
 
 
 @pytest.mark.parametrize(
