@@ -17,6 +17,7 @@ import attn_jax
 import attn_np
 import attn_torch
 from attn_np._attend import attend, attend_vjp
+from parity_tests import peers
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.tests.inputs import TREES, Arrays
@@ -248,6 +249,49 @@ def test_modules_of_flax_give_the_same_with_our_function() -> None:
         other.apply(params, x, sow_weights=True)
 
 
+# transformers' --------------------------------------------------------------------------------------------------------
+
+SMALL = {"vocab_size": 11, "hidden_size": 12, "intermediate_size": 5, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL |= {"max_position_embeddings": 16}
+MODELS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": SMALL | {"num_key_value_heads": 2, "head_dim": 6},
+    "BertForMaskedLM": SMALL,
+    "Gemma2ForCausalLM": SMALL | {"num_key_value_heads": 2, "head_dim": 6, "sliding_window": 3},
+    "GptOssForCausalLM": SMALL
+    | {"num_key_value_heads": 2, "head_dim": 6, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 3}
+    | {"experts_implementation": "eager"},
+}
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_transformers_give_the_same_logits(name: str) -> None:
+    """Random weights, texts that are filled up, in float64: as with its own code, and so with its cache."""
+    transformers = pytest.importorskip("transformers")
+    attn_torch.drop_in.register()
+    ids = torch.from_numpy(np.random.default_rng(0).integers(1, 11, (2, 7)))
+    mask = torch.ones(2, 7, dtype=torch.int64)
+    mask[1, 5:] = 0
+    logits, models = [], []
+    for implementation in ("eager", "attn_parity"):
+        kind = getattr(transformers, name)
+        torch.manual_seed(0)
+        with peers.InFloat64(), torch.no_grad():
+            model = kind._from_config(kind.config_class(**MODELS[name]), attn_implementation=implementation).eval()
+            logits.append(model(input_ids=ids, attention_mask=mask).logits[mask == 1])
+        models.append(model)
+    # About a thousand products follow each other in a model of this size, each of numbers of the size of 1.
+    bound = 1000 * np.finfo(np.float64).eps
+    assert (logits[0] - logits[1]).abs().max() <= bound * logits[0].abs().max()
+    if name == "BertForMaskedLM":
+        return
+    with peers.InFloat64(), torch.no_grad():
+        first = models[1](input_ids=ids[:1, :4], use_cache=True)
+        second = models[1](input_ids=ids[:1, 4:], past_key_values=first.past_key_values).logits[0]
+    assert (second - logits[0][4:7]).abs().max() <= bound * logits[0].abs().max()
+
+
 # What is refused ------------------------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -277,3 +321,16 @@ def test_what_they_refuse(case: str) -> None:
         call = {n: tree.array(x) if isinstance(x, np.ndarray) else x for n, x in given.items()}
         with pytest.raises(ValueError, match=f"{name}: expected .*{words}"):
             getattr(tree.package.drop_in, name)(**call)
+
+
+def test_axes_of_pytorch_get_a_hint_from_attend() -> None:
+    """Where heads do not fit, or a mask has its axes as the scores of such a call; and nowhere else."""
+    hint = r"Axis 1 is 4 in all three: if that counts heads, swap axes 1 and 2, or call drop_in\.scaled_dot"
+    for tree in TREES.values():
+        q, k = tree.array(drawn(1, 2, 4, 5, 3)), tree.array(drawn(2, 2, 4, 7, 3))
+        with pytest.raises(ValueError, match=hint):
+            tree.package.attend(q, k, k)
+        with pytest.raises(ValueError, match=hint):
+            tree.package.attend(q, q, q, mask=tree.array(np.ones((2, 1, 5, 5), bool)))
+        with pytest.raises(ValueError, match="add axes of size 1 where it does not vary$"):
+            tree.package.attend(q, q, q, mask=tree.array(np.ones((3, 4, 4), bool)))
