@@ -2,6 +2,7 @@
 
 from typing import Literal, overload
 
+from attn_np import drop_in as drop_in
 from attn_np._api import load as load
 from attn_np._api import load_pretrained as load_pretrained
 from attn_np._api import save as save
@@ -103,6 +104,7 @@ __all__ = [
     "alibi_slopes",
     "attend",
     "build",
+    "drop_in",
     "entmax",
     "load",
     "load_pretrained",

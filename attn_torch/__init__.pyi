@@ -3,6 +3,7 @@
 from typing import Literal, overload
 
 from attn_np.contract import _patterns as patterns
+from attn_torch import drop_in as drop_in
 from attn_torch._api import load as load
 from attn_torch._api import load_pretrained as load_pretrained
 from attn_torch._api import save as save
@@ -102,6 +103,7 @@ __all__ = [
     "alibi_slopes",
     "attend",
     "build",
+    "drop_in",
     "entmax",
     "load",
     "load_pretrained",
