@@ -432,8 +432,8 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 # Scans ----------------------------------------------------------------------------------------------------------------
 
 
-def repeat(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
-    """The carry after so many of `carry = step(carry)`."""
+def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
+    """The carry after `times` steps `carry = step(carry)`."""
     return jax.lax.fori_loop(0, times, lambda _, carry: step(carry), carry)
 
 

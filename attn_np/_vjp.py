@@ -132,13 +132,14 @@ def entmax15_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
 def entmax_vjp(probs: Array, dprobs: Array, alpha: float) -> Array:
     """p_i^(alpha - 1) = 1 + (alpha - 1) (s_i - t) on the support, so dp_i/ds_j = g_i (delta_ij - dt/ds_j).
 
-    Here g = p^(2 - alpha). sum p_i = 1 stays, so dt/ds_j = g_j / sum g_i: ds_j = g_j (dp_j - sum g_i dp_i / sum g_i).
+    Here g = p^(2 - alpha) is the slope of a weight. sum p_i = 1 stays, so dt/ds_j = g_j / sum g_i, and
+    ds_j = g_j (dp_j - sum g_i dp_i / sum g_i).
     """
     support = probs > 0
-    part = np.where(support, np.exp((2.0 - alpha) * np.log(np.where(support, probs, 1.0))), 0.0)
-    parts = np.sum(part, axis=-1, keepdims=True)
-    mean = np.sum(part * dprobs, axis=-1, keepdims=True) / np.where(parts == 0, 1.0, parts)
-    return part * (dprobs - mean)
+    slope = np.where(support, np.exp((2.0 - alpha) * np.log(np.where(support, probs, 1.0))), 0.0)
+    slopes = np.sum(slope, axis=-1, keepdims=True)
+    mean = np.sum(slope * dprobs, axis=-1, keepdims=True) / np.where(slopes == 0, 1.0, slopes)
+    return slope * (dprobs - mean)
 
 
 def repeat_heads_vjp(dx: Array, heads: int | None) -> Array:
@@ -293,9 +294,9 @@ def value_and_vjp(
     y = layer_copy(*inputs, **options)
 
     def pull(*cotangents: np.ndarray) -> Grads:
-        tape, again = Residuals(), shallow_copy(layer_copy, lambda part: part.rng.replay())
-        again(*inputs, tape=tape, **options)
-        return again.vjp(tape, *cotangents)
+        tape, replayed = Residuals(), shallow_copy(layer_copy, lambda part: part.rng.replay())
+        replayed(*inputs, tape=tape, **options)
+        return replayed.vjp(tape, *cotangents)
 
     return y, pull
 
@@ -307,11 +308,11 @@ def vjp_of(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
     gradients by the arguments' names. The tape is the one that the function wrote; with `y`, the first output.
     """
 
-    def carry(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def attach(rule: Callable[..., Any]) -> Callable[..., Any]:
         vars(function)["vjp"] = rule
         return rule
 
-    return carry
+    return attach
 
 
 def rule_of(function: Any) -> Callable[..., dict[str, Any]]:
@@ -358,17 +359,17 @@ def function_and_vjp(
 
 def shallow_copy(layer: Any, make_rng: Callable[[Any], Any]) -> Any:
     """A copy with the same parameter arrays, whatever is set in the layer later, and with other generators."""
-    twin = copy(layer)
-    twin.rng = make_rng(layer)
+    duplicate = copy(layer)
+    duplicate.rng = make_rng(layer)
     for name in layer.config.children():
         parts = getattr(layer, name)
-        twins = (
+        duplicates = (
             [shallow_copy(part, make_rng) for part in parts]
             if isinstance(parts, list)
             else shallow_copy(parts, make_rng)
         )
-        setattr(twin, name, twins)
-    return twin
+        setattr(duplicate, name, duplicates)
+    return duplicate
 
 
 class ReplayedGenerator:

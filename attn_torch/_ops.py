@@ -280,12 +280,14 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
     size = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
 
-    def flat(letters: list[str]) -> int:
+    def length(letters: list[str]) -> int:
         return prod([size[x] for x in letters])
 
     a = upcast(a).permute([left.index(x) for x in batch + rows + summed])
     b = upcast(b).permute([right.index(x) for x in batch + summed + columns])
-    product = a.reshape(flat(batch), flat(rows), flat(summed)) @ b.reshape(flat(batch), flat(summed), flat(columns))
+    product = a.reshape(length(batch), length(rows), length(summed)) @ b.reshape(
+        length(batch), length(summed), length(columns)
+    )
     letters = batch + rows + columns
     return upcast(product).reshape([size[x] for x in letters]).permute([letters.index(x) for x in out])
 
@@ -451,8 +453,8 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 # Scans ----------------------------------------------------------------------------------------------------------------
 
 
-def repeat(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
-    """The carry after so many of `carry = step(carry)`."""
+def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
+    """The carry after `times` steps `carry = step(carry)`."""
     for _ in range(times):
         carry = step(carry)
     return carry

@@ -144,7 +144,8 @@ def stub(package: str) -> str:
     """The text of a package's `__init__.pyi`."""
     names: list[str] = import_module(package).__all__
     homes = {name: f"{package}.{variant}" for name, variant in contract.layers().items()}
-    homes |= {name: f"{package}.{module}" for name, module in FUNCTIONS.items()} | {"patterns": "attn_np.contract"}
+    homes |= {name: f"{package}.{module}" for name, module in FUNCTIONS.items()}
+    homes |= {"patterns": "attn_np.contract", "drop_in": package}
     offered: set[Import] = {(homes.get(name, f"{package}._api"), name) for name in names if name != "build"}
     imports: set[Import] = set()
     build = overloads(package, imports)

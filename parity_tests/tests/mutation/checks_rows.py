@@ -88,13 +88,18 @@ def drawn(s: int, form: str) -> Arrays:
     return found
 
 
+FORMS = ("", "keys", "padding", "pairs", "queries", "one", "all", "heads")
+LIMITS: tuple[tuple[bool, Any], ...] = (
+    (False, None), (True, None), (False, (1, None)), (False, (0, 2)), (True, (2, None)), (False, (None, 1)),
+)  # fmt: skip
+
+
 def blocks_of_rows(alias: str) -> None:
     """By blocks and at once, for every form of mask and bias, and for windows and lengths of all kinds."""
     rows = import_module(f"{alias}._rows")
-    limits = ((False, None), (True, None), (False, (1, None)), (False, (0, 2)), (True, (2, None)), (False, (None, 1)))
     for s in (4, 9, 13):
-        for form in ("", "keys", "padding", "pairs", "queries", "one", "all", "heads"):
-            for causal, window in limits:
+        for form in FORMS:
+            for causal, window in LIMITS:
                 arrays, middle = drawn(s, form), Middle()
                 more: Any = {name: arrays.get(name) for name in ("mask", "bias", "keep")}
                 options: Any = {"causal": causal, "window": window} if causal or window else {}
