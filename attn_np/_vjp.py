@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attn_np._masks import zero_unseen
-from attn_np._ops import Array, dtype_name, einsum, primitive, record, sigmoid, sqrt, to_dtype, upcast, where
+from attn_np._ops import Array, dtype_name, einsum, per_pair, primitive, record, sigmoid, sqrt, to_dtype, upcast, where
 from attn_np.contract._tape import Residuals
 
 
@@ -208,9 +208,22 @@ def take_vjp(table: Array, tokens: Array, dy: Array) -> Array:
 
 def gather_last_vjp(x: Array, index: Array, dy: Array) -> Array:
     """Entry x gets the sum of the gradients at all places whose index is x: `b h t s` -> `b h t x`."""
-    b, _, t, s = dy.shape
-    one_hot = (np.broadcast_to(index, (b, t, s))[..., None] == np.arange(x.shape[-1])).astype(dy.dtype)
-    return einsum("bhts,btsx->bhtx", dy, one_hot)
+    (b, h, t, s), n = dy.shape, x.shape[-1]
+    index = np.broadcast_to(index, (b, t, s))
+    if type(dy) is not np.ndarray:  # an array that carries errors knows products
+        return einsum("bhts,btsx->bhtx", dy, (index[..., None] == np.arange(n)).astype(dy.dtype))
+    rows = np.arange(b * h * t).reshape(b, h, t, 1) * n
+    return np.bincount((rows + index[:, None]).ravel(), dy.ravel(), b * h * t * n).reshape(x.shape).astype(dy.dtype)
+
+
+def per_pair_vjp(shape: tuple[int, ...], dy: Array) -> Array:
+    """The gradient of what has this shape, sums over the pairs of each diagonal: `b h t s` -> `b h t n` or `b h 1 n`."""
+    t, s = dy.shape[-2:]
+    if shape[-1] == s:
+        return sum_to(dy, shape)
+    dx = np.zeros((*dy.shape[:3], shape[-1]), dy.dtype)
+    per_pair(dx, t, s)[...] = dy
+    return sum_to(dx, shape)
 
 
 @primitive

@@ -18,6 +18,7 @@ from attn_np._ops import (
     gather_last,
     layer_norm,
     linear,
+    per_pair,
     record,
     softmax,
     upcast,
@@ -90,16 +91,15 @@ class DisentangledAttention(Layer[Config]):
             rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
 
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
         ) -> Any:
-            query_positions, key_positions = positions
             allowed = record(tape, allowed=allowed)
             q = zero_unseen("bhts->bthk", allowed, q)
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             limit, span = c.max_distance, c.span()
-            distance = query_positions[:, :, None] - key_positions[:, None, :]
+            distance = -per_pair(offset[:, None], q.shape[1], k.shape[1])[:, 0]
             if c.buckets is not None:
                 distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]

@@ -110,6 +110,19 @@ def gather_last(x: Array, index: Array) -> Array:
     return torch.gather(x, -1, index)
 
 
+def per_pair(x: Array, t: int, s: int) -> Array:
+    """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
+
+    The n = t + s - 1 diagonals go from the lower left corner to the upper right. Cut into rows of n - 1, the numbers
+    from the first row's own on have each row one further to the left than the row before.
+    """
+    n = x.shape[-1]
+    if n == s:
+        return x
+    flat = x.expand(*x.shape[:2], t, n).reshape(*x.shape[:2], t * n)
+    return flat[..., t - 1 : t * n - 1].reshape(*x.shape[:2], t, n - 1)[..., :s]
+
+
 def clip(x: Array, low: int, high: int) -> Array:
     """Integers clamped to a range."""
     return torch.clamp(x, low, high)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from attn_np.contract._band import Band, Span
 from attn_torch._kernels.sdpa import transformed
 from attn_torch._kernels.sharded import is_sharded
-from attn_torch._masks import attention_mask, in_window, token_positions
+from attn_torch._masks import attention_mask, in_window, token_offsets
 from attn_torch._ops import Array, Tape
 
 # Scores in a block: on a CPU they should stay in its caches, a GPU wants large products.
@@ -23,7 +23,7 @@ CPU_BLOCK, GPU_BLOCK = 2**19, 2**25
 ROWS = 16  # queries in a block at least: products of fewer are slow
 FEW = 2**20  # scores of a call that are formed all at once
 
-# (tape, q, k, v, mask, positions of queries and keys, arrays by scores) -> the context and the weights.
+# (tape, q, k, v, mask, key position minus query position, arrays by scores) -> the context and the weights.
 Middle = Callable[..., tuple[Array, Array]]
 
 
@@ -59,7 +59,7 @@ def by_rows(
     window: tuple[int | None, int | None] | None = None,
     step: Any = None,
     return_weights: bool = False,
-    implementation: str = "auto",
+    implementation: str | None = None,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -68,13 +68,14 @@ def by_rows(
     a function that is computed again.
 
     Args:
-        middle: (tape, q, k, v, allowed, (query_positions, key_positions), **by_score) -> context and weights, for any
-            rows of queries and a stretch of keys with all that these rows see.
+        middle: (tape, q, k, v, allowed, offset, **by_score) -> context and weights, for any rows of queries and a
+            stretch of keys with all that these rows see. The offset is the key's position minus the query's: `b t s`,
+            or `1 1 n` for each diagonal of a block, which `per_pair` takes.
         tape: that of the call.
         q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
-        implementation: "textbook" for all rows at once.
+        implementation: that of the `attend` which `middle` calls, or None; "textbook" for all rows at once.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     (b, t, h), s = q.shape[:3], k.shape[1]
@@ -90,7 +91,7 @@ def by_rows(
     if whole or any(x is not None and x.is_meta for x in arrays) or transformed(*arrays):
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **limits)
-        return middle(tape, q, k, v, allowed, token_positions(t, s, like=q, step=step), **by_score)
+        return middle(tape, q, k, v, allowed, token_offsets(t, s, like=q, step=step), **by_score)
     band = Band.of(t, s, causal, window)
 
     def block(rows: Span, keys: Span) -> Array:
@@ -102,7 +103,9 @@ def by_rows(
             visible = near if visible is None else near & visible
         cut = {name: part(x, rows, keys) for name, x in by_score.items()}
         columns = slice(*keys)
-        return middle(None, q[:, slice(*rows)], k[:, columns], v[:, columns], visible, positions, **cut)[0]
+        first, last = keys.start - (rows.stop - 1), keys.stop - 1 - rows.start
+        offset = torch.arange(first, last + 1, device=q.device)[None, None] - (s - t)
+        return middle(None, q[:, slice(*rows)], k[:, columns], v[:, columns], visible, offset, **cut)[0]
 
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
     again = torch.is_grad_enabled()
