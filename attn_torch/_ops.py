@@ -113,14 +113,16 @@ def gather_last(x: Array, index: Array) -> Array:
 def per_pair(x: Array, t: int, s: int) -> Array:
     """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
 
-    The n = t + s - 1 diagonals go from the lower left corner to the upper right. Cut into rows of n - 1, the numbers
-    from the first row's own on have each row one further to the left than the row before.
+    The n = t + s - 1 diagonals go from the upper left corner to the lower right: the last query is the first row, so
+    that the result is a view, which PyTorch's kernel reads as it is.
     """
-    n = x.shape[-1]
+    (b, h, rows, n) = x.shape
     if n == s:
         return x
-    flat = x.expand(*x.shape[:2], t, n).reshape(*x.shape[:2], t * n)
-    return flat[..., t - 1 : t * n - 1].reshape(*x.shape[:2], t, n - 1)[..., :s]
+    if rows == 1:
+        return x[:, :, 0].contiguous().unfold(-1, s, 1)
+    x = x.contiguous()
+    return x.as_strided((b, h, t, s), (h * t * n, t * n, n + 1, 1), x.storage_offset())
 
 
 def clip(x: Array, low: int, high: int) -> Array:

@@ -20,6 +20,7 @@ from attn_torch._ops import Array, Tape
 
 # Scores in a block: on a CPU they should stay in its caches, a GPU wants large products.
 CPU_BLOCK, GPU_BLOCK = 2**19, 2**25
+FUSED_BLOCK = 2**23  # where `attend` cuts the block into blocks of its own
 ROWS = 16  # queries in a block at least: products of fewer are slow
 FEW = 2**20  # scores of a call that are formed all at once
 
@@ -40,11 +41,11 @@ def blocks(band: Band, heads: int, scores: int) -> Iterator[tuple[Span, Span]]:
 
 
 def part(x: Array | None, rows: Span, keys: Span) -> Array | None:
-    """The block's part of an array broadcastable to `b h t s`; an axis of length 1 serves all."""
-    if x is None:
-        return None
-    spans = (rows, keys)[2 - min(2, x.ndim) :]
-    return x[(..., *(slice(*span) if n > 1 else slice(None) for span, n in zip(spans, x.shape[-2:], strict=True)))]
+    """The block's part of an array broadcastable to `b h t s`, the last row first; an axis of length 1 serves all."""
+    if x is None or x.ndim == 0:
+        return x
+    x = x[..., slice(*keys)] if x.shape[-1] > 1 else x
+    return x[..., slice(*rows), :].flip(-2) if x.ndim > 1 and x.shape[-2] > 1 else x
 
 
 def by_rows(
@@ -95,19 +96,20 @@ def by_rows(
     band = Band.of(t, s, causal, window)
 
     def block(rows: Span, keys: Span) -> Array:
+        """The context of some rows. The middle gets the last one first, as `per_pair` has them."""
         at, to = (torch.arange(*span, device=q.device)[None] for span in (rows, keys))
-        visible = part(mask, rows, keys)
-        positions = at + (s - t), to
+        at, visible = at.flip(1), part(mask, rows, keys)
         if not band.covers(rows, keys):
-            near = in_window(*positions, band.left, band.right)
+            near = in_window(at + (s - t), to, band.left, band.right)
             visible = near if visible is None else near & visible
-        cut = {name: part(x, rows, keys) for name, x in by_score.items()}
-        columns = slice(*keys)
+        arrays = {name: part(x, rows, keys) for name, x in by_score.items()}
         first, last = keys.start - (rows.stop - 1), keys.stop - 1 - rows.start
         offset = torch.arange(first, last + 1, device=q.device)[None, None] - (s - t)
-        return middle(None, q[:, slice(*rows)], k[:, columns], v[:, columns], visible, offset, **cut)[0]
+        columns = slice(*keys)
+        return middle(None, q[:, slice(*rows)].flip(1), k[:, columns], v[:, columns], visible, offset, **arrays)[0].flip(1)
 
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
     again = torch.is_grad_enabled()
-    cuts = blocks(band, b * h, CPU_BLOCK if q.is_cpu else GPU_BLOCK)
+    size = GPU_BLOCK if not q.is_cpu else CPU_BLOCK if implementation is None else FUSED_BLOCK
+    cuts = blocks(band, b * h, size)
     return torch.cat([checkpoint(block, *cut, **options) if again else block(*cut) for cut in cuts], 1), None
