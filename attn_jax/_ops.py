@@ -115,7 +115,10 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     n = x.shape[-1]
     if n == s:
         return x
-    flat = jnp.broadcast_to(x, (*x.shape[:2], t, n)).reshape(*x.shape[:2], t * n)
+    if x.shape[2] == 1:
+        row = lambda start: jax.lax.dynamic_slice_in_dim(x[:, :, 0], start, s, 2)  # noqa: E731
+        return jnp.moveaxis(jax.lax.map(row, jnp.arange(t - 1, -1, -1)), 0, 2)
+    flat = x.reshape(*x.shape[:2], t * n)
     return flat[..., t - 1 : t * n - 1].reshape(*x.shape[:2], t, n - 1)[..., :s]
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attn_jax._ops import constant
+from attn_jax._ops import Array, Tape, constant, einsum, gather_last, per_pair, record, take
 
 
 @constant
@@ -17,3 +17,13 @@ def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str)
 def bucketed(xp: Any, config: Any) -> Any:
     """The bucket of every distance from -max_distance to max_distance."""
     return xp.asarray(config.signed_buckets(), dtype=xp.int32)
+
+
+def score_distances(tape: Tape, name: str, q: Array, table: Array, row: Array, s: int) -> Array:
+    """The product of each query with the row of the table that its pair has: `b t h k`, `x h k`, `b t s` -> `b h t s`.
+
+    Where rows stand by diagonal, `1 1 n`, the queries meet these alone. Else they meet all, which are taped by name.
+    """
+    if row.shape[-1] != s:
+        return per_pair(einsum("bthk,xhk->bhtx", q, take(table, row[0, 0])), q.shape[1], s)
+    return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), row)

@@ -1,6 +1,6 @@
 """NumPy's dialect: the operations that every variant is written in, under the names they have in all three trees."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial, wraps
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -97,28 +97,9 @@ def take(table: Array, tokens: Array) -> Array:
 
 def gather_last(x: Array, index: Array) -> Array:
     """Entries of the last axis, by the same index in every head: `b h t x`, `b t s` or `1 t s` -> `b h t s`."""
-    (b, h, t, _), s = x.shape, index.shape[-1]
-    if index.shape[:2] != (1, 1):
-        return np.take_along_axis(x, broadcast_to(index[:, None], (b, h, t, s)), -1)
-    y = np.empty((b, h, t, s), x.dtype)
-    for here, there in runs(index[0, 0]):
-        y[..., here] = x[..., there]
-    return y
-
-
-def runs(index: Array) -> Iterator[tuple[slice, slice]]:
-    """The stretches of an index that go on by steps of 1, -1 or 0: where they are, and where they point to.
-
-    A single place is the second slice of a stretch by steps of 0.
-    """
-    steps = np.diff(index, append=index[-1:])
-    start = 0
-    for stop in (*np.flatnonzero(np.diff(steps)) + 1, len(index) - 1):
-        if stop >= start:
-            step, first, last = (int(x) for x in (steps[start], index[start], index[stop]))
-            end = last + (step or 1)
-            yield slice(start, stop + 1), slice(first, end if end >= 0 else None, step or 1)
-            start = stop + 1
+    b, h, t, _ = x.shape
+    index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
+    return np.take_along_axis(x, index, -1)
 
 
 def per_pair(x: Array, t: int, s: int) -> Array:

@@ -9,7 +9,7 @@ from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, clip, constants, dtype_name, linear, per_pair, record, take, upcast
 from attn_np._rows import by_rows, by_rows_vjp
-from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, sum_to, take_vjp, per_pair_vjp
+from attn_np._vjp import Grads, cotangent, grads, linear_vjp, per_pair_vjp, prepare_inputs_vjp, sum_to, take_vjp
 from attn_np.contract.t5_bias import Config
 
 

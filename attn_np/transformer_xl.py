@@ -15,28 +15,24 @@ from attn_np._ops import (
     dropout,
     dtype_name,
     einsum,
-    gather_last,
     linear,
-    per_pair,
     record,
     softmax,
     upcast,
 )
-from attn_np._relative import sinusoids
+from attn_np._relative import score_distances, score_distances_vjp, sinusoids
 from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import (
     Grads,
     cotangent,
     dropout_vjp,
     einsum_vjp,
-    gather_last_vjp,
     grads,
     linear_vjp,
     prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
     total,
-    per_pair_vjp,
 )
 from attn_np.contract.transformer_xl import Config
 
@@ -93,8 +89,7 @@ class TransformerXLAttention(Layer[Config]):
             q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
             # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
             content = einsum("bthk,bshk->bhts", q_content, k)
-            distances = record(tape, distance_scores=einsum("bthk,xhk->bhtx", q_position, rel))
-            position = per_pair(gather_last(distances, row), q.shape[1], k.shape[1])
+            position = score_distances(tape, "distance_scores", q_position, rel, row, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
             scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
             if bias is not None:
@@ -134,11 +129,9 @@ class TransformerXLAttention(Layer[Config]):
                 dbias = sum_to(dscores, tape["bias"].shape)
             dscores = record(tape, dscores=dscores) * (1 / sqrt(k.shape[-1]) if c.scale is None else c.scale)
             dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
-            row, distances = tape["row"], tape["distance_scores"]
-            dposition = per_pair_vjp((*distances.shape[:3], row.shape[-1]), dposition)
-            ddistances = gather_last_vjp(distances, row, dposition)
-            ddistances = record(tape, ddistance_scores=ddistances)
-            dq_position, w["rel"] = einsum_vjp("bthk,xhk->bhtx", q_position, rel, ddistances)
+            dq_position, w["rel"] = score_distances_vjp(
+                tape, "distance_scores", q_position, rel, tape["row"], dposition
+            )
             dq_content, dk = einsum_vjp("bthk,bshk->bhts", q_content, k, dcontent)
             dq_content, dq_position = record(tape, dq_content=dq_content, dq_position=dq_position)
             w["b_content"] = sum_to(dq_content, q_content.shape[2:])

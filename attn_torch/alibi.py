@@ -49,10 +49,8 @@ class AlibiAttention(Layer[Config]):
             bias = record(tape, caller_bias=upcast(bias))
             distance = to_dtype(abs(offset), dtype_name(q))
             # h 1 1 times b 1 t s
-            alibi = record(
-                tape,
-                alibi=per_pair(-constants(c.slopes(), q)[:, None, None] * distance[:, None], q.shape[1], k.shape[1]),
-            )
+            by_distance = -constants(c.slopes(), q)[:, None, None] * distance[:, None]
+            alibi = record(tape, alibi=per_pair(by_distance, q.shape[1], k.shape[1]))
             return attend(
                 q, k, v, mask=mask, bias=alibi if bias is None else alibi + bias, scale=c.scale, keep=keep,
                 rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,

@@ -24,7 +24,7 @@ from attn_torch._ops import (
     softmax,
     upcast,
 )
-from attn_torch._relative import bucketed
+from attn_torch._relative import bucketed, score_distances
 from attn_torch._rows import by_rows
 
 
@@ -85,17 +85,18 @@ class DisentangledAttention(Layer[Config]):
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             limit, span = c.max_distance, c.span()
-            distance = -per_pair(offset[:, None], q.shape[1], k.shape[1])[:, 0]
+            distance = -offset
             if c.buckets is not None:
                 distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
                 # Equation 3: the row of a pair, as its query sees it.
                 row = record(tape, row=clip(distance + span, 0, 2 * span - 1))
-                distances = record(tape, c2p_distances=einsum("bthk,xhk->bhtx", q, rel_k))
-                terms += [record(tape, c2p_scores=gather_last(distances, row))]
+                scores = score_distances(tape, "c2p_distances", q, rel_k, row, k.shape[1])
+                terms += [record(tape, c2p_scores=scores)]
             if rel_q is not None:
                 # The row of a pair, as its key sees it: the other sign. The key's position comes first.
+                distance = per_pair(distance[:, None], q.shape[1], k.shape[1])[:, 0]
                 distance = -distance if c.p2c_view == "key" else distance
                 row = record(tape, key_row=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
                 distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))

@@ -16,14 +16,12 @@ from attn_torch._ops import (
     dropout,
     dtype_name,
     einsum,
-    gather_last,
     linear,
-    per_pair,
     record,
     softmax,
     upcast,
 )
-from attn_torch._relative import sinusoids
+from attn_torch._relative import score_distances, sinusoids
 from attn_torch._rows import by_rows
 
 
@@ -79,8 +77,7 @@ class TransformerXLAttention(Layer[Config]):
             q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
             # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
             content = einsum("bthk,bshk->bhts", q_content, k)
-            distances = record(tape, distance_scores=einsum("bthk,xhk->bhtx", q_position, rel))
-            position = per_pair(gather_last(distances, row), q.shape[1], k.shape[1])
+            position = score_distances(tape, "distance_scores", q_position, rel, row, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
             scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
             if bias is not None:
