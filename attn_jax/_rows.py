@@ -42,7 +42,8 @@ def by_rows(
     window: tuple[int | None, int | None] | None = None,
     step: Any = None,
     return_weights: bool = False,
-    implementation: str | None = None,
+    implementation: str = "auto",
+    larger: int = 1,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -55,7 +56,8 @@ def by_rows(
         q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
-        implementation: that of the `attend` which `middle` calls, or None; "textbook" for all rows at once.
+        implementation: "textbook" for all rows at once.
+        larger: how many times as large as others a block is, where `middle` cuts it itself or each block costs more.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     (b, t, h), s = q.shape[:3], k.shape[1]
@@ -74,18 +76,20 @@ def by_rows(
     parts = PARTS if band.right is not None and band.right < s // 2 else 1
     edges = [t * i // parts for i in range(parts + 1)]
     spans = [Span(*edge) for edge in pairwise(edges)]
-    return jnp.concatenate([loop(middle, q, k, v, by_score, band, rows) for rows in spans if rows.length], 1), None
+    return jnp.concatenate(
+        [loop(middle, q, k, v, by_score, band, rows, larger) for rows in spans if rows.length], 1
+    ), None
 
 
 def loop(
-    middle: Middle, q: Array, k: Array, v: Array, by_score: dict[str, Array | None], band: Band, rows: Span
+    middle: Middle, q: Array, k: Array, v: Array, by_score: dict[str, Array | None], band: Band, rows: Span, larger: int
 ) -> Array:
     """The context of some rows, block by block, each with a stretch of keys of the same length."""
     t, s, heads = rows.length, band.s, q.shape[0] * q.shape[2]
     seen = band.keys(rows)
     most = max(1, seen.length)
     near = band.left + band.right if band.left is not None and band.right is not None else most
-    size = min(t, max(ROWS, BLOCK // (heads * min(most, near + ROWS))))
+    size = min(t, max(ROWS, larger * BLOCK // (heads * min(most, near + ROWS))))
     size = -(-t // -(-t // size))
     length = min(most, near + size)  # of the stretch of keys
     count = -(-t // size)

@@ -18,7 +18,6 @@ from attn_np.contract._band import Band, Span
 from attn_np.contract._tape import Residuals, residuals_of, save, wants_intermediates
 
 BLOCK = 2**19  # scores in a block: few enough for a core's caches
-FUSED_BLOCK = 2**22  # where `attend` cuts the block into blocks of its own
 ROWS = 16  # queries in a block at least: products of fewer are slow
 FEW = 2**20  # scores of a call that are formed all at once
 
@@ -88,7 +87,8 @@ def by_rows(
     window: tuple[int | None, int | None] | None = None,
     step: Any = None,
     return_weights: bool = False,
-    implementation: str | None = None,
+    implementation: str = "auto",
+    larger: int = 1,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -101,7 +101,8 @@ def by_rows(
         q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
-        implementation: that of the `attend` which `middle` calls, or None; "textbook" for all rows at once.
+        implementation: "textbook" for all rows at once.
+        larger: how many times as large as others a block is, where `middle` cuts it itself or each block costs more.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     band, arrays = Band.of(q.shape[1], k.shape[1], causal, window), {"q": q, "k": k, "v": v, "mask": mask} | by_score
@@ -113,7 +114,7 @@ def by_rows(
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, band.t, band.s, like=q, **limits)
         return middle(tape, q, k, v, allowed, token_offsets(band.t, band.s, like=q, step=step), **by_score)
-    call = Rows(middle, arrays, band, BLOCK if implementation is None else FUSED_BLOCK)
+    call = Rows(middle, arrays, band, larger * BLOCK)
     save(tape, call)
     context = np.concatenate([call.call(None, rows, keys)[0] for rows, keys in call.blocks()], 1)
     return record(tape, context=context), None

@@ -20,7 +20,6 @@ from attn_torch._ops import Array, Tape
 
 # Scores in a block: on a CPU they should stay in its caches, a GPU wants large products.
 CPU_BLOCK, GPU_BLOCK = 2**19, 2**25
-FUSED_BLOCK = 2**23  # where `attend` cuts the block into blocks of its own
 ROWS = 16  # queries in a block at least: products of fewer are slow
 FEW = 2**20  # scores of a call that are formed all at once
 
@@ -60,7 +59,8 @@ def by_rows(
     window: tuple[int | None, int | None] | None = None,
     step: Any = None,
     return_weights: bool = False,
-    implementation: str | None = None,
+    implementation: str = "auto",
+    larger: int = 1,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -76,7 +76,8 @@ def by_rows(
         q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
-        implementation: that of the `attend` which `middle` calls, or None; "textbook" for all rows at once.
+        implementation: "textbook" for all rows at once.
+        larger: how many times as large as others a block is, where `middle` cuts it itself or each block costs more.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     (b, t, h), s = q.shape[:3], k.shape[1]
@@ -105,11 +106,10 @@ def by_rows(
         arrays = {name: part(x, rows, keys) for name, x in by_score.items()}
         first, last = keys.start - (rows.stop - 1), keys.stop - 1 - rows.start
         offset = torch.arange(first, last + 1, device=q.device)[None, None] - (s - t)
-        columns = slice(*keys)
-        return middle(None, q[:, slice(*rows)].flip(1), k[:, columns], v[:, columns], visible, offset, **arrays)[0].flip(1)
+        queries, columns = q[:, slice(*rows)].flip(1), slice(*keys)
+        return middle(None, queries, k[:, columns], v[:, columns], visible, offset, **arrays)[0].flip(1)
 
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
     again = torch.is_grad_enabled()
-    size = GPU_BLOCK if not q.is_cpu else CPU_BLOCK if implementation is None else FUSED_BLOCK
-    cuts = blocks(band, b * h, size)
+    cuts = blocks(band, b * h, larger * CPU_BLOCK if q.is_cpu else GPU_BLOCK)
     return torch.cat([checkpoint(block, *cut, **options) if again else block(*cut) for cut in cuts], 1), None
