@@ -68,6 +68,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(functions.visibilities)
     add(functions.patterned)
     add(rows.in_rows)
+    add(rows.distances_scored)
     for layer in layers(("mla",)):  # some of its parameters are not drawn
         add(of_layers.constructor, layer)
     add(decoding.written)
