@@ -332,5 +332,5 @@ def test_axes_of_pytorch_get_a_hint_from_attend() -> None:
             tree.package.attend(q, k, k)
         with pytest.raises(ValueError, match=hint):
             tree.package.attend(q, q, q, mask=tree.array(np.ones((2, 1, 5, 5), bool)))
-        with pytest.raises(ValueError, match="add axes of size 1 where it does not vary$"):
+        with pytest.raises(ValueError, match=r"add axes of size 1 where it does not vary$"):
             tree.package.attend(q, q, q, mask=tree.array(np.ones((3, 4, 4), bool)))
