@@ -22,12 +22,12 @@ def number(x: Any) -> Any:
 
 def placed(by_position: dict[str, Any], first: Any, lengths: Array | None, q: Array, k: Array) -> dict[str, Any]:
     """Causality, window and pattern where the first query stands at `first` and `lengths` keys are real."""
-    is_array = not (first is None or isinstance(first, int))
-    at: Any = broadcast_to(first, q.shape[:1]) if is_array and getattr(first, "shape", None) == () else first
+    is_array = hasattr(first, "shape")
+    at = broadcast_to(first, q.shape[:1]) if is_array and first.shape == () else first
     spec = specs("attend", q=q, k=k, lengths=lengths, offset=at if is_array else None)
     contract.check_places(spec, None if is_array else at, **by_position)
     pattern, s, t = by_position["pattern"], k.shape[1], q.shape[1]
-    if at is not None and not (isinstance(at, int) and at == s - t):
+    if at is not None and (is_array or at != s - t):
         pattern = contract.as_pattern(**by_position)
         if pattern is not None:
             by_position = {"causal": False, "window": None}

@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ValueError,
         "expected offset as an integer, or integers of shape (b,), got T",
     ),
-    "offset of a fraction": ({"offset": 1.5}, TypeError, "expected offset as a "),
+    "offset of a fraction": ({"offset": 1.5}, ValueError, "expected offset as an integer, or integers"),
     "offset of floats": ({"offset": np.zeros(2)}, TypeError, "expected offset as integers, got float64"),
     "offset for others": ({"offset": np.zeros(3, int)}, ValueError, "expected offset of shape (b,) = (2,), got (3,)"),
     "length of a number": ({"lengths": 5}, TypeError, "expected lengths as a "),
