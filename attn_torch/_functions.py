@@ -31,8 +31,8 @@ def placed(by_position: dict[str, Any], first: Any, lengths: Array | None, q: Ar
         pattern = contract.as_pattern(**by_position)
         if pattern is not None:
             by_position = {"causal": False, "window": None}
-            further = at + arange(1, q) - (s - t) if is_array else at - (s - t)
-            pattern = MovedEach(pattern, further) if is_array else Moved(pattern, further)
+            back = s - t
+            pattern = MovedEach(pattern, at + arange(1, q) - back) if is_array else Moved(pattern, first - back)
     if lengths is not None:
         pattern = Prefix(lengths) if pattern is None else pattern & Prefix(lengths)
     return by_position | {"pattern": pattern}

@@ -184,7 +184,7 @@ def test_a_step_of_decoding_is_no_argument(tree: Tree) -> None:
 
 
 BUGS = {
-    "counted from the last key": ("else at - (s - t)", "else 0 * at"),
+    "counted from the last key": ("Moved(pattern, first - back)", "Moved(pattern, 0)"),
     "lengths forgotten": ("pattern & Prefix(lengths)", "pattern"),
     "lengths in place of the pattern": ("if pattern is None else pattern & Prefix", "if True else pattern & Prefix"),
 }
