@@ -69,6 +69,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(functions.patterned)
     add(rows.in_rows)
     add(rows.distances_scored)
+    add(rows.picked_from_special_arrays)
     for layer in layers(("mla",)):  # some of its parameters are not drawn
         add(of_layers.constructor, layer)
     add(decoding.written)

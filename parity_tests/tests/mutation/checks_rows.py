@@ -109,3 +109,21 @@ def distances_scored(alias: str) -> None:
             claim(("scores" in tape) == (rows is by_pair), "all scores are taped where all are made")
             back = parts.score_distances_vjp(tape, "scores", q, table, rows, dy)
             claim(same(back[0], dq) and same(back[1], dtable), "gradients")
+
+
+class Special(np.ndarray):
+    """An array that is not plain, as those are that carry errors."""
+
+
+def picked_from_special_arrays(alias: str) -> None:
+    """Arrays that are not plain are picked from, and get gradients, as plain ones do."""
+    parts, rng = Parts(alias), np.random.default_rng(6)
+    x, dy = (rng.integers(-9, 9, size=(2, 3, 4, n)).astype(np.float64) for n in (5, 7))
+    table, rows = rng.integers(-9, 9, size=(5, 3, 2)).astype(np.float64), rng.integers(0, 5, size=7)
+    index, drows = rng.integers(0, 5, size=(1, 4, 7)), rng.integers(-9, 9, size=(7, 3, 2)).astype(np.float64)
+    for call, arrays in (
+        (lambda x, dy: parts.gather_last(x, index), (x, dy)),
+        (lambda x, dy: parts.gather_last_vjp(x, index, dy), (x, dy)),
+        (lambda table, drows: parts.take_vjp(table, rows, drows), (table, drows)),
+    ):
+        claim(same(np.asarray(call(*(x.view(Special) for x in arrays))), call(*arrays)), "the same numbers")
