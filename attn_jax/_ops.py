@@ -13,6 +13,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.nn import sigmoid
 from jax.numpy import broadcast_to, exp, maximum, sqrt, where
 from jax.numpy import log as log
+from jax.numpy import log1p as log1p
 from jax.numpy import stack as stack
 from jax.numpy import tanh as tanh
 from jax.sharding import AxisType, Sharding
@@ -53,6 +54,11 @@ def amin(x: Array, axis: int) -> Array:
     return jnp.min(jax.lax.stop_gradient(x), axis=axis)
 
 
+def detach(x: Array) -> Array:
+    """The array itself, without a gradient."""
+    return jax.lax.stop_gradient(x)
+
+
 def any_over(x: Array, axes: tuple[int, ...]) -> Array:
     """Whether any entry of some axes is True; the array itself without axes."""
     return jnp.any(x, axis=axes)
@@ -86,7 +92,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return jnp.zeros_like(like, shape=shape)  # in `shard_map` as different on each device as the other array
 
 
-def constants(values: Sequence[float | int], like: Array) -> Array:
+def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Array:
     """An array of given numbers, each rounded once to the dtype of `like`."""
     return jnp.asarray(np.array(values, np.float64).astype(like.dtype))
 
@@ -458,6 +464,11 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 
 
 # Scans ----------------------------------------------------------------------------------------------------------------
+
+
+def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
+    """The carry after `times` steps `carry = step(carry)`."""
+    return jax.lax.fori_loop(0, times, lambda _, carry: step(carry), carry)
 
 
 def scan(

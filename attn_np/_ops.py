@@ -48,7 +48,8 @@ def primitive(function: Callable[..., Any]) -> Callable[..., Any]:
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
-exp, log, tanh, sqrt, where, maximum = np.exp, np.log, np.tanh, np.sqrt, np.where, np.maximum
+exp, log, log1p, tanh, sqrt = np.exp, np.log, np.log1p, np.tanh, np.sqrt
+where, maximum = np.where, np.maximum
 broadcast_to, concatenate, stack, argmax = np.broadcast_to, np.concatenate, np.stack, np.argmax
 
 
@@ -61,6 +62,11 @@ def amax(x: Array, axis: int) -> Array:
 def amin(x: Array, axis: int) -> Array:
     """Least entry of an axis, without a gradient."""
     return np.min(x, axis=axis)
+
+
+def detach(x: Array) -> Array:
+    """The array itself, without a gradient."""
+    return x
 
 
 def any_over(x: Array, axes: tuple[int, ...]) -> Array:
@@ -83,7 +89,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
 
 
 @primitive
-def constants(values: Sequence[float | int], like: Array) -> Array:
+def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Array:
     """An array of given numbers, each rounded once to the dtype of `like`."""
     return np.array(values, np.float64).astype(like.dtype)
 
@@ -228,12 +234,14 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
     size = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
 
-    def flat(letters: list[str]) -> int:
+    def length(letters: list[str]) -> int:
         return prod([size[x] for x in letters])
 
     a = upcast(a).transpose([left.index(x) for x in batch + rows + summed])
     b = upcast(b).transpose([right.index(x) for x in batch + summed + columns])
-    product = a.reshape(flat(batch), flat(rows), flat(summed)) @ b.reshape(flat(batch), flat(summed), flat(columns))
+    product = a.reshape(length(batch), length(rows), length(summed)) @ b.reshape(
+        length(batch), length(summed), length(columns)
+    )
     letters = batch + rows + columns
     return product.reshape([size[x] for x in letters]).transpose([letters.index(x) for x in out])
 
@@ -395,6 +403,13 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 
 
 # Scans ----------------------------------------------------------------------------------------------------------------
+
+
+def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
+    """The carry after `times` steps `carry = step(carry)`."""
+    for _ in range(times):
+        carry = step(carry)
+    return carry
 
 
 def scan(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, broadcast_to, exp, sigmoid, sqrt, stack, where
 from torch import concatenate as concatenate
 from torch import log as log
+from torch import log1p as log1p
 from torch import tanh as tanh
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -56,6 +57,11 @@ def amin(x: Array, axis: int) -> Array:
     return torch.amin(x.detach(), dim=axis)
 
 
+def detach(x: Array) -> Array:
+    """The array itself, without a gradient."""
+    return x.detach()
+
+
 def any_over(x: Array, axes: tuple[int, ...]) -> Array:
     """Whether any entry of some axes is True; the array itself without axes."""
     if not axes:
@@ -93,7 +99,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     return like.new_zeros(shape)
 
 
-def constants(values: Sequence[float | int], like: Array) -> Array:
+def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Array:
     """An array of given numbers, each rounded once to the dtype of `like`."""
     return alongside(torch.tensor(values, dtype=torch.float64).to(like.dtype), like)
 
@@ -291,12 +297,14 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
     size = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
 
-    def flat(letters: list[str]) -> int:
+    def length(letters: list[str]) -> int:
         return prod([size[x] for x in letters])
 
     a = upcast(a).permute([left.index(x) for x in batch + rows + summed])
     b = upcast(b).permute([right.index(x) for x in batch + summed + columns])
-    product = a.reshape(flat(batch), flat(rows), flat(summed)) @ b.reshape(flat(batch), flat(summed), flat(columns))
+    product = a.reshape(length(batch), length(rows), length(summed)) @ b.reshape(
+        length(batch), length(summed), length(columns)
+    )
     letters = batch + rows + columns
     return upcast(product).reshape([size[x] for x in letters]).permute([letters.index(x) for x in out])
 
@@ -480,6 +488,13 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 
 
 # Scans ----------------------------------------------------------------------------------------------------------------
+
+
+def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
+    """The carry after `times` steps `carry = step(carry)`."""
+    for _ in range(times):
+        carry = step(carry)
+    return carry
 
 
 def scan(

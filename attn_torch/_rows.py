@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from attn_np.contract._band import Band, Span
-from attn_torch._kernels.sdpa import transformed
+from attn_torch._kernels.sdpa import under_torch_func
 from attn_torch._kernels.sharded import is_sharded
 from attn_torch._masks import attention_mask, in_window, token_offsets
 from attn_torch._ops import Array, Tape
@@ -90,7 +90,7 @@ def by_rows(
         or is_sharded(q)
     )
     whole = whole or (step is not None and step.start is None) or b * h * t * s <= FEW
-    if whole or any(x is not None and x.is_meta for x in arrays) or transformed(*arrays):
+    if whole or any(x is not None and x.is_meta for x in arrays) or under_torch_func(*arrays):
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **limits)
         return middle(tape, q, k, v, allowed, token_offsets(t, s, like=q, step=step), **by_score)

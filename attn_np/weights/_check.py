@@ -73,7 +73,7 @@ def check(
     compare_keys(file, list(shapes), list(values))
     for name, shape in shapes.items():
         compare_shape(file, name, shape, tuple(values[name].shape), axes[name])
-    dtype = common_dtype(file, {name: np.dtype(values[name].dtype).name for name in shapes}, None, False)
+    dtype = common_dtype(file, {name: np.dtype(values[name].dtype).name for name in shapes}, Request())
     for name in shapes if finite else ():
         require_finite(file, name, values[name])
     return dtype
@@ -124,13 +124,14 @@ def require_agreement(file: str, config: Config, request: Request) -> None:
             raise ConfigMismatchError(file, "config", rule, got, todo)
 
 
-def common_dtype(file: str, dtypes: Mapping[str, str], dtype: str | None, cast: bool) -> str | None:
+def common_dtype(file: str, dtypes: Mapping[str, str], request: Request) -> str | None:
     """The one dtype for all parameters: the one asked for, else the file's own.
 
     Raises:
         DtypeMismatchError: a tensor of another dtype, without `cast`.
         ValueError: a dtype that layers do not have.
     """
+    dtype, cast = request.dtype, request.cast
     if dtype is None and cast:
         raise ValueError("weights: expected dtype= with cast=True, got none; name the dtype to cast to")
     if dtype is not None and dtype not in DTYPES:
@@ -143,7 +144,11 @@ def common_dtype(file: str, dtypes: Mapping[str, str], dtype: str | None, cast: 
         if own != target and not cast:
             wider = own in DTYPES and np.can_cast(DTYPES[own], DTYPES[str(target)])
             how = "widened, which is exact" if wider else "rounded once"
-            todo = f"pass cast=True to have it {how}, or ask for the file's own dtype"
+            if dtype is None:
+                todo = "convert all to one dtype, or load with dtype= and cast=True"
+            else:
+                other = "leave dtype= out" if request.config is None else f"load into a layer of dtype {own}"
+                todo = f"pass cast=True to have it {how}, or {other}"
             raise DtypeMismatchError(file, name, str(target), own, todo)
     return target
 

@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import functions
 import numpy as np
 import pictures
 
@@ -169,9 +170,12 @@ class Run:
 
     def weights(self) -> np.ndarray | None:
         """The attention weights. Where parts of a layer serve different queries, as in `longformer`, a row is that of
-        the part that serves it: the others give it zeros.
+        the part that serves it: the others give it zeros. Where they attend along different axes, as in `axial`, the
+        weights are those along the first.
         """
-        return sum(maps[1:], start=maps[0]) if (maps := self.maps()) else None
+        maps = self.maps()
+        alike = [x for x in maps if x.shape == maps[0].shape]
+        return sum(alike[1:], start=alike[0]) if alike else None
 
     def visible(self) -> np.ndarray:
         """Which keys each query sees in any part, in the shape of the weights."""
@@ -452,6 +456,7 @@ def write(folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     pages = {"index.md": catalogue()}
     pages |= {"letters.txt": letters(), "refusals.txt": refusals(), "layouts.txt": foreign()}
+    pages["functions.txt"] = functions.reference()
     for variant in contract.variants():
         drawn = picture(variant) if (ROOT / "attn_np" / f"{variant}.py").exists() else None
         pages[f"{variant}.md"] = page(variant, drawn)

@@ -39,15 +39,15 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two queries and three keys of two heads: 5 queries and 7 keys fill neither the last block nor the second."""
     sizes = {
-        "ONE_BLOCK": 0,
-        "SMALL": 0,
+        "ONE_BLOCK_SCORES": 0,
+        "ONE_BLOCK_HEAD_SCORES": 0,
         "SHORT_QUERY": 0,
         "ROWS": 2,
         "QUERIES": 2,
         "KEYS": 3,
         "PRODUCT": 0,
         "PATTERN_BLOCK": 3,
-        "EVEN": 1,
+        "QUERY_MULTIPLE": 1,
     }
     for name, n in sizes.items():
         monkeypatch.setattr(_kernels, name, n)
@@ -302,8 +302,8 @@ def test_what_a_block_shows_is_its_part_of_the_whole(kind: int) -> None:
         for i in range(plan.blocks):
             whole = np.zeros((2, 2 * shared, plan.queries, s), bool)
             for j in range(-(-s // plan.keys)):
-                parts = (_kernels._block(plan, x, i, j) for x in (bias, mask))
-                allowed = np.asarray(_kernels._visible(plan, i, j, *parts, places))
+                bias_part, mask_part = (_kernels._block(plan, x, i, j) for x in (bias, mask))
+                allowed = np.asarray(_kernels._visible(plan, i, j, bias_part, mask_part, places))
                 keys = int(plan.key_start(j)) + np.arange(plan.keys)
                 whole[..., keys] |= allowed.reshape(2, 2 * shared, plan.queries, plan.keys)
                 assert allowed.any() <= (int(count[i]) > 0)

@@ -27,6 +27,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
 # in the delta rules and the chunks of retention DTensor gathers what it need not.
 HEADS = tuple(v for v in contract.variants() if "num_heads" in contract.get(v).Config.fields())
 TALK = ("talking_heads", "delta", "gated_delta", "retention")
+# How often a layer sums over its heads: axial projects its rows before it attends along its columns.
+SUMS = {"axial": 2}
 # Those with parameters, whose batch is split by FSDP2 and DDP.
 ROWS = tuple(v for v in contract.variants() if next(iter(contract.examples(v).values())).shapes())
 
@@ -84,13 +86,15 @@ def judged(got: dict[str, np.ndarray], want: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", dict.fromkeys((*CASES, *HEADS)))
 def test_sharded_heads_agree_and_are_summed_once(name: str, found: dict[str, Any]) -> None:
-    """Forward and backward; no communication before the sum after the output projection."""
+    """Forward and backward; no communication but the sum after an output projection, which DTensor postpones to the
+    end unless positions change places after it.
+    """
     got = dict(found[name])
     counts = got.pop("counts")
     config, told = asked(name)
     assert set(got) >= {"y", "dquery", *(f"d{name}" for name in config.shapes())}
     judged(got, bounded(config, told["inputs"], told["weights"]))
-    assert counts.tolist() == [counts[0] if name in TALK else 0, 1]
+    assert counts[1] == 1 if name in TALK else counts.sum() == SUMS.get(name, 1)
 
 
 @pytest.mark.parametrize("wrap", ["fsdp", "ddp"])

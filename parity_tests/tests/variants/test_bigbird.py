@@ -2,9 +2,11 @@
 
 from math import inf, sqrt
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from attn_np.contract import chunked, mha
 from attn_np.contract.bigbird import EXAMPLES, Config
@@ -70,7 +72,7 @@ def test_scalar_loops(example: str, call: str) -> None:
 
 # Who sees whom --------------------------------------------------------------------------------------------------------
 
-PATTERNS = {
+PATTERNS: dict[str, tuple[dict[str, Any], str]] = {
     "window": (
         {"block_size": 2, "global_blocks": 0, "random_blocks": 0},
         "xxxx... xxxx... xxxxxx. xxxxxx. ..xxxxx ..xxxxx ....xxx",
@@ -122,6 +124,31 @@ def test_it_is_another_variant_at_its_ends(tree: Tree, name: str) -> None:
     w, x = weights_of(config), np.random.default_rng(1).normal(size=(2, 7, 6))
     want = bounded(other, {"query": x}, w)["y"]
     assert ratio(tree(layer_of(tree, config, w), {"query": x})[0], want) <= 1
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("default")
+def test_the_blocks_of_transformers() -> None:
+    """Its sparse attention, told which blocks are drawn: in evaluation it sees the first block again in their place."""
+    pytest.importorskip("transformers")
+    from transformers import BigBirdConfig
+    from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
+
+    size, count, t = 3, 11, 33
+    config = Config(d_model=8, num_heads=2, block_size=size, random_blocks=2, graph_seed=5)
+    w, x = weights_of(config), np.random.default_rng(3).normal(size=(2, t, 8))
+    w |= {"w_o": np.eye(8).reshape(2, 4, 8), "b_o": np.zeros(8)}
+    fields: dict[str, Any] = {"hidden_size": 8, "num_attention_heads": 2, "block_size": size, "num_random_blocks": 2}
+    theirs: Any = BigBirdBlockSparseAttention(BigBirdConfig(**fields)).double().eval()
+    drawn = np.array(config.drawn_blocks(count)[1:-1])
+    theirs._bigbird_block_rand_mask_with_head = lambda **_: [drawn] * config.num_heads
+    for name in ("query", "key", "value"):
+        weight, shift = w[f"w_{name[0]}"].reshape(8, 8).T, w[f"b_{name[0]}"].reshape(8)
+        getattr(theirs, name).load_state_dict({"weight": torch.from_numpy(weight), "bias": torch.from_numpy(shift)})
+    blocks, band, rows, columns = BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(2, t).double(), size)
+    with torch.no_grad():
+        y = theirs(torch.from_numpy(x), band, rows, columns, blocks, blocks)[0]
+    assert (drawn >= 0).all() and ratio(y, bounded(config, {"query": x}, w)["y"]) <= 1
 
 
 def test_random_blocks_are_others_and_stay() -> None:

@@ -2,6 +2,7 @@
 
 from math import inf, sqrt
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_scalar_loops(example: str, call: str) -> None:
 
 # Who sees whom --------------------------------------------------------------------------------------------------------
 
-WINDOWS = {
+WINDOWS: dict[str, tuple[dict[str, Any], str]] = {
     "windows": ({"height": 4, "width": 4, "window_size": 2}, "aabb aabb ccdd ccdd"),
     "shifted": ({"height": 4, "width": 4, "window_size": 2, "shift": 1}, "abbc deef deef ghhi"),
     "one row": ({"height": 2, "width": 6, "window_size": 2, "shift": 1}, "abbccd effggh"),
