@@ -133,6 +133,15 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     return x.as_strided((b, h, t, s), (h * t * n, t * n, n + 1, 1), x.storage_offset())
 
 
+def per_diagonal(x: Array, n: int) -> Array:
+    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `per_pair` in reverse.
+
+    Rows of n + 1 numbers, laid end to end, are rows of n, each one further to the right than the row before.
+    """
+    t, s = x.shape[-2:]
+    return torch.nn.functional.pad(x, (0, n + 1 - s)).flatten(-2)[..., : t * n].unflatten(-1, (t, n))
+
+
 def clip(x: Array, low: int, high: int) -> Array:
     """Integers clamped to a range."""
     return torch.clamp(x, low, high)
