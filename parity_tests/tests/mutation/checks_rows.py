@@ -235,6 +235,7 @@ def distances_scored(alias: str) -> None:
             want[b, h, i, j] = q[b, i, h] @ table[x, h]
             dq[b, i, h] += dy[b, h, i, j] * table[x, h]
             dtable[x, h] += dy[b, h, i, j] * q[b, i, h]
+        claim(parts.per_pair(dy, t, s) is dy, "what stands by pair stays")
         for rows in (by_diagonal, by_pair):
             tape: dict[str, Any] = {}
             claim(same(parts.score_distances(tape, "scores", q, table, rows, s), want), "scores")
