@@ -12,7 +12,19 @@ from typing import Any
 import numpy as np
 
 from attn_np._masks import zero_unseen
-from attn_np._ops import Array, dtype_name, einsum, per_pair, primitive, record, sigmoid, sqrt, to_dtype, upcast, where
+from attn_np._ops import (
+    Array,
+    dtype_name,
+    einsum,
+    per_diagonal,
+    primitive,
+    record,
+    sigmoid,
+    sqrt,
+    to_dtype,
+    upcast,
+    where,
+)
 from attn_np.contract._tape import Residuals
 
 
@@ -249,12 +261,7 @@ def gather_last_vjp(x: Array, index: Array, dy: Array) -> Array:
 
 def per_pair_vjp(shape: tuple[int, ...], dy: Array) -> Array:
     """Sums over the pairs of each diagonal, in this shape: `b h t s` -> `b h t n` or `b h 1 n`."""
-    t, s = dy.shape[-2:]
-    if shape[-1] == s:
-        return sum_to(dy, shape)
-    dx = np.zeros((*dy.shape[:3], shape[-1]), dy.dtype)
-    per_pair(dx, t, s)[...] = dy
-    return sum_to(dx, shape)
+    return sum_to(dy if shape[-1] == dy.shape[-1] else per_diagonal(dy, shape[-1]), shape)
 
 
 @primitive

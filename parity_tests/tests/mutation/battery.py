@@ -83,6 +83,8 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(rows.blocks_of_rows)
     add(rows.when_rows_go_at_once)
     add(rows.distances_scored)
+    add(rows.vectors_by_distance)
+    add(rows.picked_from_special_arrays)
     for layer in layers(("mla",)):  # some of its parameters are not drawn
         add(of_layers.constructor, layer)
     add(decoding.written)
