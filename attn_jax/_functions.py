@@ -157,8 +157,7 @@ def merge(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     dtype, contexts = dtype_name(parts[0][0]), stack([upcast(context) for context, _ in parts], -2)
     sums = stack([to_dtype(lse, dtype_name(contexts)) for _, lse in parts], -1)
     weights = ops.softmax(sums, sums > float("-inf"))
-    context = einsum(per_part(contexts), weights, contexts)
-    return to_dtype(context, dtype), log_sum_exp(sums)
+    return to_dtype(einsum(per_part(contexts), weights, contexts), dtype), log_sum_exp(sums)
 
 
 def per_part(contexts: Array) -> str:
