@@ -2,6 +2,7 @@
 
 from typing import Literal, overload
 
+from attn_jax import drop_in as drop_in
 from attn_jax._api import load as load
 from attn_jax._api import load_pretrained as load_pretrained
 from attn_jax._api import save as save
@@ -19,6 +20,7 @@ from attn_jax.additive import AdditiveAttention as AdditiveAttention
 from attn_jax.alibi import AlibiAttention as AlibiAttention
 from attn_jax.axial import AxialAttention as AxialAttention
 from attn_jax.bigbird import BigBirdAttention as BigBirdAttention
+from attn_jax.block_sparse import BlockSparseAttention as BlockSparseAttention
 from attn_jax.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_jax.chunked import ChunkedAttention as ChunkedAttention
 from attn_jax.decoder import DecoderAttention as DecoderAttention
@@ -62,6 +64,7 @@ __all__ = [
     "AlibiAttention",
     "AxialAttention",
     "BigBirdAttention",
+    "BlockSparseAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
     "DecoderAttention",
@@ -101,6 +104,7 @@ __all__ = [
     "alibi_slopes",
     "attend",
     "build",
+    "drop_in",
     "entmax",
     "load",
     "load_pretrained",
@@ -184,6 +188,25 @@ def build(
     random_blocks: int = 3,
     graph_seed: int = 0,
 ) -> BigBirdAttention: ...
+@overload
+def build(
+    variant: Literal["block_sparse"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    use_bias: bool = True,
+    block_size: int,
+    chosen_blocks: int,
+    query_block: int = 1,
+) -> BlockSparseAttention: ...
 @overload
 def build(
     variant: Literal["blockwise"],

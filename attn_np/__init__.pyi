@@ -2,6 +2,7 @@
 
 from typing import Literal, overload
 
+from attn_np import drop_in as drop_in
 from attn_np._api import load as load
 from attn_np._api import load_pretrained as load_pretrained
 from attn_np._api import save as save
@@ -20,6 +21,7 @@ from attn_np.additive import AdditiveAttention as AdditiveAttention
 from attn_np.alibi import AlibiAttention as AlibiAttention
 from attn_np.axial import AxialAttention as AxialAttention
 from attn_np.bigbird import BigBirdAttention as BigBirdAttention
+from attn_np.block_sparse import BlockSparseAttention as BlockSparseAttention
 from attn_np.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_np.chunked import ChunkedAttention as ChunkedAttention
 from attn_np.contract import _patterns as patterns
@@ -63,6 +65,7 @@ __all__ = [
     "AlibiAttention",
     "AxialAttention",
     "BigBirdAttention",
+    "BlockSparseAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
     "DecoderAttention",
@@ -102,6 +105,7 @@ __all__ = [
     "alibi_slopes",
     "attend",
     "build",
+    "drop_in",
     "entmax",
     "load",
     "load_pretrained",
@@ -186,6 +190,25 @@ def build(
     random_blocks: int = 3,
     graph_seed: int = 0,
 ) -> BigBirdAttention: ...
+@overload
+def build(
+    variant: Literal["block_sparse"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    use_bias: bool = True,
+    block_size: int,
+    chosen_blocks: int,
+    query_block: int = 1,
+) -> BlockSparseAttention: ...
 @overload
 def build(
     variant: Literal["blockwise"],

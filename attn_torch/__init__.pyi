@@ -3,6 +3,7 @@
 from typing import Literal, overload
 
 from attn_np.contract import _patterns as patterns
+from attn_torch import drop_in as drop_in
 from attn_torch._api import load as load
 from attn_torch._api import load_pretrained as load_pretrained
 from attn_torch._api import save as save
@@ -20,6 +21,7 @@ from attn_torch.additive import AdditiveAttention as AdditiveAttention
 from attn_torch.alibi import AlibiAttention as AlibiAttention
 from attn_torch.axial import AxialAttention as AxialAttention
 from attn_torch.bigbird import BigBirdAttention as BigBirdAttention
+from attn_torch.block_sparse import BlockSparseAttention as BlockSparseAttention
 from attn_torch.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_torch.chunked import ChunkedAttention as ChunkedAttention
 from attn_torch.decoder import DecoderAttention as DecoderAttention
@@ -62,6 +64,7 @@ __all__ = [
     "AlibiAttention",
     "AxialAttention",
     "BigBirdAttention",
+    "BlockSparseAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
     "DecoderAttention",
@@ -101,6 +104,7 @@ __all__ = [
     "alibi_slopes",
     "attend",
     "build",
+    "drop_in",
     "entmax",
     "load",
     "load_pretrained",
@@ -184,6 +188,25 @@ def build(
     random_blocks: int = 3,
     graph_seed: int = 0,
 ) -> BigBirdAttention: ...
+@overload
+def build(
+    variant: Literal["block_sparse"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    use_bias: bool = True,
+    block_size: int,
+    chosen_blocks: int,
+    query_block: int = 1,
+) -> BlockSparseAttention: ...
 @overload
 def build(
     variant: Literal["blockwise"],

@@ -184,9 +184,9 @@ class Config(Rotary):
         params |= {"b_o": Param("d", "h v")} if self.output_bias else {}
         start = 1.0 - self.norm_offset
         if self.norm is not None and self.norm_weight == "shared":
-            params |= {"w_q_norm": Param("k", "k", start=start), "w_k_norm": Param("k", "k", start=start)}
+            params |= {"w_q_norm": Param("k", "k", init=start), "w_k_norm": Param("k", "k", init=start)}
         if self.norm is not None and self.norm_weight == "own":
-            params |= {"w_q_all": Param("h k", "k", start=start), "w_k_all": Param("g k", "k", start=start)}
+            params |= {"w_q_all": Param("h k", "k", init=start), "w_k_all": Param("g k", "k", init=start)}
         return params | ({"sinks": Param("h", "k")} if self.sinks else {})
 
     def exempt(self) -> dict[str, str]:

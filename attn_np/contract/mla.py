@@ -139,11 +139,11 @@ class Config(Rotary):
         }
 
     def own_params(self) -> dict[str, Param]:
-        queries = {"w_dq": Param("d e", "d"), "w_q_norm": Param("e", "e", start=1.0)} if self.q_rank is not None else {}
+        queries = {"w_dq": Param("d e", "d"), "w_q_norm": Param("e", "e", init=1.0)} if self.q_rank is not None else {}
         return queries | {
             "w_q": Param("e h k", "e"),
             "w_dkv": Param("d z", "d"),
-            "w_kv_norm": Param("z", "z", start=1.0),
+            "w_kv_norm": Param("z", "z", init=1.0),
             "w_k_rot": Param("d y", "d"),
             "w_uk": Param("z h q", "z"),
             "w_uv": Param("z h v", "z"),
