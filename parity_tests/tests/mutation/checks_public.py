@@ -344,7 +344,7 @@ def merged_parts(alias: str) -> None:
         ("q k v mask", {"softcap": 1.5}),
         ("q k v", {}),
     ):
-        some = {name: inputs[name] for name in names.split()}
+        some = {name: inputs[name] for name in f"q k v {names}".split()}
         carried: Any = {name: ErrArray(x, 0.0) if x.dtype != bool else x for name, x in some.items()}
         with precision(precision_of("float64")), np.errstate(invalid="ignore"):
             want, back = attn_np.value_and_vjp(attn_np.attend, **carried, **options, return_lse=True)
