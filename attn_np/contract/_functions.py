@@ -111,10 +111,8 @@ def check_parts(parts: list[tuple[Spec | None, Spec | None]]) -> None:
         check_floats("merge", "context", context)
         check_floats("merge", "lse", lse)
         require(context == first, "merge", f"contexts of one shape and dtype {first}", context, "of the same queries")
-        shape = context[0] if context else ()
-        require(
-            len(shape) in (3, 4), "merge", "contexts b t h v, or b t v without heads", shape, "put axes in this order"
-        )
+        shape = context[0] if context else (0, 0)
+        require(len(shape) in (3, 4), "merge", "contexts b t h v, or b t v without heads", shape, "put axes in order")
         rows = (shape[0], *shape[2:-1], shape[1])
         require(lse is not None and lse[0] == rows, "merge", f"lse of shape {rows}", lse and lse[0], "one for each row")
 

@@ -339,11 +339,8 @@ def wrong_places(alias: str) -> None:
 def merged_parts(alias: str) -> None:
     """Logarithms of sums of exponentials are within their bounds, with their gradients, and join parts of the keys."""
     package, (inputs, dy, _) = import_module(alias), attend_expected(2, "all, sinks", "float64", 6)
-    for names, options in (
-        ("q k v mask bias sinks", {"softcap": 1.5}),
-        ("q k v mask", {"softcap": 1.5}),
-        ("q k v", {}),
-    ):
+    calls: dict[str, dict[str, Any]] = {"mask bias sinks": {"softcap": 1.5}, "mask": {"softcap": 1.5}, "": {}}
+    for names, options in calls.items():
         some = {name: inputs[name] for name in f"q k v {names}".split()}
         carried: Any = {name: ErrArray(x, 0.0) if x.dtype != bool else x for name, x in some.items()}
         with precision(precision_of("float64")), np.errstate(invalid="ignore"):
