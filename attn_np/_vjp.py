@@ -357,6 +357,13 @@ def rule_of(function: Any) -> Callable[..., dict[str, Any]]:
     return function.vjp
 
 
+def rounded(grad: Any, x: Any) -> Any:
+    """A gradient in the dtype of its argument; of arguments in lists and tuples, likewise."""
+    if isinstance(x, list | tuple):
+        return type(x)(rounded(g, y) for g, y in zip(grad, x, strict=True))
+    return to_dtype(grad, dtype_name(x))
+
+
 def function_and_vjp(
     function: Any, inputs: tuple[Any, ...], options: dict[str, Any], recompute: bool
 ) -> tuple[Any, Callable[..., Grads]]:
@@ -375,8 +382,7 @@ def function_and_vjp(
         tape["y"] = upcast(outputs[0])
         dys = [None if dy is None else checked_cotangent(y, dy) for y, dy in zip_longest(outputs, cotangents)]
         gradients = rule(tape, *dys, **{name: x for name, x in named.items() if name != "tape"})
-        rounded = {n: to_dtype(g, dtype_name(named[n])) for n, g in gradients.items() if g is not None}
-        return Grads(inputs=rounded, params={})
+        return Grads(inputs={n: rounded(g, named[n]) for n, g in gradients.items() if g is not None}, params={})
 
     residuals = Residuals()
     y = forward(None if recompute else residuals)
