@@ -31,12 +31,10 @@ from attn_np._vjp import (
     dropout_vjp,
     einsum_vjp,
     repeat_heads_vjp,
-    rule_of,
     softmax_vjp,
     sum_to,
     tanh_vjp,
     total,
-    vjp_of,
 )
 from attn_np.contract import _attend as contract
 from attn_np.contract._band import Limits
@@ -242,36 +240,3 @@ def attend_vjp(
     dk = zero_unseen(per_head("bhts->bshk", q), allowed, dk)
     dv = zero_unseen(per_head("bhts->bshv", q), allowed, dv)
     return dq, repeat_heads_vjp(dk, kv_heads), repeat_heads_vjp(dv, kv_heads), dbias
-
-
-@vjp_of(attend)
-def attend_call_vjp(
-    tape: Tape,
-    dcontext: Array | None,
-    dweights: Array | None = None,
-    *,
-    q: Array,
-    k: Array,
-    v: Array,
-    bias: Array | None,
-    scale: float | None,
-    softcap: float | None,
-    rate: float,
-    normalize_over: str,
-    softmax_fn: Callable[..., Array] | None,
-    **_: Any,
-) -> dict[str, Array | None]:
-    """The gradients of a call's arrays by name; a `softmax_fn` gives its own by the rule that it carries."""
-    rule = None if softmax_fn is None else rule_of(softmax_fn)
-
-    def softmax_fn_vjp(probs: Array, dprobs: Array) -> Array:
-        allowed = unmasked_by_bias(tape.get("allowed"), tape.get("bias"))
-        scores = next(tape[name] for name in ("biased", "capped", "scores") if name in tape)
-        return rule({"y": probs}, dprobs, scores=scores, allowed=allowed)["scores"]  # type: ignore[misc]
-
-    dq, dk, dv, dbias = attend_vjp(
-        tape, zeros((*q.shape[:-1], v.shape[-1]), upcast(q)) if dcontext is None else dcontext, scale=scale,
-        softcap=softcap, rate=rate, normalize_over=normalize_over, kv_heads=k.shape[2] if k.ndim == 4 else None,
-        softmax_fn_vjp=softmax_fn_vjp if rule else None, dweights=dweights,
-    )  # fmt: skip
-    return {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": tape.get("dsinks")}

@@ -6,7 +6,15 @@ from importlib.util import find_spec
 from typing import Any
 
 # The functions of every tree, by the module that they stand in.
-FUNCTIONS = {"attend": "_attend", "entmax": "_simplex", "softmax": "_simplex"}
+FUNCTIONS = {
+    "alibi_slopes": "_relative",
+    "attend": "_functions",
+    "entmax": "_simplex",
+    "relative_buckets": "_relative",
+    "rotary_angles": "_rotations",
+    "rotate": "_rotations",
+    "softmax": "_simplex",
+}
 
 
 def needs(package: str, *, modules: tuple[str, ...], extra: str) -> None:

@@ -1,5 +1,6 @@
 """One layer out of a model's folder: what is read, what is refused and in which words, and how much memory it takes."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -263,6 +264,28 @@ def test_what_cannot_be_represented_is_refused(why: str, tmp_path: Path) -> None
         with pytest.raises(weights.WeightFileError) as caught:
             TREES[tree].package.load_pretrained(folder, 1)
         assert str(caught.value) == str(first.value)
+
+
+NO_NUMBERS = (float("nan"), float("inf"), -float("inf"), True, "1", [1.0], {}, 10**400)
+NUMBERS = {
+    "default": ("rope_theta", "partial_rotary_factor"),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_that_are_none_are_refused(kind: str, tmp_path: Path) -> None:
+    """In every number of the positions, in words that name it."""
+    folder = model(tmp_path, LLAMA, llama())
+    right: dict[str, Any] = {"rope_theta": 1e4, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    right = {name: x for name, x in right.items() if name in ("rope_theta", *NUMBERS[kind])}
+    right |= {"rope_type": kind, "original_max_position_embeddings": 32}
+    for name, wrong in itertools.product(NUMBERS[kind], NO_NUMBERS):
+        (folder / "config.json").write_text(json.dumps(LLAMA | {"rope_parameters": right | {name: wrong}}))
+        with pytest.raises(weights.ConfigMismatchError, match=f"'rope_parameters.{name}': expected "):
+            weights.read_pretrained(folder, 0)
 
 
 def test_a_name_that_nobody_knows_can_be_told(tmp_path: Path) -> None:
