@@ -3,7 +3,19 @@
 from typing import Any
 
 from attn_jax._layer import specs
-from attn_jax._ops import Array, Tape, clip, constant, constants, einsum, gather_last, per_pair, record, take
+from attn_jax._ops import (
+    Array,
+    Tape,
+    clip,
+    constant,
+    constants,
+    einsum,
+    gather_last,
+    per_diagonal,
+    per_pair,
+    record,
+    take,
+)
 from attn_np.contract import _functions as contract
 from attn_np.contract._functions import alibi_slopes as alibi_slopes
 
@@ -54,3 +66,17 @@ def score_distances(tape: Tape, name: str, q: Array, table: Array, row: Array, s
     if row.shape[-1] != s:
         return per_pair(einsum("bthk,xhk->bhtx", q, take(table, row[0, 0])), q.shape[1], s)
     return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), row)
+
+
+def score_vectors(tape: Tape, name: str, q: Array, table: Array, row: Array, s: int) -> Array:
+    """As `score_distances` with one table for all heads, `x k`; the rows of pairs are taped, not all scores."""
+    if row.shape[-1] != s:
+        return per_pair(einsum("bthk,xk->bhtx", q, take(table, row[0, 0])), q.shape[1], s)
+    return einsum("bthk,btsk->bhts", q, record(tape, **{name: take(table, row)}))
+
+
+def weigh_vectors(tape: Tape, name: str, weights: Array, table: Array, row: Array) -> Array:
+    """The sum of each query's rows of the table, times the weights of their pairs: `b h t s`, `x v` -> `b t h v`."""
+    if row.shape[-1] != weights.shape[-1]:
+        return einsum("bhtx,xv->bthv", per_diagonal(weights, row.shape[-1]), take(table, row[0, 0]))
+    return einsum("bhts,btsv->bthv", weights, record(tape, **{name: take(table, row)}))
