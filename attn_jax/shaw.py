@@ -71,8 +71,9 @@ class ShawAttention(Layer[Config]):
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             # Equation 4 of the paper: key position minus query position, clipped on either side.
             offset = clip(key_positions[:, None, :] - query_positions[:, :, None], -c.max_distance, c.max_distance)
-            row = record(tape, row=broadcast_to(offset + c.max_distance, (*q.shape[:2], k.shape[1])))
-            rel_k = record(tape, rel_k=take(self.w_rel_k, row))
+            relative_index = broadcast_to(offset + c.max_distance, (*q.shape[:2], k.shape[1]))
+            relative_index = record(tape, relative_index=relative_index)
+            rel_k = record(tape, rel_k=take(self.w_rel_k, relative_index))
             content = einsum("bthk,bshk->bhts", q, k)
             position = einsum("bthk,btsk->bhts", q, rel_k)
             content, position = record(tape, content_scores=content, position_scores=position)
@@ -83,7 +84,7 @@ class ShawAttention(Layer[Config]):
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = einsum("bhts,bshv->bthv", kept, v)
             if self.w_rel_v is not None:
-                rel_v = record(tape, rel_v=take(self.w_rel_v, row))
+                rel_v = record(tape, rel_v=take(self.w_rel_v, relative_index))
                 context = context + einsum("bhts,btsv->bthv", kept, rel_v)
             context = record(tape, context=context)
             return context, probs

@@ -3,12 +3,12 @@
 from typing import Any
 
 from attn_np._layer import specs
-from attn_np._ops import Array, clip, constant, constants
+from attn_np._ops import Array, cached_array, clip, constants
 from attn_np.contract import _functions as contract
 from attn_np.contract._functions import alibi_slopes as alibi_slopes
 
 
-@constant
+@cached_array
 def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str) -> Any:
     """Encodings of the distances low .. high - 1: sines, then cosines, made in float64 and rounded once."""
     rates = base ** -(xp.arange(0, width, 2, dtype=xp.float64) / width)
@@ -16,7 +16,7 @@ def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str)
     return xp.asarray(xp.concatenate([xp.sin(angles), xp.cos(angles)], axis=1), dtype=getattr(xp, dtype))
 
 
-@constant
+@cached_array
 def bucketed(xp: Any, config: Any) -> Any:
     """The bucket of every distance from -max_distance to max_distance."""
     return xp.asarray(config.signed_buckets(), dtype=xp.int32)

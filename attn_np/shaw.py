@@ -84,8 +84,9 @@ class ShawAttention(Layer[Config]):
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             # Equation 4 of the paper: key position minus query position, clipped on either side.
             offset = clip(key_positions[:, None, :] - query_positions[:, :, None], -c.max_distance, c.max_distance)
-            row = record(tape, row=broadcast_to(offset + c.max_distance, (*q.shape[:2], k.shape[1])))
-            rel_k = record(tape, rel_k=take(self.w_rel_k, row))
+            relative_index = broadcast_to(offset + c.max_distance, (*q.shape[:2], k.shape[1]))
+            relative_index = record(tape, relative_index=relative_index)
+            rel_k = record(tape, rel_k=take(self.w_rel_k, relative_index))
             content = einsum("bthk,bshk->bhts", q, k)
             position = einsum("bthk,btsk->bhts", q, rel_k)
             content, position = record(tape, content_scores=content, position_scores=position)
@@ -96,7 +97,7 @@ class ShawAttention(Layer[Config]):
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = einsum("bhts,bshv->bthv", kept, v)
             if self.w_rel_v is not None:
-                rel_v = record(tape, rel_v=take(self.w_rel_v, row))
+                rel_v = record(tape, rel_v=take(self.w_rel_v, relative_index))
                 context = context + einsum("bhts,btsv->bthv", kept, rel_v)
             context = record(tape, context=context)
             return context, probs
@@ -124,7 +125,7 @@ class ShawAttention(Layer[Config]):
             if self.w_rel_v is not None:
                 dkept_rel, drel_v = einsum_vjp("bhts,btsv->bthv", kept, tape["rel_v"], dcontext)
                 drel_v = record(tape, drel_v=drel_v)
-                dkept, w["w_rel_v"] = total(dkept, dkept_rel), take_vjp(self.w_rel_v, tape["row"], drel_v)
+                dkept, w["w_rel_v"] = total(dkept, dkept_rel), take_vjp(self.w_rel_v, tape["relative_index"], drel_v)
             dkept = record(tape, dkept=dkept)
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
             dscores = softmax_vjp(probs, dprobs)
@@ -136,7 +137,7 @@ class ShawAttention(Layer[Config]):
             dq_rel, drel_k = einsum_vjp("bthk,btsk->bhts", q, rel_k, dposition)
             dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent)
             drel_k = record(tape, drel_k=drel_k)
-            w["w_rel_k"] = take_vjp(self.w_rel_k, tape["row"], drel_k)
+            w["w_rel_k"] = take_vjp(self.w_rel_k, tape["relative_index"], drel_k)
             dq, dk, dv = record(tape, dq=total(dq, dq_rel), dk=dk, dv=dv)
             dq = zero_unseen("bhts->bthk", allowed, dq)
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)

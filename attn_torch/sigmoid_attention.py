@@ -50,7 +50,7 @@ class SigmoidAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
-        def weigh(tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, **by_score: Any) -> Any:
+        def attend_rows(tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, **by_score: Any) -> Any:
             def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
                 if allowed is None:
                     allowed = full_mask(None, scores.shape, scores)
@@ -70,7 +70,7 @@ class SigmoidAttention(Layer[Config]):
             )  # fmt: skip
 
         context, weights = by_rows(
-            weigh, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

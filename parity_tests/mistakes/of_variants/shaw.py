@@ -19,8 +19,8 @@ MUTANTS = (
     both(
         "values moved by the vectors of the keys' table in reverse",
         "use one and the same offset for the vectors of keys and of values",
-        "take(self.w_rel_v, row)",
-        "take(self.w_rel_v, 2 * c.max_distance - row)",
+        "take(self.w_rel_v, relative_index)",
+        "take(self.w_rel_v, 2 * c.max_distance - relative_index)",
     ),
     both(
         "vectors of the values averaged before dropout",

@@ -25,8 +25,8 @@ MUTANTS = (
     causal(
         "every query reads the distances of the last",
         "shift the row of distances by one more for each query",
-        "position = gather_last(distances, row)",
-        "position = gather_last(distances, row[:, -1:] + 0 * row)",
+        "position = gather_last(distance_scores, relative_index)",
+        "position = gather_last(distance_scores, relative_index[:, -1:] + 0 * relative_index)",
     ),
     causal(
         "bias of the contents left out",
