@@ -3,7 +3,7 @@
 from typing import Any
 
 from attn_jax._layer import specs
-from attn_jax._ops import Array, cached_array, clip, constants
+from attn_jax._ops import Array, Tape, cached_array, clip, constants, einsum, gather_last, per_pair, record, take
 from attn_np.contract import _functions as contract
 from attn_np.contract._functions import alibi_slopes as alibi_slopes
 
@@ -44,3 +44,13 @@ def relative_buckets(
     options: dict[str, Any] = {"num_buckets": num_buckets, "max_distance": max_distance}
     config = contract.Buckets(bidirectional=bidirectional, **options)
     return constants(config.buckets(), offsets)[clip(offsets, -max_distance, max_distance) + max_distance]
+
+
+def score_distances(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:
+    """The product of each query with the row of the table that its pair has: `b t h k`, `x h k`, `b t s` -> `b h t s`.
+
+    Where rows stand by diagonal, `1 1 n`, the queries meet these alone. Else they meet all, which are taped by name.
+    """
+    if relative_index.shape[-1] != s:
+        return per_pair(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+    return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), relative_index)

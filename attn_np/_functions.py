@@ -22,19 +22,19 @@ def number(x: Any) -> Any:
     return x.item() if getattr(x, "shape", None) == () and concrete(x) else x
 
 
-def placed(by_position: dict[str, Any], offset: Any, lengths: Array | None, q: Array, k: Array) -> dict[str, Any]:
-    """Causality, window and pattern where the first query stands at `offset` and the first `lengths` keys are real."""
-    is_array = not (offset is None or isinstance(offset, int))
-    offset = broadcast_to(offset, q.shape[:1]) if getattr(offset, "shape", None) == () else offset
-    spec = specs("attend", q=q, k=k, lengths=lengths, offset=offset if is_array else None)
-    contract.check_places(spec, None if is_array else offset, **by_position)
+def placed(by_position: dict[str, Any], first: Any, lengths: Array | None, q: Array, k: Array) -> dict[str, Any]:
+    """Causality, window and pattern where the first query stands at `first` and `lengths` keys are real."""
+    is_array = hasattr(first, "shape")
+    at = broadcast_to(first, q.shape[:1]) if is_array and first.shape == () else first
+    spec = specs("attend", q=q, k=k, lengths=lengths, offset=at if is_array else None)
+    contract.check_places(spec, None if is_array else at, **by_position)
     pattern, s, t = by_position["pattern"], k.shape[1], q.shape[1]
-    if offset is not None and not (isinstance(offset, int) and offset == s - t):
+    if at is not None and (is_array or at != s - t):
         pattern = contract.as_pattern(**by_position)
         if pattern is not None:
             by_position = {"causal": False, "window": None}
-            moved = offset + arange(1, q) - (s - t) if is_array else offset - (s - t)
-            pattern = MovedEach(pattern, moved) if is_array else Moved(pattern, moved)
+            back = s - t
+            pattern = MovedEach(pattern, at + arange(1, q) - back) if is_array else Moved(pattern, first - back)
     if lengths is not None:
         pattern = Prefix(lengths) if pattern is None else pattern & Prefix(lengths)
     return by_position | {"pattern": pattern}

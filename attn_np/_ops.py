@@ -103,9 +103,24 @@ def take(table: Array, tokens: Array) -> Array:
 
 def gather_last(x: Array, index: Array) -> Array:
     """Entries of the last axis, by the same index in every head: `b h t x`, `b t s` or `1 t s` -> `b h t s`."""
-    b, h, t, _ = x.shape
-    index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
-    return np.take_along_axis(x, index, -1)
+    (b, h, t, n), s = x.shape, index.shape[-1]
+    if type(x) is not np.ndarray:  # an array that carries errors
+        return np.take_along_axis(x, broadcast_to(index[:, None], (b, h, t, s)), -1)
+    flat = broadcast_to(index + np.arange(t)[:, None] * n, (b, t, s))  # a fourth of the time of an index by axes
+    found = [np.take(x[i, j], flat[i]) for i, j in np.ndindex(b, h)]
+    return np.asarray(found, x.dtype).reshape(b, h, t, s)
+
+
+def per_pair(x: Array, t: int, s: int) -> Array:
+    """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
+
+    The n = t + s - 1 diagonals go from the lower left corner to the upper right. A view, of a row for all too.
+    """
+    if x.shape[-1] == s:
+        return x
+    row, column = (x.strides[2] if x.shape[2] > 1 else 0), x.strides[3]
+    shape, strides = (*x.shape[:2], t, s), (*x.strides[:2], row - column, column)
+    return np.lib.stride_tricks.as_strided(x[..., t - 1 :], shape, strides)
 
 
 def clip(x: Array, low: int, high: int) -> Array:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from attn_np._masks import zero_unseen
-from attn_np._ops import Array, dtype_name, einsum, primitive, record, sigmoid, sqrt, to_dtype, upcast, where
+from attn_np._ops import Array, dtype_name, einsum, per_pair, primitive, record, sigmoid, sqrt, to_dtype, upcast, where
 from attn_np.contract._tape import Residuals
 
 
@@ -225,16 +225,36 @@ def one_minus_z_times(z: Array, dy: Array) -> Array:
 
 def take_vjp(table: Array, tokens: Array, dy: Array) -> Array:
     """Row u of the table gets the sum of the gradients at all places whose token is u."""
-    tokens, dy = tokens.reshape(-1), dy.reshape(-1, dy.shape[-1])
-    one_hot = (tokens[:, None] == np.arange(table.shape[0])).astype(dy.dtype)
-    return einsum("tu,td->ud", one_hot, dy)
+    tokens, dy = tokens.reshape(-1), dy.reshape(tokens.size, *table.shape[1:])
+    if type(dy) is not np.ndarray:  # an array that carries errors knows products
+        one_hot = (tokens[:, None] == np.arange(table.shape[0])).astype(dy.dtype)
+        return einsum("tu,td->ud", one_hot, dy.reshape(len(tokens), -1)).reshape(table.shape)
+    order = np.argsort(tokens, kind="stable")
+    rows, starts = np.unique(tokens[order], return_index=True)
+    dtable = np.zeros(table.shape, dy.dtype)
+    if len(rows) > 0:
+        dtable[rows] = np.add.reduceat(dy[order], starts, 0)
+    return dtable
 
 
 def gather_last_vjp(x: Array, index: Array, dy: Array) -> Array:
     """Entry x gets the sum of the gradients at all places whose index is x: `b h t s` -> `b h t x`."""
-    b, _, t, s = dy.shape
-    one_hot = (np.broadcast_to(index, (b, t, s))[..., None] == np.arange(x.shape[-1])).astype(dy.dtype)
-    return einsum("bhts,btsx->bhtx", dy, one_hot)
+    (b, h, t, s), n = dy.shape, x.shape[-1]
+    index = np.broadcast_to(index, (b, t, s))
+    if type(dy) is not np.ndarray:  # an array that carries errors knows products
+        return einsum("bhts,btsx->bhtx", dy, (index[..., None] == np.arange(n)).astype(dy.dtype))
+    rows = np.arange(b * h * t).reshape(b, h, t, 1) * n
+    return np.bincount((rows + index[:, None]).ravel(), dy.ravel(), b * h * t * n).reshape(x.shape).astype(dy.dtype)
+
+
+def per_pair_vjp(shape: tuple[int, ...], dy: Array) -> Array:
+    """Sums over the pairs of each diagonal, in this shape: `b h t s` -> `b h t n` or `b h 1 n`."""
+    t, s = dy.shape[-2:]
+    if shape[-1] == s:
+        return sum_to(dy, shape)
+    dx = np.zeros((*dy.shape[:3], shape[-1]), dy.dtype)
+    per_pair(dx, t, s)[...] = dy
+    return sum_to(dx, shape)
 
 
 @primitive

@@ -77,6 +77,12 @@ def token_positions(t: int, s: int, *, like: Array, step: Any = None) -> tuple[A
     return arange(t, like)[None, :] + (s - t), arange(s, like)[None, :]
 
 
+def token_offsets(t: int, s: int, *, like: Array, step: Any = None) -> Array:
+    """The key's position minus the query's, `1 t s` or `b t s`."""
+    query_positions, key_positions = token_positions(t, s, like=like, step=step)
+    return key_positions[:, None, :] - query_positions[:, :, None]
+
+
 def visible_pairs(pattern: Pattern, query_positions: Array, key_positions: Array) -> Array:
     """Which queries see which keys by a pattern, `b 1 t s` with axes of 1, at the positions `b t` and `b s`."""
 

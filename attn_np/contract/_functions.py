@@ -51,7 +51,7 @@ def check_places(specs: Mapping[str, Spec | None], offset: Any, causal: Any, win
         causal, window, pattern: as `attend` gets them.
 
     Raises:
-        ValueError: a shape that does not fit, an offset of True or False, or a word or window that cannot be.
+        ValueError: a shape that does not fit, an offset that is no integer, or a word or window that cannot be.
         TypeError: no integers, or no pattern.
     """
     words: dict[str, Any] = {"scale": None, "softcap": None, "normalize_over": "keys", "implementation": "auto"}
@@ -62,8 +62,9 @@ def check_places(specs: Mapping[str, Spec | None], offset: Any, causal: Any, win
     for name, spec in (("q", q), ("k", k)):
         fits = spec is not None and len(spec[0]) in (3, 4)
         require(fits, "attend", f"{name} with three or four axes", spec and spec[0], "put its axes in this order")
-    if isinstance(offset, bool):
-        raise field_error("attend", "offset as an integer, or integers of shape (b,)", offset, "0 is the first key")
+    if offset is not None and (isinstance(offset, bool) or not isinstance(offset, int)):
+        expected = "offset as an integer, or integers of shape (b,)"
+        raise field_error("attend", expected, repr(offset), "0 is the first key")
     for name in ("offset", "lengths"):
         spec, shape = specs[name], q[0][:1] if q else ()
         if spec is not None and spec[1] not in INTEGERS:

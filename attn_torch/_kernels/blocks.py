@@ -365,8 +365,9 @@ class BlockAttention(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (dout,) = grad_outputs
-        sinks, with_bias = ctx.saved_tensors[6], ctx.needs_input_grad[4]  # a bias may be as large as all scores
-        dq, dk, dv, *more = BlockGradients.apply(dout, *ctx.saved_tensors, *ctx.options, with_bias)
+        saved = ctx.saved_tensors  # read once: where the call is computed again, it is freed then
+        sinks, with_bias = saved[6], ctx.needs_input_grad[4]  # a bias may be as large as all scores
+        dq, dk, dv, *more = BlockGradients.apply(dout, *saved, *ctx.options, with_bias)
         dsinks = more.pop(0) if sinks is not None else None
         return dq, dk, dv, None, more[0] if with_bias else None, dsinks, *[None] * 8
 

@@ -89,6 +89,11 @@ def test_pages_have_blocks_with_output() -> None:
     assert shown
 
 
+def test_the_readme_is_short() -> None:
+    """Whoever comes by sees in half a minute what this is; the rest is a link."""
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 140
+
+
 # Lessons --------------------------------------------------------------------------------------------------------------
 
 

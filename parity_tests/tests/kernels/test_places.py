@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ValueError,
         "expected offset as an integer, or integers of shape (b,), got T",
     ),
-    "offset of a fraction": ({"offset": 1.5}, TypeError, "expected offset as a "),
+    "offset of a fraction": ({"offset": 1.5}, ValueError, "expected offset as an integer, or integers"),
     "offset of floats": ({"offset": np.zeros(2)}, TypeError, "expected offset as integers, got float64"),
     "offset for others": ({"offset": np.zeros(3, int)}, ValueError, "expected offset of shape (b,) = (2,), got (3,)"),
     "length of a number": ({"lengths": 5}, TypeError, "expected lengths as a "),
@@ -184,7 +184,7 @@ def test_a_step_of_decoding_is_no_argument(tree: Tree) -> None:
 
 
 BUGS = {
-    "counted from the last key": ("else offset - (s - t)", "else 0 * offset"),
+    "counted from the last key": ("Moved(pattern, first - back)", "Moved(pattern, 0)"),
     "lengths forgotten": ("pattern & Prefix(lengths)", "pattern"),
     "lengths in place of the pattern": ("if pattern is None else pattern & Prefix", "if True else pattern & Prefix"),
 }

@@ -21,7 +21,7 @@ from parity_tests.tests.mutation import checks_generating as generating
 from parity_tests.tests.mutation import checks_layers as of_layers
 from parity_tests.tests.mutation import checks_package as package
 from parity_tests.tests.mutation import checks_public as public
-from parity_tests.tests.mutation import checks_rows as of_rows
+from parity_tests.tests.mutation import checks_rows as rows
 from parity_tests.tests.mutation.calls import (
     Labelled,
     Scene,
@@ -80,8 +80,9 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
         add(public.weights_of_scores, alpha)
     add(functions.visibilities)
     add(functions.patterned)
-    add(of_rows.blocks_of_rows)
-    add(of_rows.when_rows_go_at_once)
+    add(rows.blocks_of_rows)
+    add(rows.when_rows_go_at_once)
+    add(rows.distances_scored)
     for layer in layers(("mla",)):  # some of its parameters are not drawn
         add(of_layers.constructor, layer)
     add(decoding.written)

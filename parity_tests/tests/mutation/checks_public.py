@@ -317,7 +317,7 @@ def wrong_places(alias: str) -> None:
     attend, x = import_module(alias).attend, np.zeros((2, 5, 1, 3))
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"offset": True}, ValueError, "expected offset as an integer"),
-        ({"offset": 0.5}, TypeError, "expected offset as a NumPy array"),
+        ({"offset": 0.5}, ValueError, "expected offset as an integer"),
         ({"offset": np.zeros(2)}, TypeError, "expected offset as integers, got float64"),
         ({"offset": np.zeros(3, int)}, ValueError, "expected offset of shape (b,) = (2,), got (3,)"),
         ({"lengths": 3}, TypeError, "expected lengths as a NumPy array"),
