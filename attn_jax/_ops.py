@@ -128,6 +128,13 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     return flat[..., t - 1 : t * n - 1].reshape(*x.shape[:2], t, n - 1)[..., :s]
 
 
+def per_diagonal(x: Array, n: int) -> Array:
+    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `per_pair` in reverse."""
+    b, h, t, s = x.shape
+    flat = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, n - 1 - s))).reshape(b, h, t * (n - 1))
+    return jnp.pad(flat, ((0, 0), (0, 0), (t - 1, 1))).reshape(b, h, t, n)
+
+
 def clip(x: Array, low: int, high: int) -> Array:
     """Integers clamped to a range."""
     return jnp.clip(x, low, high)

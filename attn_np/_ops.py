@@ -123,6 +123,14 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     return np.lib.stride_tricks.as_strided(x[..., t - 1 :], shape, strides)
 
 
+def per_diagonal(x: Array, n: int) -> Array:
+    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `per_pair` in reverse."""
+    t, s = x.shape[-2:]
+    y = np.zeros((*x.shape[:-1], n), x.dtype)
+    per_pair(y, t, s)[...] = x
+    return y
+
+
 def clip(x: Array, low: int, high: int) -> Array:
     """Integers clamped to a range."""
     return np.clip(x, low, high)

@@ -5,7 +5,19 @@ from typing import Any
 from attn_np.contract import _functions as contract
 from attn_np.contract._functions import alibi_slopes as alibi_slopes
 from attn_torch._layer import specs
-from attn_torch._ops import Array, Tape, cached_array, clip, constants, einsum, gather_last, per_pair, record, take
+from attn_torch._ops import (
+    Array,
+    Tape,
+    cached_array,
+    clip,
+    constants,
+    einsum,
+    gather_last,
+    per_diagonal,
+    per_pair,
+    record,
+    take,
+)
 
 
 @cached_array
@@ -54,3 +66,19 @@ def score_distances(tape: Tape, name: str, q: Array, table: Array, relative_inde
     if relative_index.shape[-1] != s:
         return per_pair(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), relative_index)
+
+
+def score_vectors(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:
+    """As `score_distances` with one table for all heads, `x k`; the rows of pairs are taped, not all scores."""
+    if relative_index.shape[-1] != s:
+        return per_pair(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+    return einsum("bthk,btsk->bhts", q, record(tape, **{name: take(table, relative_index)}))
+
+
+def weigh_vectors(tape: Tape, name: str, weights: Array, table: Array, relative_index: Array) -> Array:
+    """The sum of each query's rows of the table, times the weights of their pairs: `b h t s`, `x v` -> `b t h v`."""
+    if relative_index.shape[-1] != weights.shape[-1]:
+        return einsum(
+            "bhtx,xv->bthv", per_diagonal(weights, relative_index.shape[-1]), take(table, relative_index[0, 0])
+        )
+    return einsum("bhts,btsv->bthv", weights, record(tape, **{name: take(table, relative_index)}))
