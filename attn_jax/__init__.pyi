@@ -2,18 +2,25 @@
 
 from typing import Literal, overload
 
+from attn_jax import drop_in as drop_in
 from attn_jax._api import load as load
 from attn_jax._api import load_pretrained as load_pretrained
 from attn_jax._api import save as save
 from attn_jax._api import trace as trace
-from attn_jax._attend import attend as attend
+from attn_jax._functions import attend as attend
+from attn_jax._functions import merge as merge
 from attn_jax._ops import Device, DType
+from attn_jax._relative import alibi_slopes as alibi_slopes
+from attn_jax._relative import relative_buckets as relative_buckets
+from attn_jax._rotations import rotary_angles as rotary_angles
+from attn_jax._rotations import rotate as rotate
 from attn_jax._simplex import entmax as entmax
 from attn_jax._simplex import softmax as softmax
 from attn_jax.additive import AdditiveAttention as AdditiveAttention
 from attn_jax.alibi import AlibiAttention as AlibiAttention
 from attn_jax.axial import AxialAttention as AxialAttention
 from attn_jax.bigbird import BigBirdAttention as BigBirdAttention
+from attn_jax.block_sparse import BlockSparseAttention as BlockSparseAttention
 from attn_jax.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_jax.chunked import ChunkedAttention as ChunkedAttention
 from attn_jax.decoder import DecoderAttention as DecoderAttention
@@ -57,6 +64,7 @@ __all__ = [
     "AlibiAttention",
     "AxialAttention",
     "BigBirdAttention",
+    "BlockSparseAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
     "DecoderAttention",
@@ -93,12 +101,18 @@ __all__ = [
     "T5Attention",
     "TalkingHeadsAttention",
     "TransformerXLAttention",
+    "alibi_slopes",
     "attend",
     "build",
+    "drop_in",
     "entmax",
     "load",
     "load_pretrained",
+    "merge",
     "patterns",
+    "relative_buckets",
+    "rotary_angles",
+    "rotate",
     "save",
     "softmax",
     "trace",
@@ -174,6 +188,25 @@ def build(
     random_blocks: int = 3,
     graph_seed: int = 0,
 ) -> BigBirdAttention: ...
+@overload
+def build(
+    variant: Literal["block_sparse"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    use_bias: bool = True,
+    block_size: int,
+    chosen_blocks: int,
+    query_block: int = 1,
+) -> BlockSparseAttention: ...
 @overload
 def build(
     variant: Literal["blockwise"],

@@ -2,19 +2,26 @@
 
 from typing import Literal, overload
 
+from attn_np import drop_in as drop_in
 from attn_np._api import load as load
 from attn_np._api import load_pretrained as load_pretrained
 from attn_np._api import save as save
 from attn_np._api import trace as trace
 from attn_np._api import value_and_vjp as value_and_vjp
-from attn_np._attend import attend as attend
+from attn_np._functions import attend as attend
+from attn_np._functions import merge as merge
 from attn_np._ops import Device, DType
+from attn_np._relative import alibi_slopes as alibi_slopes
+from attn_np._relative import relative_buckets as relative_buckets
+from attn_np._rotations import rotary_angles as rotary_angles
+from attn_np._rotations import rotate as rotate
 from attn_np._simplex import entmax as entmax
 from attn_np._simplex import softmax as softmax
 from attn_np.additive import AdditiveAttention as AdditiveAttention
 from attn_np.alibi import AlibiAttention as AlibiAttention
 from attn_np.axial import AxialAttention as AxialAttention
 from attn_np.bigbird import BigBirdAttention as BigBirdAttention
+from attn_np.block_sparse import BlockSparseAttention as BlockSparseAttention
 from attn_np.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_np.chunked import ChunkedAttention as ChunkedAttention
 from attn_np.contract import _patterns as patterns
@@ -58,6 +65,7 @@ __all__ = [
     "AlibiAttention",
     "AxialAttention",
     "BigBirdAttention",
+    "BlockSparseAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
     "DecoderAttention",
@@ -94,12 +102,18 @@ __all__ = [
     "T5Attention",
     "TalkingHeadsAttention",
     "TransformerXLAttention",
+    "alibi_slopes",
     "attend",
     "build",
+    "drop_in",
     "entmax",
     "load",
     "load_pretrained",
+    "merge",
     "patterns",
+    "relative_buckets",
+    "rotary_angles",
+    "rotate",
     "save",
     "softmax",
     "trace",
@@ -176,6 +190,25 @@ def build(
     random_blocks: int = 3,
     graph_seed: int = 0,
 ) -> BigBirdAttention: ...
+@overload
+def build(
+    variant: Literal["block_sparse"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    use_bias: bool = True,
+    block_size: int,
+    chosen_blocks: int,
+    query_block: int = 1,
+) -> BlockSparseAttention: ...
 @overload
 def build(
     variant: Literal["blockwise"],

@@ -31,12 +31,10 @@ from attn_np._vjp import (
     dropout_vjp,
     einsum_vjp,
     repeat_heads_vjp,
-    rule_of,
     softmax_vjp,
     sum_to,
     tanh_vjp,
     total,
-    vjp_of,
 )
 from attn_np.contract import _attend as contract
 from attn_np.contract._band import Limits
@@ -195,6 +193,7 @@ def attend_vjp(
     kv_heads: int | None = None,
     softmax_fn_vjp: Callable[[Array, Array], Array] | None = None,
     dweights: Array | None = None,
+    dlse: Array | None = None,
 ) -> tuple[Array, Array, Array, Array | None]:
     """The gradients of q, k, v and the bias: `attend` in reverse, one line here for each line there.
 
@@ -207,6 +206,7 @@ def attend_vjp(
         kv_heads: how many heads k and v had, if fewer than the queries.
         softmax_fn_vjp: (weights, their gradient) -> gradient of the scores, for a call with `softmax_fn`.
         dweights: gradient of the returned weights, if there is one beside that of the context.
+        dlse: gradient of the logarithms of the sums of exponentials, likewise.
     """
     if residuals_of(tape) is not None:
         return fused_vjp(tape, dcontext)
@@ -224,10 +224,14 @@ def attend_vjp(
         # The sink's weight has no value, so its gradient is 0 and its score gets what the others lose.
         dprobs_and_sink = concatenate([dprobs, zeros((*dprobs.shape[:3], 1), dprobs)], -1)
         dscores = softmax_vjp(tape["probs_and_sink"], record(tape, dprobs_and_sink=dprobs_and_sink))
+        if dlse is not None:
+            dscores = total(dscores, tape["probs_and_sink"] * dlse[..., None])
         dscores, dcolumn = dscores[..., :-1], dscores[..., -1]
         record(tape, dsinks=np.sum(dcolumn, axis=(0, 2)))
     else:
         dscores = softmax_vjp(probs, dprobs, contract.AXES[normalize_over])
+        if dlse is not None:  # dlse/ds_j = p_j
+            dscores = total(dscores, probs * dlse[..., None])
     dbias = None
     if bias is not None:
         dscores = record(tape, dbiased=dscores)
@@ -242,36 +246,3 @@ def attend_vjp(
     dk = zero_unseen(per_head("bhts->bshk", q), allowed, dk)
     dv = zero_unseen(per_head("bhts->bshv", q), allowed, dv)
     return dq, repeat_heads_vjp(dk, kv_heads), repeat_heads_vjp(dv, kv_heads), dbias
-
-
-@vjp_of(attend)
-def attend_call_vjp(
-    tape: Tape,
-    dcontext: Array | None,
-    dweights: Array | None = None,
-    *,
-    q: Array,
-    k: Array,
-    v: Array,
-    bias: Array | None,
-    scale: float | None,
-    softcap: float | None,
-    rate: float,
-    normalize_over: str,
-    softmax_fn: Callable[..., Array] | None,
-    **_: Any,
-) -> dict[str, Array | None]:
-    """The gradients of a call's arrays by name; a `softmax_fn` gives its own by the rule that it carries."""
-    rule = None if softmax_fn is None else rule_of(softmax_fn)
-
-    def softmax_fn_vjp(probs: Array, dprobs: Array) -> Array:
-        allowed = unmasked_by_bias(tape.get("allowed"), tape.get("bias"))
-        scores = next(tape[name] for name in ("biased", "capped", "scores") if name in tape)
-        return rule({"y": probs}, dprobs, scores=scores, allowed=allowed)["scores"]  # type: ignore[misc]
-
-    dq, dk, dv, dbias = attend_vjp(
-        tape, zeros((*q.shape[:-1], v.shape[-1]), upcast(q)) if dcontext is None else dcontext, scale=scale,
-        softcap=softcap, rate=rate, normalize_over=normalize_over, kv_heads=k.shape[2] if k.ndim == 4 else None,
-        softmax_fn_vjp=softmax_fn_vjp if rule else None, dweights=dweights,
-    )  # fmt: skip
-    return {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": tape.get("dsinks")}

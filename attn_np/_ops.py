@@ -103,9 +103,32 @@ def take(table: Array, tokens: Array) -> Array:
 
 def gather_last(x: Array, index: Array) -> Array:
     """Entries of the last axis, by the same index in every head: `b h t x`, `b t s` or `1 t s` -> `b h t s`."""
-    b, h, t, _ = x.shape
-    index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
-    return np.take_along_axis(x, index, -1)
+    (b, h, t, n), s = x.shape, index.shape[-1]
+    if type(x) is not np.ndarray:  # an array that carries errors
+        return np.take_along_axis(x, broadcast_to(index[:, None], (b, h, t, s)), -1)
+    flat = broadcast_to(index + np.arange(t)[:, None] * n, (b, t, s))  # a fourth of the time of an index by axes
+    found = [np.take(x[i, j], flat[i]) for i, j in np.ndindex(b, h)]
+    return np.asarray(found, x.dtype).reshape(b, h, t, s)
+
+
+def per_pair(x: Array, t: int, s: int) -> Array:
+    """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
+
+    The n = t + s - 1 diagonals go from the lower left corner to the upper right. A view, of a row for all too.
+    """
+    if x.shape[-1] == s:
+        return x
+    row, column = (x.strides[2] if x.shape[2] > 1 else 0), x.strides[3]
+    shape, strides = (*x.shape[:2], t, s), (*x.strides[:2], row - column, column)
+    return np.lib.stride_tricks.as_strided(x[..., t - 1 :], shape, strides)
+
+
+def per_diagonal(x: Array, n: int) -> Array:
+    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `per_pair` in reverse."""
+    t, s = x.shape[-2:]
+    y = np.zeros((*x.shape[:-1], n), x.dtype)
+    per_pair(y, t, s)[...] = x
+    return y
 
 
 def clip(x: Array, low: int, high: int) -> Array:
@@ -128,7 +151,7 @@ def is_longer(t: int, n: int) -> bool:
     return t > n
 
 
-def constant(make: Callable[..., Any]) -> Callable[..., Array]:
+def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
     """`make`, called with NumPy and plain values, as a function of the values: cached, and a constant under jit."""
     cached = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: cached(*args)
@@ -219,12 +242,14 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
     size = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
 
-    def flat(letters: list[str]) -> int:
+    def length(letters: list[str]) -> int:
         return prod([size[x] for x in letters])
 
     a = upcast(a).transpose([left.index(x) for x in batch + rows + summed])
     b = upcast(b).transpose([right.index(x) for x in batch + summed + columns])
-    product = a.reshape(flat(batch), flat(rows), flat(summed)) @ b.reshape(flat(batch), flat(summed), flat(columns))
+    product = a.reshape(length(batch), length(rows), length(summed)) @ b.reshape(
+        length(batch), length(summed), length(columns)
+    )
     letters = batch + rows + columns
     return product.reshape([size[x] for x in letters]).transpose([letters.index(x) for x in out])
 
@@ -388,8 +413,8 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 # Scans ----------------------------------------------------------------------------------------------------------------
 
 
-def repeat(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
-    """The carry after so many of `carry = step(carry)`."""
+def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
+    """The carry after `times` steps `carry = step(carry)`."""
     for _ in range(times):
         carry = step(carry)
     return carry

@@ -12,7 +12,19 @@ from typing import Any
 import numpy as np
 
 from attn_np._masks import zero_unseen
-from attn_np._ops import Array, dtype_name, einsum, primitive, record, sigmoid, sqrt, to_dtype, upcast, where
+from attn_np._ops import (
+    Array,
+    dtype_name,
+    einsum,
+    per_diagonal,
+    primitive,
+    record,
+    sigmoid,
+    sqrt,
+    to_dtype,
+    upcast,
+    where,
+)
 from attn_np.contract._tape import Residuals
 
 
@@ -132,13 +144,14 @@ def entmax15_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
 def entmax_vjp(probs: Array, dprobs: Array, alpha: float) -> Array:
     """p_i^(alpha - 1) = 1 + (alpha - 1) (s_i - t) on the support, so dp_i/ds_j = g_i (delta_ij - dt/ds_j).
 
-    Here g = p^(2 - alpha). sum p_i = 1 stays, so dt/ds_j = g_j / sum g_i: ds_j = g_j (dp_j - sum g_i dp_i / sum g_i).
+    Here g = p^(2 - alpha) is the slope of a weight. sum p_i = 1 stays, so dt/ds_j = g_j / sum g_i, and
+    ds_j = g_j (dp_j - sum g_i dp_i / sum g_i).
     """
     support = probs > 0
-    part = np.where(support, np.exp((2.0 - alpha) * np.log(np.where(support, probs, 1.0))), 0.0)
-    parts = np.sum(part, axis=-1, keepdims=True)
-    mean = np.sum(part * dprobs, axis=-1, keepdims=True) / np.where(parts == 0, 1.0, parts)
-    return part * (dprobs - mean)
+    slope = np.where(support, np.exp((2.0 - alpha) * np.log(np.where(support, probs, 1.0))), 0.0)
+    slopes = np.sum(slope, axis=-1, keepdims=True)
+    mean = np.sum(slope * dprobs, axis=-1, keepdims=True) / np.where(slopes == 0, 1.0, slopes)
+    return slope * (dprobs - mean)
 
 
 def repeat_heads_vjp(dx: Array, heads: int | None) -> Array:
@@ -224,16 +237,31 @@ def one_minus_z_times(z: Array, dy: Array) -> Array:
 
 def take_vjp(table: Array, tokens: Array, dy: Array) -> Array:
     """Row u of the table gets the sum of the gradients at all places whose token is u."""
-    tokens, dy = tokens.reshape(-1), dy.reshape(-1, dy.shape[-1])
-    one_hot = (tokens[:, None] == np.arange(table.shape[0])).astype(dy.dtype)
-    return einsum("tu,td->ud", one_hot, dy)
+    tokens, dy = tokens.reshape(-1), dy.reshape(tokens.size, *table.shape[1:])
+    if type(dy) is not np.ndarray:  # an array that carries errors knows products
+        one_hot = (tokens[:, None] == np.arange(table.shape[0])).astype(dy.dtype)
+        return einsum("tu,td->ud", one_hot, dy.reshape(len(tokens), -1)).reshape(table.shape)
+    order = np.argsort(tokens, kind="stable")
+    rows, starts = np.unique(tokens[order], return_index=True)
+    dtable = np.zeros(table.shape, dy.dtype)
+    if len(rows) > 0:
+        dtable[rows] = np.add.reduceat(dy[order], starts, 0)
+    return dtable
 
 
 def gather_last_vjp(x: Array, index: Array, dy: Array) -> Array:
     """Entry x gets the sum of the gradients at all places whose index is x: `b h t s` -> `b h t x`."""
-    b, _, t, s = dy.shape
-    one_hot = (np.broadcast_to(index, (b, t, s))[..., None] == np.arange(x.shape[-1])).astype(dy.dtype)
-    return einsum("bhts,btsx->bhtx", dy, one_hot)
+    (b, h, t, s), n = dy.shape, x.shape[-1]
+    index = np.broadcast_to(index, (b, t, s))
+    if type(dy) is not np.ndarray:  # an array that carries errors knows products
+        return einsum("bhts,btsx->bhtx", dy, (index[..., None] == np.arange(n)).astype(dy.dtype))
+    rows = np.arange(b * h * t).reshape(b, h, t, 1) * n
+    return np.bincount((rows + index[:, None]).ravel(), dy.ravel(), b * h * t * n).reshape(x.shape).astype(dy.dtype)
+
+
+def per_pair_vjp(shape: tuple[int, ...], dy: Array) -> Array:
+    """Sums over the pairs of each diagonal, in this shape: `b h t s` -> `b h t n` or `b h 1 n`."""
+    return sum_to(dy if shape[-1] == dy.shape[-1] else per_diagonal(dy, shape[-1]), shape)
 
 
 @primitive
@@ -293,9 +321,9 @@ def value_and_vjp(
     y = layer_copy(*inputs, **options)
 
     def pull(*cotangents: np.ndarray) -> Grads:
-        tape, again = Residuals(), shallow_copy(layer_copy, lambda part: part.rng.replay())
-        again(*inputs, tape=tape, **options)
-        return again.vjp(tape, *cotangents)
+        tape, replayed = Residuals(), shallow_copy(layer_copy, lambda part: part.rng.replay())
+        replayed(*inputs, tape=tape, **options)
+        return replayed.vjp(tape, *cotangents)
 
     return y, pull
 
@@ -307,11 +335,11 @@ def vjp_of(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
     gradients by the arguments' names. The tape is the one that the function wrote; with `y`, the first output.
     """
 
-    def carry(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def attach(rule: Callable[..., Any]) -> Callable[..., Any]:
         vars(function)["vjp"] = rule
         return rule
 
-    return carry
+    return attach
 
 
 def rule_of(function: Any) -> Callable[..., dict[str, Any]]:
@@ -327,6 +355,13 @@ def rule_of(function: Any) -> Callable[..., dict[str, Any]]:
         todo = "set its attribute vjp, a function (tape, dy, **arguments) -> gradients by name"
         raise TypeError(f"value_and_vjp: expected a layer or a function with a backward pass, got {name}; {todo}")
     return function.vjp
+
+
+def rounded(grad: Any, x: Any) -> Any:
+    """A gradient in the dtype of its argument; of arguments in lists and tuples, likewise."""
+    if isinstance(x, list | tuple):
+        return type(x)(rounded(g, y) for g, y in zip(grad, x, strict=True))
+    return to_dtype(grad, dtype_name(x))
 
 
 def function_and_vjp(
@@ -347,8 +382,7 @@ def function_and_vjp(
         tape["y"] = upcast(outputs[0])
         dys = [None if dy is None else checked_cotangent(y, dy) for y, dy in zip_longest(outputs, cotangents)]
         gradients = rule(tape, *dys, **{name: x for name, x in named.items() if name != "tape"})
-        rounded = {n: to_dtype(g, dtype_name(named[n])) for n, g in gradients.items() if g is not None}
-        return Grads(inputs=rounded, params={})
+        return Grads(inputs={n: rounded(g, named[n]) for n, g in gradients.items() if g is not None}, params={})
 
     residuals = Residuals()
     y = forward(None if recompute else residuals)
@@ -358,17 +392,17 @@ def function_and_vjp(
 
 def shallow_copy(layer: Any, make_rng: Callable[[Any], Any]) -> Any:
     """A copy with the same parameter arrays, whatever is set in the layer later, and with other generators."""
-    twin = copy(layer)
-    twin.rng = make_rng(layer)
+    duplicate = copy(layer)
+    duplicate.rng = make_rng(layer)
     for name in layer.config.children():
         parts = getattr(layer, name)
-        twins = (
+        duplicates = (
             [shallow_copy(part, make_rng) for part in parts]
             if isinstance(parts, list)
             else shallow_copy(parts, make_rng)
         )
-        setattr(twin, name, twins)
-    return twin
+        setattr(duplicate, name, duplicates)
+    return duplicate
 
 
 class ReplayedGenerator:

@@ -3,18 +3,25 @@
 from typing import Literal, overload
 
 from attn_np.contract import _patterns as patterns
+from attn_torch import drop_in as drop_in
 from attn_torch._api import load as load
 from attn_torch._api import load_pretrained as load_pretrained
 from attn_torch._api import save as save
 from attn_torch._api import trace as trace
-from attn_torch._attend import attend as attend
+from attn_torch._functions import attend as attend
+from attn_torch._functions import merge as merge
 from attn_torch._ops import Device, DType
+from attn_torch._relative import alibi_slopes as alibi_slopes
+from attn_torch._relative import relative_buckets as relative_buckets
+from attn_torch._rotations import rotary_angles as rotary_angles
+from attn_torch._rotations import rotate as rotate
 from attn_torch._simplex import entmax as entmax
 from attn_torch._simplex import softmax as softmax
 from attn_torch.additive import AdditiveAttention as AdditiveAttention
 from attn_torch.alibi import AlibiAttention as AlibiAttention
 from attn_torch.axial import AxialAttention as AxialAttention
 from attn_torch.bigbird import BigBirdAttention as BigBirdAttention
+from attn_torch.block_sparse import BlockSparseAttention as BlockSparseAttention
 from attn_torch.blockwise import BlockwiseAttention as BlockwiseAttention
 from attn_torch.chunked import ChunkedAttention as ChunkedAttention
 from attn_torch.decoder import DecoderAttention as DecoderAttention
@@ -57,6 +64,7 @@ __all__ = [
     "AlibiAttention",
     "AxialAttention",
     "BigBirdAttention",
+    "BlockSparseAttention",
     "BlockwiseAttention",
     "ChunkedAttention",
     "DecoderAttention",
@@ -93,12 +101,18 @@ __all__ = [
     "T5Attention",
     "TalkingHeadsAttention",
     "TransformerXLAttention",
+    "alibi_slopes",
     "attend",
     "build",
+    "drop_in",
     "entmax",
     "load",
     "load_pretrained",
+    "merge",
     "patterns",
+    "relative_buckets",
+    "rotary_angles",
+    "rotate",
     "save",
     "softmax",
     "trace",
@@ -174,6 +188,25 @@ def build(
     random_blocks: int = 3,
     graph_seed: int = 0,
 ) -> BigBirdAttention: ...
+@overload
+def build(
+    variant: Literal["block_sparse"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    use_bias: bool = True,
+    block_size: int,
+    chosen_blocks: int,
+    query_block: int = 1,
+) -> BlockSparseAttention: ...
 @overload
 def build(
     variant: Literal["blockwise"],

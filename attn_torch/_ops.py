@@ -38,6 +38,8 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 TRACERS = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
 
 
+NEWTON_STEPS = 4  # towards a threshold, before what is left is sorted
+
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
 
@@ -116,6 +118,30 @@ def gather_last(x: Array, index: Array) -> Array:
     return torch.gather(x, -1, index)
 
 
+def per_pair(x: Array, t: int, s: int) -> Array:
+    """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
+
+    The n = t + s - 1 diagonals go from the upper left corner to the lower right: the last query is the first row, so
+    that the result is a view, which PyTorch's kernel reads as it is.
+    """
+    (b, h, rows, n) = x.shape
+    if n == s:
+        return x
+    if rows == 1:
+        return x[:, :, 0].contiguous().unfold(-1, s, 1)
+    x = x.contiguous()
+    return x.as_strided((b, h, t, s), (h * t * n, t * n, n + 1, 1), x.storage_offset())
+
+
+def per_diagonal(x: Array, n: int) -> Array:
+    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `per_pair` in reverse.
+
+    Rows of n + 1 numbers, laid end to end, are rows of n, each one further to the right than the row before.
+    """
+    t, s = x.shape[-2:]
+    return torch.nn.functional.pad(x, (0, n + 1 - s)).flatten(-2)[..., : t * n].unflatten(-1, (t, n))
+
+
 def clip(x: Array, low: int, high: int) -> Array:
     """Integers clamped to a range."""
     return torch.clamp(x, low, high)
@@ -140,7 +166,7 @@ def is_longer(t: int, n: int) -> bool:
     return statically_known_true(t > n) if torch.compiler.is_exporting() else t > n
 
 
-def constant(make: Callable[..., Any]) -> Callable[..., Array]:
+def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
     """`make`, called with NumPy and plain values, as a function of the values: cached.
 
     In compiled programs, whose lengths may vary, `make` is called with PyTorch, which has functions of the same names.
@@ -280,12 +306,14 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
     size = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
 
-    def flat(letters: list[str]) -> int:
+    def length(letters: list[str]) -> int:
         return prod([size[x] for x in letters])
 
     a = upcast(a).permute([left.index(x) for x in batch + rows + summed])
     b = upcast(b).permute([right.index(x) for x in batch + summed + columns])
-    product = a.reshape(flat(batch), flat(rows), flat(summed)) @ b.reshape(flat(batch), flat(summed), flat(columns))
+    product = a.reshape(length(batch), length(rows), length(summed)) @ b.reshape(
+        length(batch), length(summed), length(columns)
+    )
     letters = batch + rows + columns
     return upcast(product).reshape([size[x] for x in letters]).permute([letters.index(x) for x in out])
 
@@ -348,6 +376,26 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
     return e / where(total == 0, 1.0, total)
 
 
+def sorted_support(z: Array, power: int, axis: int) -> Array:
+    """The entries that may lie above the threshold tau for which the sum of max(z - tau, 0)^power is 1, largest first;
+    the largest of all is 0.
+
+    Newton's steps from below never pass the threshold, since the sum is convex (Michelot 1986): a few of them leave so
+    few entries that sorting costs little. Where shapes may not depend on numbers, all are sorted.
+    """
+    if not shapes_may_vary(z):
+        return torch.sort(z, dim=axis, descending=True).values
+    tau = z.new_full((), -1.0)
+    for _ in range(NEWTON_STEPS):
+        above = (z - tau).clamp_(min=0.0)
+        size, slope = (above, torch.sign(above)) if power == 1 else (above * above, 2.0 * above)
+        slope = torch.sum(slope, dim=axis, keepdim=True)
+        better = tau + (torch.sum(size, dim=axis, keepdim=True) - 1.0) / where(slope == 0, 1.0, slope)
+        tau = where(better > tau, better, tau)
+    count = int(torch.sum(z > tau, dim=axis).max()) if z.numel() else 1
+    return torch.topk(z, max(1, count), dim=axis).values
+
+
 def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
     """The point of the simplex nearest to the allowed scores (Martins and Astudillo 2016, algorithm 1).
 
@@ -356,17 +404,17 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     an allowed one that is NaN or inf.
     """
     z = scores if allowed is None else where(allowed, scores, -torch.inf)
-    n = scores.shape[axis]
-    if n == 0:
+    if scores.shape[axis] == 0:
         return scores
     top = torch.amax(z.detach(), dim=axis, keepdim=True)
     overflowed = top == -torch.inf
     z = z - where(overflowed, 0.0, top)
+    fixed = z.detach()
+    x = sorted_support(fixed, 1, axis)
+    n = x.shape[axis]
     ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
         (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
     )
-    fixed = z.detach()
-    x = torch.sort(fixed, dim=axis, descending=True).values
     tau = torch.amax((cumsum(x, axis) - 1.0) / ranks, dim=axis, keepdim=True)
     tau = where(overflowed, 0.0, tau)
     # The gradient of a maximum is shared where a score lies at tau itself; that of the mean over the support is not.
@@ -394,7 +442,7 @@ def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arr
     z = (z - where(overflowed, 0.0, top)) / 2.0
     fixed = z.detach()
     # A single largest z gives tau = -1, so entries below -1 weigh 0.
-    x = torch.sort(maximum(fixed, -1.0), dim=axis, descending=True).values
+    x = sorted_support(maximum(fixed, -1.0), 2, axis)
     k = cumsum(0.0 * x + 1.0, axis)
     mean = cumsum(x, axis) / k
     # k (mean of squares - squared mean), summed so that nothing cancels where many z are nearly equal (Welford 1962).
@@ -451,8 +499,8 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 # Scans ----------------------------------------------------------------------------------------------------------------
 
 
-def repeat(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
-    """The carry after so many of `carry = step(carry)`."""
+def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
+    """The carry after `times` steps `carry = step(carry)`."""
     for _ in range(times):
         carry = step(carry)
     return carry

@@ -10,18 +10,19 @@ from attn_torch._ops import (
     amax,
     any_over,
     broadcast_to,
+    concatenate,
     detach,
     dtype_name,
     exp,
+    iterate,
     log1p,
-    repeat,
     to_dtype,
     upcast,
     where,
     zeros,
 )
 
-# So many halvings leave of an interval of length log n less than a rounding error.
+# After this many halvings an interval of length log n is shorter than a rounding error.
 HALVINGS = {"float64": 60, "float32": 32}
 
 
@@ -46,25 +47,38 @@ def bisected_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array
     def halve(ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
         middle = (low + high) / 2.0
-        heavy = weights(detach(z), middle).sum(-1)[..., None] >= 1.0
-        return where(heavy, middle, low), where(heavy, high, middle)
+        above_one = weights(detach(z), middle).sum(-1)[..., None] >= 1.0
+        return where(above_one, middle, low), where(above_one, high, middle)
 
     low = zeros(top.shape, top)
-    t, _ = repeat(halve, (low, low + log(z.shape[-1])), HALVINGS[dtype_name(z)])
-    # t has no gradient so far. It moves with the z by their weights to the power of 2 - alpha, so that the sum stays 1.
-    pull = detach(weights(z, t))
-    pull = where(pull > 0.0, exp((2.0 - alpha) * ops.log(where(pull > 0.0, pull, 1.0))), 0.0)
-    total = pull.sum(-1)[..., None]
-    inside = where(pull > 0.0, z, 0.0)
-    moved = ((inside - detach(inside)) * pull).sum(-1)[..., None]
-    t = t + moved / where(total == 0.0, 1.0, total)
+    t, _ = iterate(halve, (low, low + log(z.shape[-1])), HALVINGS[dtype_name(z)])
+    # t has no gradient so far. It moves with the z by the slopes of the weights, p^(2 - alpha): their sum stays 1.
+    probs = detach(weights(z, t))
+    slope = where(probs > 0.0, exp((2.0 - alpha) * ops.log(where(probs > 0.0, probs, 1.0))), 0.0)
+    total = slope.sum(-1)[..., None]
+    z_on_support = where(slope > 0.0, z, 0.0)
+    shift = ((z_on_support - detach(z_on_support)) * slope).sum(-1)[..., None]
+    t = t + shift / where(total == 0.0, 1.0, total)
     if allowed is not None:
         overflowed = overflowed & any_over(allowed, (allowed.ndim - 1,))[..., None]
     return where(overflowed | (top < float("inf")) ^ True, float("nan"), weights(z, t))
 
 
+def log_sum_exp(scores: Array, allowed: Array | None = None) -> Array:
+    """The logarithm of the sum of the exponentials of the allowed scores of the last axis; -inf where there is none.
+
+    The weights of a softmax are exp(score - this). The largest score is subtracted, so that `exp` cannot overflow.
+    """
+    z = scores if allowed is None else where(allowed, scores, float("-inf"))
+    top = amax(concatenate([z, zeros((*z.shape[:-1], 1), z) + float("-inf")], -1), -1)
+    nothing = top == float("-inf")
+    top = where(nothing, 0.0, top)
+    total = exp(where(nothing[..., None], 0.0, z - top[..., None])).sum(-1)
+    return where(nothing, float("-inf"), top + ops.log(where(nothing, 1.0, total)))
+
+
 def entmax_over(scores: Array, allowed: Array | None, alpha: float, axis: int) -> Array:
-    """Entmax over an axis: where there is one, by the rule that sorts."""
+    """Entmax over an axis: at alpha 1, 1.5 and 2 in closed form, at others by bisection."""
     if scores.shape[axis] == 0:
         return scores
     if alpha in (1, 1.5, 2):
@@ -76,8 +90,8 @@ def entmax_over(scores: Array, allowed: Array | None, alpha: float, axis: int) -
 def softmax(scores: Array, mask: Array | None = None, *, axis: int = -1) -> Array:
     """Weights in proportion to the exponentials of the scores; they add up to 1 along an axis.
 
-    Hidden scores weigh 0, whatever they hold, and so does all of a row with none that is not hidden. Scores in sight
-    that are all -inf have overflowed: their weights are NaN.
+    Hidden scores weigh 0, whatever they hold; where all are hidden all weights are 0. Visible scores that are all -inf
+    have overflowed: their weights are NaN.
 
     Args:
         scores: of any shape; 16-bit scores are computed in float32 and their weights rounded once.

@@ -64,6 +64,7 @@ FORMULAS = {
     "alibi": Formula(QUADRATIC, 1.25),
     "axial": Formula(SQUARE, 1.0, for_length=grid),
     "bigbird": Formula(LINEAR, 1.0, {"block_size": 64}),
+    "block_sparse": Formula(LINEAR, 1.0, {"block_size": 64, "chosen_blocks": 3, "query_block": 64}),
     "blockwise": Formula(QUADRATIC, fields={"block_size": 128}),
     "chunked": Formula(LINEAR, 1.0, {"chunk_size": 128}),
     "decoder": Formula(QUADRATIC),

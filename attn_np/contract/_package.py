@@ -6,7 +6,16 @@ from importlib.util import find_spec
 from typing import Any
 
 # The functions of every tree, by the module that they stand in.
-FUNCTIONS = {"attend": "_attend", "entmax": "_simplex", "softmax": "_simplex"}
+FUNCTIONS = {
+    "alibi_slopes": "_relative",
+    "attend": "_functions",
+    "entmax": "_simplex",
+    "merge": "_functions",
+    "relative_buckets": "_relative",
+    "rotary_angles": "_rotations",
+    "rotate": "_rotations",
+    "softmax": "_simplex",
+}
 
 
 def needs(package: str, *, modules: tuple[str, ...], extra: str) -> None:
@@ -27,11 +36,13 @@ def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], C
     """`__getattr__`, `__dir__` and `__all__` of a tree: its functions and the class of every variant."""
     from attn_np.contract import layers, nearest
 
-    names = sorted([*api, *FUNCTIONS, "patterns", *layers()])
+    names = sorted([*api, *FUNCTIONS, "drop_in", "patterns", *layers()])
 
     def getattr_(name: str) -> Any:
         if name in api:
             return getattr(import_module(f"{package}._api"), name)
+        if name == "drop_in":
+            return import_module(f"{package}.drop_in")
         if name == "patterns":
             return import_module("attn_np.contract._patterns")
         if name in FUNCTIONS:

@@ -55,8 +55,7 @@ class Rotary(Config):
             ValueError: naming the field.
         """
         v, width, head_width = self.variant, self.rotary_width(), self.sizes()["k"]
-        counts = ("rotary_dim", "max_positions", "original_max_positions")
-        self.positive(*(name for name in counts if name in self.fields()))
+        self.positive("rotary_dim", "max_positions", "original_max_positions")
         self.number("rope_base", above=1.0)
         for name in ("scaling_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
             self.number(name, above=0.0)
@@ -121,6 +120,20 @@ class Rotary(Config):
         last = (self.max_positions or 1) - 1
         fits = low >= 0 and high <= last
         require(fits, self.variant, f"positions from 0 to {last}", f"{low} to {high}", "set max_positions=")
+
+    def depends_on_length(self, length: int) -> bool:
+        """Whether angles of passes over up to `length` positions are not all the same."""
+        return self.scaling in ("dynamic", "longrope") and length > (self.original_max_positions or 1)
+
+    def check_traced_length(self) -> None:
+        """Refuse the kind of scaling whose tables a compiled program cannot choose between.
+
+        Raises:
+            ValueError: `scaling="dynamic"`.
+        """
+        expected = "positions whose values are known for scaling='dynamic', which depends on the largest"
+        todo = "pass them outside compiled programs, or leave them out"
+        require(self.scaling != "dynamic", self.variant, expected, "traced ones", todo)
 
     def frequencies(self, length: int) -> tuple[float, ...]:
         """The angle between neighbouring positions for each pair of dimensions, in a pass over `length` positions.

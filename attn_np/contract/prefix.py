@@ -53,7 +53,7 @@ class Config(_heads.BidirectionalConfig):
 
     def arguments(self) -> dict[str, Arg]:
         known = super().arguments()
-        return {"query": known.pop("query"), "prefix": Arg("b", "tokens", drawn=5), **known}
+        return {"query": known.pop("query"), "prefix": Arg("b", "tokens", draw_below=5), **known}
 
     def why_no_cache(self) -> str:
         return "a prefix whose positions see ahead: its keys and values change with every new one"

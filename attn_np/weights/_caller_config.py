@@ -19,13 +19,13 @@ CALLER_FIELDS = ("max_positions",)
 
 
 def layer_config(
-    hf: HFConfig, layout: Layout, layer: int, part: str, own: Mapping[str, Any] | None = None
+    hf: HFConfig, layout: Layout, layer: int, part: str, caller_fields: Mapping[str, Any] | None = None
 ) -> tuple[str, Config]:
-    """The table and the config of a layer, from a family's `config.json` and from fields that neither states.
+    """The table and the config of a layer, from a family's `config.json` and from the caller's fields.
 
     Raises:
-        ConfigMismatchError: a field that cannot be represented, or one of `own` with another value than the model's.
-        TypeError, ValueError: one of `own` that the variant does not have, or that cannot be right.
+        ConfigMismatchError: a field that cannot be represented, or one with another value than the model's.
+        TypeError, ValueError: a caller's field that the variant does not have, or that cannot be right.
     """
     if part in ("", "encoder"):
         hf.check_layer("num_hidden_layers", layer)
@@ -39,14 +39,14 @@ def layer_config(
     except (ValueError, TypeError, ZeroDivisionError) as error:
         todo = "build the layer by hand, or use the library the model was made for"
         raise ConfigMismatchError(hf.file, None, "a possible layer", str(error)[:400], todo) from None
-    own = dict(own or {})
-    complete = contract.config(config.variant, **(config.as_dict() | own))
+    caller_fields = dict(caller_fields or {})
+    complete = contract.config(config.variant, **(config.as_dict() | caller_fields))
     stated = {*fields, *layout.tables[table].fixed} - {*TRAINING_FIELDS}
     for name in differences(config, complete):
         if name in stated:
             todo = f"leave {name}= out, or change it in a copy of the layer"
             expected = f"{getattr(config, name)!r}, as the model has it"
-            raise ConfigMismatchError(hf.file, name, expected, repr(own[name]), todo)
+            raise ConfigMismatchError(hf.file, name, expected, repr(caller_fields[name]), todo)
     return table, complete
 
 

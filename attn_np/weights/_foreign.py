@@ -13,7 +13,7 @@ from attn_np.weights._cast import DTYPES
 from attn_np.weights._check import Request, WeightFile, checked_cast, common_dtype, require_agreement
 from attn_np.weights._errors import ConfigMismatchError, compare_shape
 from attn_np.weights._key_prefix import KeyPrefix, find_part, ignored_keys, locate_layer, prefix_for
-from attn_np.weights._safetensors import Entry, write_tensors
+from attn_np.weights._safetensors import write_tensors
 from attn_np.weights._shards import DottedNames, Tensors
 from attn_np.weights.layouts import Layout, Table
 from attn_np.weights.layouts._base import Step, consistent, steps, unsupported_fields
@@ -31,8 +31,7 @@ def read_foreign(
     layout = layouts.get(name)
     if layout.separator != "." and any(layout.separator in key for key in file.entries):
         file, prefix = DottedNames(file, layout.separator), prefix.replace(layout.separator, ".")
-    entries = {key[len(prefix) :]: file.entries[key] for key in file.entries if key.startswith(prefix)}
-    table_name = find_table(name, layout, request.variant, entries)
+    table_name = find_table(name, layout, request.variant, file, prefix)
     table, variant = layout.tables[table_name], layout.variant_of(table_name)
     key_prefix = locate_layer(file, layout, table, layer, part, prefix)
     from_family = family_config(file.path, layout, key_prefix.layer, find_part(layout, part))
@@ -97,7 +96,7 @@ def write_foreign(
     if layout.variant is not None:
         todo = "use attn_np.weights.convert and write its result"
         raise ValueError(f"weights: expected a foreign layout to write, got {name!r}; {todo}")
-    table = layout.tables[layout.table_for(config) or find_table(name, layout, config.variant, {})]
+    table = layout.tables[layout.table_for(config) or find_table(name, layout, config.variant)]
     unsupported = unsupported_fields(table, config)
     if unsupported:
         got = ", ".join(f"{field}={getattr(config, field)!r}" for field in unsupported)
@@ -117,11 +116,11 @@ def write_foreign(
     write_tensors(file, arrays, layout.metadata)
 
 
-def find_table(name: str, layout: Layout, variant: str | None, entries: Mapping[str, Entry]) -> str:
+def find_table(name: str, layout: Layout, variant: str | None, file: Tensors | None = None, prefix: str = "") -> str:
     """The name of a layout's table for a variant, which may be None if the layout has one variant or files decide.
 
-    Of several tables, the first whose keys are among the entries and, where files decide, whose axes have one size
-    each; or else the first.
+    Of several tables, the first whose keys are in the file after the prefix and, where files decide, whose axes have
+    one size each; or else the first.
 
     Raises:
         ValueError: the layout does not have the variant, or has several and none is named.
@@ -134,11 +133,16 @@ def find_table(name: str, layout: Layout, variant: str | None, entries: Mapping[
     if not tables:
         todo = f"pass variant=, one of {', '.join(variants)}"
         raise ValueError(f"weights: expected a variant that layout {name} has, got {variant!r}; {todo}")
+    keys = [key for key in file.entries if key.startswith(prefix)] if file is not None else []
     for table in tables:
-        required = layout.tables[table].required_keys()
-        matches = [next((entry for key, entry in entries.items() if key.endswith(end)), None) for end in required]
-        shapes = {end: entry.shape for end, entry in zip(required, matches, strict=True) if entry is not None}
-        if len(shapes) == len(required) and (not layout.by_file or consistent(layout.tables[table], shapes)):
+        key_of = {
+            end: next((key for key in keys if key.endswith(end)), "") for end in layout.tables[table].required_keys()
+        }
+        if file is None or not all(key_of.values()):
+            continue
+        if not layout.by_file or consistent(
+            layout.tables[table], {end: file.entries[key].shape for end, key in key_of.items()}
+        ):
             return table
     return tables[0]
 

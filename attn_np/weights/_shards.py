@@ -205,7 +205,7 @@ class DottedNames:
         UnexpectedKeysError: two names that differ in the separator alone.
     """
 
-    def __init__(self, file: TensorFile | ShardedFile, separator: str) -> None:
+    def __init__(self, file: "Tensors", separator: str) -> None:
         self._file, self.path = file, file.path
         self._names: dict[str, str] = {}
         for name in file.entries:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _ops, _simplex, _vjp
+from attn_np import _masks, _ops, _simplex, _vjp
 from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, jostled, lift, magnitude, plain, rule
 from parity_tests.bounds.precision import FUNCTION, promised
 
@@ -203,6 +203,14 @@ def hardmax(scores: Any, allowed: Any = None) -> ErrArray:
     b = np.where(may & (np.sum(may, axis=-1, keepdims=True) > 1), 1.0, 0.0)
     lost = np.any(ok & ~np.isfinite(s.b), axis=-1, keepdims=True)
     return ErrArray(hard, np.where(lost, np.inf, b))
+
+
+@rule(FUNCTIONS, _masks.largest)
+def largest(scores: Any, allowed: Any, count: int) -> np.ndarray:
+    """A decision by the values. Scores of random inputs are hardly ever as near as their bounds; where they are, two
+    candidates may choose differently, and one of them is alarmed.
+    """
+    return plain(_masks.largest)(lift(scores).v, allowed, count)
 
 
 @rule(FUNCTIONS, _ops.straight_through)

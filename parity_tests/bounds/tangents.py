@@ -313,6 +313,12 @@ def hardmax(scores: Dual, allowed: Any = None) -> Dual:
     return dual(_ops.hardmax(scores.v, allowed))
 
 
+@rule(FUNCTIONS, _masks.largest)
+def largest(scores: Dual, allowed: Any, count: int) -> Any:
+    """Numbers of places, which have no tangent."""
+    return _masks.largest(scores.v, allowed, count)
+
+
 @rule(FUNCTIONS, _ops.straight_through)
 def straight_through(hard: Any, soft: Any) -> Dual:
     """The tangent is that of the other array, as it is defined."""

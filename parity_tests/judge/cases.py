@@ -81,7 +81,7 @@ def call_sizes(config: Config) -> dict[str, int]:
 def tokens_below(config: Config, argument: str) -> int:
     """What the numbers of an argument that holds tokens stay under, or are drawn under."""
     arg = config.arguments()[argument]
-    return arg.below or arg.drawn or call_sizes(config).get("u", 2)
+    return arg.below or arg.draw_below or call_sizes(config).get("u", 2)
 
 
 def given(config: Config, call: str) -> tuple[str, ...]:
@@ -179,11 +179,13 @@ def cases(
     dtypes: Iterable[str] = ("float64", "float32", "bfloat16", "float16"),
     seed: int = 0,
 ) -> Iterator[Case]:
-    """Every case: each example with each call that differs from the ones before it."""
+    """Every case: each example with each call that differs from the ones before it. The full call comes first, as some
+    candidates take no other: where all arguments must be given, it is the only one.
+    """
     for variant in variants or contract.variants():
         for example, config in contract.examples(variant).items():
             seen = set()
-            for call in CALLS:
+            for call in ("full", *CALLS):
                 key = given(config, call)
                 if key in seen:
                     continue

@@ -48,15 +48,15 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "torch": [{"SMALL": 0, "blocks.CPU_QUERIES": 3, "blocks.CPU_SCORES": 70, "blocks.PATTERN_KEYS": 2}],
     "jax": [
         {
-            "ONE_BLOCK": 0,
-            "SMALL": 0,
+            "ONE_BLOCK_SCORES": 0,
+            "ONE_BLOCK_HEAD_SCORES": 0,
             "SHORT_QUERY": 0,
             "ROWS": 6,
             "QUERIES": 2,
             "KEYS": 3,
             "PRODUCT": 0,
             "PATTERN_BLOCK": 3,
-            "EVEN": 1,
+            "QUERY_MULTIPLE": 1,
         },
         {"SHORT_KEY_BLOCK": 3, "SHORT_MAX_BLOCKS": 0},
     ],
@@ -210,7 +210,7 @@ def drawn_pattern(
     found = [
         (patterns.Chunks(n), i // n == j // n),
         (patterns.Chunks(n, 2, 1), (j // n - i // n >= -2) & (j // n - i // n <= 1)),
-        (patterns.ChunkOf(n, of_queries) | window, near | (of_queries[:, :, None] == j // n)),
+        (patterns.ChosenChunk(n, of_queries) | window, near | (of_queries[:, :, None] == j // n)),
         (patterns.Dilated(n) & patterns.Window(2 * n, None), ((i - j) % n == 0) & (j >= i - 2 * n)),
         (patterns.Documents(of_queries, of_keys), ~other_document),
         (~patterns.Documents(of_queries, of_keys) | window, other_document | near),

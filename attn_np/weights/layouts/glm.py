@@ -8,7 +8,7 @@ from attn_np.weights.layouts._hf_config import HFConfig, rotary
 
 def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `GlmConfig` or a `Glm4Config`, whose attention is the same."""
-    fields = sizes(hf, kv_heads=2, head_dim=128) | {"qkv_bias": hf.flag("attention_bias", True)}
+    fields: dict[str, Any] = sizes(hf, kv_heads=2, head_dim=128) | {"qkv_bias": hf.flag("attention_bias", True)}
     return "decoder", fields | {"layout": "interleaved"} | rotary(hf, fields["head_dim"], share=0.5)
 
 

@@ -33,7 +33,7 @@ UNSCALED = {"scale": 1.0, "rope_base": None, "output_bias": True}
 LAYOUT = replace(
     GPT2,
     origin="transformers: GPTNeoModel",
-    prefixes=GPT2.prefixes[::-1],
+    prefixes=("transformer.h.{layer}.", "h.{layer}."),
     tables={
         "decoder": table(free=("window",), fixed=UNSCALED, names={"self_attn": "attn.attention", "o_proj": "out_proj"})
     },

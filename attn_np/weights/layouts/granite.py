@@ -9,7 +9,7 @@ from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `GraniteConfig`: without the field for it, scores are not scaled."""
     hf.skip("embedding_multiplier", "residual_multiplier", "logits_scaling")
-    fields = sizes(hf) | biases(hf) | {"scale": hf.number("attention_multiplier", 1.0)}
+    fields: dict[str, Any] = sizes(hf) | biases(hf) | {"scale": hf.number("attention_multiplier", 1.0)}
     return "decoder", fields | full_rotary(hf, fields["head_dim"])
 
 

@@ -9,7 +9,7 @@ from attn_np.weights.layouts._hf_config import HFConfig, rotary
 def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `PhiConfig`. Its norms of queries and keys have biases, which our layer has not."""
     hf.only("qk_layernorm", False)
-    fields = sizes(hf) | dict.fromkeys(BIASES, True)
+    fields: dict[str, Any] = sizes(hf) | dict.fromkeys(BIASES, True)
     return "decoder", fields | rotary(hf, fields["head_dim"], share=0.5)
 
 

@@ -18,7 +18,9 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     if hf.layer_type(layer, lambda n: kinds[(n + 1) % every == 0], *kinds) == "linear_attention":
         expected = f"'full_attention' for layer {layer}, as the short convolution of the others is not in our layer"
         hf.refuse("layer_types", expected, "linear_attention")
-    fields = sizes(hf, kv_heads=2, head_dim=256) | biases(hf) | GATED | {"norm_eps": hf.number("rms_norm_eps", 1e-6)}
+    fields: dict[str, Any] = (
+        sizes(hf, kv_heads=2, head_dim=256) | biases(hf) | GATED | {"norm_eps": hf.number("rms_norm_eps", 1e-6)}
+    )
     return "decoder", fields | rotary(hf, fields["head_dim"], share=0.25)
 
 

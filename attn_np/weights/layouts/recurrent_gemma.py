@@ -12,7 +12,7 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     blocks = hf.get("block_types", ["recurrent", "recurrent", "attention"])
     if not isinstance(blocks, list) or not blocks or blocks[layer % len(blocks)] != "attention":
         hf.refuse("block_types", f"'attention' for layer {layer}, as the recurrence is not one of our layers", blocks)
-    fields = sizes(hf) | {"qkv_bias": hf.flag("attention_bias", False), "output_bias": True}
+    fields: dict[str, Any] = sizes(hf) | {"qkv_bias": hf.flag("attention_bias", False), "output_bias": True}
     hf.only("head_dim", fields["d_model"] // fields["num_heads"])
     fields["window"] = (hf.integer("attention_window_size", 2048) - 1, None)
     return "decoder", fields | rotary(hf, fields["head_dim"], share=0.5)

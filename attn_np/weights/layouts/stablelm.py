@@ -10,7 +10,7 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `StableLmConfig`. Norms of single heads, each in a tensor of its own, are refused."""
     hf.only("qk_layernorm", False)
     hf.skip("use_parallel_residual")
-    fields = sizes(hf, kv_heads=32) | {"qkv_bias": hf.flag("use_qkv_bias", False)}
+    fields: dict[str, Any] = sizes(hf, kv_heads=32) | {"qkv_bias": hf.flag("use_qkv_bias", False)}
     hf.only("head_dim", fields["d_model"] // fields["num_heads"])
     return "decoder", fields | rotary(hf, fields["head_dim"], share=0.25)
 

@@ -97,9 +97,8 @@ def middle_of(tree: str) -> Callable[..., Any]:
     """That of `whole_numbers`, of a tree's own functions."""
     ops = import_module(f"{TREES[tree].package.__name__}._ops")
 
-    def middle(tape: Any, q: Any, k: Any, v: Any, allowed: Any, positions: Any, bias: Any, keep: Any) -> Any:
-        queries, keys = positions
-        weights = ops.einsum("bthk,bshk->bhts", q, k) + (keys[:, None, :] - queries[:, :, None])[:, None]
+    def middle(tape: Any, q: Any, k: Any, v: Any, allowed: Any, offset: Any, bias: Any, keep: Any) -> Any:
+        weights = ops.einsum("bthk,bshk->bhts", q, k) + ops.per_pair(offset[:, None], q.shape[1], k.shape[1])
         weights = weights if bias is None else weights + bias
         for x in (allowed, keep):
             weights = weights if x is None else ops.where(x, weights, 0.0)
@@ -134,11 +133,11 @@ def found_by(tree: str, rows: Any, arrays: Arrays, options: Any) -> Arrays:
     return {"context": np.asarray(context)} | {f"d{name}": np.asarray(x) for name, x in grads.items()}
 
 
-def wanted(arrays: Arrays, seen: np.ndarray, positions: tuple[np.ndarray, np.ndarray]) -> Arrays:
+def wanted(arrays: Arrays, seen: np.ndarray, offset: np.ndarray) -> Arrays:
     """The same for all rows at once, by hand, where these pairs see each other."""
     q, k, v, bias, keep = (arrays.get(name) for name in ("q", "k", "v", "bias", "keep"))
     tape: Any = {}
-    context, _ = whole_numbers.Middle()(tape, q, k, v, seen, positions, bias, keep)
+    context, _ = whole_numbers.Middle()(tape, q, k, v, seen, offset, bias, keep)
     grads = whole_numbers.backward(tape, whole_numbers.whole(np.random.default_rng(7), *context.shape))
     return {"context": context} | {f"d{name}": grads[name] for name in ("q", "k", "v", "bias") if name in arrays}
 
@@ -159,7 +158,7 @@ def test_blocks_of_rows_are_all_rows_at_once(tree: str, monkeypatch: pytest.Monk
     for form, (causal, window), s in CASES[:: 7 if tree == "jax" else 1]:
         arrays = whole_numbers.drawn(s, form)
         seen = visible(arrays.get("mask"), (whole_numbers.B, h, t, s), causal, window)
-        want = wanted(arrays, seen, (np.arange(t)[None] + (s - t), np.arange(s)[None]))
+        want = wanted(arrays, seen, np.arange(s)[None, None] - np.arange(t)[None, :, None] - (s - t))
         found = found_by(tree, rows, arrays, {"causal": causal, "window": window})
         for name, x in want.items():
             assert np.array_equal(found[name], x), (name, form, causal, window, s)
@@ -175,5 +174,6 @@ def test_a_step_says_itself_who_sees_whom(tree: str, monkeypatch: pytest.MonkeyP
     step.query_positions, step.key_positions = (TREES[tree].array(x) for x in positions)
     monkeypatch.setattr(step, "attention_mask", lambda left, right: TREES[tree].array(seen))
     found = found_by(tree, rows, arrays, {"causal": True, "step": step})
-    for name, x in wanted(arrays, seen & arrays["mask"], positions).items():
+    offset = positions[1][:, None] - positions[0][:, :, None]
+    for name, x in wanted(arrays, seen & arrays["mask"], offset).items():
         assert np.array_equal(found[name], x), name

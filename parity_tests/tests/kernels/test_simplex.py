@@ -215,7 +215,7 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
     ("old", "new"),
     [
         ("np.exp((2.0 - alpha) * np.log(", "np.exp((1.0 - alpha) * np.log("),
-        ("    return part * (dprobs - mean)", "    return part * dprobs"),
+        ("    return slope * (dprobs - mean)", "    return slope * dprobs"),
     ],
 )
 def test_a_planted_bug_of_the_rule_is_seen(old: str, new: str) -> None:

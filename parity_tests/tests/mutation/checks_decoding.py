@@ -401,10 +401,13 @@ def functions_of_a_cache(alias: str) -> None:
         query_positions, key_positions = (broadcast(x) for x in parts.token_positions(4, 9, like=k, step=step))
         if slots is None and real is None:
             claim(step.start == 0 and step.filled == 4 and step.length.tolist() == [4, 4], "the end of a full pass")
-            claim(step.real is None and step.lost is None and not step.joined and not step.head_axis, "nothing else")
+            claim(
+                step.accepted is None and step.rejected is None and not step.joined and not step.head_axis,
+                "nothing else",
+            )
         else:
             claim(step.start is None and step.joined == (slots == 3) and step.filled == (slots or 4), "opened")
-            claim(same(step.real, np.ones((B, 4), bool)) and not step.lost.any(), "opened")
+            claim(same(step.accepted, np.ones((B, 4), bool)) and not step.rejected.any(), "opened")
             claim(
                 same(query_positions, step.query_positions) and same(key_positions, step.key_positions),
                 "places in a step",
@@ -515,7 +518,7 @@ def written(alias: str) -> None:
     claim(parts.clip(np.array([-5, 0, 3, 9]), 0, 4).tolist() == [0, 0, 3, 4], "clip")
     claim(parts.concrete(x) is True, "NumPy's numbers are known")
     asked: list[Any] = []
-    kept = parts.constant(lambda numpy, *args: asked.append(args) or numpy.array(args))
+    kept = parts.cached_array(lambda numpy, *args: asked.append(args) or numpy.array(args))
     claim(all(same(kept(2, 3, like=x), np.array((2, 3))) for _ in range(2)) and asked == [(2, 3)], "made once")
     claim(same(kept(3, 2, like=x), np.array((3, 2))) and len(asked) == 2, "made for other values")
     for dtype in ("float64", "float32", "int64"):

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 import attn_np
+from attn_np import patterns
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.judging import compare
-from parity_tests.tests.mutation.calls import claim, claim_same, refuses, same
+from parity_tests.tests.mutation.calls import Parts, claim, claim_same, refuses, same
 from parity_tests.tests.mutation.checks_functions import ATTENDS, attend_expected, run_attend
 
 
@@ -142,3 +143,257 @@ def wrong_scores(alias: str) -> None:
     refuses(
         lambda: package.entmax(scores, alpha=0.5), ValueError, "entmax: expected alpha to be a finite number from 1"
     )
+
+
+LONG: dict[str, Any] = {
+    "scaling": "longrope", "original_max_positions": 6,
+    "short_factor": (1.0, 1.5, 2.0), "long_factor": (1.25, 3.0, 4.5),
+}  # fmt: skip
+
+
+def rotated_by_angles(alias: str) -> None:
+    """Angles by position, section and scale; what turns, turns back in the gradient."""
+    package, places = import_module(alias), np.array([[0, 1, 5, 3], [2, 3, 3, 0]])
+    for dtype in ("float64", "float32"):
+        found = package.rotary_angles(places, 6, rope_base=50.0, dtype=dtype)
+        turns = places[..., None] * np.array([50.0 ** (-2 * i / 6) for i in range(3)])
+        claim(same(found[0], np.cos(turns).astype(dtype)) and same(found[1], np.sin(turns).astype(dtype)), "angles")
+    claim(package.rotary_angles(places, 6)[0].dtype == np.float32, "float32 by default")
+    claim(package.rotary_angles(places[:, :0], 6)[0].shape == (2, 0, 3), "no positions")
+    plain = package.rotary_angles(places, 6, rope_base=50.0, dtype="float64")
+    scaled = package.rotary_angles(places, 6, rope_base=50.0, dtype="float64", xpos=-9.0)
+    scale = np.exp(places[..., None] * (np.log((np.arange(3) / 3 + 0.4) / 1.4) / -9.0))
+    claim(all(same(x, y * scale) for x, y in zip(scaled, plain, strict=True)), "xPos")
+    two = np.stack([places, places[::-1]])
+    found = package.rotary_angles(two, 6, rope_base=50.0, dtype="float64", sections=(1, 2))
+    other = package.rotary_angles(places[::-1], 6, rope_base=50.0, dtype="float64")
+    for x, one, rest in zip(found, plain, other, strict=True):
+        claim(same(x[..., :1], one[..., :1]) and same(x[..., 1:], rest[..., 1:]), "sections")
+    rng = np.random.default_rng(2)
+    for layout in ("half", "interleaved"):
+        for shape in ((2, 4, 3, 7), (2, 4, 6)):
+            x = rng.normal(size=shape)
+            y, pull = package.value_and_vjp(package.rotate, x, *plain, layout=layout)
+            claim(same(y, Parts(alias).rotate(x, *plain, layout)), "turned")
+            back = package.rotate(y, *plain, layout=layout, inverse=True)
+            claim(same(pull(y).inputs["x"], back) and list(pull(y).inputs) == ["x"], "the gradient turns back")
+            forth = package.value_and_vjp(package.rotate, x, *plain, layout=layout, inverse=True)[1](y).inputs["x"]
+            claim(same(forth, package.rotate(y, *plain, layout=layout)), "and back again")
+            claim(
+                same(package.rotate(x, plain[0][0], plain[1][0]), package.rotate(x, plain[0][:1], plain[1][:1])), "one"
+            )
+    half = rng.normal(size=(2, 4, 6)).astype("float16")
+    narrow = package.rotary_angles(places, 6)
+    claim(same(package.rotate(half, *narrow), package.rotate(half.astype("float32"), *narrow).astype("float16")), "16")
+    offsets = np.arange(-9, 10)
+    buckets = package.relative_buckets(offsets, num_buckets=8, max_distance=6)
+    want = [attn_np.relative_buckets(np.array(n), num_buckets=8, max_distance=6) for n in offsets.tolist()]
+    claim(buckets.tolist() == [int(n) for n in want] and buckets[9] == 0 and buckets[-1] == 7, "buckets")
+    after = package.relative_buckets(offsets, num_buckets=8, max_distance=6, bidirectional=False)
+    claim(not after[9:].any() and after[0] == 7, "later keys")
+    claim(package.relative_buckets(np.array([-200, 200])).tolist() == [15, 31], "32 buckets up to 128")
+
+
+def lengths_of_positions(alias: str) -> None:
+    """The largest position chooses the tables; where it is not known both are there, and "dynamic" is refused."""
+    package, short, long = import_module(alias), np.array([[0, 5, 2]]), np.array([[0, 6, 2]])
+    base = {"rope_base": 50.0, "dtype": "float64"}
+    factors = LONG["short_factor"], LONG["long_factor"]
+    amplitude = attn_np.rotary_angles(short[:, :1] * 0, 6, **base, **LONG)[0][0, 0, 0]
+    for places, factor in ((short, factors[0]), (long, factors[1])):
+        turns = places[..., None] * (np.array([50.0 ** (-2 * i / 6) for i in range(3)]) / factor)
+        want = np.cos(turns) * amplitude
+        claim(same(package.rotary_angles(places, 6, **base, **LONG, max_positions=9)[0], want), "by the largest")
+        claim(same(package.rotary_angles(places, 6, **base, **LONG)[0], want), "without a limit")
+    files = [vars(import_module(f"{alias}.{name}")) for name in ("_rotary", "_rotations")]
+    known = [file["concrete"] for file in files]
+    for file in files:
+        file["concrete"] = lambda x: False
+    try:
+        for places in (short, long):
+            found = package.rotary_angles(places, 6, **base, **LONG, max_positions=9)
+            claim(same(found[0], attn_np.rotary_angles(places, 6, **base, **LONG)[0]), "both tables")
+        options: dict[str, Any] = {"scaling": "dynamic", "scaling_factor": 2.0, "original_max_positions": 6}
+        words = "rotary_angles: expected positions whose values are known for scaling='dynamic'"
+        refuses(lambda: package.rotary_angles(short, 6, **options, max_positions=9), ValueError, words)
+        claim(package.rotary_angles(short, 6, **options, max_positions=6)[0].shape == (1, 3, 3), "never that long")
+        words = "rotary_angles: expected max_positions in a compiled program"
+        refuses(lambda: package.rotary_angles(short, 6), ValueError, words)
+    finally:
+        for file, concrete in zip(files, known, strict=True):
+            file["concrete"] = concrete
+    layer: Any = package.build("rotary", dtype="float64", d_model=6, num_heads=1, max_positions=9, **LONG)
+    x = np.random.default_rng(3).normal(size=(1, 3, 6))
+    claim(same(layer(x, positions=np.arange(3)[None]), layer(x)), "a layer")
+
+
+def wrong_positions(alias: str) -> None:
+    """What cannot be turned is refused."""
+    package, places, x = import_module(alias), np.array([[0, 1, 5]]), np.zeros((1, 3, 6))
+    angles, cos = package.rotary_angles, np.zeros((3, 3))
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (lambda: angles(x, 6), TypeError, "rotary_angles: expected positions as integers, got float64"),
+        (lambda: angles(places, 5), ValueError, "rotary_angles: expected an even width"),
+        (
+            lambda: angles(places, 6, max_positions=5),
+            ValueError,
+            "rotary_angles: expected positions from 0 to 4",
+        ),
+        (lambda: angles(places - 1, 6), ValueError, "rotary_angles: expected positions from 0 to 4, got -1"),
+        (lambda: angles(places - 9, 6), ValueError, "rotary_angles: expected positions from 0 to 0, got -9"),
+        (lambda: angles(places, 6, dtype="int8"), ValueError, "rotary_angles: expected dtype to be one of"),
+        (lambda: angles(places.tolist(), 6), TypeError, "rotary_angles: expected positions as a NumPy array"),
+        (lambda: package.rotate(x[0], cos, cos), ValueError, "rotate: expected x of shape"),
+        (lambda: package.rotate(x, cos[:2], cos[:2]), ValueError, "rotate: expected cos of shape"),
+        (lambda: package.rotate(x, cos, cos[:, :2]), ValueError, "rotate: expected cos and sin of one shape"),
+        (lambda: package.rotate(x, cos > 0, cos), TypeError, "rotate: expected cos of dtype float64"),
+        (lambda: package.rotate(x > 0, cos, cos), TypeError, "rotate: expected x of a float dtype"),
+        (lambda: package.rotate(x, cos, cos, layout="x"), ValueError, "rotate: expected layout to be one of"),
+        (lambda: package.relative_buckets(x), TypeError, "relative_buckets: expected offsets as signed integers"),
+        (lambda: package.relative_buckets(places, num_buckets=3), ValueError, "relative_buckets: expected num_buckets"),
+        (
+            lambda: package.relative_buckets(places, max_distance=1),
+            ValueError,
+            "relative_buckets: expected max_distance",
+        ),
+    ]
+    for call, error, words in wrong:
+        refuses(call, error, words)
+
+
+def attends_from_places(alias: str) -> None:
+    """Offsets and lengths show what a mask of the same pairs shows, forward and backward; numbers may be NumPy's."""
+    package, rng = import_module(alias), np.random.default_rng(6)
+    b, t, s = 2, 5, 7
+    q, k, v = rng.normal(size=(b, t, 4, 3)), rng.normal(size=(b, s, 2, 3)), rng.normal(size=(b, s, 2, 5))
+    first, last = np.arange(t)[:, None], np.arange(s)
+    kinds: tuple[tuple[dict[str, Any], Any], ...] = (
+        ({"causal": True}, lambda at: last <= at),
+        ({"window": 2}, lambda at: last >= at - 2),
+        ({"window": [1, np.int64(0)]}, lambda at: (last >= at - 1) & (last <= at)),
+        ({"pattern": patterns.Chunks(3)}, lambda at: last // 3 == at // 3),
+        ({"pattern": patterns.Chunks(3), "causal": np.True_}, lambda at: (last // 3 == at // 3) & (last <= at)),
+        ({}, lambda at: last + 0 * at >= 0),
+    )
+    for offset in (None, 0, 1, 2, 4, -2, np.int64(3), np.array(3), np.array([0, 4]), np.array([3, 1], np.uint8)):
+        at = np.broadcast_to(t * 0 + s - t if offset is None else offset, b).astype(int)[:, None, None, None] + first
+        for lengths in (None, np.array([3, 7])):
+            for options, sees in kinds:
+                mask = sees(at) & (True if lengths is None else last < lengths[:, None, None, None])
+                want, back = package.value_and_vjp(package.attend, q, k, v, mask=mask, softcap=2.0, return_weights=True)
+                found, pull = package.value_and_vjp(
+                    package.attend, q, k, v, **options, offset=offset, lengths=lengths,
+                    softcap=np.float64(2), return_weights=True,
+                )  # fmt: skip
+                claim(all(same(x, y) for x, y in zip(found, want, strict=True)), f"{offset}, {lengths}, {options}")
+                claim_same(pull(want[0]).inputs, back(want[0]).inputs, "gradients")
+    plain = package.attend(q, k, v, scale=0.5, rate=0.25, keep=last > 1)[0]
+    claim(same(package.attend(q, k, v, scale=np.array(0.5), rate=np.float32(0.25), keep=last > 1)[0], plain), "numbers")
+    claim(same(package.attend(q, k, v, softcap=0)[0], package.attend(q, k, v)[0]), "a softcap of 0")
+    flat = package.attend(q[:, :, 0], k[:, :, 0], v[:, :, 0], causal=True, offset=1)[0]
+    claim(
+        same(flat, package.attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], causal=True, offset=1)[0][:, :, 0]), "no heads"
+    )
+    loaded = vars(import_module(f"{alias}._functions"))
+    known, loaded["concrete"] = loaded["concrete"], lambda x: False
+    try:
+        traced = package.attend(q, k, v, causal=True, offset=Traced(np.array(1)))[0]
+        claim(
+            same(traced, package.attend(q, k, v, causal=True, offset=np.array([1, 1]))[0]), "a value that is not known"
+        )
+    finally:
+        loaded["concrete"] = known
+
+
+class Traced(np.ndarray):
+    """An array whose value is not known, as in a compiled program."""
+
+    def __new__(cls, x: np.ndarray) -> "Traced":
+        return x.view(cls)
+
+
+def wrong_places(alias: str) -> None:
+    """What is no position, no length and no window is refused."""
+    attend, x = import_module(alias).attend, np.zeros((2, 5, 1, 3))
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"offset": True}, ValueError, "expected offset as an integer"),
+        ({"offset": 0.5}, ValueError, "expected offset as an integer"),
+        ({"offset": np.zeros(2)}, TypeError, "expected offset as integers, got float64"),
+        ({"offset": np.zeros(3, int)}, ValueError, "expected offset of shape (b,) = (2,), got (3,)"),
+        ({"lengths": 3}, TypeError, "expected lengths as a NumPy array"),
+        ({"lengths": np.zeros(2)}, TypeError, "expected lengths as integers, got float64"),
+        ({"lengths": np.zeros((2, 1), int)}, ValueError, "expected lengths of shape (b,) = (2,), got (2, 1)"),
+        ({"offset": 0, "causal": 1}, ValueError, "expected causal to be True or False"),
+        ({"offset": 0, "window": (1,)}, ValueError, "expected window to be a tuple"),
+        ({"offset": 0, "window": True}, ValueError, "expected window to be a tuple"),
+        ({"offset": 0, "pattern": 3}, TypeError, "expected pattern to be one of"),
+        ({"offset": 0, "k": x[0]}, ValueError, ""),
+        ({"offset": 0, "q": x[0, 0]}, ValueError, "expected q with three or four axes"),
+        ({"lengths": np.zeros(2, int), "k": x[0, 0]}, ValueError, "expected k with three or four axes"),
+        ({"softcap": False}, ValueError, "expected softcap to be a finite int or float above 0.0"),
+    ]
+    for options, error, words in wrong:
+        refuses(lambda options=options: attend(**{"q": x, "k": x, "v": x} | options), error, f"attend: {words}")
+
+
+def merged_parts(alias: str) -> None:
+    """Logarithms of sums of exponentials are within their bounds, with their gradients, and join parts of the keys."""
+    package, (inputs, dy, _) = import_module(alias), attend_expected(2, "all, sinks", "float64", 6)
+    calls: dict[str, dict[str, Any]] = {"mask bias sinks": {"softcap": 1.5}, "mask": {"softcap": 1.5}, "": {}}
+    for names, options in calls.items():
+        some = {name: inputs[name] for name in f"q k v {names}".split()}
+        carried: Any = {name: ErrArray(x, 0.0) if x.dtype != bool else x for name, x in some.items()}
+        with precision(precision_of("float64")), np.errstate(invalid="ignore"):
+            want, back = attn_np.value_and_vjp(attn_np.attend, **carried, **options, return_lse=True)
+            dlse = np.where(np.isfinite(want[2].v), np.cos(np.arange(want[2].size)).reshape(want[2].shape), 0.0)
+            slopes: Any = back(ErrArray(dy, 0.0), None, ErrArray(dlse, 0.0)).inputs
+        found, pull = package.value_and_vjp(package.attend, **some, **options, return_lse=True)
+        claim(found[1] is None and compare(found[2], want[2])["ratio"] <= 1, "lse")
+        for name, grad in pull(dy, None, dlse).inputs.items():
+            claim(compare(grad, slopes[name])["ratio"] <= 1, f"d{name}")
+        tape: dict[str, Any] = {}
+        claim(
+            same(package.attend(**some, **options, return_lse=True, tape=tape)[2], found[2]) and "q" in tape, "a tape"
+        )
+    some = {name: inputs[name] for name in ("q", "k", "v", "mask")}
+    whole, _, lse = package.attend(**some, return_lse=True)
+    parts = []
+    for keys in (slice(0, 2), slice(2, 7)):
+        part = some | {name: some[name][:, keys] for name in "kv"} | {"mask": some["mask"][..., keys]}
+        parts.append(package.attend(**part, return_lse=True)[::2])
+    with np.errstate(invalid="ignore"):
+        (context, total), pull = package.value_and_vjp(package.merge, parts)
+        seen = np.isfinite(lse)
+        wide: Any = [tuple(ErrArray(x, 0.0) for x in part) for part in parts]
+        with precision(precision_of("float64")):
+            want, back = attn_np.value_and_vjp(attn_np.merge, wide)
+            claim(compare(context, want[0])["ratio"] <= 1 and compare(total, want[1])["ratio"] <= 1, "joined")
+            dlse = np.where(seen, np.sin(np.arange(lse.size)).reshape(lse.shape), 0.0)
+            want = back(ErrArray(dy, 0.0), ErrArray(dlse, 0.0)).inputs["parts"]
+            alone = back(ErrArray(dy, 0.0)).inputs["parts"]
+            sums = back(None, ErrArray(dlse, 0.0)).inputs["parts"]
+        for got, right in ((pull(dy, dlse), want), (pull(dy), alone), (pull(None, dlse), sums)):
+            for pair, bounds in zip(got.inputs["parts"], right, strict=True):
+                claim(all(compare(x, y)["ratio"] <= 1 for x, y in zip(pair, bounds, strict=True)), "gradients of parts")
+    flat = [(c[:, :, 0], x[:, 0]) for c, x in parts]
+    claim(same(package.merge(flat)[0], context[:, :, 0]), "without heads")
+    half = [(c.astype("float16"), x.astype("float32")) for c, x in parts]
+    claim(package.merge(half)[0].dtype == np.float16 and package.merge(half)[1].dtype == np.float32, "16 bits")
+    claim(
+        package.value_and_vjp(package.merge, half)[1](context.astype("float16")).inputs["parts"][0][0].dtype
+        == "float16",
+        "16",
+    )
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        ([], ValueError, "expected a list of pairs"),
+        ([whole], ValueError, "expected a list of pairs"),
+        ([(whole, lse[:1])], ValueError, "expected lse of shape"),
+        ([(whole, lse), (whole[:1], lse)], ValueError, "expected contexts of one shape"),
+        ([(whole, lse > 0)], TypeError, "expected lse of a float dtype"),
+        ([(whole[0, 0], lse)], ValueError, "expected contexts b t h v"),
+    ]
+    for given, error, words in wrong:
+        refuses(lambda given=given: package.merge(given), error, f"merge: {words}")
+    for options in ({"normalize_over": "queries"}, {"softmax_fn": doubled}, {"implementation": "fused"}):
+        call = partial(package.attend, **some, **options, return_lse=True)
+        refuses(call, ValueError, "attend: expected return_lse=True with")

@@ -13,25 +13,23 @@ import numpy as np
 
 from attn_np.contract._tape import Residuals
 from parity_tests.judge.kernels import visible
-from parity_tests.tests.mutation.calls import Arrays, claim, claim_same, same
+from parity_tests.tests.mutation.calls import Arrays, Parts, claim, claim_same, same
 
 SMALL = {"ROWS": 3, "BLOCK": 24, "FEW": 0}
 B, H, T = 2, 3, 9
 
 
 class Middle:
-    """Weighs by q k + distance + bias where it is allowed; notes the rows, the keys and the positions of each call."""
+    """Weighs by q k + distance + bias where it is allowed; notes each call's queries, keys and distances."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[np.ndarray, np.ndarray]] = []
+        self.calls: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def __call__(
-        self, tape: Any, q: Any, k: Any, v: Any, allowed: Any, positions: Any, bias: Any, keep: Any
+        self, tape: Any, q: Any, k: Any, v: Any, allowed: Any, offset: Any, bias: Any, keep: Any
     ) -> tuple[Any, Any]:
-        queries, keys = positions
-        self.calls.append((queries[0], keys[0]))
-        claim(queries.shape == (1, q.shape[1]) and keys.shape == (1, k.shape[1] or v.shape[1]), "a position for each")
-        distance = (keys[:, None, :] - queries[:, :, None])[:, None]
+        distance = distances(offset, q.shape[1], k.shape[1])
+        self.calls.append((q, k, distance))
         scores = np.einsum("bthk,bshk->bhts", q, k) + distance + (0.0 if bias is None else bias)
         passes = np.broadcast_to(True if allowed is None else allowed, scores.shape) & (True if keep is None else keep)
         weights = np.where(passes, scores, 0.0)
@@ -39,6 +37,22 @@ class Middle:
             shape = None if bias is None else bias.shape
             tape.update(q=q, k=k, v=v, weights=weights, passes=passes, distance=distance, shape=shape)
         return np.einsum("bhts,bshv->bthv", weights, v), weights
+
+
+def distances(offset: np.ndarray, t: int, s: int) -> np.ndarray:
+    """Key minus query for each pair, `b 1 t s`, from these numbers, `b t s`, or from one for each diagonal, `1 1 n`."""
+    if offset.shape[1:] == (t, s):
+        return offset[:, None]
+    claim(offset.shape == (1, 1, t + s - 1), f"a number for each diagonal, not {offset.shape}")
+    query, key = np.indices((t, s))
+    return offset[0, 0, key - query + t - 1][None, None]
+
+
+def place(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Which positions of the whole array these are."""
+    n = part.shape[1]
+    first = next(i for i in range(whole.shape[1] - n + 1) if np.array_equal(whole[:, i : i + n], part))
+    return np.arange(first, first + n)
 
 
 def backward(tape: Any, dcontext: Any) -> dict[str, Any]:
@@ -105,9 +119,9 @@ def blocks_of_rows(alias: str) -> None:
                 options: Any = {"causal": causal, "window": window} if causal or window else {}
                 given = (arrays["q"], arrays["k"], arrays["v"])
                 seen = visible(arrays.get("mask"), (B, H, T, s), causal, window)
-                positions = np.arange(T)[None] + (s - T), np.arange(s)[None]
+                offset = np.arange(s)[None, None] - np.arange(T)[None, :, None] - (s - T)
                 tape: Any = {}
-                want, weights = middle(tape, *given, seen, positions, more["bias"], more["keep"])
+                want, weights = middle(tape, *given, seen, offset, more["bias"], more["keep"])
                 dy = whole(np.random.default_rng(7), *want.shape)
                 grads = backward(tape, dy)
                 words = f"{s} keys, {form or 'no'} mask, causal={causal}, window={window}"
@@ -118,7 +132,7 @@ def blocks_of_rows(alias: str) -> None:
                         got, none = rows.by_rows(middle, tape, *given, **options, **more)
                         claim_same({"context": got}, {"context": want}, f"{words}, {taken}")
                         claim(same(np.asarray(tape.get("context", want)), want), f"{words}: the taped context")
-                        called(middle, near, taken == "blocks", words)
+                        called(middle, arrays, near, taken == "blocks", words)
                         claim((none is None) == (taken == "blocks"), "weights of all rows or none")
                         back = rows.by_rows_vjp(backward, tape, dy)
                     claim(list(back) == list(grads), f"{words}: gradients of {list(back)}")
@@ -132,17 +146,18 @@ def nothing() -> Iterator[None]:
     yield
 
 
-def called(middle: Middle, near: np.ndarray, by_blocks: bool, words: str) -> None:
+def called(middle: Middle, arrays: Arrays, near: np.ndarray, by_blocks: bool, words: str) -> None:
     """In order, every row once; the keys are those from the first to the last that a row of the block is near to, and
     rows are as many as a block may hold.
     """
     t, s = near.shape
     if not by_blocks:
-        claim([len(q) for q, _ in middle.calls] == [t], f"{words}: all rows at once")
+        claim([q.shape[1] for q, _, _ in middle.calls] == [t], f"{words}: all rows at once")
         return
     first = 0
-    for queries, keys in middle.calls:
-        at = queries - (s - t)
+    for q, k, distance in middle.calls:
+        at, keys = place(q, arrays["q"]), place(k, arrays["k"])
+        claim(same(distance[0, 0], keys - at[:, None] - (s - t)), f"{words}: distances of rows {at}")
         claim(np.array_equal(at, np.arange(first, first + len(at))), f"{words}: rows {at}")
         reached = np.flatnonzero(near[at].any(0))
         wanted = np.arange(reached[0], reached[-1] + 1) if len(reached) else keys[:1]
@@ -174,7 +189,7 @@ def when_rows_go_at_once(alias: str) -> None:
     rows = import_module(f"{alias}._rows")
     arrays = drawn(13, "pairs")
     given, more = (arrays["q"], arrays["k"], arrays["v"]), {name: arrays[name] for name in ("mask", "bias", "keep")}
-    arranged, usual = Step(None), (np.arange(T)[None] + 4, np.arange(13)[None])
+    arranged, usual = Step(None), np.arange(13)[None, None] - np.arange(T)[None, :, None] - 4
     for at_once, tape, changed, options in (
         (False, None, given, {}),
         (False, Residuals(), given, {}),
@@ -187,9 +202,9 @@ def when_rows_go_at_once(alias: str) -> None:
         (True, None, (arrays["q"].view(Own), *given[1:]), {}),
     ):
         own = options.get("step") is arranged
-        positions = (arranged.query_positions, arranged.key_positions) if own else usual
+        offset = arranged.key_positions[:, None] - arranged.query_positions[:, :, None] if own else usual
         seen = arranged.attention_mask(None, 0) if own else visible(None, (1, 1, T, 13), True, None)
-        want, _ = Middle()(None, *given, seen & more["mask"], positions, more["bias"], more["keep"])
+        want, _ = Middle()(None, *given, seen & more["mask"], offset, more["bias"], more["keep"])
         middle = Middle()
         with small_blocks(rows):
             context, weights = rows.by_rows(middle, tape, *changed, causal=True, **more, **options)
@@ -203,3 +218,72 @@ def when_rows_go_at_once(alias: str) -> None:
             vars(rows)["FEW"] = few
             rows.by_rows(middle, None, *given, causal=True, **more)
         claim((len(middle.calls) == 1) == at_once, f"{few} scores are few: {len(middle.calls)} calls")
+
+
+def distances_scored(alias: str) -> None:
+    """Products with the rows of a table, by pair and by diagonal, and their gradients, are those of a loop."""
+    parts, rng = Parts(alias), np.random.default_rng(4)
+    for t, s in ((4, 6), (6, 4), (3, 3)):
+        q, table, dy = (
+            rng.integers(-3, 4, size=shape).astype(np.float64) for shape in ((B, t, H, 2), (5, H, 2), (B, H, t, s))
+        )
+        by_diagonal = np.clip(np.arange(t + s - 1) - t, -2, 2)[None, None] + 2
+        by_pair = by_diagonal[0][:, np.arange(s) - np.arange(t)[:, None] + t - 1]
+        want, dq, dtable = np.zeros(dy.shape), np.zeros(q.shape), np.zeros(table.shape)
+        for b, h, i, j in np.ndindex(*dy.shape):
+            x = by_pair[0, i, j]
+            want[b, h, i, j] = q[b, i, h] @ table[x, h]
+            dq[b, i, h] += dy[b, h, i, j] * table[x, h]
+            dtable[x, h] += dy[b, h, i, j] * q[b, i, h]
+        claim(parts.per_pair(dy, t, s) is dy, "what stands by pair stays")
+        for rows in (by_diagonal, by_pair):
+            tape: dict[str, Any] = {}
+            claim(same(parts.score_distances(tape, "scores", q, table, rows, s), want), "scores")
+            claim(("scores" in tape) == (rows is by_pair), "all scores are taped where all are made")
+            back = parts.score_distances_vjp(tape, "scores", q, table, rows, dy)
+            claim(same(back[0], dq) and same(back[1], dtable), "gradients")
+
+
+class Special(np.ndarray):
+    """An array that is not plain, as those are that carry errors."""
+
+
+def picked_from_special_arrays(alias: str) -> None:
+    """Arrays that are not plain are picked from, and get gradients, as plain ones do."""
+    parts, rng = Parts(alias), np.random.default_rng(6)
+    x, dy = (rng.integers(-9, 9, size=(2, 3, 4, n)).astype(np.float64) for n in (5, 7))
+    table, rows = rng.integers(-9, 9, size=(5, 3, 2)).astype(np.float64), rng.integers(0, 5, size=7)
+    index, drows = rng.integers(0, 5, size=(1, 4, 7)), rng.integers(-9, 9, size=(7, 3, 2)).astype(np.float64)
+    for call, arrays in (
+        (lambda x, dy: parts.gather_last(x, index), (x, dy)),
+        (lambda x, dy: parts.gather_last_vjp(x, index, dy), (x, dy)),
+        (lambda table, drows: parts.take_vjp(table, rows, drows), (table, drows)),
+    ):
+        claim(same(np.asarray(call(*(x.view(Special) for x in arrays))), call(*arrays)), "the same numbers")
+
+
+def vectors_by_distance(alias: str) -> None:
+    """Scores and averages of a table's rows, by pair and by diagonal, and their gradients, are those of a loop."""
+    parts, rng = Parts(alias), np.random.default_rng(8)
+    for t, s in ((4, 6), (6, 4), (3, 3)):
+        shapes = (B, t, H, 2), (5, 2), (B, H, t, s)
+        (q, table, weights), (dout, _, dscores) = (
+            [rng.integers(-3, 4, size=shape).astype(np.float64) for shape in shapes] for _ in "xy"
+        )
+        by_diagonal = np.clip(np.arange(t + s - 1) - t, -2, 2)[None, None] + 2
+        by_pair = by_diagonal[0][:, np.arange(s) - np.arange(t)[:, None] + t - 1]
+        rows = table[by_pair[0]]
+        marks = (by_pair[0][..., None] == np.arange(5)).astype(np.float64)
+        scores = np.einsum("bthk,tsk->bhts", q, rows), np.einsum("bhts,tsk->bthk", dscores, rows)
+        scores += (np.einsum("bhts,bthk,tsx->xk", dscores, q, marks),)
+        sums = np.einsum("bhts,tsk->bthk", weights, rows), np.einsum("bthk,tsk->bhts", dout, rows)
+        sums += (np.einsum("bhts,bthk,tsx->xk", weights, dout, marks),)
+        for index in (by_diagonal, np.broadcast_to(by_pair, (B, t, s))):
+            tape: dict[str, Any] = {}
+            found = (parts.score_vectors(tape, "k", q, table, index, s),)
+            found += tuple(parts.score_vectors_vjp(tape, "k", q, table, index, dscores))
+            found += (parts.weigh_vectors(tape, "v", weights, table, index),)
+            found += tuple(parts.weigh_vectors_vjp(tape, "v", weights, table, index, dout))
+            claim(all(same(x, want) for x, want in zip(found, scores + sums, strict=True)), f"sums over {index.shape}")
+            taped = set() if index is by_diagonal else {"k", "v", "dk", "dv"}
+            claim(set(tape) == taped, f"the rows of pairs are taped, got {set(tape)}")

@@ -59,6 +59,12 @@ def failures(variant: str, example: str, framework: str, device: str, everything
     return found
 
 
+def test_every_example_has_a_full_call() -> None:
+    """Some types and candidates take no other, and a run by default takes that alone."""
+    examples = {(variant, name) for variant in contract.variants() for name in contract.examples(variant)}
+    assert {(case.variant, case.example) for case in cases() if case.call == "full"} == examples
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(("variant", "example"), EXAMPLES)
 def test_agrees_with_the_reference(variant: str, example: str, framework: str, pytestconfig: pytest.Config) -> None:

@@ -1,0 +1,100 @@
+"""Block-sparse attention: every query chooses the blocks of keys that it sees, by the mean of their keys."""
+
+from jaxtyping import Float
+
+from attn_jax._attend import attend
+from attn_jax._decode import DecodeStep, append
+from attn_jax._layer import Layer, cast_output
+from attn_jax._masks import largest, token_positions, visible_pairs
+from attn_jax._ops import (
+    Array,
+    Tape,
+    arange,
+    broadcast_to,
+    dtype_name,
+    einsum,
+    linear,
+    record,
+    reorder,
+    to_dtype,
+    upcast,
+    where,
+)
+from attn_np.contract._patterns import Causal, ChosenChunk, Chunks, Pattern
+from attn_np.contract.block_sparse import Config
+
+
+def by_head(x: Array) -> Array:
+    """Heads as batch rows, for each sees other keys: `b t h k` -> `(h b) t 1 k`."""
+    b, t, h, k = x.shape
+    return reorder(x, (2, 0, 1, 3)).reshape(h * b, t, 1, k)
+
+
+def from_heads(x: Array, h: int) -> Array:
+    """The inverse of `by_head`."""
+    return reorder(x.reshape(h, x.shape[0] // h, x.shape[1], x.shape[3]), (1, 2, 0, 3))
+
+
+class BlockSparseAttention(Layer[Config]):
+    """Every query chooses the blocks of keys that it sees, by the mean of their keys."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_o: Float[Array, "h v d"]
+    b_q: Float[Array, "h k"] | None
+    b_k: Float[Array, "h k"] | None
+    b_v: Float[Array, "h v"] | None
+    b_o: Float[Array, "d"] | None
+
+    def choice(self, tape: Tape, q: Array, k: Array, query_positions: Array, key_positions: Array) -> Array:
+        """The numbers of the blocks that each query chooses, `b h t n`; that of no block where there are too few."""
+        c, (b, t, _, _) = self.config, q.shape
+        blocks = arange(max(1, -(-k.shape[1] // c.block_size)), q)
+        own = query_positions[:, :: c.query_block, None] // c.block_size
+        eligible = broadcast_to(blocks < own if c.causal else blocks != own, (b, own.shape[1], blocks.shape[0]))
+        inside = to_dtype(key_positions[..., None] // c.block_size == blocks, dtype_name(k))
+        inside = broadcast_to(inside, (b, *inside.shape[1:]))
+        size = inside.sum(1)[:, :, None, None]
+        real = where((key_positions >= 0)[..., None, None], k, 0.0)
+        means = record(tape, means=einsum("bsn,bshk->bnhk", inside, real) / where(size == 0, 1.0, size))
+        affinity = record(tape, affinity=einsum("bthk,bnhk->bhtn", q[:, :: c.query_block], means))
+        chosen = largest(affinity, eligible[:, None], c.chosen_blocks)
+        return record(tape, chosen=chosen[:, :, arange(t, q) // c.query_block])
+
+    def pattern(self, chosen: Array) -> Pattern:
+        """Who sees whom, in batch rows of one head."""
+        c, (b, h, t, n) = self.config, chosen.shape
+        chosen = reorder(chosen, (1, 0, 2, 3)).reshape(h * b, t, n)
+        pattern: Pattern = Chunks(c.block_size)
+        for i in range(c.chosen_blocks):
+            pattern = pattern | ChosenChunk(c.block_size, chosen[..., i])
+        return pattern & Causal() if c.causal else pattern
+
+    def __call__(
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        tape: Tape = None,
+        implementation: str = "auto",
+        step: DecodeStep | None = None,
+    ) -> Array:
+        sizes = self.check(query=query)
+        c, dtype = self.config, dtype_name(query)
+        x = record(tape, x=upcast(query))
+        q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
+        k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k)
+        v = linear("bsd,dhv->bshv", x, self.w_v, self.b_v)
+        k, v = append(step, k=k, v=v)
+        positions = token_positions(sizes["t"], k.shape[1], like=query, step=step)
+        pattern = self.pattern(self.choice(tape, q, k, *positions))
+        mask = None
+        if step is not None:
+            rows = [broadcast_to(p, (sizes["h"], sizes["b"], p.shape[1])).reshape(-1, p.shape[1]) for p in positions]
+            mask, pattern = visible_pairs(pattern, *rows), None
+        context, _ = attend(
+            by_head(q), by_head(k), by_head(v), mask=mask, pattern=pattern, scale=c.scale, tape=tape,
+            implementation=implementation,
+        )  # fmt: skip
+        context = from_heads(context, sizes["h"])
+        return cast_output(dtype, record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o)))

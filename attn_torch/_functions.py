@@ -1,0 +1,166 @@
+"""`attend` as users call it: wherever the queries stand, however many keys are real, with numbers of any kind."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attn_torch._attend as core
+import attn_torch._ops as ops
+from attn_np.contract import _functions as contract
+from attn_np.contract._band import Limits
+from attn_np.contract._offset import Moved, MovedEach
+from attn_np.contract._patterns import Pattern, Prefix
+from attn_torch._layer import specs
+from attn_torch._masks import unmasked_by_bias
+from attn_torch._ops import (
+    Array,
+    Tape,
+    arange,
+    broadcast_to,
+    concrete,
+    dtype_name,
+    einsum,
+    stack,
+    to_dtype,
+    upcast,
+)
+from attn_torch._simplex import log_sum_exp
+
+
+def number(x: Any) -> Any:
+    """A number as Python has it, where it is NumPy's or an array without axes whose value is known; else as it is."""
+    if x is None or type(x) in (bool, int, float):
+        return x
+    x = contract.plain(x)
+    return x.item() if getattr(x, "shape", None) == () and concrete(x) else x
+
+
+def placed(by_position: dict[str, Any], first: Any, lengths: Array | None, q: Array, k: Array) -> dict[str, Any]:
+    """Causality, window and pattern where the first query stands at `first` and `lengths` keys are real."""
+    is_array = hasattr(first, "shape")
+    at = broadcast_to(first, q.shape[:1]) if is_array and first.shape == () else first
+    spec = specs("attend", q=q, k=k, lengths=lengths, offset=at if is_array else None)
+    contract.check_places(spec, None if is_array else at, **by_position)
+    pattern, s, t = by_position["pattern"], k.shape[1], q.shape[1]
+    if at is not None and (is_array or at != s - t):
+        pattern = contract.as_pattern(**by_position)
+        if pattern is not None:
+            by_position = {"causal": False, "window": None}
+            back = s - t
+            pattern = MovedEach(pattern, at + arange(1, q) - back) if is_array else Moved(pattern, first - back)
+    if lengths is not None:
+        pattern = Prefix(lengths) if pattern is None else pattern & Prefix(lengths)
+    return by_position | {"pattern": pattern}
+
+
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    causal: bool = False,
+    window: Limits | int | None = None,
+    pattern: Pattern | None = None,
+    offset: Array | int | None = None,
+    lengths: Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    keep: Array | None = None,
+    rate: float = 0.0,
+    normalize_over: str = "keys",
+    softmax_fn: Callable[[Array, Array | None], Array] | None = None,
+    tape: Tape = None,
+    implementation: str = "auto",
+    return_weights: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    """Weighted average of the values; returns it (`b t h v`) and the weights before dropout (`b h t s`), if asked for.
+
+    Scores are scaled, capped, biased, masked and normalised, in this order; masked scores are replaced by -inf. Without
+    a head axis (`b t k`, `b s k`, `b s v`) the results have none. Keys and values may have fewer heads than the
+    queries: query head h then uses key/value head h // r, where r query heads share one. Numbers may be Python's,
+    NumPy's or arrays without axes.
+
+    Args:
+        q, k, v: queries `b t h k`, keys `b s g k`, values `b s g v`.
+        mask: True = may attend; broadcastable to `b h t s`.
+        bias: added after scale and softcap; broadcastable to `b h t s`.
+        causal: a query sees no key after its own position.
+        window: (left, right), how many keys before and after its own position a query sees, None for no limit; a number
+            alone is the left one.
+        pattern: who may attend to whom by position, such as `patterns.Chunks(128)`; blocks that it hides are skipped.
+        offset: the position of the first query, an integer or one for each sequence, `b`; s - t by default, so that the
+            last query is at the last key. 0 counts from the first key, as `is_causal` of PyTorch and of jax.nn does.
+        lengths: `b`, how many keys of each sequence are real; blocks of the others are skipped.
+        scale: 1/sqrt(K) by default.
+        softcap: scores become softcap * tanh(scores / softcap); 0 is none.
+        sinks: `h`, one score for each head that takes part in the softmax and has no value; its own weight is
+            exp(sink - lse), with the lse that `return_lse` gives.
+        keep: True = not dropped; kept weights are divided by 1 - rate.
+        rate: the dropout rate that `keep` was drawn with.
+        normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.
+        softmax_fn: replaces the softmax: (scores, allowed) -> weights; allowed is None if nothing is masked.
+        tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, probs_and_sink, probs, kept and context.
+        implementation: "auto" for the fast path where it computes the same, but with a tape the textbook path;
+            "textbook"; or "fused" for the fast path, which never forms the weights and tapes q, k, v and context.
+        return_weights: whether to return the weights; else None.
+        return_lse: whether to return a third result, `b h t`: the logarithm of the sum of the exponentials of each
+            query's scores, its sink's among them, -inf where it sees no key. It takes the textbook path, as weights do.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.
+        TypeError: dtypes that do not fit, such as a mask that is not boolean.
+    """
+    window = contract.window_of(window, number)
+    by_position: dict[str, Any] = {"causal": number(causal), "window": window, "pattern": pattern}
+    if offset is not None or lengths is not None:
+        by_position = placed(by_position, number(offset), lengths, q, k)
+    options = contract.numbers_of(number, scale, softcap, rate)
+    if return_lse:
+        contract.check_lse(implementation, normalize_over, softmax_fn is not None)
+        implementation, tape = "textbook", {} if tape is None else tape
+    context, weights = core.attend(
+        q, k, v, mask=mask, bias=bias, **by_position, **options, sinks=sinks, keep=keep, normalize_over=normalize_over,
+        softmax_fn=softmax_fn, tape=tape, implementation=implementation, return_weights=return_weights,
+    )  # fmt: skip
+    if not return_lse:
+        return context, weights
+    scores, allowed = last_scores(tape), unmasked_by_bias(tape.get("allowed"), tape.get("bias"))
+    lse = log_sum_exp(scores, allowed)
+    if sinks is not None:
+        column = broadcast_to(tape["sinks"][:, None], lse.shape)
+        lse = log_sum_exp(stack([lse, column], -1))
+    return context, weights, lse
+
+
+def last_scores(tape: Tape) -> Array:
+    """The scores that the softmax got: biased, else capped, else as they are."""
+    return next(tape[name] for name in ("biased", "capped", "scores") if name in tape)
+
+
+def merge(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Attention to all keys, from attention to some of them at a time: its context and its `lse`.
+
+    Each part is a context and the logarithm of its sum of exponentials, of `attend` with `return_lse=True`. A part
+    weighs exp(its lse - that of all): a softmax over the parts.
+
+    Args:
+        parts: pairs of a context, `b t h v`, and an lse, `b h t`; or without heads, `b t v` and `b t`.
+
+    Raises:
+        ValueError: no parts, or shapes that do not fit.
+        TypeError: dtypes that do not fit.
+    """
+    pairs = [specs("merge", context=context, lse=lse) for context, lse in contract.checked_pairs(parts)]
+    contract.check_parts([(pair["context"], pair["lse"]) for pair in pairs])
+    dtype, contexts = dtype_name(parts[0][0]), stack([upcast(context) for context, _ in parts], -2)
+    sums = stack([to_dtype(lse, dtype_name(contexts)) for _, lse in parts], -1)
+    weights = ops.softmax(sums, sums > float("-inf"))
+    return to_dtype(einsum(per_part(contexts), weights, contexts), dtype), log_sum_exp(sums)
+
+
+def per_part(contexts: Array) -> str:
+    """The einsum string of a sum over parts, with the letter of the heads or without."""
+    return "bhtn,bthnv->bthv" if contexts.ndim == 5 else "btn,btnv->btv"
