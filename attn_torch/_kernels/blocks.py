@@ -326,7 +326,8 @@ def backward(dout: Tensor, out: Tensor, *inputs: Any) -> list[Tensor]:
         if dbias is not None:
             call.without_sink(block).add(dbias, "bgrts", dscores_by_axes[..., call.sink_columns :])
         if call.softcap is not None:
-            dscores.mul_(tanh.square_().neg_().add_(1.0))
+            slope = tanh.square_().neg_().add_(1.0)
+            dscores.mul_(slope.masked_fill_(probs == 0, 0.0))  # that of a hidden inf - inf is NaN
         block.add(dk, "bgsk", call.product("dk", dscores.mT, call.queries(call.q, block)))
         dqueries_block = call.product("dq", dscores, call.keys(call.k, block))
         block.of(dqueries, "bgrtk").copy_(call.by_axes(dqueries_block, block))
