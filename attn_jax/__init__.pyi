@@ -2,12 +2,19 @@
 
 from typing import Literal, overload
 
+from attn_jax import drop_in as drop_in
 from attn_jax._api import load as load
 from attn_jax._api import load_pretrained as load_pretrained
 from attn_jax._api import save as save
 from attn_jax._api import trace as trace
-from attn_jax._attend import attend as attend
+from attn_jax._functions import attend as attend
 from attn_jax._ops import Device, DType
+from attn_jax._relative import alibi_slopes as alibi_slopes
+from attn_jax._relative import relative_buckets as relative_buckets
+from attn_jax._rotations import rotary_angles as rotary_angles
+from attn_jax._rotations import rotate as rotate
+from attn_jax._simplex import entmax as entmax
+from attn_jax._simplex import softmax as softmax
 from attn_jax.additive import AdditiveAttention as AdditiveAttention
 from attn_jax.alibi import AlibiAttention as AlibiAttention
 from attn_jax.axial import AxialAttention as AxialAttention
@@ -93,12 +100,19 @@ __all__ = [
     "T5Attention",
     "TalkingHeadsAttention",
     "TransformerXLAttention",
+    "alibi_slopes",
     "attend",
     "build",
+    "drop_in",
+    "entmax",
     "load",
     "load_pretrained",
     "patterns",
+    "relative_buckets",
+    "rotary_angles",
+    "rotate",
     "save",
+    "softmax",
     "trace",
 ]
 

@@ -3,8 +3,8 @@
 Blocks. Queries are cut into blocks and so are the keys; only the scores of one block with another exist at a time. The
 softmax runs along ("online", Milakov and Gimelshein 2018): each query keeps the largest score so far, the sum of
 exponentials relative to it and the weighted sum of values; where a block of keys raises the largest score, the two sums
-are scaled down. Blocks of keys that causality,
-a window or a pattern hides from all queries of a block are not in the loop.
+are scaled down. Blocks of keys that causality, a window or a pattern hides from all queries of a block are not in the
+loop.
 
 Backward. Only the output and each query's largest score and sum are kept; the weights are computed again, block by
 block (Rabe and Staats 2021, Dao et al. 2022): memory grows with t, not with t s. So first-order reverse mode only.
@@ -53,15 +53,15 @@ from attn_jax._ops import (
 from attn_np.contract._band import Limits, window_limits
 from attn_np.contract._patterns import Pattern, Window
 
-ONE_BLOCK = 3 << 19  # up to so many scores are computed as one block
-SMALL = 1 << 15  # and so are all heads that have no more each
-SHORT_QUERY = 16  # so few queries of more keys than SHORT_MAX_BLOCKS blocks do not make blocks of their own
+ONE_BLOCK_SCORES = 3 << 19  # a call with at most this many scores is one block
+ONE_BLOCK_HEAD_SCORES = 1 << 15  # and so is one whose heads have at most this many each
+SHORT_QUERY = 16  # at most this many queries of more keys than SHORT_MAX_BLOCKS blocks are not cut into blocks
 SHORT_KEY_BLOCK, SHORT_MAX_BLOCKS = 128, 4
 PRODUCT = 1 << 23  # multiplications of one product
-ROWS, KEYS = 1024, 128  # queries in a block, those of all heads that share keys together, and keys
-QUERIES = 512  # at most so many of one head where causality or a window hides keys: more would hide less
+ROWS, KEYS = 1024, 128  # of a block; a row is one query of one of the heads that share keys
+QUERIES = 512  # of one head in a block where causality or a window hides keys: more would skip less
 PATTERN_BLOCK = 128  # queries and keys under a pattern: what smaller blocks skip is worth more than large products
-EVEN = 8  # numbers of queries in a block are multiples
+QUERY_MULTIPLE = 8  # the number of queries in a block is a multiple of this
 
 
 class Plan(NamedTuple):
@@ -126,11 +126,12 @@ def _plan(
         pass
     elif t <= SHORT_QUERY and s > SHORT_MAX_BLOCKS * SHORT_KEY_BLOCK:
         keys, in_place = SHORT_KEY_BLOCK, True
-    elif (b if _are_numbers(b) else 1) * h * t * s > ONE_BLOCK and t * s > SMALL:
+    elif (b if _are_numbers(b) else 1) * h * t * s > ONE_BLOCK_SCORES and t * s > ONE_BLOCK_HEAD_SCORES:
         queries = max(ROWS // r, 1)
         queries = queries if left is None and right is None else min(queries, QUERIES)
         queries = queries if pattern is None else min(queries, PATTERN_BLOCK)
-        queries = -(-t // (-(-t // queries) * EVEN)) * EVEN  # blocks of one size that hold t with little to spare
+        step = -(-t // queries) * QUERY_MULTIPLE
+        queries = -(-t // step) * QUERY_MULTIPLE  # blocks of one size that hold t with little to spare
         keys = min(max(KEYS, PRODUCT // (queries * r * width)) if pattern is None else PATTERN_BLOCK, s)
     if 0 in (q.size, v.size):  # nothing to cut
         queries, keys, in_place = t, s, False
@@ -238,8 +239,8 @@ def _grouped(plan: Plan, x: Array | None, g: int) -> Array | None:
 # a block.
 
 
-def _cut(x: Array, axis: int, first: Any, size: int) -> Array:
-    """So many entries of an axis, from the first on; an axis of 1 serves all."""
+def _slice(x: Array, axis: int, first: Any, size: int) -> Array:
+    """`size` entries of an axis, from `first` on; an axis of 1 serves all."""
     return x if x.shape[axis] in (1, size) else jax.lax.dynamic_slice_in_dim(x, first, size, axis)
 
 
@@ -255,7 +256,7 @@ def _block(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
     """The part of a mask or bias for block i of the queries and block j of the keys, `b g r q c`."""
     if x is None:
         return None
-    return _cut(_cut(x, 3, i * plan.queries, plan.queries), 4, plan.key_start(j), plan.keys)
+    return _slice(_slice(x, 3, i * plan.queries, plan.queries), 4, plan.key_start(j), plan.keys)
 
 
 def _pattern(plan: Plan, change: Any, pattern_arrays: tuple[Array, ...]) -> Any:
@@ -302,8 +303,8 @@ def _visible(
 
         def of_block(axes: str, x: Array) -> Array:
             if axes == "b t":
-                return _cut(_pad(x, 1, plan.blocks * plan.queries), 1, i * plan.queries, plan.queries)
-            return x if axes == "b" else _cut(x, 1, plan.key_start(j), plan.keys)
+                return _slice(_pad(x, 1, plan.blocks * plan.queries), 1, i * plan.queries, plan.queries)
+            return x if axes == "b" else _slice(x, 1, plan.key_start(j), plan.keys)
 
         pattern = _pattern(plan, of_block, pattern_arrays)
         conditions += [visible_pairs(pattern, query_positions.T, key[None])[:, :, None]]
@@ -324,7 +325,7 @@ def _scores(plan: Plan, q: Array, k: Array, bias: Array | None, allowed: Array |
     return x if allowed is None else where(allowed, maximum(x, _lowest(x)), -jnp.inf), slope
 
 
-def _mask_of_keys(plan: Plan, allowed: Array | None, *masks: Array | None) -> Array | None:
+def _key_mask(plan: Plan, allowed: Array | None, *masks: Array | None) -> Array | None:
     """The mask by which unseen keys become 0; None where causality alone hides keys, as the last query sees all."""
     return None if plan.left is None and plan.pattern is None and all(x is None for x in masks) else allowed
 
@@ -404,8 +405,8 @@ def _forward(
     def keys_and_values(j: Any) -> tuple[Array, Array]:
         first = plan.key_start(j)
         if plan.in_place:
-            return _cut(k, 1, first, plan.keys).transpose(k_order), _cut(v, 1, first, plan.keys).transpose(v_order)
-        return _cut(k, 3, first, plan.keys), _cut(v, 2, first, plan.keys)
+            return _slice(k, 1, first, plan.keys).transpose(k_order), _slice(v, 1, first, plan.keys).transpose(v_order)
+        return _slice(k, 3, first, plan.keys), _slice(v, 2, first, plan.keys)
 
     key_loop = _key_loop(plan, pattern_arrays, q)
 
@@ -416,14 +417,14 @@ def _forward(
             kj, vj = keys_and_values(j)
             allowed = _visible(plan, i, j, _block(plan, bias, i, j), _block(plan, mask, i, j), pattern_arrays)
             x, _ = _scores(plan, qi, kj, _block(plan, bias, i, j), allowed)
-            return x, zero_unseen("bgnc->bgcv", _mask_of_keys(plan, allowed, bias, mask), vj), allowed is not None
+            return x, zero_unseen("bgnc->bgcv", _key_mask(plan, allowed, bias, mask), vj), allowed is not None
 
         x, vj, hides = scores(0)
         first, end, key_block = key_loop(i)
         if plan.pattern is None and plan.in_place and mask is not None and mask.shape[4] == plan.s:
             end = jnp.minimum(end, -(-jnp.max(where(mask, jnp.arange(1, plan.s + 1), 0)) // plan.keys))
-        nothing = _online_sums(x[..., :0], vj[:, :, :0])
-        sums = jax.lax.fori_loop(first, end, lambda n, sums: _online_sums(*scores(key_block(n))[:2], sums), nothing)
+        no_keys = _online_sums(x[..., :0], vj[:, :, :0])
+        sums = jax.lax.fori_loop(first, end, lambda n, sums: _online_sums(*scores(key_block(n))[:2], sums), no_keys)
         return _average(plan, sums, vj, sinks, hides)
 
     return jax.lax.map(query_block, (jnp.arange(plan.blocks), q))
@@ -470,8 +471,8 @@ def _blocks_bwd(plan: Plan, residuals: Any, dy: Array) -> Any:
             at = plan.key_start(j)
             block_bias = _block(plan, bias, i, j)
             allowed = _visible(plan, i, j, block_bias, _block(plan, mask, i, j), pattern_arrays)
-            of_keys = _mask_of_keys(plan, allowed, bias, mask)
-            kj, vj = (zero_unseen("bgnc->bgkc", of_keys, _cut(x, 3, at, plan.keys)) for x in (k, v))
+            key_mask = _key_mask(plan, allowed, bias, mask)
+            kj, vj = (zero_unseen("bgnc->bgkc", key_mask, _slice(x, 3, at, plan.keys)) for x in (k, v))
             x, slope = _scores(plan, qi, kj, block_bias, allowed)
             e = exp(x - top_i[..., None])
             ds = e * (einsum("bgnv,bgvc->bgnc", dyi, vj) - delta_i[..., None])
@@ -485,7 +486,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, dy: Array) -> Any:
                 ds = ds * (slope if allowed is None else where(allowed, slope, 0.0))
             dk = _add(dk, (0, 0, 0, at), einsum("bgkn,bgnc->bgkc", qi.mT, ds))
             dv = _add(dv, (0, 0, 0, at), einsum("bgvn,bgnc->bgvc", dyi.mT, e))
-            kj = zero_unseen("bgnc->bgck", of_keys, _cut(k_rows, 2, at, plan.keys))
+            kj = zero_unseen("bgnc->bgck", key_mask, _slice(k_rows, 2, at, plan.keys))
             return dqi + einsum("bgnc,bgck->bgnk", ds, kj), dk, dv, dbias
 
         dqi, *carry = jax.lax.fori_loop(first, end, step, (jnp.zeros_like(qi), *carry))

@@ -61,8 +61,8 @@ def prepare_inputs(
         queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
-    elif step.real is not None:
-        query, key, value = (where(step.real[:, :, None], x, 0.0) for x in arrays)
+    elif step.accepted is not None:
+        query, key, value = (where(step.accepted[:, :, None], x, 0.0) for x in arrays)
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 
@@ -132,10 +132,10 @@ class Layer(nnx.Module, Decodes[Array], Generic[C]):
         _values: dict[str, Array] | None = None,
     ) -> None:
         check_config(type(self), config)
-        kind = DTYPES[check_dtype(config.variant, param_dtype)]
+        jax_dtype = DTYPES[check_dtype(config.variant, param_dtype)]
         self.config, self.deterministic, self.casts_inputs = config, False, dtype is not None
         self.dtype = check_dtype(config.variant, param_dtype if dtype is None else dtype)
-        if kind == jnp.float64 and self.dtype != "float64":
+        if jax_dtype == jnp.float64 and self.dtype != "float64":
             raise ValueError(
                 f"{config.variant}: expected float64 inputs for float64 parameters, got dtype={self.dtype!r}; "
                 "leave dtype out, or set param_dtype to it"
@@ -151,13 +151,13 @@ class Layer(nnx.Module, Decodes[Array], Generic[C]):
             if name not in own and name not in children:
                 setattr(self, name, None)
         for name in own:
-            limit, start = fans[name] ** -0.5, own[name].initial()
+            limit, start = fans[name] ** -0.5, own[name].initial_value()
             if _values is not None:
-                value = jnp.asarray(_values[name], kind)
+                value = jnp.asarray(_values[name], jax_dtype)
             elif start is not None:
-                value = jnp.full(shapes[name], np.array(start), kind)
+                value = jnp.full(shapes[name], np.array(start), jax_dtype)
             else:
-                value = jax.random.uniform(rngs.params(), shapes[name], kind, -limit, limit)
+                value = jax.random.uniform(rngs.params(), shapes[name], jax_dtype, -limit, limit)
             setattr(self, name, nnx.Param(value))
         for name, child in children.items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
@@ -205,8 +205,8 @@ class Layer(nnx.Module, Decodes[Array], Generic[C]):
         return checked(config, dtype, specs(config.variant, **arguments))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
-        kind = check_dtype(self.config.variant, dtype or self.dtype)
-        like = jnp.zeros((), DTYPES[kind])
+        entry_dtype = check_dtype(self.config.variant, dtype or self.dtype)
+        like = jnp.zeros((), DTYPES[entry_dtype])
         return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
 
     def _step(

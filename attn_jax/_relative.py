@@ -2,7 +2,10 @@
 
 from typing import Any
 
-from attn_jax._ops import constant
+from attn_jax._layer import specs
+from attn_jax._ops import Array, Tape, clip, constant, constants, einsum, gather_last, per_pair, record, take
+from attn_np.contract import _functions as contract
+from attn_np.contract._functions import alibi_slopes as alibi_slopes
 
 
 @constant
@@ -17,3 +20,37 @@ def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str)
 def bucketed(xp: Any, config: Any) -> Any:
     """The bucket of every distance from -max_distance to max_distance."""
     return xp.asarray(config.signed_buckets(), dtype=xp.int32)
+
+
+def relative_buckets(
+    offsets: Array, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+) -> Array:
+    """The bucket of every offset, key minus query, as T5 has them: small distances alone, larger ones together.
+
+    Buckets grow with the distance up to `max_distance`, from which on all share the last (Raffel et al. 2020,
+    arXiv:1910.10683). A learned number for each bucket and head, taken by them, is T5's bias.
+
+    Args:
+        offsets: signed integers of any shape.
+        num_buckets: how many buckets there are, those of both sides together.
+        max_distance: the distance from which on all share a bucket.
+        bidirectional: whether later keys have buckets of their own; if not, they share the query's.
+
+    Raises:
+        ValueError: options that cannot be right.
+        TypeError: offsets that are no signed integers.
+    """
+    contract.check_offsets(specs("relative_buckets", offsets=offsets)["offsets"])
+    options: dict[str, Any] = {"num_buckets": num_buckets, "max_distance": max_distance}
+    config = contract.Buckets(bidirectional=bidirectional, **options)
+    return constants(config.buckets(), offsets)[clip(offsets, -max_distance, max_distance) + max_distance]
+
+
+def score_distances(tape: Tape, name: str, q: Array, table: Array, row: Array, s: int) -> Array:
+    """The product of each query with the row of the table that its pair has: `b t h k`, `x h k`, `b t s` -> `b h t s`.
+
+    Where rows stand by diagonal, `1 1 n`, the queries meet these alone. Else they meet all, which are taped by name.
+    """
+    if row.shape[-1] != s:
+        return per_pair(einsum("bthk,xhk->bhtx", q, take(table, row[0, 0])), q.shape[1], s)
+    return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), row)

@@ -4,17 +4,37 @@ from typing import Any
 
 from attn_jax._decode import DecodeStep
 from attn_jax._masks import token_positions
-from attn_jax._ops import Array, clip, concatenate, concrete, constant, cumsum, dtype_name, stack, take
+from attn_jax._ops import Array, any_over, clip, concatenate, concrete, constant, cumsum, dtype_name, stack, take, where
 
 
 @constant
-def tables(xp: Any, config: Any, length: int, dtype: str) -> Any:
-    """Cosines and sines of positions 0 .. length - 1, made in float64 and rounded once: a float32 angle would be wrong
-    by 1e-3 at position 100 000.
+def tables(xp: Any, config: Any, count: int, length: int, dtype: str) -> Any:
+    """Cosines and sines of positions 0 .. count - 1 in a pass over `length` of them, made in float64 and rounded once:
+    a float32 angle would be wrong by 1e-3 at position 100 000.
     """
-    angles = xp.arange(length, dtype=xp.float64)[:, None] * xp.asarray(config.frequencies(length), dtype=xp.float64)
+    angles = xp.arange(count, dtype=xp.float64)[:, None] * xp.asarray(config.frequencies(length), dtype=xp.float64)
     cos_sin = xp.stack([xp.cos(angles), xp.sin(angles)]) * config.amplitude()
     return xp.asarray(cos_sin, dtype=getattr(xp, dtype))
+
+
+def tables_for(config: Any, positions: Array, dtype: str, *, like: Array, longest: int | None = None) -> Array:
+    """Cosines and sines of positions up to `max_positions`, for a pass as long as the largest of those that are passed
+    says, or `longest`: where that counts, "longrope" and "dynamic" depend on it.
+
+    Raises:
+        ValueError: "dynamic" in a compiled program, which does not know its positions.
+    """
+    count = config.max_positions
+    if not config.depends_on_length(count):
+        return tables(config, count, count, dtype, like=like)
+    if longest is None and concrete(positions):
+        longest = int(positions.max()) + 1 if 0 not in positions.shape else 1
+    if longest is not None:
+        return tables(config, count, longest, dtype, like=like)
+    config.check_traced_length()
+    original = config.original_max_positions
+    short, long = (tables(config, count, length, dtype, like=like) for length in (original, count))
+    return where(any_over(positions >= original, tuple(range(positions.ndim))), long, short)
 
 
 def rotation(
@@ -29,8 +49,8 @@ def rotation(
     """Cosines and sines of new positions, `b t` and half the rotated width; None without a base.
 
     By default the positions are those of `token_positions`, and the tables are for the length of the pass or the
-    `max_length` of the cache, so that all keys in it agree. Positions that a call passes have tables of
-    `max_positions`. In a full pass with `real`, `b t`, only real positions are counted.
+    `max_length` of the cache, so that all keys in it agree. For positions that a full pass is given the length is the
+    largest of them and one more. With `real`, `b t`, only real positions are counted.
 
     Raises:
         ValueError: positions beyond the tables, if their values are known.
@@ -41,11 +61,12 @@ def rotation(
         length = max(t, 1) if step is None else step.cache.max_length
         unclipped = token_positions(t, t, like=like, step=step)[0] if real is None else cumsum(real, 1) - 1
         positions = clip(unclipped, 0, length - 1)
+        cos_sin = tables(config, length, length, dtype_name(like), like=like)
     else:
-        length = config.max_positions
         if concrete(positions) and 0 not in positions.shape:
             config.check_range(int(positions.min()), int(positions.max()))
-    cos_sin = tables(config, length, dtype_name(like), like=like)
+        longest = None if step is None else step.cache.max_length
+        cos_sin = tables_for(config, positions, dtype_name(like), like=like, longest=longest)
     return take(cos_sin[0], positions), take(cos_sin[1], positions)
 
 

@@ -17,16 +17,16 @@ import jax
 import jax.export
 import jax.numpy as jnp
 
-from attn_jax._masks import attention_mask, in_window, token_positions
+from attn_jax._masks import attention_mask, in_window, token_offsets
 from attn_jax._ops import Array, Tape
 from attn_np.contract._band import Band, Span
 
-BLOCK = 2**20  # scores in a block
+BLOCK = 2**19  # scores in a block
 ROWS = 16  # queries in a block at least: products of fewer are slow
 FEW = 2**20  # scores of a call that are formed all at once
 PARTS = 4  # loops of a causal call
 
-# (tape, q, k, v, mask, positions of queries and keys, arrays by scores) -> the context and the weights.
+# (tape, q, k, v, mask, key position minus query position, arrays by scores) -> the context and the weights.
 Middle = Callable[..., tuple[Array, Array]]
 
 
@@ -43,18 +43,21 @@ def by_rows(
     step: Any = None,
     return_weights: bool = False,
     implementation: str = "auto",
+    larger: int = 1,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
 
     Args:
-        middle: (tape, q, k, v, allowed, (query_positions, key_positions), **by_score) -> context and weights, for any
-            rows of queries and a stretch of keys with all that these rows see.
+        middle: (tape, q, k, v, allowed, offset, **by_score) -> context and weights, for any rows of queries and a
+            stretch of keys with all that these rows see. The offset is the key's position minus the query's: `b t s`,
+            or `1 1 n` for each diagonal of a block, which `per_pair` takes.
         tape: that of the call.
         q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
+        larger: how many times as large as others a block is, where `middle` cuts it itself or each block costs more.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     (b, t, h), s = q.shape[:3], k.shape[1]
@@ -68,23 +71,25 @@ def by_rows(
     if whole or b * h * t * s <= FEW:
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **limits)
-        return middle(tape, q, k, v, allowed, token_positions(t, s, like=q, step=step), **by_score)
+        return middle(tape, q, k, v, allowed, token_offsets(t, s, like=q, step=step), **by_score)
     band, by_score = Band.of(t, s, causal, window), {"mask": mask} | by_score
     parts = PARTS if band.right is not None and band.right < s // 2 else 1
     edges = [t * i // parts for i in range(parts + 1)]
     spans = [Span(*edge) for edge in pairwise(edges)]
-    return jnp.concatenate([loop(middle, q, k, v, by_score, band, rows) for rows in spans if rows.length], 1), None
+    return jnp.concatenate(
+        [loop(middle, q, k, v, by_score, band, rows, larger) for rows in spans if rows.length], 1
+    ), None
 
 
 def loop(
-    middle: Middle, q: Array, k: Array, v: Array, by_score: dict[str, Array | None], band: Band, rows: Span
+    middle: Middle, q: Array, k: Array, v: Array, by_score: dict[str, Array | None], band: Band, rows: Span, larger: int
 ) -> Array:
     """The context of some rows, block by block, each with a stretch of keys of the same length."""
     t, s, heads = rows.length, band.s, q.shape[0] * q.shape[2]
     seen = band.keys(rows)
     most = max(1, seen.length)
     near = band.left + band.right if band.left is not None and band.right is not None else most
-    size = min(t, max(ROWS, BLOCK // (heads * min(most, near + ROWS))))
+    size = min(t, max(ROWS, larger * BLOCK // (heads * min(most, near + ROWS))))
     size = -(-t // -(-t // size))
     length = min(most, near + size)  # of the stretch of keys
     count = -(-t // size)
@@ -111,7 +116,8 @@ def loop(
         if band.left is not None or band.right is not None:
             visible = in_window(*positions, band.left, band.right)
             allowed = visible if allowed is None else visible & allowed
-        return middle(None, q, keys(k, 1), keys(v, 1), allowed, positions, **arrays)[0]
+        diagonals = jnp.arange(1 - size, length)[None, None] + first - (row + s - band.t)
+        return middle(None, q, keys(k, 1), keys(v, 1), allowed, diagonals, **arrays)[0]
 
     # The backward pass of a loop keeps what every turn computes, unless it is computed again.
     again = jax.checkpoint(block, prevent_cse=False)

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._ops import Array, Tape, constants, dtype_name, linear, record, to_dtype, upcast
+from attn_jax._ops import Array, Tape, constants, dtype_name, linear, per_pair, record, to_dtype, upcast
 from attn_jax._rows import by_rows
 from attn_np.contract.alibi import Config
 
@@ -45,14 +45,12 @@ class AlibiAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
 
-        def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, mask: Any, positions: Any, bias: Any, keep: Any
-        ) -> Any:
-            query_positions, key_positions = positions
+        def attend_rows(tape: Tape, q: Array, k: Array, v: Array, mask: Any, offset: Any, bias: Any, keep: Any) -> Any:
             bias = record(tape, caller_bias=upcast(bias))
-            distance = to_dtype(abs(query_positions[:, :, None] - key_positions[:, None, :]), dtype_name(q))
+            distance = to_dtype(abs(offset), dtype_name(q))
             # h 1 1 times b 1 t s
-            alibi = record(tape, alibi=-constants(c.slopes(), q)[:, None, None] * distance[:, None])
+            by_distance = -constants(c.slopes(), q)[:, None, None] * distance[:, None]
+            alibi = record(tape, alibi=per_pair(by_distance, q.shape[1], k.shape[1]))
             return attend(
                 q, k, v, mask=mask, bias=alibi if bias is None else alibi + bias, scale=c.scale, keep=keep,
                 rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
@@ -60,7 +58,7 @@ class AlibiAttention(Layer[Config]):
 
         context, weights = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
-            return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
+            return_weights=return_weights, implementation=implementation, larger=32, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

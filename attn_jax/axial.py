@@ -11,7 +11,7 @@ PARAMS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 
 
 def to_columns(x: Array, height: int, width: int) -> Array:
-    """Rows of a grid as batch rows to its columns as batch rows: `(b i) j d` -> `(b j) i d`."""
+    """A grid whose rows are the sequences of a batch, with its columns as the sequences: `(b i) j d` -> `(b j) i d`."""
     b, d = x.shape[0] // height, x.shape[-1]
     return x.reshape(b, height, width, d).swapaxes(1, 2).reshape(b * width, height, d)
 
@@ -36,8 +36,8 @@ class AxialAttention(Layer[Config]):
     b_v_columns: Float[Array, "h v"] | None
     b_o_columns: Float[Array, "d"] | None
 
-    def along(self, axis: str, x: Array, implementation: str, tape: Tape) -> Array:
-        """Multi-head attention within each batch row, by the parameters of an axis."""
+    def attend_along(self, axis: str, x: Array, implementation: str, tape: Tape) -> Array:
+        """Multi-head attention within each sequence, by the parameters of an axis, "rows" or "columns"."""
         w = {name: getattr(self, f"{name}_{axis}") for name in PARAMS}
         x = record(tape, x=x)
         q = linear("btd,dhk->bthk", x, w["w_q"], w["b_q"])
@@ -50,8 +50,8 @@ class AxialAttention(Layer[Config]):
         sizes = self.check(query=query)
         c, dtype = self.config, dtype_name(query)
         x = upcast(query).reshape(sizes["b"] * c.height, c.width, sizes["d"])
-        rows = self.along("rows", x, implementation, scope(tape, "rows"))
+        rows = self.attend_along("rows", x, implementation, scope(tape, "rows"))
         columns = to_columns(rows, c.height, c.width)
-        columns = self.along("columns", columns, implementation, scope(tape, "columns"))
+        columns = self.attend_along("columns", columns, implementation, scope(tape, "columns"))
         y = to_columns(columns, c.width, c.height).reshape(sizes["b"], sizes["t"], sizes["d"])
         return cast_output(dtype, record(tape, y=y))

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from attn_jax._attend import attend
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._ops import Array, Tape, arange, broadcast_to, constant, dtype_name, linear, record
-from attn_np.contract._patterns import ChunkOf, Chunks, GlobalKeys, GlobalQueries, Pattern
+from attn_np.contract._patterns import ChosenChunk, Chunks, GlobalKeys, GlobalQueries, Pattern
 from attn_np.contract.bigbird import Config
 
 
@@ -37,7 +37,7 @@ class BigBirdAttention(Layer[Config]):
         pattern = Chunks(c.block_size, c.near_blocks, c.near_blocks) | GlobalKeys(is_global) | GlobalQueries(is_global)
         numbers = drawn_blocks(c, count, like=block)[block]
         for i in range(c.random_blocks):
-            pattern = pattern | ChunkOf(c.block_size, broadcast_to(numbers[:, i], (b, t)))
+            pattern = pattern | ChosenChunk(c.block_size, broadcast_to(numbers[:, i], (b, t)))
         return pattern
 
     def __call__(

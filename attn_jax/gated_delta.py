@@ -29,7 +29,7 @@ from attn_jax._ops import (
     where,
     zeros,
 )
-from attn_jax.delta import inverse
+from attn_jax.delta import unit_lower_inverse
 from attn_jax.linear import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_jax.retention import Decay
 from attn_np.contract.gated_delta import Config
@@ -61,11 +61,11 @@ def chunked(
     decay = decay_factors(to_chunks(log_decay, size))
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
-    faded = einsum("bthk,bshk->bths", scaled, k) * decay.pairs.swapaxes(1, 2)
-    pairs = record(tape, pairs=where(lower[:, None], faded, 0.0))
-    solved = record(tape, inverse=inverse(pairs))
-    erasing = einsum("bths,bshk->bthk", solved, scaled * decay.from_start[..., None])
-    writing = einsum("bths,bshv->bthv", solved, v * beta)
+    decayed = einsum("bthk,bshk->bths", scaled, k) * decay.pairs.swapaxes(1, 2)
+    pairs = record(tape, pairs=where(lower[:, None], decayed, 0.0))
+    inverse = record(tape, inverse=unit_lower_inverse(pairs))
+    erasing = einsum("bths,bshk->bthk", inverse, scaled * decay.from_start[..., None])
+    writing = einsum("bths,bshv->bthv", inverse, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
     def step(state, xs):
@@ -81,9 +81,9 @@ def chunked(
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
     before = record(tape, before=before)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=scores * decay.pairs)
+    decayed_scores = record(tape, decayed_scores=scores * decay.pairs)
     from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], before)
-    return from_chunks(einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + from_state, b, t), end
+    return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, corrected.reshape(v.shape)) + from_state, b, t), end
 
 
 def recurrent(

@@ -73,8 +73,8 @@ def chunked(q: Array, k: Array, v: Array, start: Array, size: int, tape: Tape) -
     states = running_states(record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:])), start, tape)
     before = record(tape, before=states[:, :-1].reshape(q.shape[0], *start.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=where(causal_mask(size, q), scores, 0.0))
-    out = einsum("bhts,bshv->bthv", kept, v) + einsum("bthk,bhkv->bthv", q, before)
+    masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
+    out = einsum("bhts,bshv->bthv", masked_scores, v) + einsum("bthk,bhkv->bthv", q, before)
     return from_chunks(out, b, t), states[:, -1]
 
 
@@ -101,15 +101,15 @@ class LinearAttention(Layer[Config]):
         ones, so the last sum is that of the weights.
         """
         c = self.config
-        fresh = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
+        initial = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
         if not c.causal:
             return einsum("bthk,bhkv->bthv", q, record(tape, state=einsum("bshk,bshv->bhkv", k, v)))
         if c.normalize:
             # b h k v, b h k -> b h k (v 1)
-            state, key_sum = read_state(step, "state", fresh[..., :-1]), read_state(step, "key_sum", fresh[..., -1])
+            state, key_sum = read_state(step, "state", initial[..., :-1]), read_state(step, "key_sum", initial[..., -1])
             start = concatenate([state, key_sum[..., None]], -1)
         else:
-            start = read_state(step, "state", fresh)
+            start = read_state(step, "state", initial)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
             sums, end = recurrent(q, k, v, start, tape)

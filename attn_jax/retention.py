@@ -88,9 +88,9 @@ def chunked(
     states = concatenate([start[:, None], states], 1)
     before = record(tape, before=states[:, :-1].reshape(q.shape[0], *start.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=scores * record(tape, decay=within.pairs))
+    decayed_scores = record(tape, decayed_scores=scores * record(tape, decay=within.pairs))
     from_state = einsum("bthk,bhkv->bthv", q, before) * within.from_start[..., None]
-    return from_chunks(einsum("bhts,bshv->bthv", kept, v) + from_state, b, t), states[:, -1]
+    return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, v) + from_state, b, t), states[:, -1]
 
 
 def recurrent(

@@ -50,17 +50,20 @@ class SigmoidAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
-        def weigh(tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, **by_score: Any) -> Any:
+        def weigh(tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, **by_score: Any) -> Any:
             def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
-                if allowed is None:
-                    allowed = full_mask(None, scores.shape, scores)
                 if c.offset is None:
-                    # 1 for every visible key. The inner choice takes none of the scores: it gives the 1 their dtype.
-                    ones = where(allowed, where(allowed, 1.0, scores), 0.0)
+                    # 1 for every visible key; one row for all where every query sees every key. The inner choice takes
+                    # none of the scores: it gives the 1 their dtype.
+                    rows = scores[:1, :1, :1] if allowed is None else scores
+                    visible = full_mask(allowed, rows.shape, scores)
+                    ones = where(visible, where(visible, 1.0, rows), 0.0)
                     count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
                     shifted = scores - log(maximum(count, 1.0))[..., None]
                 else:
                     shifted = scores + c.offset
+                if allowed is None:
+                    return sigmoid(record(tape, shifted=shifted))
                 shifted = record(tape, shifted=where(allowed, shifted, 0.0))
                 return where(allowed, sigmoid(shifted), 0.0)
 

@@ -8,8 +8,19 @@ from jaxtyping import Bool, Float
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._masks import unmasked_by_bias, zero_unseen
-from attn_jax._ops import Array, Tape, clip, dropout, dtype_name, einsum, gather_last, linear, record, softmax, upcast
-from attn_jax._relative import sinusoids
+from attn_jax._ops import (
+    Array,
+    Tape,
+    clip,
+    dropout,
+    dtype_name,
+    einsum,
+    linear,
+    record,
+    softmax,
+    upcast,
+)
+from attn_jax._relative import score_distances, sinusoids
 from attn_jax._rows import by_rows
 from attn_np.contract.transformer_xl import Config
 
@@ -53,22 +64,20 @@ class TransformerXLAttention(Layer[Config]):
         rel = record(tape, rel=einsum("xd,dhk->xhk", table, self.w_r))
 
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
         ) -> Any:
-            query_positions, key_positions = positions
             allowed = record(tape, allowed=allowed)
             q = zero_unseen("bhts->bthk", allowed, q)
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            distance = clip(query_positions[:, :, None] - key_positions[:, None, :], low, high - 1)
+            distance = clip(-offset, low, high - 1)
             row = record(tape, row=distance - low)
             q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
             q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
             # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
             content = einsum("bthk,bshk->bhts", q_content, k)
-            distances = record(tape, distance_scores=einsum("bthk,xhk->bhtx", q_position, rel))
-            position = gather_last(distances, row)
+            position = score_distances(tape, "distance_scores", q_position, rel, row, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
             scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
             if bias is not None:

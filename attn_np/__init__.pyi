@@ -2,13 +2,20 @@
 
 from typing import Literal, overload
 
+from attn_np import drop_in as drop_in
 from attn_np._api import load as load
 from attn_np._api import load_pretrained as load_pretrained
 from attn_np._api import save as save
 from attn_np._api import trace as trace
 from attn_np._api import value_and_vjp as value_and_vjp
-from attn_np._attend import attend as attend
+from attn_np._functions import attend as attend
 from attn_np._ops import Device, DType
+from attn_np._relative import alibi_slopes as alibi_slopes
+from attn_np._relative import relative_buckets as relative_buckets
+from attn_np._rotations import rotary_angles as rotary_angles
+from attn_np._rotations import rotate as rotate
+from attn_np._simplex import entmax as entmax
+from attn_np._simplex import softmax as softmax
 from attn_np.additive import AdditiveAttention as AdditiveAttention
 from attn_np.alibi import AlibiAttention as AlibiAttention
 from attn_np.axial import AxialAttention as AxialAttention
@@ -94,12 +101,19 @@ __all__ = [
     "T5Attention",
     "TalkingHeadsAttention",
     "TransformerXLAttention",
+    "alibi_slopes",
     "attend",
     "build",
+    "drop_in",
+    "entmax",
     "load",
     "load_pretrained",
     "patterns",
+    "relative_buckets",
+    "rotary_angles",
+    "rotate",
     "save",
+    "softmax",
     "trace",
     "value_and_vjp",
 ]

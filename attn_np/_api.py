@@ -45,9 +45,9 @@ def build(variant: str, /, *, seed: int = 0, dtype: DType = "float32", device: D
         TypeError: an unknown or missing field.
     """
     fields, device = contract.config(variant, **config), check_device(device)
-    name = check_dtype(variant, dtype)
-    values = {key: from_numpy(x, device) for key, x in draw(fields, seed, name).items()}
-    return layer_class(fields.variant).from_params(fields, values, name, seed)
+    dtype = check_dtype(variant, dtype)
+    values = {key: from_numpy(x, device) for key, x in draw(fields, seed, dtype).items()}
+    return layer_class(fields.variant).from_params(fields, values, dtype, seed)
 
 
 def save(
@@ -136,12 +136,12 @@ def load(
     device = check_device(device)
     own = into.config if into else None
     target = requested_dtype(own, into.params() if into else {}, dtype)
-    which: dict[str, Any] = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
-    file = read(path, config=own, dtype=target, cast=cast, finite=finite, **which, **config)
-    name = check_dtype(file.config.variant, file.dtype or target or "float32")
+    selection: dict[str, Any] = {"layout": layout, "variant": variant, "layer": layer, "part": part, "prefix": prefix}
+    file = read(path, config=own, dtype=target, cast=cast, finite=finite, **selection, **config)
+    dtype = check_dtype(file.config.variant, file.dtype or target or "float32")
     values = drain(file.values, lambda x: from_numpy(x, device))
     if into is None:
-        return layer_class(file.config.variant).from_params(file.config, values, name)
+        return layer_class(file.config.variant).from_params(file.config, values, dtype)
     into.set_params(values)
     into.eval()
     return into
@@ -179,7 +179,7 @@ def load_pretrained(
         finite: refuse NaN and infinities.
         device: where the parameters live.
         report: called with a text that names the tensors that were read and those that were ignored, such as `print`.
-        config: fields of the Config that such a file does not state: `dropout`, `max_positions`.
+        config: fields of the Config that the model does not state, such as `dropout`, `max_positions` or `causal`.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the folder, or cannot be represented.
@@ -187,13 +187,13 @@ def load_pretrained(
         ValueError, TypeError: arguments that cannot be right.
     """
     target, device = None if dtype is None else check_dtype("load_pretrained", dtype), check_device(device)
-    which: dict[str, Any] = {"layout": layout, "part": part, "prefix": prefix, "allow": allow}
-    pretrained = read_pretrained(path, layer, dtype=target, cast=cast, finite=finite, **which, **config)
+    selection: dict[str, Any] = {"layout": layout, "part": part, "prefix": prefix, "allow": allow}
+    pretrained = read_pretrained(path, layer, dtype=target, cast=cast, finite=finite, **selection, **config)
     if report is not None:
         report(pretrained.report())
-    name = check_dtype(pretrained.config.variant, pretrained.dtype)
+    dtype = check_dtype(pretrained.config.variant, pretrained.dtype)
     values = drain(pretrained.values, lambda x: from_numpy(x, device))
-    return layer_class(pretrained.config.variant).from_params(pretrained.config, values, name)
+    return layer_class(pretrained.config.variant).from_params(pretrained.config, values, dtype)
 
 
 def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:

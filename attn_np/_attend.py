@@ -27,7 +27,15 @@ from attn_np._ops import (
     upcast,
     zeros,
 )
-from attn_np._vjp import dropout_vjp, einsum_vjp, repeat_heads_vjp, softmax_vjp, sum_to, tanh_vjp
+from attn_np._vjp import (
+    dropout_vjp,
+    einsum_vjp,
+    repeat_heads_vjp,
+    softmax_vjp,
+    sum_to,
+    tanh_vjp,
+    total,
+)
 from attn_np.contract import _attend as contract
 from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern, check_pattern
@@ -184,6 +192,7 @@ def attend_vjp(
     normalize_over: str = "keys",
     kv_heads: int | None = None,
     softmax_fn_vjp: Callable[[Array, Array], Array] | None = None,
+    dweights: Array | None = None,
 ) -> tuple[Array, Array, Array, Array | None]:
     """The gradients of q, k, v and the bias: `attend` in reverse, one line here for each line there.
 
@@ -195,6 +204,7 @@ def attend_vjp(
         scale, softcap, rate, normalize_over: as they were passed to `attend`.
         kv_heads: how many heads k and v had, if fewer than the queries.
         softmax_fn_vjp: (weights, their gradient) -> gradient of the scores, for a call with `softmax_fn`.
+        dweights: gradient of the returned weights, if there is one beside that of the context.
     """
     if residuals_of(tape) is not None:
         return fused_vjp(tape, dcontext)
@@ -204,7 +214,8 @@ def attend_vjp(
     dcontext = record(tape, dcontext=dcontext)
     dkept, dv = einsum_vjp(per_head("bhts,bshv->bthv", q), kept, v, dcontext)
     dkept = record(tape, dkept=dkept)
-    dprobs = record(tape, dprobs=dropout_vjp(dkept, keep, rate))
+    dprobs = dropout_vjp(dkept, keep, rate)
+    dprobs = record(tape, dprobs=dprobs if dweights is None else total(dprobs, dweights))
     if softmax_fn_vjp is not None:
         dscores = softmax_fn_vjp(probs, dprobs)
     elif "sinks" in tape:

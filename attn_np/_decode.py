@@ -22,7 +22,7 @@ from attn_np._ops import (
     write_slots,
     zeros,
 )
-from attn_np.contract._decode import SPARE, cache_shapes, check_room, check_unspent, slots
+from attn_np.contract._decode import SPARE, cache_shapes, check_room, check_unspent, slot_count
 
 
 @pytree(arrays=["arrays", "positions", "length", "overrun"], static=["max_length"])
@@ -65,15 +65,15 @@ class DecodeStep:
 
     In an aligned step all sequences are known to have the same length, every new position is real, and there are free
     slots after the last one: it is like the end of a full pass. Its keys are the slots up to the new ones, `start`
-    determines all positions, and the arrays from `real` to `key_positions` are None.
+    determines all positions, and the arrays from `accepted` to `key_positions` are None.
 
     Attributes:
         cache: the cache before the step.
         start: how many positions every sequence has before an aligned step; None for other steps.
         filled: how many slots hold keys, if it is known; else None.
         length: `b`, how many positions each sequence has after the step.
-        real: `b t`, the new positions that are real and for which there is room.
-        lost: `b t`, the new positions that are real and for which there is no room.
+        accepted: `b t`, the new positions that are real and for which there is room.
+        rejected: `b t`, those that are real and for which there is none.
         slot: `b t`, the slots for their entries.
         slot_positions: `b s`, the positions whose entries the slots hold after the step.
         query_positions: `b t`, the positions of the queries.
@@ -88,8 +88,8 @@ class DecodeStep:
     start: int | None
     filled: int | None
     length: Array
-    real: Any = None
-    lost: Any = None
+    accepted: Any = None
+    rejected: Any = None
     slot: Any = None
     slot_positions: Any = None
     query_positions: Any = None
@@ -101,7 +101,7 @@ class DecodeStep:
     def attention_mask(self, left: int | None, right: int | None) -> Array:
         """The keys that each new query sees within a window: `b 1 t s`, or `b t s` without a head axis."""
         offset = self.key_positions[:, None, :] - self.query_positions[:, :, None]
-        allowed = (self.key_positions[:, None, :] >= 0) & self.real[:, :, None]
+        allowed = (self.key_positions[:, None, :] >= 0) & self.accepted[:, :, None]
         allowed = allowed if right is None else allowed & (offset <= right)
         allowed = allowed if left is None else allowed & (offset >= -left)
         return allowed[:, None] if self.head_axis else allowed
@@ -118,7 +118,7 @@ def empty_cache(
         name: empty_slots(shape, likes.get(name, like)) if "s" in axes[name].split() else zeros(shape, state)
         for name, shape in shapes.items()
     }
-    positions = zero[:, None] - 1 + 0 * arange(slots(config, max_length) + SPARE, like)
+    positions = zero[:, None] - 1 + 0 * arange(slot_count(config, max_length) + SPARE, like)
     return Cache(arrays, positions, zero, zero > 0, max_length)
 
 
@@ -136,23 +136,25 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
         if valid is None and start == longest and start + t <= num_slots:
             return DecodeStep(cache, start, start + t, cache.length + t)
         filled = min(longest + t, num_slots)
-    new = full_mask(valid, (b, t), query)
-    query_positions = cache.length[:, None] + cumsum(new, 1) - 1
+    is_real = full_mask(valid, (b, t), query)
+    query_positions = cache.length[:, None] + cumsum(is_real, 1) - 1
     length = query_positions[:, -1] + 1
     if concrete(length):
         check_room(config.variant, int(length.max()), max_length)
     length = where(length < max_length, length, max_length)
-    real = new & (query_positions < max_length)
-    stored = real & (query_positions >= length[:, None] - num_slots)
+    accepted = is_real & (query_positions < max_length)
+    stored = accepted & (query_positions >= length[:, None] - num_slots)
     slot = where(stored, query_positions % num_slots, num_slots)
     slot_positions = write_slots(0 + cache.positions, slot, where(stored, query_positions, -1))
     joined = num_slots < max_length and t > 1
     before = cache.positions[:, :filled]
-    key_positions = concatenate([before, where(real, query_positions, -1)], 1) if joined else slot_positions[:, :filled]
+    key_positions = (
+        concatenate([before, where(accepted, query_positions, -1)], 1) if joined else slot_positions[:, :filled]
+    )
     mask = config.arguments().get("mask")
     head_axis = mask is not None and "h" in mask.axes.split()
     return DecodeStep(
-        cache, None, filled, length, real, new & ~real, slot, slot_positions,
+        cache, None, filled, length, accepted, is_real & ~accepted, slot, slot_positions,
         query_positions, key_positions, joined, head_axis,
     )  # fmt: skip
 
@@ -163,9 +165,9 @@ def end_step(step: DecodeStep, y: Array) -> tuple[Array, Cache]:
     if step.start is not None:
         positions = write_positions(before.positions, step.start, step.start + y.shape[1])
         return y, Cache(step.arrays, positions, step.length, before.overrun, before.max_length)
-    overrun = before.overrun | (step.lost.sum(1) > 0)
+    overrun = before.overrun | (step.rejected.sum(1) > 0)
     after = Cache(step.arrays, step.slot_positions, step.length, overrun, before.max_length)
-    return to_dtype(where(step.lost[:, :, None], float("nan"), upcast(y)), dtype_name(y)), after
+    return to_dtype(where(step.rejected[:, :, None], float("nan"), upcast(y)), dtype_name(y)), after
 
 
 def append(step: DecodeStep | None, **new: Array) -> Any:
@@ -189,14 +191,14 @@ def append(step: DecodeStep | None, **new: Array) -> Any:
 
 def real_positions(mask: Array | None, step: DecodeStep | None = None) -> Array | None:
     """The new positions that are real and, in a step, have room, broadcastable to `b t`; None for all."""
-    if step is None or step.real is None:
+    if step is None or step.accepted is None:
         return mask
-    return step.real if mask is None else step.real & mask
+    return step.accepted if mask is None else step.accepted & mask
 
 
-def read_state(step: DecodeStep | None, name: str, fresh: Array) -> Array:
-    """The state in the cache; outside a step `fresh`, the initial one."""
-    return fresh if step is None else to_dtype(step.cache.arrays[name], dtype_name(fresh))
+def read_state(step: DecodeStep | None, name: str, initial: Array) -> Array:
+    """The state in the cache; outside a step the initial one."""
+    return initial if step is None else to_dtype(step.cache.arrays[name], dtype_name(initial))
 
 
 def write_state(step: DecodeStep | None, **states: Array) -> None:

@@ -36,9 +36,9 @@ from attn_np.contract._patterns import Pattern, Truth
 from attn_np.contract._tape import save
 
 BLOCK_QUERIES, BLOCK_KEYS = 1024, 512  # a block's scores, two megabytes in float32, fit a core's caches
-EDGE_QUERIES = 128  # blocks that a causal edge or a window cuts through are halved down to so many queries
-PATTERN_KEYS = 64  # a pattern is asked about so many keys at a time
-MIN_BLOCKS = 16  # at least so many blocks of queries where possible, so that every thread has work
+EDGE_QUERIES = 128  # blocks that a causal edge or a window cuts through are halved down to this many queries
+PATTERN_KEYS = 64  # a pattern is asked about this many keys at a time
+MIN_BLOCKS = 16  # at least this many blocks of queries where possible, so that every thread has work
 FEW_QUERIES = 32  # for fewer, looking at every key and value would cost more than a bound of the scores saves
 SAFE_SCORE = 30.0  # exp(30), summed over a million keys and times values up to 2**50, is a float32
 SAFE_VALUES = 2.0**-80, 2.0**50  # exp(-30) times the smaller one is a normal float32
@@ -459,6 +459,9 @@ def online_weights_(args: Arguments, scores: Array, hidden: Array | None, top: A
     shift = np.where(top == -np.inf, 0.0, top)
     scores -= shift[..., None]
     args.exp_(scores)
+    tiny = np.finfo(scores.dtype).tiny.view(f"i{scores.itemsize}")
+    bits = scores.view(tiny.dtype)
+    np.copyto(bits, 0, where=bits < tiny)
     return args.exp_(before - shift)
 
 
@@ -575,7 +578,7 @@ if hasattr(os, "register_at_fork"):  # where processes fork at all
 
 
 def in_threads(work: Callable[[Any], None], plan: Callable[[int], Sequence[Any]]) -> None:
-    """Do every task of a plan for so many threads, each in one thread; a task that is alone keeps BLAS's threads."""
+    """Do every task of `plan(threads)`, each in one thread; a task that is alone keeps BLAS's threads."""
 
     def quietly(task: Any) -> None:
         with np.errstate(invalid="ignore", over="ignore"):  # a thread has its own; hidden numbers may be anything

@@ -56,8 +56,8 @@ def prepare_inputs(
         queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
-    elif step.real is not None:
-        query, key, value = (where(step.real[:, :, None], x, 0.0) for x in arrays)
+    elif step.accepted is not None:
+        query, key, value = (where(step.accepted[:, :, None], x, 0.0) for x in arrays)
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 
@@ -71,7 +71,7 @@ def with_tape(vjp: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises:
         TypeError: no tape, or no arrays.
-        ValueError: a tape without what the pass reads.
+        ValueError: a tape without what the pass reads, or with arrays of other sizes.
     """
 
     @wraps(vjp)
@@ -86,6 +86,11 @@ def with_tape(vjp: Callable[..., Any]) -> Callable[..., Any]:
         except KeyError as missing:
             got = f"one without {missing}"
             raise ValueError(f"{variant}: expected the tape of a call in vjp, got {got}; {todo}") from missing
+        except ValueError as wrong:
+            if ": expected " in str(wrong):
+                raise
+            got = f"one whose arrays do not fit ({wrong})"
+            raise ValueError(f"{variant}: expected the tape of this layer's call in vjp, got {got}; {todo}") from wrong
 
     return run
 
@@ -121,7 +126,7 @@ class Layer(Decodes[Array], Generic[C]):
             if name not in own and name not in children:
                 setattr(self, name, None)
         for name in own:
-            limit, start = fans[name] ** -0.5, own[name].initial()
+            limit, start = fans[name] ** -0.5, own[name].initial_value()
             if _values is not None:
                 value = _values[name]
             elif start is not None:
@@ -184,8 +189,8 @@ class Layer(Decodes[Array], Generic[C]):
         return checked(config, dtype, specs(config.variant, **arguments))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: str | None, sizes: dict[str, int]) -> Any:
-        kind = check_dtype(self.config.variant, dtype or self.dtype)
-        like = np.zeros((), DTYPES[kind])
+        entry_dtype = check_dtype(self.config.variant, dtype or self.dtype)
+        like = np.zeros((), DTYPES[entry_dtype])
         return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
 
     def _step(

@@ -22,7 +22,7 @@ from attn_np._ops import (
 from attn_np.contract._band import FAR, Band, Limits, window_limits
 from attn_np.contract._patterns import Interval, Pattern, Truth
 
-# So few because numbers of documents or blocks that differ within a part make an interval, with all numbers in between.
+# Few, because the interval of a part that holds several documents has all numbers in between too, and hides little.
 PATTERN_QUERIES = 32
 
 
@@ -78,6 +78,12 @@ def token_positions(t: int, s: int, *, like: Array, step: Any = None) -> tuple[A
     return arange(t, like)[None, :] + (s - t), arange(s, like)[None, :]
 
 
+def token_offsets(t: int, s: int, *, like: Array, step: Any = None) -> Array:
+    """The key's position minus the query's, `1 t s` or `b t s`."""
+    query_positions, key_positions = token_positions(t, s, like=like, step=step)
+    return key_positions[:, None, :] - query_positions[:, :, None]
+
+
 def visible_pairs(pattern: Pattern, query_positions: Array, key_positions: Array) -> Array:
     """Which queries see which keys by a pattern, `b 1 t s` with axes of 1, at the positions `b t` and `b s`."""
 
@@ -88,10 +94,10 @@ def visible_pairs(pattern: Pattern, query_positions: Array, key_positions: Array
 
 
 def block_table(pattern: Pattern, t: int, s: int, queries: int, keys: int, like: Array) -> Truth:
-    """What a pattern says of each block of so many queries with each block of so many keys, `b n m` or `1 n m`, by
-    interval arithmetic: whether any of these queries may see any of these keys, and whether each must see all.
+    """For each block of `queries` queries with each block of `keys` keys, `b n m` or `1 n m`: whether any of these
+    queries may see any of these keys, and whether each must see all, by interval arithmetic.
 
-    It is asked about at most `PATTERN_QUERIES` queries at a time.
+    The pattern is asked about at most `PATTERN_QUERIES` queries at a time.
     """
     part = gcd(queries, PATTERN_QUERIES)
     parts, blocks, key_blocks = queries // part, -(-t // queries), -(-s // keys)

@@ -48,7 +48,8 @@ def primitive(function: Callable[..., Any]) -> Callable[..., Any]:
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
-exp, log, tanh, sqrt, where, maximum = np.exp, np.log, np.tanh, np.sqrt, np.where, np.maximum
+exp, log, log1p, tanh, sqrt = np.exp, np.log, np.log1p, np.tanh, np.sqrt
+where, maximum = np.where, np.maximum
 broadcast_to, concatenate, stack, argmax = np.broadcast_to, np.concatenate, np.stack, np.argmax
 
 
@@ -61,6 +62,11 @@ def amax(x: Array, axis: int) -> Array:
 def amin(x: Array, axis: int) -> Array:
     """Least entry of an axis, without a gradient."""
     return np.min(x, axis=axis)
+
+
+def detach(x: Array) -> Array:
+    """The array itself, without a gradient."""
+    return x
 
 
 def any_over(x: Array, axes: tuple[int, ...]) -> Array:
@@ -97,9 +103,24 @@ def take(table: Array, tokens: Array) -> Array:
 
 def gather_last(x: Array, index: Array) -> Array:
     """Entries of the last axis, by the same index in every head: `b h t x`, `b t s` or `1 t s` -> `b h t s`."""
-    b, h, t, _ = x.shape
-    index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
-    return np.take_along_axis(x, index, -1)
+    (b, h, t, n), s = x.shape, index.shape[-1]
+    if type(x) is not np.ndarray:  # an array that carries errors
+        return np.take_along_axis(x, broadcast_to(index[:, None], (b, h, t, s)), -1)
+    flat = broadcast_to(index + np.arange(t)[:, None] * n, (b, t, s))  # a fourth of the time of an index by axes
+    found = [np.take(x[i, j], flat[i]) for i, j in np.ndindex(b, h)]
+    return np.asarray(found, x.dtype).reshape(b, h, t, s)
+
+
+def per_pair(x: Array, t: int, s: int) -> Array:
+    """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
+
+    The n = t + s - 1 diagonals go from the lower left corner to the upper right. A view, of a row for all too.
+    """
+    if x.shape[-1] == s:
+        return x
+    row, column = (x.strides[2] if x.shape[2] > 1 else 0), x.strides[3]
+    shape, strides = (*x.shape[:2], t, s), (*x.strides[:2], row - column, column)
+    return np.lib.stride_tricks.as_strided(x[..., t - 1 :], shape, strides)
 
 
 def clip(x: Array, low: int, high: int) -> Array:
@@ -213,12 +234,14 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
     size = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
 
-    def flat(letters: list[str]) -> int:
+    def length(letters: list[str]) -> int:
         return prod([size[x] for x in letters])
 
     a = upcast(a).transpose([left.index(x) for x in batch + rows + summed])
     b = upcast(b).transpose([right.index(x) for x in batch + summed + columns])
-    product = a.reshape(flat(batch), flat(rows), flat(summed)) @ b.reshape(flat(batch), flat(summed), flat(columns))
+    product = a.reshape(length(batch), length(rows), length(summed)) @ b.reshape(
+        length(batch), length(summed), length(columns)
+    )
     letters = batch + rows + columns
     return product.reshape([size[x] for x in letters]).transpose([letters.index(x) for x in out])
 
@@ -380,6 +403,13 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 
 
 # Scans ----------------------------------------------------------------------------------------------------------------
+
+
+def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
+    """The carry after `times` steps `carry = step(carry)`."""
+    for _ in range(times):
+        carry = step(carry)
+    return carry
 
 
 def scan(

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from attn_np._masks import attention_mask, in_window, token_positions
+from attn_np._masks import attention_mask, in_window, token_offsets
 from attn_np._ops import Array, Tape, record
 from attn_np.contract._band import Band, Span
 from attn_np.contract._tape import Residuals, residuals_of, save, wants_intermediates
 
-BLOCK = 2**19  # scores in a block: few enough for a core's caches
+BLOCK = 2**18  # scores in a block: few enough for a core's caches
 ROWS = 16  # queries in a block at least: products of fewer are slow
 FEW = 2**20  # scores of a call that are formed all at once
 
-# (tape, q, k, v, mask, positions of queries and keys, arrays by scores) -> the context and the weights.
+# (tape, q, k, v, mask, key position minus query position, arrays by scores) -> the context and the weights.
 Middle = Callable[..., tuple[Array, Array]]
 
 
@@ -33,11 +33,13 @@ class Rows:
         middle: the function that is called.
         arrays: q by queries, `b t ...`; k and v by keys, `b s ...`; the others broadcastable to `b h t s`.
         band: who sees whom by causality and window.
+        size: scores in a block.
     """
 
     middle: Middle
     arrays: dict[str, Array | None]
     band: Band
+    size: int
 
     def blocks(self) -> Iterator[tuple[Span, Span]]:
         """The rows of each block, and the keys that any of them sees, at least one."""
@@ -45,7 +47,7 @@ class Rows:
         start = 0
         while start < band.t:
             keys = band.keys(Span(start, min(start + ROWS, band.t)))
-            stop = min(band.t, start + max(ROWS, BLOCK // (heads * max(1, keys.length))))
+            stop = min(band.t, start + max(ROWS, self.size // (heads * max(1, keys.length))))
             keys = band.keys(Span(start, stop))
             first = min(keys.start, band.s - 1)
             yield Span(start, stop), Span(first, max(keys.stop, first + 1))
@@ -68,7 +70,9 @@ class Rows:
         if not band.covers(rows, keys):
             near = in_window(*positions, band.left, band.right)
             mask = near if mask is None else near & mask
-        return self.middle(tape, q, k, v, mask, positions, **arrays)
+        first, last = keys.start - (rows.stop - 1), keys.stop - 1 - rows.start
+        offset = np.arange(first, last + 1)[None, None] - (band.s - band.t)
+        return self.middle(tape, q, k, v, mask, offset, **arrays)
 
 
 def by_rows(
@@ -84,18 +88,21 @@ def by_rows(
     step: Any = None,
     return_weights: bool = False,
     implementation: str = "auto",
+    larger: int = 1,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
 
     Args:
-        middle: (tape, q, k, v, allowed, (query_positions, key_positions), **by_score) -> context and weights, for any
-            rows of queries and a stretch of keys with all that these rows see.
+        middle: (tape, q, k, v, allowed, offset, **by_score) -> context and weights, for any rows of queries and a
+            stretch of keys with all that these rows see. The offset is the key's position minus the query's: `b t s`,
+            or `1 1 n` for each diagonal of a block, which `per_pair` takes.
         tape: that of the call.
         q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
+        larger: how many times as large as others a block is, where `middle` cuts it itself or each block costs more.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     band, arrays = Band.of(q.shape[1], k.shape[1], causal, window), {"q": q, "k": k, "v": v, "mask": mask} | by_score
@@ -106,8 +113,8 @@ def by_rows(
     if few or not plain or not in_order or shown or implementation == "textbook":
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, band.t, band.s, like=q, **limits)
-        return middle(tape, q, k, v, allowed, token_positions(band.t, band.s, like=q, step=step), **by_score)
-    call = Rows(middle, arrays, band)
+        return middle(tape, q, k, v, allowed, token_offsets(band.t, band.s, like=q, step=step), **by_score)
+    call = Rows(middle, arrays, band, larger * BLOCK)
     save(tape, call)
     context = np.concatenate([call.call(None, rows, keys)[0] for rows, keys in call.blocks()], 1)
     return record(tape, context=context), None

@@ -3,13 +3,16 @@
 from collections.abc import Callable, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from attn_np._masks import zero_unseen
-from attn_np._ops import Array, dtype_name, einsum, primitive, record, sigmoid, sqrt, to_dtype, upcast, where
+from attn_np._ops import Array, dtype_name, einsum, per_pair, primitive, record, sigmoid, sqrt, to_dtype, upcast, where
 from attn_np.contract._tape import Residuals
 
 
@@ -36,12 +39,19 @@ def cotangent(tape: dict[str, Array], dy: Array) -> Array:
         ValueError: another shape than the output's.
         TypeError: another dtype than the output's.
     """
-    y, wide = tape["y"], upcast(dy)
+    return record(tape, dy=checked_cotangent(tape["y"], dy))
+
+
+def checked_cotangent(y: Array | None, dy: Array) -> Array:
+    """An output's gradient, upcast; its shape and dtype must be those of the output, 16 bits as good as 32."""
+    if y is None:
+        raise ValueError(f"vjp: expected None for what the call did not return, got shape {dy.shape}; leave it out")
+    wide = upcast(dy)
     if wide.shape != y.shape:
         raise ValueError(f"vjp: expected dy of shape {y.shape}, as the output, got {dy.shape}; pass dL/dy")
-    if dtype_name(wide) != dtype_name(y):
+    if dtype_name(wide) != dtype_name(upcast(y)):
         raise TypeError(f"vjp: expected dy of the output's dtype, got {dtype_name(dy)}; convert it")
-    return record(tape, dy=wide)
+    return wide
 
 
 def einsum_vjp(spec: str, a: Array, b: Array, dy: Array) -> tuple[Array, Array]:
@@ -116,6 +126,20 @@ def entmax15_vjp(probs: Array, dprobs: Array, axis: int = -1) -> Array:
     size = np.sum(root, axis=axis, keepdims=True)
     mean = np.sum(root * dprobs, axis=axis, keepdims=True) / np.where(size == 0, 1.0, size)
     return root * (dprobs - mean)
+
+
+@primitive
+def entmax_vjp(probs: Array, dprobs: Array, alpha: float) -> Array:
+    """p_i^(alpha - 1) = 1 + (alpha - 1) (s_i - t) on the support, so dp_i/ds_j = g_i (delta_ij - dt/ds_j).
+
+    Here g = p^(2 - alpha) is the slope of a weight. sum p_i = 1 stays, so dt/ds_j = g_j / sum g_i, and
+    ds_j = g_j (dp_j - sum g_i dp_i / sum g_i).
+    """
+    support = probs > 0
+    slope = np.where(support, np.exp((2.0 - alpha) * np.log(np.where(support, probs, 1.0))), 0.0)
+    slopes = np.sum(slope, axis=-1, keepdims=True)
+    mean = np.sum(slope * dprobs, axis=-1, keepdims=True) / np.where(slopes == 0, 1.0, slopes)
+    return slope * (dprobs - mean)
 
 
 def repeat_heads_vjp(dx: Array, heads: int | None) -> Array:
@@ -201,16 +225,36 @@ def one_minus_z_times(z: Array, dy: Array) -> Array:
 
 def take_vjp(table: Array, tokens: Array, dy: Array) -> Array:
     """Row u of the table gets the sum of the gradients at all places whose token is u."""
-    tokens, dy = tokens.reshape(-1), dy.reshape(-1, dy.shape[-1])
-    one_hot = (tokens[:, None] == np.arange(table.shape[0])).astype(dy.dtype)
-    return einsum("tu,td->ud", one_hot, dy)
+    tokens, dy = tokens.reshape(-1), dy.reshape(tokens.size, *table.shape[1:])
+    if type(dy) is not np.ndarray:  # an array that carries errors knows products
+        one_hot = (tokens[:, None] == np.arange(table.shape[0])).astype(dy.dtype)
+        return einsum("tu,td->ud", one_hot, dy.reshape(len(tokens), -1)).reshape(table.shape)
+    order = np.argsort(tokens, kind="stable")
+    rows, starts = np.unique(tokens[order], return_index=True)
+    dtable = np.zeros(table.shape, dy.dtype)
+    if len(rows) > 0:
+        dtable[rows] = np.add.reduceat(dy[order], starts, 0)
+    return dtable
 
 
 def gather_last_vjp(x: Array, index: Array, dy: Array) -> Array:
     """Entry x gets the sum of the gradients at all places whose index is x: `b h t s` -> `b h t x`."""
-    b, _, t, s = dy.shape
-    one_hot = (np.broadcast_to(index, (b, t, s))[..., None] == np.arange(x.shape[-1])).astype(dy.dtype)
-    return einsum("bhts,btsx->bhtx", dy, one_hot)
+    (b, h, t, s), n = dy.shape, x.shape[-1]
+    index = np.broadcast_to(index, (b, t, s))
+    if type(dy) is not np.ndarray:  # an array that carries errors knows products
+        return einsum("bhts,btsx->bhtx", dy, (index[..., None] == np.arange(n)).astype(dy.dtype))
+    rows = np.arange(b * h * t).reshape(b, h, t, 1) * n
+    return np.bincount((rows + index[:, None]).ravel(), dy.ravel(), b * h * t * n).reshape(x.shape).astype(dy.dtype)
+
+
+def per_pair_vjp(shape: tuple[int, ...], dy: Array) -> Array:
+    """Sums over the pairs of each diagonal, in this shape: `b h t s` -> `b h t n` or `b h 1 n`."""
+    t, s = dy.shape[-2:]
+    if shape[-1] == s:
+        return sum_to(dy, shape)
+    dx = np.zeros((*dy.shape[:3], shape[-1]), dy.dtype)
+    per_pair(dx, t, s)[...] = dy
+    return sum_to(dx, shape)
 
 
 @primitive
@@ -235,7 +279,7 @@ def prepare_inputs_vjp(
     return {"query": dquery, "key": dkey, "value": dvalue}
 
 
-# Of a whole layer -----------------------------------------------------------------------------------------------------
+# Of a whole layer or function -----------------------------------------------------------------------------------------
 
 
 def value_and_vjp(
@@ -247,12 +291,20 @@ def value_and_vjp(
     and from any thread. It uses the parameters and the dropout of this call, whatever happens to the layer afterwards;
     inputs and parameters themselves are not copied, so they must not be written to before.
 
+    Of a function, such as `attend`, `pull` takes a gradient for each output, None for one that the loss does not use;
+    later ones may be left out. It returns gradients by the names of the arguments, and no parameters.
+
     Args:
-        layer: the layer.
+        layer: the layer, or a function that has a backward pass.
         inputs, options: what the layer is called with.
         recompute: compute the forward pass again in each `pull`, a third more time in all. Until then only inputs and
             output are kept in memory, and not every array that the backward pass reads.
+
+    Raises:
+        TypeError: a function without a backward pass.
     """
+    if not hasattr(layer, "config"):
+        return function_and_vjp(layer, inputs, options, recompute)
     if not recompute:
         layer_copy, tape = shallow_copy(layer, lambda part: part.rng), Residuals()
         y = layer_copy(*inputs, tape=tape, **options)
@@ -262,26 +314,82 @@ def value_and_vjp(
     y = layer_copy(*inputs, **options)
 
     def pull(*cotangents: np.ndarray) -> Grads:
-        tape, again = Residuals(), shallow_copy(layer_copy, lambda part: part.rng.replay())
-        again(*inputs, tape=tape, **options)
-        return again.vjp(tape, *cotangents)
+        tape, replayed = Residuals(), shallow_copy(layer_copy, lambda part: part.rng.replay())
+        replayed(*inputs, tape=tape, **options)
+        return replayed.vjp(tape, *cotangents)
 
+    return y, pull
+
+
+def vjp_of(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: the function carries the rule below it as its attribute `vjp`.
+
+    A rule takes the tape of a call, the gradient of each output and the call's arguments by name. It returns the
+    gradients by the arguments' names. The tape is the one that the function wrote; with `y`, the first output.
+    """
+
+    def attach(rule: Callable[..., Any]) -> Callable[..., Any]:
+        vars(function)["vjp"] = rule
+        return rule
+
+    return attach
+
+
+def rule_of(function: Any) -> Callable[..., dict[str, Any]]:
+    """The rule that a function carries; of a `partial`, with the arguments that it fixes.
+
+    Raises:
+        TypeError: it carries none.
+    """
+    if isinstance(function, partial):
+        return partial(rule_of(function.func), **function.keywords)
+    if not callable(getattr(function, "vjp", None)):
+        name = getattr(function, "__name__", repr(function))
+        todo = "set its attribute vjp, a function (tape, dy, **arguments) -> gradients by name"
+        raise TypeError(f"value_and_vjp: expected a layer or a function with a backward pass, got {name}; {todo}")
+    return function.vjp
+
+
+def function_and_vjp(
+    function: Any, inputs: tuple[Any, ...], options: dict[str, Any], recompute: bool
+) -> tuple[Any, Callable[..., Grads]]:
+    """`value_and_vjp` of a function that carries a rule."""
+    rule, call = rule_of(function), signature(function).bind(*inputs, **options)
+    call.apply_defaults()
+    named = call.arguments
+
+    def forward(tape: dict[str, Any] | None) -> Any:
+        return function(**named | ({"tape": tape} if "tape" in named else {}))
+
+    def pull(*cotangents: Any) -> Grads:
+        tape = Residuals() if recompute else copy(residuals)
+        if recompute:
+            forward(tape)
+        tape["y"] = upcast(outputs[0])
+        dys = [None if dy is None else checked_cotangent(y, dy) for y, dy in zip_longest(outputs, cotangents)]
+        gradients = rule(tape, *dys, **{name: x for name, x in named.items() if name != "tape"})
+        rounded = {n: to_dtype(g, dtype_name(named[n])) for n, g in gradients.items() if g is not None}
+        return Grads(inputs=rounded, params={})
+
+    residuals = Residuals()
+    y = forward(None if recompute else residuals)
+    outputs = y if isinstance(y, tuple) else (y,)
     return y, pull
 
 
 def shallow_copy(layer: Any, make_rng: Callable[[Any], Any]) -> Any:
     """A copy with the same parameter arrays, whatever is set in the layer later, and with other generators."""
-    twin = copy(layer)
-    twin.rng = make_rng(layer)
+    duplicate = copy(layer)
+    duplicate.rng = make_rng(layer)
     for name in layer.config.children():
         parts = getattr(layer, name)
-        twins = (
+        duplicates = (
             [shallow_copy(part, make_rng) for part in parts]
             if isinstance(parts, list)
             else shallow_copy(parts, make_rng)
         )
-        setattr(twin, name, twins)
-    return twin
+        setattr(duplicate, name, duplicates)
+    return duplicate
 
 
 class ReplayedGenerator:

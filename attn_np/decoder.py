@@ -27,7 +27,7 @@ def offset_weight(c: Config, weight: Array | None) -> Array | None:
     return weight if weight is None or c.norm_offset == 0.0 else weight + c.norm_offset
 
 
-def normed(c: Config, x: Array, weight: Array | None) -> Array:
+def normalize(c: Config, x: Array, weight: Array | None) -> Array:
     """x normalised: each head over its last axis, or all heads of a position as one."""
     if c.norm is None:
         return x
@@ -39,7 +39,7 @@ def normed(c: Config, x: Array, weight: Array | None) -> Array:
     return x.reshape(shape)
 
 
-def normed_vjp(c: Config, x: Array, weight: Array | None, dy: Array) -> tuple[Array, Array | None]:
+def normalize_vjp(c: Config, x: Array, weight: Array | None, dy: Array) -> tuple[Array, Array | None]:
     """The gradients of x and of the norm weight, on the same axes."""
     if c.norm is None:
         return dy, None
@@ -94,8 +94,8 @@ class DecoderAttention(Layer[Config]):
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsd,dgv->bsgv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
-        q = record(tape, q_norm=normed(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all))
-        k = record(tape, k_norm=normed(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all))
+        q = record(tape, q_norm=normalize(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all))
+        k = record(tape, k_norm=normalize(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all))
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
         k, v = append(step, k=k, v=v)
@@ -136,8 +136,8 @@ class DecoderAttention(Layer[Config]):
         dq, dk = rotate(dq, cos, sin, c.layout, inverse=True), rotate(dk, cos, sin, c.layout, inverse=True)
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
         suffix = "norm" if c.norm_weight == "shared" else "all"
-        dk, w[f"w_k_{suffix}"] = normed_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)
-        dq, w[f"w_q_{suffix}"] = normed_vjp(c, tape["q_proj"], getattr(self, f"w_q_{suffix}"), dq)
+        dk, w[f"w_k_{suffix}"] = normalize_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)
+        dq, w[f"w_q_{suffix}"] = normalize_vjp(c, tape["q_proj"], getattr(self, f"w_q_{suffix}"), dq)
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dgk->bsgk", key, self.w_k, self.b_k, dk)

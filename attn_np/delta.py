@@ -40,18 +40,18 @@ from attn_np.contract.delta import Config
 from attn_np.linear import causal_mask, chunk_length, from_chunks, to_chunks
 
 
-def inverse(pairs: Array) -> Array:
+def unit_lower_inverse(pairs: Array) -> Array:
     """(I + A)^-1 for A below the diagonal, by halves: [[P, 0], [B, Q]]^-1 = [[P^-1, 0], [-Q^-1 B P^-1, Q^-1]]."""
     b, t, h, _ = pairs.shape
     if t == 1:
         return 1.0 + zeros(pairs.shape, pairs)
     if t % 2:
         wide = concatenate([pairs, zeros((b, t, h, 1), pairs)], 3)
-        return inverse(concatenate([wide, zeros((b, 1, h, t + 1), pairs)], 1))[:, :t, :, :t]
+        return unit_lower_inverse(concatenate([wide, zeros((b, 1, h, t + 1), pairs)], 1))[:, :t, :, :t]
     half = t // 2
     # Both halves are inverted together, as rows of one batch.
-    solved = inverse(concatenate([pairs[:, :half, :, :half], pairs[:, half:, :, half:]], 0))
-    first, second = solved[:b], solved[b:]
+    inverses = unit_lower_inverse(concatenate([pairs[:, :half, :, :half], pairs[:, half:, :, half:]], 0))
+    first, second = inverses[:b], inverses[b:]
     corner = einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", pairs[:, half:, :, :half], first))
     above, below = concatenate([first, zeros(first.shape, first)], 3), concatenate([-corner, second], 3)
     return concatenate([above, below], 1)
@@ -69,8 +69,8 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
     pairs = where(lower[:, None], einsum("bthk,bshk->bths", scaled, k), 0.0)
-    solved = record(tape, inverse=inverse(record(tape, pairs=pairs)))
-    erasing, writing = einsum("bths,bshk->bthk", solved, scaled), einsum("bths,bshv->bthv", solved, v * beta)
+    inverse = record(tape, inverse=unit_lower_inverse(record(tape, pairs=pairs)))
+    erasing, writing = einsum("bths,bshk->bthk", inverse, scaled), einsum("bths,bshv->bthv", inverse, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
     def step(state, xs):
@@ -85,8 +85,8 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
     before = record(tape, before=before)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=where(causal_mask(size, q), scores, 0.0))
-    out = einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, before)
+    masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
+    out = einsum("bhts,bshv->bthv", masked_scores, corrected.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, before)
     return from_chunks(out, b, t), end
 
 
@@ -103,9 +103,9 @@ def recurrent(q: Array, k: Array, v: Array, beta: Array, start: Array, tape: Tap
     return einsum("bthk,bthkv->bthv", q, states), end
 
 
-def inverse_vjp(solved: Array, dsolved: Array) -> Array:
+def unit_lower_inverse_vjp(inverse: Array, dinverse: Array) -> Array:
     """The gradient of A: a step dA changes the inverse T by -T dA T."""
-    return -einsum("biht,bihs->bths", solved, einsum("bihj,bshj->bihs", dsolved, solved))
+    return -einsum("biht,bihs->bths", inverse, einsum("bihj,bshj->bihs", dinverse, inverse))
 
 
 def chunked_vjp(
@@ -115,11 +115,11 @@ def chunked_vjp(
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta, dout = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dout))
     scaled = k * beta
-    before, solved = tape["before"], tape["inverse"]
+    before, inverse = tape["before"], tape["inverse"]
     erasing, corrected = tape["erasing"], tape["corrected"].reshape(v.shape)
-    dkept, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["kept"], corrected, dout)
+    dmasked_scores, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["masked_scores"], corrected, dout)
     dq_before, dbefore = einsum_vjp("bthk,bhkv->bthv", q, before, dout)
-    dscores = where(causal_mask(size, q), record(tape, dkept=dkept), 0.0)
+    dscores = where(causal_mask(size, q), record(tape, dmasked_scores=dmasked_scores), 0.0)
     dq, dk_scores = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
 
     def step(dstate, xs):
@@ -135,10 +135,10 @@ def chunked_vjp(
     dwriting, dk_added = dwriting.reshape(v.shape), dk_added.reshape(k.shape)
     derasing = -einsum("bthv,bhkv->bthk", dwriting, before)
     derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
-    dsolved_k, dscaled_k = einsum_vjp("bths,bshk->bthk", solved, scaled, derasing)
-    dsolved_v, dscaled_v = einsum_vjp("bths,bshv->bthv", solved, v * beta, dwriting)
+    dinverse_k, dscaled_k = einsum_vjp("bths,bshk->bthk", inverse, scaled, derasing)
+    dinverse_v, dscaled_v = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dwriting)
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
-    dpairs = where(lower[:, None], inverse_vjp(solved, total(dsolved_k, dsolved_v)), 0.0)
+    dpairs = where(lower[:, None], unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v)), 0.0)
     dscaled_pairs, dk_pairs = einsum_vjp("bthk,bshk->bths", scaled, k, record(tape, dpairs=dpairs))
     dscaled_k = total(dscaled_k, dscaled_pairs)
     dk = total(dk_scores, dk_added, dk_pairs, dscaled_k * beta)

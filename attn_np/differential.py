@@ -100,10 +100,10 @@ class DifferentialAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
         lambda_exps = record(tape, lambda_exps=exp(einsum("rk,rk->r", self.lambda_q, self.lambda_k)))
-        lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.start())
+        lambda_full = record(tape, lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.lambda_constant())
 
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
         ) -> Any:
             allowed = record(tape, allowed=allowed)
             k, v = repeat_heads(k, q), repeat_heads(v, q)
@@ -132,7 +132,7 @@ class DifferentialAttention(Layer[Config]):
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, bias=bias, keep=keep,
         )  # fmt: skip
-        normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.start()))
+        normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_constant()))
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
 
@@ -143,7 +143,7 @@ class DifferentialAttention(Layer[Config]):
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         cos, sin = rotation(c, tape.get("positions"), dy.shape[1], like=dy)
         dnormed, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["normed"], self.w_o, self.b_o, dy)
-        dnormed = record(tape, dnormed=dnormed) * (1.0 - c.start())
+        dnormed = record(tape, dnormed=dnormed) * (1.0 - c.lambda_constant())
         dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         lambda_full, lambda_exps = tape["lambda_full"], tape["lambda_exps"]

@@ -18,11 +18,12 @@ from attn_np._ops import (
     gather_last,
     layer_norm,
     linear,
+    per_pair,
     record,
     softmax,
     upcast,
 )
-from attn_np._relative import bucketed
+from attn_np._relative import bucketed, score_distances, score_distances_vjp
 from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import (
     Grads,
@@ -90,26 +91,26 @@ class DisentangledAttention(Layer[Config]):
             rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
 
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
         ) -> Any:
-            query_positions, key_positions = positions
             allowed = record(tape, allowed=allowed)
             q = zero_unseen("bhts->bthk", allowed, q)
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             limit, span = c.max_distance, c.span()
-            distance = query_positions[:, :, None] - key_positions[:, None, :]
+            distance = -offset
             if c.buckets is not None:
                 distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
                 # Equation 3: the row of a pair, as its query sees it.
                 row = record(tape, row=clip(distance + span, 0, 2 * span - 1))
-                distances = record(tape, c2p_distances=einsum("bthk,xhk->bhtx", q, rel_k))
-                terms += [record(tape, c2p_scores=gather_last(distances, row))]
+                scores = score_distances(tape, "c2p_distances", q, rel_k, row, k.shape[1])
+                terms += [record(tape, c2p_scores=scores)]
             if rel_q is not None:
                 # The row of a pair, as its key sees it: the other sign. The key's position comes first.
+                distance = per_pair(distance[:, None], q.shape[1], k.shape[1])[:, 0]
                 distance = -distance if c.p2c_view == "key" else distance
                 row = record(tape, key_row=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
                 distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
@@ -125,7 +126,7 @@ class DisentangledAttention(Layer[Config]):
 
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            bias=bias, keep=keep,
+            larger=8, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
@@ -160,8 +161,7 @@ class DisentangledAttention(Layer[Config]):
                 dk = total(dk, dk_rel)
             if rel_k is not None:
                 dc2p = record(tape, dc2p_scores=dscores)
-                ddistances = record(tape, dc2p_distances=gather_last_vjp(tape["c2p_distances"], tape["row"], dc2p))
-                dq_rel, drel_k = einsum_vjp("bthk,xhk->bhtx", q, rel_k, ddistances)
+                dq_rel, drel_k = score_distances_vjp(tape, "c2p_distances", q, rel_k, tape["row"], dc2p)
                 dq = total(dq, dq_rel)
             dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
             dq = zero_unseen("bhts->bthk", allowed, dq)

@@ -45,7 +45,7 @@ from attn_np._vjp import (
     total,
 )
 from attn_np.contract.gated_delta import Config
-from attn_np.delta import inverse, inverse_vjp
+from attn_np.delta import unit_lower_inverse, unit_lower_inverse_vjp
 from attn_np.linear import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_np.retention import Decay
 
@@ -76,11 +76,11 @@ def chunked(
     decay = decay_factors(to_chunks(log_decay, size))
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
-    faded = einsum("bthk,bshk->bths", scaled, k) * decay.pairs.swapaxes(1, 2)
-    pairs = record(tape, pairs=where(lower[:, None], faded, 0.0))
-    solved = record(tape, inverse=inverse(pairs))
-    erasing = einsum("bths,bshk->bthk", solved, scaled * decay.from_start[..., None])
-    writing = einsum("bths,bshv->bthv", solved, v * beta)
+    decayed = einsum("bthk,bshk->bths", scaled, k) * decay.pairs.swapaxes(1, 2)
+    pairs = record(tape, pairs=where(lower[:, None], decayed, 0.0))
+    inverse = record(tape, inverse=unit_lower_inverse(pairs))
+    erasing = einsum("bths,bshk->bthk", inverse, scaled * decay.from_start[..., None])
+    writing = einsum("bths,bshv->bthv", inverse, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
     def step(state, xs):
@@ -96,9 +96,9 @@ def chunked(
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
     before = record(tape, before=before)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=scores * decay.pairs)
+    decayed_scores = record(tape, decayed_scores=scores * decay.pairs)
     from_state = einsum("bthk,bhkv->bthv", q * decay.from_start[..., None], before)
-    return from_chunks(einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + from_state, b, t), end
+    return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, corrected.reshape(v.shape)) + from_state, b, t), end
 
 
 def recurrent(
@@ -137,11 +137,11 @@ def chunked_vjp(
     q, k, v, beta, dout = (to_chunks(x, size) for x in (q, k, v, beta[..., None], dout))
     decay, scaled = decay_factors(to_chunks(log_decay, size)), k * beta
     from_start, to_end = decay.from_start[..., None], decay.to_end[..., None]
-    before, solved, erasing = tape["before"], tape["inverse"], tape["erasing"]
+    before, inverse, erasing = tape["before"], tape["inverse"], tape["erasing"]
     corrected = tape["corrected"].reshape(v.shape)
-    dkept, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["kept"], corrected, dout)
-    dq_faded, dbefore = einsum_vjp("bthk,bhkv->bthv", q * from_start, before, dout)
-    dscores = record(tape, dkept=dkept) * decay.pairs
+    ddecayed_scores, dcorrected = einsum_vjp("bhts,bshv->bthv", tape["decayed_scores"], corrected, dout)
+    dq_decayed, dbefore = einsum_vjp("bthk,bhkv->bthv", q * from_start, before, dout)
+    dscores = record(tape, ddecayed_scores=ddecayed_scores) * decay.pairs
     dq, dk_scores = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
 
     def step(dstate, xs):
@@ -158,22 +158,22 @@ def chunked_vjp(
     dwriting, dk_added = dwriting.reshape(v.shape), dk_added.reshape(k.shape)
     derasing = -einsum("bthv,bhkv->bthk", dwriting, before)
     derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
-    dsolved_k, dscaled_faded = einsum_vjp("bths,bshk->bthk", solved, scaled * from_start, derasing)
-    dsolved_v, dv_scaled = einsum_vjp("bths,bshv->bthv", solved, v * beta, dwriting)
+    dinverse_k, dscaled_decayed = einsum_vjp("bths,bshk->bthk", inverse, scaled * from_start, derasing)
+    dinverse_v, dv_scaled = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dwriting)
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
-    dpairs = where(lower[:, None], inverse_vjp(solved, total(dsolved_k, dsolved_v)), 0.0)
+    dpairs = where(lower[:, None], unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v)), 0.0)
     dpairs = record(tape, dpairs=dpairs)
     products = einsum("bthk,bshk->bths", scaled, k)
     dscaled, dk_pairs = einsum_vjp("bthk,bshk->bths", scaled, k, dpairs * decay.pairs.swapaxes(1, 2))
-    dscaled = total(dscaled, dscaled_faded * from_start)
+    dscaled = total(dscaled, dscaled_decayed * from_start)
     dbeta = np.sum(dscaled * k, axis=-1) + np.sum(dv_scaled * v, axis=-1)
     dk = total(dk_scores, dk_pairs, dk_added * to_end, dscaled * beta)
-    ddecay = total((dpairs * products).swapaxes(1, 2), dkept * tape["scores"])
-    dfrom_start = np.sum(dq_faded * q, axis=-1) + np.sum(dscaled_faded * scaled, axis=-1)
+    ddecay = total((dpairs * products).swapaxes(1, 2), ddecayed_scores * tape["scores"])
+    dfrom_start = np.sum(dq_decayed * q, axis=-1) + np.sum(dscaled_decayed * scaled, axis=-1)
     dlog_decay = decay_factors_vjp(
         decay, ddecay, dfrom_start, np.sum(dk_added * k, axis=-1), dwhole.reshape(decay.whole.shape)
     )
-    cotangents = total(dq, dq_faded * from_start), dk, dv_scaled * beta, dbeta, dlog_decay
+    cotangents = total(dq, dq_decayed * from_start), dk, dv_scaled * beta, dbeta, dlog_decay
     return tuple(from_chunks(x, b, t) for x in cotangents)
 
 
@@ -198,9 +198,9 @@ def recurrent_vjp(
     names = ("dcorrected", "dk_added", "dalpha")
     zero = zeros((q.shape[0], *states.shape[2:]), q)
     _, (dcorrected, dk, dalpha) = scan(step, zero, xs, names=names, reverse=True)
-    dv, faded = beta[..., None] * dcorrected, alpha[..., None, None] * before
-    dbeta = np.sum(dcorrected * (v - einsum("bthk,bthkv->bthv", k, faded)), axis=-1)
-    return dq, total(dk, -einsum("bthkv,bthv->bthk", faded, dv)), dv, dbeta, dalpha * alpha
+    dv, decayed = beta[..., None] * dcorrected, alpha[..., None, None] * before
+    dbeta = np.sum(dcorrected * (v - einsum("bthk,bthkv->bthv", k, decayed)), axis=-1)
+    return dq, total(dk, -einsum("bthkv,bthv->bthk", decayed, dv)), dv, dbeta, dalpha * alpha
 
 
 def windows(x: Array, real: Array, start: Array, tape: Tape) -> tuple[Array, Array]:

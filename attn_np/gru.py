@@ -86,8 +86,8 @@ class GRULayer(Layer[LayerConfig]):
         state, (r, z, n, h) = scan(step, state, (x_gates, real), names=("r", "z", "n", "h"), tape=tape)
         return h, state
 
-    def before_vjp(self, start: Array, h: Array) -> tuple[Array, Array]:
-        """For every step the state before it and its recurrent product for n, which the backward pass needs."""
+    def inputs_of_vjp(self, start: Array, h: Array) -> tuple[Array, Array]:
+        """What the backward pass needs beside the tape: the state before each step, and its recurrent product for n."""
         h = concatenate([start[:, None], h], axis=1)[:, :-1]
         return h, linear("bte,fea->btfa", h, self.w_h, self.b_h)[:, :, 2]
 
@@ -99,7 +99,7 @@ class GRULayer(Layer[LayerConfig]):
         the gates.
         """
         x, r, z, n = (tape[name] for name in ("x", "r", "z", "n"))
-        h, h_n = self.before_vjp(tape["state"], tape["h"])
+        h, h_n = self.inputs_of_vjp(tape["state"], tape["h"])
         w_h = upcast(self.w_h)
 
         def dstate_before(dh_around, dx_gates, r):
@@ -181,10 +181,10 @@ class GatedRecurrentUnit(Layer[Config]):
         dlast = zeros((c.num_layers, b, c.hidden_dim), dy) if dlast is None else dlast
         for i, layer_keep in reversed(list(enumerate(self.layer_keep_masks(keep, b, t)))):
             dh = dropout_vjp(dy, layer_keep, c.dropout)
-            of_layer = self.layers[i].vjp(scope(tape, f"layers.{i}"), dh, dlast[i], real)
-            w |= {f"layers.{i}.{name}": value for name, value in of_layer.params.items()}
-            dy = of_layer.inputs["x"]
-            dstates.append(of_layer.inputs["state"])
+            layer_grads = self.layers[i].vjp(scope(tape, f"layers.{i}"), dh, dlast[i], real)
+            w |= {f"layers.{i}.{name}": value for name, value in layer_grads.params.items()}
+            dy = layer_grads.inputs["x"]
+            dstates.append(layer_grads.inputs["state"])
         dx = dy if real is None else where(real[:, :, None], dy, 0.0)
         if tape.get("state") is None:
             return Grads({"x": dx}, w)

@@ -80,8 +80,8 @@ def chunked(q: Array, k: Array, v: Array, start: Array, size: int, tape: Tape) -
     states = running_states(record(tape, added=added.reshape(b, -(-t // size), *added.shape[1:])), start, tape)
     before = record(tape, before=states[:, :-1].reshape(q.shape[0], *start.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=where(causal_mask(size, q), scores, 0.0))
-    out = einsum("bhts,bshv->bthv", kept, v) + einsum("bthk,bhkv->bthv", q, before)
+    masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
+    out = einsum("bhts,bshv->bthv", masked_scores, v) + einsum("bthk,bhkv->bthv", q, before)
     return from_chunks(out, b, t), states[:, -1]
 
 
@@ -100,8 +100,8 @@ def chunked_vjp(tape: Tape, q: Array, k: Array, v: Array, size: int, dout: Array
     """The gradients of q, k and v: `chunked` in reverse. A state is read by the next chunk, the last by none."""
     b, t = q.shape[0], q.shape[1]
     q, k, v, dout = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(dout, size)
-    dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dout)
-    dscores = where(causal_mask(size, q), record(tape, dkept=dkept), 0.0)
+    dmasked_scores, dv = einsum_vjp("bhts,bshv->bthv", tape["masked_scores"], v, dout)
+    dscores = where(causal_mask(size, q), record(tape, dmasked_scores=dmasked_scores), 0.0)
     dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dscores=dscores))
     dq_before, dbefore = einsum_vjp("bthk,bhkv->bthv", q, tape["before"], dout)
     dbefore = record(tape, dbefore=dbefore).reshape(b, -(-t // size), *dbefore.shape[1:])
@@ -136,15 +136,15 @@ class LinearAttention(Layer[Config]):
         ones, so the last sum is that of the weights.
         """
         c = self.config
-        fresh = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
+        initial = zeros((q.shape[0], *k.shape[2:], v.shape[-1]), q)
         if not c.causal:
             return einsum("bthk,bhkv->bthv", q, record(tape, state=einsum("bshk,bshv->bhkv", k, v)))
         if c.normalize:
             # b h k v, b h k -> b h k (v 1)
-            state, key_sum = read_state(step, "state", fresh[..., :-1]), read_state(step, "key_sum", fresh[..., -1])
+            state, key_sum = read_state(step, "state", initial[..., :-1]), read_state(step, "key_sum", initial[..., -1])
             start = concatenate([state, key_sum[..., None]], -1)
         else:
-            start = read_state(step, "state", fresh)
+            start = read_state(step, "state", initial)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
             sums, end = recurrent(q, k, v, start, tape)

@@ -99,9 +99,9 @@ def chunked(
     states = concatenate([start[:, None], states], 1)
     before = record(tape, before=states[:, :-1].reshape(q.shape[0], *start.shape[1:]))
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=scores * record(tape, decay=within.pairs))
+    decayed_scores = record(tape, decayed_scores=scores * record(tape, decay=within.pairs))
     from_state = einsum("bthk,bhkv->bthv", q, before) * within.from_start[..., None]
-    return from_chunks(einsum("bhts,bshv->bthv", kept, v) + from_state, b, t), states[:, -1]
+    return from_chunks(einsum("bhts,bshv->bthv", decayed_scores, v) + from_state, b, t), states[:, -1]
 
 
 def recurrent(
@@ -127,8 +127,8 @@ def chunked_vjp(
     b, t = q.shape[0], q.shape[1]
     within, between = chunk_decays(real, log_decays, size)
     q, k, v, dout = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(dout, size)
-    dkept, dv = einsum_vjp("bhts,bshv->bthv", tape["kept"], v, dout)
-    dscores = record(tape, dscores=record(tape, dkept=dkept) * within.pairs)
+    ddecayed_scores, dv = einsum_vjp("bhts,bshv->bthv", tape["decayed_scores"], v, dout)
+    dscores = record(tape, dscores=record(tape, ddecayed_scores=ddecayed_scores) * within.pairs)
     dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dscores)
     dfrom_state = dout * within.from_start[..., None]
     dq_before, dbefore = einsum_vjp("bthk,bhkv->bthv", q, tape["before"], dfrom_state)
@@ -136,8 +136,8 @@ def chunked_vjp(
     dstates = concatenate([dbefore, zeros((b, 1, *dbefore.shape[2:]), dbefore)], 1)[:, 1:]
     dadded = einsum("bhij,bihkv->bjhkv", between.pairs, record(tape, dstates=dstates))
     dadded = record(tape, dadded=dadded).reshape(q.shape[0], *dadded.shape[2:])
-    dfaded, dv_added = einsum_vjp("bshk,bshv->bhkv", k * within.to_end[..., None], v, dadded)
-    dk, dv = total(dk, dfaded * within.to_end[..., None]), total(dv, dv_added)
+    dk_decayed, dv_added = einsum_vjp("bshk,bshv->bhkv", k * within.to_end[..., None], v, dadded)
+    dk, dv = total(dk, dk_decayed * within.to_end[..., None]), total(dv, dv_added)
     return from_chunks(total(dq, dq_before), b, t), from_chunks(dk, b, t), from_chunks(dv, b, t)
 
 

@@ -174,7 +174,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
         gates, below = [], [concatenate([context, x], axis=-1)]
         for i, keep_mask in enumerate(keep_masks):
             r, z, n, h = (tape[f"gru.layers.{i}.{name}"] for name in "rznh")
-            gates.append((r, z, n, *layers[i].before_vjp(tape["state"][i], h)))
+            gates.append((r, z, n, *layers[i].inputs_of_vjp(tape["state"][i], h)))
             below.append(dropout(h, keep_mask, c.dropout))
         queries = gates[-1][3]
         q = einsum("btd,de->bte", queries, self.attention.w_q)
@@ -206,15 +206,15 @@ class AttentionDecoder(Layer[DecoderConfig]):
         carry, dgates = scan(
             step,
             (tuple(start[i] for i in range(count)), (), None),
-            (dh, q, probs, keep, *keep_masks, *(value for of_layer in gates for value in of_layer)),
+            (dh, q, probs, keep, *keep_masks, *(value for layer_gates in gates for value in layer_gates)),
             names=tuple(f"gru.layers.{i}.dx_gates" for i in range(count)),
             tape=tape,
             reverse=True,
         )
-        of_layers = [layers[i].gates_vjp(below[i], h, r, dgates[i]) for i, (r, _, _, h, _) in enumerate(gates)]
-        for i, of_layer in enumerate(of_layers):
-            dw |= {f"gru.layers.{i}.{name}": value for name, value in of_layer.params.items()}
-        djoined = of_layers[0].inputs["x"]
+        grads_by_layer = [layers[i].gates_vjp(below[i], h, r, dgates[i]) for i, (r, _, _, h, _) in enumerate(gates)]
+        for i, layer_grads in enumerate(grads_by_layer):
+            dw |= {f"gru.layers.{i}.{name}": value for name, value in layer_grads.params.items()}
+        djoined = grads_by_layer[0].inputs["x"]
         dcontext, dx = djoined[:, :, : c.hidden_dim], djoined[:, :, c.hidden_dim :]
         attention_tape = {
             "seen_query": queries, "seen_key": memory, "seen_value": memory, "key": memory, "visible_queries": allowed,
@@ -222,9 +222,9 @@ class AttentionDecoder(Layer[DecoderConfig]):
             "features": tanh(q[:, :, None, :] + k[:, None, :, :]), "probs": probs, "keep": keep,
             "kept": dropout(probs, keep, c.dropout), "y": context,
         }  # fmt: skip
-        of_attention = self.attention.vjp(attention_tape, dcontext)
-        dw |= {f"attention.{name}": value for name, value in of_attention.params.items()}
-        dx, dmemory, dk = record(tape, dx=dx, dmemory=of_attention.inputs["key"], dk=attention_tape["dk"])
+        attention_grads = self.attention.vjp(attention_tape, dcontext)
+        dw |= {f"attention.{name}": value for name, value in attention_grads.params.items()}
+        dx, dmemory, dk = record(tape, dx=dx, dmemory=attention_grads.inputs["key"], dk=attention_tape["dk"])
         return Grads({"target": dx, "memory": dmemory, "state": record(tape, dstate=stack(dstate_before(*carry)))}, dw)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:

@@ -23,7 +23,7 @@ from attn_np.contract._patterns import Documents
 from attn_np.contract.swin import Config
 
 
-def roll(x: Array, by: int) -> Array:
+def cyclic_shift(x: Array, by: int) -> Array:
     """A grid `b y x d` moved up and left; what leaves it comes in at the other side."""
     x = concatenate([x[:, by:], x[:, :by]], 1)
     return concatenate([x[:, :, by:], x[:, :, :by]], 2)
@@ -45,20 +45,21 @@ def from_windows(x: Array, c: Config) -> Array:
     return x.swapaxes(2, 3).reshape(x.shape[0], c.height, c.width, d)
 
 
-def shifted_windows(x: Array, c: Config) -> Array:
-    """The windows of a sequence, `b t d` -> `(b n) t d`, moved by the shift."""
-    return to_windows(roll(x.reshape(x.shape[0], c.height, c.width, x.shape[-1]), c.shift), c)
+def to_shifted_windows(x: Array, c: Config) -> Array:
+    """The windows of a sequence, moved by the shift: `b t d` -> `(b n) t d`."""
+    return to_windows(cyclic_shift(x.reshape(x.shape[0], c.height, c.width, x.shape[-1]), c.shift), c)
 
 
-def sequence(x: Array, c: Config) -> Array:
-    """The inverse of `shifted_windows`."""
-    x = roll(from_windows(x, c), -c.shift)
+def from_shifted_windows(x: Array, c: Config) -> Array:
+    """The inverse of `to_shifted_windows`."""
+    x = cyclic_shift(from_windows(x, c), -c.shift)
     return x.reshape(x.shape[0], c.height * c.width, x.shape[-1])
 
 
-def sides(b: int, c: Config, like: Array) -> Array:
-    """From which side of the grid each position of a window comes, as a number: `(b n) t`. Positions that the shift
-    brought in at the other side lie in one window with those that were there.
+def regions(b: int, c: Config, like: Array) -> Array:
+    """The region of the grid that each position of a shifted window comes from, by number: `(b n) t`.
+
+    The shift puts opposite ends of the grid into one window. Positions of one region were neighbours before it.
     """
     row, column = arange(c.height, like) >= c.height - c.shift, arange(c.width, like) >= c.width - c.shift
     number = (2 * row[:, None] + column)[None, :, :, None]
@@ -81,29 +82,29 @@ class SwinAttention(Layer[Config]):
     def __call__(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:
         sizes = self.check(query=query)
         c, dtype = self.config, dtype_name(query)
-        x = record(tape, x=shifted_windows(upcast(query), c))
+        x = record(tape, x=to_shifted_windows(upcast(query), c))
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", x, self.w_v, self.b_v)
-        offset = record(tape, offset=constants(c.offsets(), arange(1, query)))
-        position_bias = record(tape, position_bias=reorder(take(self.w_bias, offset), (2, 0, 1)))
-        side = sides(sizes["b"], c, query)
+        index = record(tape, relative_index=constants(c.relative_index(), arange(1, query)))
+        position_bias = record(tape, position_bias=reorder(take(self.w_bias, index), (2, 0, 1)))
+        region = regions(sizes["b"], c, query)
         context, _ = attend(
-            q, k, v, bias=position_bias, pattern=Documents(side, side) if c.shift else None, scale=c.scale, tape=tape,
-            implementation=implementation,
+            q, k, v, bias=position_bias, pattern=Documents(region, region) if c.shift else None, scale=c.scale,
+            tape=tape, implementation=implementation,
         )  # fmt: skip
-        y = record(tape, y=sequence(linear("bthv,hvd->btd", context, self.w_o, self.b_o), c))
+        y = record(tape, y=from_shifted_windows(linear("bthv,hvd->btd", context, self.w_o, self.b_o), c))
         return cast_output(dtype, y)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse; windows go where they came from."""
         c, w = self.config, {}
-        x, dtype, dy = tape["x"], dtype_name(dy), shifted_windows(cotangent(tape, dy), c)
+        x, dtype, dy = tape["x"], dtype_name(dy), to_shifted_windows(cotangent(tape, dy), c)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale)
         dbias = record(tape, dposition_bias=dbias)
-        w["w_bias"] = take_vjp(self.w_bias, tape["offset"], reorder(dbias, (1, 2, 0)))
+        w["w_bias"] = take_vjp(self.w_bias, tape["relative_index"], reorder(dbias, (1, 2, 0)))
         dx_v, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", x, self.w_v, self.b_v, dv)
         dx_k, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", x, self.w_k, self.b_k, dk)
         dx_q, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
-        return grads(dtype, {"query": sequence(total(dx_q, dx_k, dx_v), c)}, w)
+        return grads(dtype, {"query": from_shifted_windows(total(dx_q, dx_k, dx_v), c)}, w)

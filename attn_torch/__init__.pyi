@@ -3,12 +3,19 @@
 from typing import Literal, overload
 
 from attn_np.contract import _patterns as patterns
+from attn_torch import drop_in as drop_in
 from attn_torch._api import load as load
 from attn_torch._api import load_pretrained as load_pretrained
 from attn_torch._api import save as save
 from attn_torch._api import trace as trace
-from attn_torch._attend import attend as attend
+from attn_torch._functions import attend as attend
 from attn_torch._ops import Device, DType
+from attn_torch._relative import alibi_slopes as alibi_slopes
+from attn_torch._relative import relative_buckets as relative_buckets
+from attn_torch._rotations import rotary_angles as rotary_angles
+from attn_torch._rotations import rotate as rotate
+from attn_torch._simplex import entmax as entmax
+from attn_torch._simplex import softmax as softmax
 from attn_torch.additive import AdditiveAttention as AdditiveAttention
 from attn_torch.alibi import AlibiAttention as AlibiAttention
 from attn_torch.axial import AxialAttention as AxialAttention
@@ -93,12 +100,19 @@ __all__ = [
     "T5Attention",
     "TalkingHeadsAttention",
     "TransformerXLAttention",
+    "alibi_slopes",
     "attend",
     "build",
+    "drop_in",
+    "entmax",
     "load",
     "load_pretrained",
     "patterns",
+    "relative_buckets",
+    "rotary_angles",
+    "rotate",
     "save",
+    "softmax",
     "trace",
 ]
 

@@ -55,8 +55,8 @@ def prepare_inputs(
         queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
-    elif step.real is not None:
-        query, key, value = (where(step.real[:, :, None], x, 0.0) for x in arrays)
+    elif step.accepted is not None:
+        query, key, value = (where(step.accepted[:, :, None], x, 0.0) for x in arrays)
     return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 
@@ -93,19 +93,19 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
     ) -> None:
         super().__init__()
         check_config(type(self), config)
-        self.config, kind = config, DTYPES[check_dtype(config.variant, dtype or "float32")]
+        self.config, torch_dtype = config, DTYPES[check_dtype(config.variant, dtype or "float32")]
         shapes, own, children = config.shapes(), config.own_params(), config.children()
         for name in annotated_names(type(self)):
             if name not in own and name not in children:
                 self.register_parameter(name, None)
         for name in own:
-            empty = torch.empty(shapes[name], device=device, dtype=kind) if _values is None else _values[name]
-            self.register_parameter(name, torch.nn.Parameter(empty.to(device=device, dtype=kind)))
+            empty = torch.empty(shapes[name], device=device, dtype=torch_dtype) if _values is None else _values[name]
+            self.register_parameter(name, torch.nn.Parameter(empty.to(device=device, dtype=torch_dtype)))
         if _values is None:
             self._draw()
         for name, child in children.items():
             parts = {f"{name}.{i}": c for i, c in enumerate(child)} if isinstance(child, list) else {name: child}
-            sublayers = [self._child(part, under_prefix(_values, p), device, kind) for p, part in parts.items()]
+            sublayers = [self._child(part, under_prefix(_values, p), device, torch_dtype) for p, part in parts.items()]
             setattr(self, name, torch.nn.ModuleList(sublayers) if isinstance(child, list) else sublayers[0])
 
     @classmethod
@@ -126,7 +126,7 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
         for name, param in self._parameters.items():
             if param is None:
                 continue
-            start, limit = own[name].initial(), fans[name] ** -0.5
+            start, limit = own[name].initial_value(), fans[name] ** -0.5
             if start is None:
                 param.uniform_(-limit, limit)
             else:
@@ -171,9 +171,9 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
         return checked(config, dtype, specs(config.variant, **arguments))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
-        kind = DTYPES[check_dtype(self.config.variant, dtype or self.dtype or "float32")]
+        torch_dtype = DTYPES[check_dtype(self.config.variant, dtype or self.dtype or "float32")]
         device = next((p.device for p in self.parameters()), None)
-        like = torch.zeros((), dtype=kind, device=device)
+        like = torch.zeros((), dtype=torch_dtype, device=device)
         return empty_cache(self.config, batch_size, max_length, sizes, like, upcast(like) if dtype is None else like)
 
     def _step(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, broadcast_to, exp, sigmoid, sqrt, stack, where
 from torch import concatenate as concatenate
 from torch import log as log
+from torch import log1p as log1p
 from torch import tanh as tanh
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -37,6 +38,8 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 TRACERS = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
 
 
+NEWTON_STEPS = 4  # towards a threshold, before what is left is sorted
+
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
 
@@ -52,6 +55,11 @@ def amax(x: Array, axis: int) -> Array:
 def amin(x: Array, axis: int) -> Array:
     """Least entry of an axis, without a gradient."""
     return torch.amin(x.detach(), dim=axis)
+
+
+def detach(x: Array) -> Array:
+    """The array itself, without a gradient."""
+    return x.detach()
 
 
 def any_over(x: Array, axes: tuple[int, ...]) -> Array:
@@ -108,6 +116,21 @@ def gather_last(x: Array, index: Array) -> Array:
     b, h, t, _ = x.shape
     index = broadcast_to(index[:, None], (b, h, t, index.shape[-1]))
     return torch.gather(x, -1, index)
+
+
+def per_pair(x: Array, t: int, s: int) -> Array:
+    """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
+
+    The n = t + s - 1 diagonals go from the upper left corner to the lower right: the last query is the first row, so
+    that the result is a view, which PyTorch's kernel reads as it is.
+    """
+    (b, h, rows, n) = x.shape
+    if n == s:
+        return x
+    if rows == 1:
+        return x[:, :, 0].contiguous().unfold(-1, s, 1)
+    x = x.contiguous()
+    return x.as_strided((b, h, t, s), (h * t * n, t * n, n + 1, 1), x.storage_offset())
 
 
 def clip(x: Array, low: int, high: int) -> Array:
@@ -274,12 +297,14 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     rows, columns = [x for x in left if x not in right], [x for x in right if x not in left]
     size = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
 
-    def flat(letters: list[str]) -> int:
+    def length(letters: list[str]) -> int:
         return prod([size[x] for x in letters])
 
     a = upcast(a).permute([left.index(x) for x in batch + rows + summed])
     b = upcast(b).permute([right.index(x) for x in batch + summed + columns])
-    product = a.reshape(flat(batch), flat(rows), flat(summed)) @ b.reshape(flat(batch), flat(summed), flat(columns))
+    product = a.reshape(length(batch), length(rows), length(summed)) @ b.reshape(
+        length(batch), length(summed), length(columns)
+    )
     letters = batch + rows + columns
     return upcast(product).reshape([size[x] for x in letters]).permute([letters.index(x) for x in out])
 
@@ -342,6 +367,26 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
     return e / where(total == 0, 1.0, total)
 
 
+def largest(z: Array, power: int, axis: int) -> Array:
+    """The entries that may lie above the threshold tau for which the sum of max(z - tau, 0)^power is 1, largest first;
+    the largest of all is 0.
+
+    Newton's steps from below never pass the threshold, since the sum is convex (Michelot 1986): a few of them leave so
+    few entries that sorting costs little. Where shapes may not depend on numbers, all are sorted.
+    """
+    if not shapes_may_vary(z):
+        return torch.sort(z, dim=axis, descending=True).values
+    tau = z.new_full((), -1.0)
+    for _ in range(NEWTON_STEPS):
+        above = (z - tau).clamp_(min=0.0)
+        size, slope = (above, torch.sign(above)) if power == 1 else (above * above, 2.0 * above)
+        slope = torch.sum(slope, dim=axis, keepdim=True)
+        better = tau + (torch.sum(size, dim=axis, keepdim=True) - 1.0) / where(slope == 0, 1.0, slope)
+        tau = where(better > tau, better, tau)
+    count = int(torch.sum(z > tau, dim=axis).max()) if z.numel() else 1
+    return torch.topk(z, max(1, count), dim=axis).values
+
+
 def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
     """The point of the simplex nearest to the allowed scores (Martins and Astudillo 2016, algorithm 1).
 
@@ -350,17 +395,17 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     an allowed one that is NaN or inf.
     """
     z = scores if allowed is None else where(allowed, scores, -torch.inf)
-    n = scores.shape[axis]
-    if n == 0:
+    if scores.shape[axis] == 0:
         return scores
     top = torch.amax(z.detach(), dim=axis, keepdim=True)
     overflowed = top == -torch.inf
     z = z - where(overflowed, 0.0, top)
+    fixed = z.detach()
+    x = largest(fixed, 1, axis)
+    n = x.shape[axis]
     ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
         (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
     )
-    fixed = z.detach()
-    x = torch.sort(fixed, dim=axis, descending=True).values
     tau = torch.amax((cumsum(x, axis) - 1.0) / ranks, dim=axis, keepdim=True)
     tau = where(overflowed, 0.0, tau)
     # The gradient of a maximum is shared where a score lies at tau itself; that of the mean over the support is not.
@@ -388,7 +433,7 @@ def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arr
     z = (z - where(overflowed, 0.0, top)) / 2.0
     fixed = z.detach()
     # A single largest z gives tau = -1, so entries below -1 weigh 0.
-    x = torch.sort(maximum(fixed, -1.0), dim=axis, descending=True).values
+    x = largest(maximum(fixed, -1.0), 2, axis)
     k = cumsum(0.0 * x + 1.0, axis)
     mean = cumsum(x, axis) / k
     # k (mean of squares - squared mean), summed so that nothing cancels where many z are nearly equal (Welford 1962).
@@ -443,6 +488,13 @@ def dropout(weights: Array, keep: Array | None, rate: float) -> Array:
 
 
 # Scans ----------------------------------------------------------------------------------------------------------------
+
+
+def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
+    """The carry after `times` steps `carry = step(carry)`."""
+    for _ in range(times):
+        carry = step(carry)
+    return carry
 
 
 def scan(

@@ -13,17 +13,17 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from attn_np.contract._band import Band, Span
-from attn_torch._kernels.sdpa import transformed
+from attn_torch._kernels.sdpa import under_torch_func
 from attn_torch._kernels.sharded import is_sharded
-from attn_torch._masks import attention_mask, in_window, token_positions
+from attn_torch._masks import attention_mask, in_window, token_offsets
 from attn_torch._ops import Array, Tape
 
 # Scores in a block: on a CPU they should stay in its caches, a GPU wants large products.
-CPU_BLOCK, GPU_BLOCK = 2**19, 2**25
+CPU_BLOCK, GPU_BLOCK = 2**18, 2**25
 ROWS = 16  # queries in a block at least: products of fewer are slow
 FEW = 2**20  # scores of a call that are formed all at once
 
-# (tape, q, k, v, mask, positions of queries and keys, arrays by scores) -> the context and the weights.
+# (tape, q, k, v, mask, key position minus query position, arrays by scores) -> the context and the weights.
 Middle = Callable[..., tuple[Array, Array]]
 
 
@@ -40,11 +40,11 @@ def blocks(band: Band, heads: int, scores: int) -> Iterator[tuple[Span, Span]]:
 
 
 def part(x: Array | None, rows: Span, keys: Span) -> Array | None:
-    """The block's part of an array broadcastable to `b h t s`; an axis of length 1 serves all."""
-    if x is None:
-        return None
-    spans = (rows, keys)[2 - min(2, x.ndim) :]
-    return x[(..., *(slice(*span) if n > 1 else slice(None) for span, n in zip(spans, x.shape[-2:], strict=True)))]
+    """The block's part of an array broadcastable to `b h t s`, the last row first; an axis of length 1 serves all."""
+    if x is None or x.ndim == 0:
+        return x
+    x = x[..., slice(*keys)] if x.shape[-1] > 1 else x
+    return x[..., slice(*rows), :].flip(-2) if x.ndim > 1 and x.shape[-2] > 1 else x
 
 
 def by_rows(
@@ -60,6 +60,7 @@ def by_rows(
     step: Any = None,
     return_weights: bool = False,
     implementation: str = "auto",
+    larger: int = 1,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -68,13 +69,15 @@ def by_rows(
     a function that is computed again.
 
     Args:
-        middle: (tape, q, k, v, allowed, (query_positions, key_positions), **by_score) -> context and weights, for any
-            rows of queries and a stretch of keys with all that these rows see.
+        middle: (tape, q, k, v, allowed, offset, **by_score) -> context and weights, for any rows of queries and a
+            stretch of keys with all that these rows see. The offset is the key's position minus the query's: `b t s`,
+            or `1 1 n` for each diagonal of a block, which `per_pair` takes.
         tape: that of the call.
         q, k, v: `b t h ...`, `b s g ...` and `b s g ...`.
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
+        larger: how many times as large as others a block is, where `middle` cuts it itself or each block costs more.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     (b, t, h), s = q.shape[:3], k.shape[1]
@@ -87,24 +90,26 @@ def by_rows(
         or is_sharded(q)
     )
     whole = whole or (step is not None and step.start is None) or b * h * t * s <= FEW
-    if whole or any(x is not None and x.is_meta for x in arrays) or transformed(*arrays):
+    if whole or any(x is not None and x.is_meta for x in arrays) or under_torch_func(*arrays):
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **limits)
-        return middle(tape, q, k, v, allowed, token_positions(t, s, like=q, step=step), **by_score)
+        return middle(tape, q, k, v, allowed, token_offsets(t, s, like=q, step=step), **by_score)
     band = Band.of(t, s, causal, window)
 
     def block(rows: Span, keys: Span) -> Array:
+        """The context of some rows. The middle gets the last one first, as `per_pair` has them."""
         at, to = (torch.arange(*span, device=q.device)[None] for span in (rows, keys))
-        visible = part(mask, rows, keys)
-        positions = at + (s - t), to
+        at, visible = at.flip(1), part(mask, rows, keys)
         if not band.covers(rows, keys):
-            near = in_window(*positions, band.left, band.right)
+            near = in_window(at + (s - t), to, band.left, band.right)
             visible = near if visible is None else near & visible
-        cut = {name: part(x, rows, keys) for name, x in by_score.items()}
-        columns = slice(*keys)
-        return middle(None, q[:, slice(*rows)], k[:, columns], v[:, columns], visible, positions, **cut)[0]
+        arrays = {name: part(x, rows, keys) for name, x in by_score.items()}
+        first, last = keys.start - (rows.stop - 1), keys.stop - 1 - rows.start
+        offset = torch.arange(first, last + 1, device=q.device)[None, None] - (s - t)
+        queries, columns = q[:, slice(*rows)].flip(1), slice(*keys)
+        return middle(None, queries, k[:, columns], v[:, columns], visible, offset, **arrays)[0].flip(1)
 
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
     again = torch.is_grad_enabled()
-    cuts = blocks(band, b * h, CPU_BLOCK if q.is_cpu else GPU_BLOCK)
+    cuts = blocks(band, b * h, larger * CPU_BLOCK if q.is_cpu else GPU_BLOCK)
     return torch.cat([checkpoint(block, *cut, **options) if again else block(*cut) for cut in cuts], 1), None

@@ -4,7 +4,7 @@ from typing import Any
 
 from jaxtyping import Bool, Float
 
-from attn_np.contract._patterns import ChunkOf, Chunks, GlobalKeys, GlobalQueries, Pattern
+from attn_np.contract._patterns import ChosenChunk, Chunks, GlobalKeys, GlobalQueries, Pattern
 from attn_np.contract.bigbird import Config
 from attn_torch._attend import attend
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
@@ -37,7 +37,7 @@ class BigBirdAttention(Layer[Config]):
         pattern = Chunks(c.block_size, c.near_blocks, c.near_blocks) | GlobalKeys(is_global) | GlobalQueries(is_global)
         numbers = drawn_blocks(c, count, like=block)[block]
         for i in range(c.random_blocks):
-            pattern = pattern | ChunkOf(c.block_size, broadcast_to(numbers[:, i], (b, t)))
+            pattern = pattern | ChosenChunk(c.block_size, broadcast_to(numbers[:, i], (b, t)))
         return pattern
 
     def forward(

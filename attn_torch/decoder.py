@@ -16,7 +16,7 @@ def offset_weight(c: Config, weight: Array | None) -> Array | None:
     return weight if weight is None or c.norm_offset == 0.0 else weight + c.norm_offset
 
 
-def normed(c: Config, x: Array, weight: Array | None) -> Array:
+def normalize(c: Config, x: Array, weight: Array | None) -> Array:
     """x normalised: each head over its last axis, or all heads of a position as one."""
     if c.norm is None:
         return x
@@ -68,8 +68,8 @@ class DecoderAttention(Layer[Config]):
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsd,dgv->bsgv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
-        q = record(tape, q_norm=normed(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all))
-        k = record(tape, k_norm=normed(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all))
+        q = record(tape, q_norm=normalize(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all))
+        k = record(tape, k_norm=normalize(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all))
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
         k, v = append(step, k=k, v=v)

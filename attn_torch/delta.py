@@ -27,18 +27,18 @@ from attn_torch._ops import (
 from attn_torch.linear import causal_mask, chunk_length, from_chunks, to_chunks
 
 
-def inverse(pairs: Array) -> Array:
+def unit_lower_inverse(pairs: Array) -> Array:
     """(I + A)^-1 for A below the diagonal, by halves: [[P, 0], [B, Q]]^-1 = [[P^-1, 0], [-Q^-1 B P^-1, Q^-1]]."""
     b, t, h, _ = pairs.shape
     if t == 1:
         return 1.0 + zeros(pairs.shape, pairs)
     if t % 2:
         wide = concatenate([pairs, zeros((b, t, h, 1), pairs)], 3)
-        return inverse(concatenate([wide, zeros((b, 1, h, t + 1), pairs)], 1))[:, :t, :, :t]
+        return unit_lower_inverse(concatenate([wide, zeros((b, 1, h, t + 1), pairs)], 1))[:, :t, :, :t]
     half = t // 2
     # Both halves are inverted together, as rows of one batch.
-    solved = inverse(concatenate([pairs[:, :half, :, :half], pairs[:, half:, :, half:]], 0))
-    first, second = solved[:b], solved[b:]
+    inverses = unit_lower_inverse(concatenate([pairs[:, :half, :, :half], pairs[:, half:, :, half:]], 0))
+    first, second = inverses[:b], inverses[b:]
     corner = einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", pairs[:, half:, :, :half], first))
     above, below = concatenate([first, zeros(first.shape, first)], 3), concatenate([-corner, second], 3)
     return concatenate([above, below], 1)
@@ -56,8 +56,8 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
     pairs = where(lower[:, None], einsum("bthk,bshk->bths", scaled, k), 0.0)
-    solved = record(tape, inverse=inverse(record(tape, pairs=pairs)))
-    erasing, writing = einsum("bths,bshk->bthk", solved, scaled), einsum("bths,bshv->bthv", solved, v * beta)
+    inverse = record(tape, inverse=unit_lower_inverse(record(tape, pairs=pairs)))
+    erasing, writing = einsum("bths,bshk->bthk", inverse, scaled), einsum("bths,bshv->bthv", inverse, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)
 
     def step(state, xs):
@@ -72,8 +72,8 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
     before = record(tape, before=before)
     scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k))
-    kept = record(tape, kept=where(causal_mask(size, q), scores, 0.0))
-    out = einsum("bhts,bshv->bthv", kept, corrected.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, before)
+    masked_scores = record(tape, masked_scores=where(causal_mask(size, q), scores, 0.0))
+    out = einsum("bhts,bshv->bthv", masked_scores, corrected.reshape(v.shape)) + einsum("bthk,bhkv->bthv", q, before)
     return from_chunks(out, b, t), end
 
 

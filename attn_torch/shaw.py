@@ -18,6 +18,7 @@ from attn_torch._ops import (
     dtype_name,
     einsum,
     linear,
+    per_pair,
     record,
     softmax,
     take,
@@ -61,16 +62,15 @@ class ShawAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
 
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, positions: Any, bias: Any, keep: Any
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
         ) -> Any:
-            query_positions, key_positions = positions
             allowed = record(tape, allowed=allowed)
             q = zero_unseen("bhts->bthk", allowed, q)
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             # Equation 4 of the paper: key position minus query position, clipped on either side.
-            offset = clip(key_positions[:, None, :] - query_positions[:, :, None], -c.max_distance, c.max_distance)
+            offset = clip(per_pair(offset[:, None], q.shape[1], k.shape[1])[:, 0], -c.max_distance, c.max_distance)
             row = record(tape, row=broadcast_to(offset + c.max_distance, (*q.shape[:2], k.shape[1])))
             rel_k = record(tape, rel_k=take(self.w_rel_k, row))
             content = einsum("bthk,bshk->bhts", q, k)

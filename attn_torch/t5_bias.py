@@ -8,7 +8,7 @@ from attn_np.contract.t5_bias import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._ops import Array, Tape, clip, constants, dtype_name, linear, record, take, upcast
+from attn_torch._ops import Array, Tape, clip, constants, dtype_name, linear, per_pair, record, take, upcast
 from attn_torch._rows import by_rows
 
 
@@ -46,15 +46,13 @@ class T5Attention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
 
-        def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, mask: Any, positions: Any, bias: Any, keep: Any
-        ) -> Any:
-            query_positions, key_positions = positions
+        def attend_rows(tape: Tape, q: Array, k: Array, v: Array, mask: Any, offset: Any, bias: Any, keep: Any) -> Any:
             bias = record(tape, caller_bias=upcast(bias))
             # b s t, so that the rows are b s t h and one swap of axes gives b h t s.
-            offset = clip(key_positions[:, :, None] - query_positions[:, None, :], -c.max_distance, c.max_distance)
+            offset = clip(offset.swapaxes(1, 2), -c.max_distance, c.max_distance)
             bucket = record(tape, bucket=constants(c.buckets(), offset)[offset + c.max_distance])
-            position_bias = record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
+            by_bucket = take(self.w_bias, bucket).swapaxes(1, 3)
+            position_bias = record(tape, position_bias=per_pair(by_bucket, q.shape[1], k.shape[1]))
             return attend(
                 q, k, v, mask=mask, bias=position_bias if bias is None else position_bias + bias,
                 scale=c.scale, keep=keep, rate=c.dropout, tape=tape, implementation=implementation,
@@ -63,7 +61,7 @@ class T5Attention(Layer[Config]):
 
         context, weights = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            implementation=implementation, bias=bias, keep=keep,
+            implementation=implementation, larger=32, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

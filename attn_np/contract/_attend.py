@@ -112,6 +112,22 @@ def check_softmax_fn(has_softmax_fn: bool, sinks: bool, normalize_over: str) -> 
         require(not sinks and normalize_over == "keys", "attend", expected, got, "leave them out")
 
 
+def swapped_axes(specs: Mapping[str, Spec | None]) -> str:
+    """A hint for the end of an error where a call has the axes of PyTorch's function, `b h t k`; else nothing.
+
+    Then axis 1 is equal in q, k and v and axis 2, their lengths, need not be; or a mask has these two the other way.
+    """
+    shapes = [spec[0] for name in ("q", "k", "v") if (spec := specs[name]) and len(spec[0]) == 4]
+    if len(shapes) < 3 or len({shape[1] for shape in shapes}) > 1:
+        return ""
+    (q, k, _), heads = shapes, shapes[0][1]
+    pairs = [spec[0][-2:] for name in ("mask", "bias", "keep") if (spec := specs[name]) and len(spec[0]) >= 2]
+    if q[2] == k[2] and (q[2], k[2]) not in pairs:
+        return ""
+    way = "swap axes 1 and 2, or call drop_in.scaled_dot_product_attention"
+    return f". Axis 1 is {heads} in all three: if that counts heads, {way}"
+
+
 def check(
     specs: Mapping[str, Spec | None],
     options: Options,
@@ -144,7 +160,11 @@ def check(
         name: (x[0], q[1]) if name in ("bias", "sinks") and q and x and x[1] in FLOATS else x
         for name, x in specs.items()
     }
-    sizes = checked(arrays, None, with_dtype_of_q)
+    hint = swapped_axes(specs) if rank == 4 else ""
+    try:
+        sizes = checked(arrays, None, with_dtype_of_q)
+    except ValueError as error:
+        raise ValueError(f"{error}{hint}") if hint else error from None
     if sinks is not None:
         possible = arrays.head_axis and normalize_over == "keys" and sinks[0] == (sizes["h"],)
         expected = "one sink for each head of q, and normalize_over='keys'"
@@ -155,7 +175,7 @@ def check(
             "attend",
             "the heads of q to be a multiple of those of k, which has at least 1",
             f"{sizes['h']} and {sizes['g']}",
-            "share each key/value head among equally many query heads",
+            f"share each key/value head among equally many query heads{hint}",
         )
     require(sizes["k"] > 0, "attend", "q and k of width at least 1", "width 0", "give them at least one dimension")
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:

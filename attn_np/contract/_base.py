@@ -26,7 +26,7 @@ class Param:
 
     `inputs` names the axes on the input side (for a bias: those of its weight). They give the fan, and with it the
     range (-1/sqrt(fan), 1/sqrt(fan)) of the initial values, as in `torch.nn.Linear`; `fan` overrides it. A parameter
-    that is not drawn, such as the weight of a norm, starts at `start`: a number, or a function that returns a number or
+    that is not drawn, such as the weight of a norm, has `init`: a number, or a function that returns a number or
     one number for each entry of the only axis. A function defers the work until the sizes in an untrusted file have
     been checked.
     """
@@ -34,11 +34,11 @@ class Param:
     axes: str
     inputs: str
     fan: str | None = None
-    start: float | Callable[[], float | tuple[float, ...]] | None = None
+    init: float | Callable[[], float | tuple[float, ...]] | None = None
 
-    def initial(self) -> float | tuple[float, ...] | None:
+    def initial_value(self) -> float | tuple[float, ...] | None:
         """The initial value; None if it is drawn."""
-        return self.start() if callable(self.start) else self.start
+        return self.init() if callable(self.init) else self.init
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Arg:
     Kinds: "array" (the layer's float dtype, exact shape), "bias" (float, broadcastable), "mask", "keep" and "marks"
     (boolean, broadcastable; marks single out some positions), "tokens" (integers from 0, exact shape). `default` names
     the argument used when this one is None; `below` is an exclusive limit of tokens that index no table of the layer;
-    `drawn` is the limit that tests use for tokens without one.
+    `draw_below` is the limit that tests use for tokens without one.
     """
 
     axes: str
@@ -56,7 +56,7 @@ class Arg:
     optional: bool = False
     default: str | None = None
     below: int | None = None
-    drawn: int | None = None
+    draw_below: int | None = None
 
     def without(self, *letters: str) -> "Arg":
         """The same argument without some axes."""
@@ -169,9 +169,9 @@ class Config:
         """Fan of every parameter by its dotted name: how many products one output sums."""
         return {name: prod(shape_of(param.fan or param.inputs, sizes)) for name, (param, sizes) in self._walk().items()}
 
-    def starts(self) -> dict[str, float | tuple[float, ...] | None]:
+    def initial_values(self) -> dict[str, float | tuple[float, ...] | None]:
         """Initial value of every parameter by its dotted name; None if it is drawn."""
-        return {name: param.initial() for name, (param, _) in self._walk().items()}
+        return {name: param.initial_value() for name, (param, _) in self._walk().items()}
 
     def _walk(self) -> dict[str, tuple[Param, dict[str, int]]]:
         params = {name: (param, self.sizes()) for name, param in self.own_params().items()}

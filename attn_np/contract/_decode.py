@@ -13,7 +13,7 @@ SPARE = 1
 WHOLE_SEQUENCE_KINDS = ("mask", "bias", "keep", "marks")
 
 
-def slots(config: Config, max_length: int) -> int:
+def slot_count(config: Config, max_length: int) -> int:
     """How many positions a cache holds at once: all, or as many as a later query can look back."""
     return max_length if config.reach() is None else min(max_length, config.reach() or 1)
 
@@ -33,7 +33,7 @@ def cache_shapes(
     why = config.why_no_cache()
     todo = "build it with causal=True" if why == "causal=False" else "see its contract's fields"
     require(bool(config.cached()), v, "a layer that decodes", why, todo)
-    all_sizes = {**sizes, **config.sizes(), "b": batch_size, "s": slots(config, max_length) + SPARE}
+    all_sizes = {**sizes, **config.sizes(), "b": batch_size, "s": slot_count(config, max_length) + SPARE}
     axes = {name: letters.split() for name, letters in config.cached().items()}
     missing = sorted({letter for letters in axes.values() for letter in letters} - set(all_sizes))
     todo = f"pass {', '.join(f'{letter}=' for letter in missing)}"
@@ -56,14 +56,14 @@ def check_arguments(config: Config, cache: Any, kind: type, **arguments: Any) ->
         todo = "call the layer's init_cache, or pass the cache that the last step returned"
         raise TypeError(f"{v}: expected a cache of {kind.__module__.partition('.')[0]}, got {got}; {todo}")
     check_unspent(v, cache.spent)
-    of_layer = config.arguments() if arguments else {}
+    layer_arguments = config.arguments() if arguments else {}
     for name, x in arguments.items():
-        if name in of_layer and of_layer[name].kind in WHOLE_SEQUENCE_KINDS and x is not None:
+        if name in layer_arguments and layer_arguments[name].kind in WHOLE_SEQUENCE_KINDS and x is not None:
             todo = "mark padding by valid=" if name == "mask" else "call the layer on whole sequences"
             raise ValueError(f"{v}: expected step without {name}, got one; {todo}")
     todo = "pass tape={} and read the weights from it"
     require(not arguments.get("return_weights"), v, "step without return_weights", "it", todo)
-    return {name: x for name, x in arguments.items() if name in of_layer}
+    return {name: x for name, x in arguments.items() if name in layer_arguments}
 
 
 def check_unspent(who: str, spent: bool) -> None:
@@ -99,7 +99,7 @@ def check_step(
     require(keys == new, v, f"keys of the new positions, s=t={new}", f"s={keys}", "the cache holds the earlier ones")
     cached = config.cached()
     require(set(cache) == set(cached), v, f"a cache of {', '.join(cached)}", ", ".join(cache), "call init_cache")
-    all_sizes = {**sizes, "s": slots(config, max_length) + SPARE}
+    all_sizes = {**sizes, "s": slot_count(config, max_length) + SPARE}
     for name, axes in cached.items():
         shape = (cache[name] or ((), ""))[0]
         expected = tuple(all_sizes.get(letter, n) for letter, n in zip(axes.split(), shape, strict=False))

@@ -5,6 +5,17 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+# The functions of every tree, by the module that they stand in.
+FUNCTIONS = {
+    "alibi_slopes": "_relative",
+    "attend": "_functions",
+    "entmax": "_simplex",
+    "relative_buckets": "_relative",
+    "rotary_angles": "_rotations",
+    "rotate": "_rotations",
+    "softmax": "_simplex",
+}
+
 
 def needs(package: str, *, modules: tuple[str, ...], extra: str) -> None:
     """Refuse to import a tree whose framework is not installed, and say what to install.
@@ -21,18 +32,20 @@ def needs(package: str, *, modules: tuple[str, ...], extra: str) -> None:
 
 
 def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a tree: its functions, `attend` and the class of every variant."""
+    """`__getattr__`, `__dir__` and `__all__` of a tree: its functions and the class of every variant."""
     from attn_np.contract import layers, nearest
 
-    names = sorted([*api, "attend", "patterns", *layers()])
+    names = sorted([*api, *FUNCTIONS, "drop_in", "patterns", *layers()])
 
     def getattr_(name: str) -> Any:
         if name in api:
             return getattr(import_module(f"{package}._api"), name)
+        if name == "drop_in":
+            return import_module(f"{package}.drop_in")
         if name == "patterns":
             return import_module("attn_np.contract._patterns")
-        if name == "attend":
-            return import_module(f"{package}._attend").attend
+        if name in FUNCTIONS:
+            return getattr(import_module(f"{package}.{FUNCTIONS[name]}"), name)
         if name in layers():
             return getattr(import_module(f"{package}.{layers()[name]}"), name)
         if name.startswith("_"):

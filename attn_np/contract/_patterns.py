@@ -319,7 +319,7 @@ class Both(Pattern):
 
 @dataclass(frozen=True)
 class Either(Pattern):
-    """What one of two patterns allows: `first | second`."""
+    """What either of two patterns allows: `first | second`."""
 
     first: Pattern
     second: Pattern
@@ -392,9 +392,9 @@ class Chunks(Pattern):
         check_field(self, "right", 0)
 
     def allows(self, query: Any, key: Any) -> Any:
-        size = min(self.size, FAR)
+        size, left, right = (min(n, FAR) for n in (self.size, self.left, self.right))
         ahead = key // size - query // size
-        return (ahead >= -self.left) & (ahead <= self.right)
+        return (ahead >= -left) & (ahead <= right)
 
     @property
     def sees_itself(self) -> bool:
@@ -402,8 +402,8 @@ class Chunks(Pattern):
 
 
 @dataclass(frozen=True)
-class ChunkOf(Pattern):
-    """The keys of one chunk for each query, by its number, `b t`: such as a random block, or -1 for none."""
+class ChosenChunk(Pattern):
+    """The keys of a chunk chosen for each query, by its number, `b t`, such as a random block's; -1 for none."""
 
     size: int
     numbers: Any

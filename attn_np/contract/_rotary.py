@@ -122,6 +122,20 @@ class Rotary(Config):
         fits = low >= 0 and high <= last
         require(fits, self.variant, f"positions from 0 to {last}", f"{low} to {high}", "set max_positions=")
 
+    def depends_on_length(self, length: int) -> bool:
+        """Whether angles of passes over up to `length` positions are not all the same."""
+        return self.scaling in ("dynamic", "longrope") and length > (self.original_max_positions or 1)
+
+    def check_traced_length(self) -> None:
+        """Refuse the kind of scaling whose tables a compiled program cannot choose between.
+
+        Raises:
+            ValueError: `scaling="dynamic"`.
+        """
+        expected = "positions whose values are known for scaling='dynamic', which depends on the largest"
+        todo = "pass them outside compiled programs, or leave them out"
+        require(self.scaling != "dynamic", self.variant, expected, "traced ones", todo)
+
     def frequencies(self, length: int) -> tuple[float, ...]:
         """The angle between neighbouring positions for each pair of dimensions, in a pass over `length` positions.
 

@@ -30,12 +30,12 @@ class Residuals(dict[str, Any]):
     """A tape for the backward pass alone: with it `attend` may take the fast path.
 
     Attributes:
-        of_scope: the fast path's residuals, by the prefix of the scope that `attend` was called in.
+        by_scope: the fast path's residuals, by the prefix of the scope that `attend` was called in.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.of_scope: dict[str, Any] = {}
+        self.by_scope: dict[str, Any] = {}
 
 
 def unscoped(tape: Any) -> tuple[Any, str]:
@@ -50,13 +50,13 @@ def save(tape: Any, value: Any) -> None:
     """Save the residuals of the fast path, if the tape is for the backward pass alone."""
     tape, prefix = unscoped(tape)
     if isinstance(tape, Residuals):
-        tape.of_scope[prefix] = value
+        tape.by_scope[prefix] = value
 
 
 def residuals_of(tape: Any) -> Any:
     """The residuals of the fast path; None if the textbook path ran."""
     tape, prefix = unscoped(tape)
-    return tape.of_scope.get(prefix) if isinstance(tape, Residuals) else None
+    return tape.by_scope.get(prefix) if isinstance(tape, Residuals) else None
 
 
 def wants_intermediates(tape: Any) -> bool:

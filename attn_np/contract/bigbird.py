@@ -22,7 +22,7 @@ class Config(_heads.BidirectionalConfig):
         near_blocks: how many blocks on each side of its own a query sees.
         global_blocks: how many blocks at each end of the sequence see everything and are seen by everything.
         random_blocks: how many more blocks the queries of a block see, drawn for each block.
-        graph_seed: of the draw, a whole number from 0.
+        graph_seed: seed of the random blocks, a whole number from 0.
     """
 
     layer = "BigBirdAttention"
@@ -79,18 +79,18 @@ class Config(_heads.BidirectionalConfig):
     def drawn_blocks(self, count: int) -> tuple[tuple[int, ...], ...]:
         """The random blocks of each of `count` blocks, -1 where there are no more: `n r`.
 
-        Drawn in integers, so that all trees have the same, and compiled programs as well: from the first block to the
-        last, each time among those that are neither neighbours nor global nor drawn before, in ascending order, the one
-        at floor(state / 2^33) modulo their number. The state starts at graph_seed, and before each draw becomes
-        6364136223846793005 state + 1442695040888963407 modulo 2^64 (Knuth, The Art of Computer Programming, 3.3.4).
+        Blocks are served from the first to the last. A draw takes one of the candidates in ascending order: those that
+        are neither neighbours nor global nor drawn before. Its index is floor(state / 2^33) modulo their number. The
+        state starts at graph_seed, and before each draw becomes 6364136223846793005 state + 1442695040888963407
+        modulo 2^64 (Knuth, The Art of Computer Programming, 3.3.4): integers, the same in all trees and when compiled.
         """
         state, rows = self.graph_seed, []
         for i in range(count):
-            among = range(self.global_blocks, count - self.global_blocks)
-            others, row = [j for j in among if abs(i - j) > self.near_blocks], []
-            while others and len(row) < self.random_blocks:
+            inner = range(self.global_blocks, count - self.global_blocks)
+            candidates, row = [j for j in inner if abs(i - j) > self.near_blocks], []
+            while candidates and len(row) < self.random_blocks:
                 state = (6364136223846793005 * state + 1442695040888963407) % 2**64
-                row.append(others.pop((state >> 33) % len(others)))
+                row.append(candidates.pop((state >> 33) % len(candidates)))
             rows.append(tuple(row) + (-1,) * (self.random_blocks - len(row)))
         return tuple(rows)
 

@@ -34,7 +34,7 @@ class Config(_base.Config):
         "l": "running_total, after the last block total",
         "O (not yet divided)": "running_sums",
         "B_c": "block_size, axis c; n counts the blocks",
-        "D_i = rowsum(dO * O)": "share, in the backward",
+        "D_i = rowsum(dO * O)": "mean_dprobs, in the backward",
     }
     cost = "time b t s (k + v), in the backward again; memory b t (v + block_size)"
     paper = (

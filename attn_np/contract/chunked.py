@@ -52,8 +52,8 @@ class Config(_heads.Config):
     )
     traps = (
         "a chunk is not a sliding window: the first position of a chunk sees nothing before itself",
-        "chunks are counted from the sequence's first real position: counted from the padding on the left, or from "
-        "the new position of a step, their borders move",
+        "chunks are counted from position 0 of the array: padding on the left takes places in the first chunk and "
+        "moves all borders, so pad on the right; steps of decoding count real positions alone",
         "a cache of chunk_size positions is enough, but its entries of the chunk before must be hidden",
         "without causality a position sees the rest of its chunk, later positions too",
     )

@@ -39,7 +39,7 @@ class Config(Rotary):
         max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
         scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
             or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
-            when decoding, and max_positions if a call passes positions.
+            when decoding, and the largest position + 1 if a full pass is given positions.
         scaling_factor: how many times longer than in training; required for every kind, optional for "longrope".
         original_max_positions: the length in training; required for every kind but "linear".
         low_freq_factor: "llama3": pairs with fewer turns than this over the original length are slowed down fully.
@@ -184,9 +184,9 @@ class Config(Rotary):
         params |= {"b_o": Param("d", "h v")} if self.output_bias else {}
         start = 1.0 - self.norm_offset
         if self.norm is not None and self.norm_weight == "shared":
-            params |= {"w_q_norm": Param("k", "k", start=start), "w_k_norm": Param("k", "k", start=start)}
+            params |= {"w_q_norm": Param("k", "k", init=start), "w_k_norm": Param("k", "k", init=start)}
         if self.norm is not None and self.norm_weight == "own":
-            params |= {"w_q_all": Param("h k", "k", start=start), "w_k_all": Param("g k", "k", start=start)}
+            params |= {"w_q_all": Param("h k", "k", init=start), "w_k_all": Param("g k", "k", init=start)}
         return params | ({"sinks": Param("h", "k")} if self.sinks else {})
 
     def exempt(self) -> dict[str, str]:

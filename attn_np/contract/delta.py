@@ -88,7 +88,7 @@ class Config(_base.Config):
             "w_beta": Param("d h", "d"),
             "w_o": Param("h v d", "h v"),
         }
-        return params | ({"w_norm": Param("v", "", start=1.0)} if self.use_norm else {})
+        return params | ({"w_norm": Param("v", "", init=1.0)} if self.use_norm else {})
 
     def arguments(self) -> dict[str, Arg]:
         return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}

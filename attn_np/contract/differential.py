@@ -125,7 +125,7 @@ class Config(Rotary, mha.Config):
     def rotary_width(self) -> int:
         return 0 if self.rope_base is None else self.sizes()["k"]
 
-    def start(self) -> float:
+    def lambda_constant(self) -> float:
         """The constant part of the second map's factor: lambda_init, or its default for the depth."""
         return 0.8 - 0.6 * exp(-0.3 * (self.depth - 1)) if self.lambda_init is None else self.lambda_init
 
@@ -145,7 +145,7 @@ class Config(Rotary, mha.Config):
         }
         weights = {name: pairs.get(name, param) for name, param in super().own_params().items()}
         weights |= {"lambda_q": Param("r k", "k"), "lambda_k": Param("r k", "k")}
-        return weights | ({"w_norm": Param("v", "v", start=1.0)} if self.norm_weight else {})
+        return weights | ({"w_norm": Param("v", "v", init=1.0)} if self.norm_weight else {})
 
     def arguments(self) -> dict[str, Arg]:
         return mha.Config.arguments(self) if self.rope_base is None else super().arguments()

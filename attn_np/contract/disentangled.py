@@ -118,7 +118,7 @@ class Config(_heads.Config):
     def own_params(self) -> dict[str, Param]:
         more = {"w_rel": Param("x d", "d")}
         if self.norm_rel:
-            more |= {"w_rel_norm": Param("d", "d", start=1.0), "b_rel": Param("d", "d")}
+            more |= {"w_rel_norm": Param("d", "d", init=1.0), "b_rel": Param("d", "d")}
         if self.shared:
             return super().own_params() | more
         more |= {"w_rel_k": Param("d h k", "d")} if "c2p" in self.terms else {}

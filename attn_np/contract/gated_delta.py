@@ -105,9 +105,9 @@ class Config(_base.Config):
             "w_g": Param("d h v", "d"),
             "w_beta": Param("d h", "d"),
             "w_a": Param("d h", "d"),
-            "a_log": Param("h", "", start=self.rates),
-            "dt_bias": Param("h", "", start=self.steps),
-            "w_norm": Param("v", "", start=1.0),
+            "a_log": Param("h", "", init=self.rates),
+            "dt_bias": Param("h", "", init=self.steps),
+            "w_norm": Param("v", "", init=1.0),
             "w_o": Param("h v d", "h v"),
         }
 

@@ -29,7 +29,7 @@ class Config(Rotary):
         max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
         scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
             or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
-            when decoding, and max_positions if a call passes positions.
+            when decoding, and the largest position + 1 if a full pass is given positions.
         scaling_factor: how many times longer than in training; required for every kind, optional for "longrope".
         original_max_positions: the length in training; required for every kind but "linear".
         low_freq_factor: "llama3": pairs with fewer turns than this over the original length are slowed down fully.
@@ -139,11 +139,11 @@ class Config(Rotary):
         }
 
     def own_params(self) -> dict[str, Param]:
-        queries = {"w_dq": Param("d e", "d"), "w_q_norm": Param("e", "e", start=1.0)} if self.q_rank is not None else {}
+        queries = {"w_dq": Param("d e", "d"), "w_q_norm": Param("e", "e", init=1.0)} if self.q_rank is not None else {}
         return queries | {
             "w_q": Param("e h k", "e"),
             "w_dkv": Param("d z", "d"),
-            "w_kv_norm": Param("z", "z", start=1.0),
+            "w_kv_norm": Param("z", "z", init=1.0),
             "w_k_rot": Param("d y", "d"),
             "w_uk": Param("z h q", "z"),
             "w_uv": Param("z h v", "z"),

@@ -47,12 +47,13 @@ class Config(_heads.BidirectionalConfig):
         "prefix causal",
         "later positions are hidden from the prefix: otherwise the answer leaks through the states of the prefix",
         "prefixes of a batch differ in length: one number for all is wrong for the other rows",
-        "with padding on the left the prefix begins after the padding, not at the first position",
+        "the prefix is counted from position 0 of the array: with padding on the left it ends too early, so add the "
+        "length of the padding to the number",
     )
 
     def arguments(self) -> dict[str, Arg]:
         known = super().arguments()
-        return {"query": known.pop("query"), "prefix": Arg("b", "tokens", drawn=5), **known}
+        return {"query": known.pop("query"), "prefix": Arg("b", "tokens", draw_below=5), **known}
 
     def why_no_cache(self) -> str:
         return "a prefix whose positions see ahead: its keys and values change with every new one"

@@ -77,9 +77,9 @@ class Config(mha.Config):
 
     def own_params(self) -> dict[str, Param]:
         if self.norm == "l2":
-            return super().own_params() | {"w_scale": Param("h", "k", start=lambda: sqrt(self.sizes()["k"]))}
+            return super().own_params() | {"w_scale": Param("h", "k", init=lambda: sqrt(self.sizes()["k"]))}
         axes, end = ("k", "norm") if self.over == "head" else ("h k", "all")
-        return super().own_params() | {f"w_{x}_{end}": Param(axes, "k", start=1.0) for x in "qk"}
+        return super().own_params() | {f"w_{x}_{end}": Param(axes, "k", init=1.0) for x in "qk"}
 
     def exempt(self) -> dict[str, str]:
         reasons = {

@@ -28,7 +28,7 @@ class Config(Rotary, Heads):
         max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
         scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
             or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
-            when decoding, so that all keys in it agree, and max_positions if a call passes positions.
+            when decoding, so that all keys in it agree, and the largest position + 1 if a full pass is given positions.
         scaling_factor: how many times longer than in training; required for every kind, optional for "longrope".
         original_max_positions: the length in training; required for every kind but "linear".
         low_freq_factor: "llama3": pairs with fewer turns than this over the original length are slowed down fully.

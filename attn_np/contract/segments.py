@@ -57,7 +57,7 @@ class Config(_heads.Config):
 
     def arguments(self) -> dict[str, Arg]:
         known = super().arguments()
-        return {"query": known.pop("query"), "segments": Arg("b t", "tokens", drawn=3), **known}
+        return {"query": known.pop("query"), "segments": Arg("b t", "tokens", draw_below=3), **known}
 
     def cached(self) -> dict[str, str]:
         return {"segments": "b s", **super().cached()} if self.causal else {}

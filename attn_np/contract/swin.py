@@ -41,7 +41,7 @@ class Config(_heads.Heads):
         "W-MSA, SW-MSA": "shift=0, shift=window_size // 2",
         "cyclic shift": "the grid is rolled up and left, and its parts from opposite ends don't see each other",
     }
-    cost = "time b t c h (k + v) for windows of c = window_size^2 positions; memory b t h (k + v)"
+    cost = "time b t m h (k + v) for windows of m = window_size^2 positions; memory b t h (k + v)"
     paper = "Liu et al. 2021, Swin Transformer, arXiv:2103.14030, section 3.2 and equation 4"
     equals = (
         "a window as large as a square grid, without a shift, w_bias = 0: mha",
@@ -51,7 +51,7 @@ class Config(_heads.Heads):
         "after the cyclic shift a window holds rows from the top beside rows from the bottom: they must not see each "
         "other",
         "the output is rolled back: otherwise every layer moves the image",
-        "an offset's row of the table is (rows + M - 1)(2 M - 1) + columns + M - 1, of the query less the key",
+        "a query y rows below and x columns right of a key takes row (y + M - 1)(2 M - 1) + x + M - 1 of the table",
         "a grid that windows don't fill is filled up with zeros by some libraries, and those zeros are seen: here "
         "windows must fill it",
         "where the grid is no larger than a window nothing is shifted",
@@ -97,12 +97,13 @@ class Config(_heads.Heads):
     def why_no_cache(self) -> str:
         return "a grid that is seen as a whole"
 
-    def offsets(self) -> tuple[tuple[int, ...], ...]:
-        """The row of the table for each query and key of a window."""
+    def relative_index(self) -> tuple[tuple[int, ...], ...]:
+        """The row of the bias table for each query and key of a window."""
         size = self.window_size
-        places = [(y, x) for y in range(size) for x in range(size)]
+        window = [(y, x) for y in range(size) for x in range(size)]
         return tuple(
-            tuple((y - v + size - 1) * (2 * size - 1) + x - u + size - 1 for v, u in places) for y, x in places
+            tuple((y - key_y + size - 1) * (2 * size - 1) + x - key_x + size - 1 for key_y, key_x in window)
+            for y, x in window
         )
 
 

@@ -18,11 +18,14 @@ from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
 CALLER_FIELDS = ("max_positions",)
 
 
-def layer_config(hf: HFConfig, layout: Layout, layer: int, part: str) -> tuple[str, Config]:
-    """The table and the config of a layer, from a family's `config.json`.
+def layer_config(
+    hf: HFConfig, layout: Layout, layer: int, part: str, caller_fields: Mapping[str, Any] | None = None
+) -> tuple[str, Config]:
+    """The table and the config of a layer, from a family's `config.json` and from the caller's fields.
 
     Raises:
-        ConfigMismatchError: a field that cannot be represented.
+        ConfigMismatchError: a field that cannot be represented, or one with another value than the model's.
+        TypeError, ValueError: a caller's field that the variant does not have, or that cannot be right.
     """
     if part in ("", "encoder"):
         hf.check_layer("num_hidden_layers", layer)
@@ -30,12 +33,21 @@ def layer_config(hf: HFConfig, layout: Layout, layer: int, part: str) -> tuple[s
         raise ValueError(f"weights: expected a layout with a {CONFIG}, got {layout.origin}; use load")
     try:
         table, fields = layout.config(hf, layer, part)
-        return table, contract.config(layout.variant_of(table), **fields)
+        config = contract.config(layout.variant_of(table), **fields)
     except WeightFileError:
         raise
     except (ValueError, TypeError, ZeroDivisionError) as error:
         todo = "build the layer by hand, or use the library the model was made for"
         raise ConfigMismatchError(hf.file, None, "a possible layer", str(error)[:400], todo) from None
+    caller_fields = dict(caller_fields or {})
+    complete = contract.config(config.variant, **(config.as_dict() | caller_fields))
+    stated = {*fields, *layout.tables[table].fixed} - {*TRAINING_FIELDS}
+    for name in differences(config, complete):
+        if name in stated:
+            todo = f"leave {name}= out, or change it in a copy of the layer"
+            expected = f"{getattr(config, name)!r}, as the model has it"
+            raise ConfigMismatchError(hf.file, name, expected, repr(caller_fields[name]), todo)
+    return table, complete
 
 
 def family_config(file: str, layout: Layout, layer: int, part: str) -> tuple[str, Config] | None:

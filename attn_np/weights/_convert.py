@@ -24,15 +24,15 @@ def convert(config: Config, values: Mapping[str, np.ndarray], to: str) -> tuple[
     return convert_checked("weights", config, values, to)
 
 
-def equals_of(variant: str) -> dict[str, Layout]:
-    """The variants that a variant can become, each with the layout that leads there."""
-    equals: dict[str, Layout] = {}
+def conversions(variant: str) -> dict[str, Layout]:
+    """The variants that a variant can be converted to, each with the layout that does it."""
+    layout_by_variant: dict[str, Layout] = {}
     for layout in map(layouts.get, layouts.names()):
         if layout.variant == variant:
-            equals |= dict.fromkeys(layout.tables, layout)
+            layout_by_variant |= dict.fromkeys(layout.tables, layout)
         elif layout.variant is not None and variant in layout.tables:
-            equals[layout.variant] = layout
-    return equals
+            layout_by_variant[layout.variant] = layout
+    return layout_by_variant
 
 
 def convert_checked(
@@ -40,11 +40,11 @@ def convert_checked(
 ) -> tuple[Config, dict[str, np.ndarray]]:
     """As `convert`, for parameters that are known to fit the config."""
     contract.get(to)
-    equals = equals_of(config.variant)
-    if to not in equals:
-        todo = nearest(to, tuple(equals)) if equals else "it has no equal"
+    layout_by_variant = conversions(config.variant)
+    if to not in layout_by_variant:
+        todo = nearest(to, tuple(layout_by_variant)) if layout_by_variant else "it has no equal"
         raise ValueError(f"{config.variant}: expected a variant that it can become, got {to!r}; {todo}")
-    layout = equals[to]
+    layout = layout_by_variant[to]
     forward = layout.variant == config.variant
     table = layout.tables[to if forward else config.variant]
     converted: dict[str, np.ndarray] = {}

@@ -17,10 +17,10 @@ def draw(config: Config, seed: int, dtype: str) -> dict[str, np.ndarray]:
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"{config.variant}: expected seed to be an integer from 0, got {seed!r}; set seed=")
-    shapes, fans, starts = config.shapes(), config.fans(), config.starts()
+    shapes, fans, initial_values = config.shapes(), config.fans(), config.initial_values()
     values = {}
     for name, shape in shapes.items():
-        start = starts[name]
+        start = initial_values[name]
         if start is not None:
             values[name] = round_to(np.full(shape, start), dtype)
             continue

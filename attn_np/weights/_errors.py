@@ -7,7 +7,7 @@ from attn_np.contract import nearest
 
 __all__ = [
     "ConfigMismatchError", "DigestMismatchError", "DtypeMismatchError", "DuplicateKeyError", "HeaderLimitError",
-    "HeaderSyntaxError", "KeyNameError", "LayoutError", "LayoutTagError", "MissingKeysError", "NonFiniteWeightError",
+    "HeaderSyntaxError", "KeyNameError", "LayoutTagError", "MissingKeysError", "NonFiniteWeightError", "OffsetError",
     "ShapeMismatchError", "ShardIndexError", "TrailingDataError", "TruncatedFileError", "UnexpectedKeysError",
     "UnsafeFormatError", "UnsafePathError", "UnsupportedEncodingError", "WeightFileError",
 ]  # fmt: skip
@@ -67,7 +67,7 @@ class KeyNameError(WeightFileError):
     """A tensor's name is empty, too long, or has characters or path parts that no parameter's name has."""
 
 
-class LayoutError(WeightFileError):
+class OffsetError(WeightFileError):
     """The tensors' offsets overlap, leave a hole, or do not fit their shapes."""
 
 

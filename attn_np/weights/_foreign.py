@@ -1,6 +1,6 @@
 """Files in the layouts of other libraries: a layer read from one, or written as one."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from math import prod
 
 import numpy as np
@@ -14,9 +14,9 @@ from attn_np.weights._check import Request, WeightFile, checked_cast, common_dty
 from attn_np.weights._errors import ConfigMismatchError, compare_shape
 from attn_np.weights._key_prefix import KeyPrefix, find_part, ignored_keys, locate_layer, prefix_for
 from attn_np.weights._safetensors import write_tensors
-from attn_np.weights._shards import Tensors
+from attn_np.weights._shards import DottedNames, Tensors
 from attn_np.weights.layouts import Layout, Table
-from attn_np.weights.layouts._base import Step, steps, unsupported_fields
+from attn_np.weights.layouts._base import Step, consistent, steps, unsupported_fields
 
 
 def read_foreign(
@@ -29,7 +29,9 @@ def read_foreign(
         ValueError, TypeError: arguments that cannot be right.
     """
     layout = layouts.get(name)
-    table_name = find_table(name, layout, request.variant, file.entries)
+    if layout.separator != "." and any(layout.separator in key for key in file.entries):
+        file, prefix = DottedNames(file, layout.separator), prefix.replace(layout.separator, ".")
+    table_name = find_table(name, layout, request.variant, file, prefix)
     table, variant = layout.tables[table_name], layout.variant_of(table_name)
     key_prefix = locate_layer(file, layout, table, layer, part, prefix)
     from_family = family_config(file.path, layout, key_prefix.layer, find_part(layout, part))
@@ -94,7 +96,7 @@ def write_foreign(
     if layout.variant is not None:
         todo = "use attn_np.weights.convert and write its result"
         raise ValueError(f"weights: expected a foreign layout to write, got {name!r}; {todo}")
-    table = layout.tables[layout.table_for(config) or find_table(name, layout, config.variant, ())]
+    table = layout.tables[layout.table_for(config) or find_table(name, layout, config.variant)]
     unsupported = unsupported_fields(table, config)
     if unsupported:
         got = ", ".join(f"{field}={getattr(config, field)!r}" for field in unsupported)
@@ -114,21 +116,33 @@ def write_foreign(
     write_tensors(file, arrays, layout.metadata)
 
 
-def find_table(name: str, layout: Layout, variant: str | None, keys: Collection[str]) -> str:
-    """The name of a layout's table for a variant, which may be None if the layout has one variant only.
+def find_table(name: str, layout: Layout, variant: str | None, file: Tensors | None = None, prefix: str = "") -> str:
+    """The name of a layout's table for a variant, which may be None if the layout has one variant or files decide.
 
-    Of several tables for the variant, the first whose keys are among `keys`, or else the first.
+    Of several tables, the first whose keys are in the file after the prefix and, where files decide, whose axes have
+    one size each; or else the first.
 
     Raises:
         ValueError: the layout does not have the variant, or has several and none is named.
     """
     variants = list(dict.fromkeys(map(layout.variant_of, layout.tables)))
-    tables = layout.tables_of(variants[0] if variant is None and len(variants) == 1 else str(variant))
+    if variant is None and layout.by_file:
+        tables = list(layout.tables)
+    else:
+        tables = layout.tables_of(variants[0] if variant is None and len(variants) == 1 else str(variant))
     if not tables:
         todo = f"pass variant=, one of {', '.join(variants)}"
         raise ValueError(f"weights: expected a variant that layout {name} has, got {variant!r}; {todo}")
+    keys = [key for key in file.entries if key.startswith(prefix)] if file is not None else []
     for table in tables:
-        if all(any(key.endswith(end) for key in keys) for end in layout.tables[table].required_keys()):
+        key_of = {
+            end: next((key for key in keys if key.endswith(end)), "") for end in layout.tables[table].required_keys()
+        }
+        if file is None or not all(key_of.values()):
+            continue
+        if not layout.by_file or consistent(
+            layout.tables[table], {end: file.entries[key].shape for end, key in key_of.items()}
+        ):
             return table
     return tables[0]
 

@@ -122,6 +122,10 @@ def ignored_keys(file: Tensors, layout: Layout, needed: Sequence[str], prefix: s
         if key not in needed and any(fnmatchcase(rest, pattern) for pattern in patterns):
             ignored += [key] if inside else []
         elif key.startswith(prefix):
+            part = next((words for form, words in layout.unsupported.items() if inside and fnmatchcase(rest, form)), "")
+            if part and key not in needed:
+                expected, todo = f"a module without {part}", "build the module without, or use its own library"
+                raise UnexpectedKeysError(file.path, key, expected, "one with this tensor", todo)
             relevant.append(key)
     compare_keys(file.path, needed, relevant)
     return ignored

@@ -13,7 +13,7 @@ from attn_np import contract
 from attn_np.contract import Config, nearest
 from attn_np.weights import layouts
 from attn_np.weights._check import Request, WeightFile, checked_cast, common_dtype, digest, require_agreement
-from attn_np.weights._convert import convert_checked, equals_of
+from attn_np.weights._convert import conversions, convert_checked
 from attn_np.weights._errors import (
     ConfigMismatchError,
     DigestMismatchError,
@@ -169,7 +169,7 @@ def metadata_config(file: Tensors, metadata: Mapping[str, str], variant: str | N
         todo = [
             f"pass variant={file_variant!r}" if request.config is None else f"load it into a layer of {file_variant}"
         ]
-        if request.variant in equals_of(file_variant):
+        if request.variant in conversions(file_variant):
             todo.append(f"pass layout={file_variant!r} to have it converted")
         raise ConfigMismatchError(file.path, "variant", repr(variant), repr(file_variant), ", or ".join(todo))
     fields, todo = metadata_object(file, metadata, "config"), "write the file again from the layer"

@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from attn_np.contract import Config
 from attn_np.weights import layouts
-from attn_np.weights._caller_config import CALLER_FIELDS, layer_config
+from attn_np.weights._caller_config import layer_config
 from attn_np.weights._check import Request, WeightFile
 from attn_np.weights._errors import ConfigMismatchError, ShardIndexError, first_names
 from attn_np.weights._foreign import read_table
@@ -15,7 +15,6 @@ from attn_np.weights._key_prefix import find_part, locate_layer
 from attn_np.weights._paths import INDEX_SUFFIX, SUFFIXES, PathArg, nearby_files, path_text
 from attn_np.weights._shards import open_tensors
 from attn_np.weights.layouts import Layout
-from attn_np.weights.layouts._base import TRAINING_FIELDS
 from attn_np.weights.layouts._hf_config import CONFIG, HFConfig, read_hf_config
 
 # Weights that can contain code or are of other libraries.
@@ -96,9 +95,9 @@ def read_pretrained(
     block = find_part(family, part)
     if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
         raise ValueError(f"weights: expected layer= to be an integer from 0, got {layer!r}; correct it")
-    table_name, config = layer_config(hf, family, layer, block)
+    table_name, config = layer_config(hf, family, layer, block, fields)
     hf.finish([allow] if isinstance(allow, str) else allow)
-    table, config = family.tables[table_name], add_caller_fields(config, fields)
+    table = family.tables[table_name]
     request = Request(config, config.variant, {}, dtype, cast, finite)
     with open_tensors(file) as tensors:
         key_prefix = locate_layer(tensors, family, table, layer, part, prefix)
@@ -170,20 +169,6 @@ def find_family(hf: HFConfig, layout: str | None) -> tuple[str, Layout]:
 def families() -> dict[str, str]:
     """Every known `model_type`, and its layout."""
     return {kind: name for name in layouts.names() for kind in layouts.get(name).model_types}
-
-
-def add_caller_fields(config: Config, fields: dict[str, Any]) -> Config:
-    """The config with the caller's fields.
-
-    Raises:
-        TypeError: a field that `config.json` states.
-    """
-    allowed = {*TRAINING_FIELDS, *CALLER_FIELDS} & set(config.fields())
-    for name in fields:
-        if name not in allowed:
-            rule = f"only {', '.join(sorted(allowed))} of {config.variant} beside the fields of {CONFIG}"
-            raise TypeError(f"load_pretrained: expected {rule}, got {name!r}; leave it out")
-    return replace(config, **fields)
 
 
 def nondefault_fields(config: Config) -> dict[str, Any]:

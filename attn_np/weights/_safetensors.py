@@ -20,8 +20,8 @@ from attn_np.weights._errors import (
     HeaderLimitError,
     HeaderSyntaxError,
     KeyNameError,
-    LayoutError,
     MissingKeysError,
+    OffsetError,
     TrailingDataError,
     TruncatedFileError,
     UnsafeFormatError,
@@ -225,15 +225,15 @@ class TensorFile:
         for name, entry in sorted(self.entries.items(), key=lambda item: (item[1].begin, item[1].end)):
             bits = prod(entry.shape) * BITS[entry.code]
             if bits >= 8 * MAX_SIZE:
-                raise LayoutError(self.path, name, f"fewer than {MAX_SIZE} bytes", "more", "write the file again")
+                raise OffsetError(self.path, name, f"fewer than {MAX_SIZE} bytes", "more", "write the file again")
             if bits % 8 or entry.end - entry.begin != bits // 8:
                 expected = f"{bits // 8} bytes for {entry.code} of shape {entry.shape}"
                 got = f"data_offsets [{entry.begin}, {entry.end}]"
-                raise LayoutError(self.path, name, expected, got, "write the file again")
+                raise OffsetError(self.path, name, expected, got, "write the file again")
             if entry.begin != end:
                 kind = "an overlap" if entry.begin < end else "a hole"
                 got = f"{kind}: it begins at {entry.begin}"
-                raise LayoutError(self.path, name, f"the tensor to begin at {end}", got, "write the file again")
+                raise OffsetError(self.path, name, f"the tensor to begin at {end}", got, "write the file again")
             if (self._start + entry.begin) % max(BITS[entry.code] // 8, 1):
                 expected = f"an offset in the file divisible by {BITS[entry.code] // 8}, the size of one {entry.code}"
                 todo = "write the file again with a current safetensors"

@@ -16,6 +16,7 @@ from attn_np.weights._errors import (
     HeaderLimitError,
     MissingKeysError,
     ShardIndexError,
+    UnexpectedKeysError,
     UnsafePathError,
     first_names,
 )
@@ -193,10 +194,41 @@ class ShardedFile:
             raise ShardIndexError(self.path, "total_size", expected, got, GET_AGAIN)
 
 
-Tensors = TensorFile | ShardedFile
+class DottedNames:
+    """An open file whose names have dots instead of another separator, with the interface of a `TensorFile`.
+
+    Attributes:
+        path: the file's path.
+        entries: the tensors by their names with dots.
+
+    Raises:
+        UnexpectedKeysError: two names that differ in the separator alone.
+    """
+
+    def __init__(self, file: "Tensors", separator: str) -> None:
+        self._file, self.path = file, file.path
+        self._names: dict[str, str] = {}
+        for name in file.entries:
+            dotted = name.replace(separator, ".")
+            if dotted in self._names:
+                got = f"{self._names[dotted]!r} and {name!r}"
+                raise UnexpectedKeysError(file.path, name, "one name for each tensor", got, "remove one of them")
+            self._names[dotted] = name
+        self.entries: Mapping[str, Entry] = {dotted: file.entries[name] for dotted, name in self._names.items()}
+
+    def metadata_of(self, names: Iterable[str]) -> dict[str, str]:
+        """The metadata that goes with some tensors."""
+        return self._file.metadata_of([self._names[name] for name in names])
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor."""
+        return self._file.read(self._names[name])
 
 
-def open_tensors(path: PathArg) -> Tensors:
+Tensors = TensorFile | ShardedFile | DottedNames
+
+
+def open_tensors(path: PathArg) -> TensorFile | ShardedFile:
     """An open safetensors file, or the index of several.
 
     Raises:

@@ -18,7 +18,7 @@ from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern
 from attn_torch._kernels import sdpa, small
 from attn_torch._kernels.blocks import BlockAttention
-from attn_torch._kernels.hidden import PatternArrays, cut, known, limits_of, zero_unseen_inputs
+from attn_torch._kernels.hidden import PatternArrays, limits_of, statically_true, trim_unseen, zero_unseen_inputs
 from attn_torch._kernels.sharded import attend_locally, is_sharded
 from attn_torch._ops import dtype_name, to_dtype, upcast
 
@@ -55,7 +55,7 @@ def attend(
     q, k, v = upcast(q), upcast(k), upcast(v)
     limits = limits_of(causal, window, t, k.shape[1])
     if pattern is None:
-        q, k, v, mask, bias, limits = cut(q, k, v, mask, bias, limits)
+        q, k, v, mask, bias, limits = trim_unseen(q, k, v, mask, bias, limits)
     all_at_once = few_scores(q, k) or any(small.has_tangent(x) for x in (q, k, v, mask, bias, sinks))
     if pattern is None or all_at_once:  # blocks see for themselves what a pattern hides
         q, k, v, mask = zero_unseen_inputs(q, k, v, mask, limits, pattern)
@@ -63,7 +63,7 @@ def attend(
     sinks = None if sinks is None else upcast(sinks).to(q.dtype)[None]
     scale, softcap = float(scale), None if softcap is None else float(softcap)
     arrays = q, k, v, mask, bias
-    if pattern is softcap is sinks is None and sdpa.takes(*arrays, limits, scale):
+    if pattern is softcap is sinks is None and sdpa.serves(*arrays, limits, scale):
         context = sdpa.attend(*arrays, limits, scale)
     elif all_at_once:
         context = small.attend(*arrays, sinks, limits, scale, softcap, pattern)
@@ -71,7 +71,7 @@ def attend(
         text, *pattern_arrays = PatternArrays.of(pattern)
         context = BlockAttention.apply(*arrays, sinks, *pattern_arrays, *limits, scale, softcap, text)
     first_query = t - q.shape[1]
-    return to_dtype(context if known(first_query == 0) else pad(context, (0, 0, 0, 0, first_query, 0)), dtype)
+    return to_dtype(context if statically_true(first_query == 0) else pad(context, (0, 0, 0, 0, first_query, 0)), dtype)
 
 
 def rank4(x: Tensor | None) -> Tensor | None:
@@ -82,4 +82,4 @@ def rank4(x: Tensor | None) -> Tensor | None:
 def few_scores(q: Tensor, k: Tensor) -> bool:
     """Whether all scores at once are faster than blocks: there are few, or none."""
     scores = q.shape[0] * q.shape[2] * q.shape[1] * k.shape[1]
-    return known(scores <= (SMALL if q.is_cpu else 0))
+    return statically_true(scores <= (SMALL if q.is_cpu else 0))

@@ -27,7 +27,7 @@ PACKAGE = __name__.split(".")[0]
 # How many scores a block holds at most: on a CPU they should stay in its caches, a GPU wants large products.
 CPU_SCORES, GPU_SCORES = 2**20, 2**25
 CPU_QUERIES, GPU_QUERIES = 128, 1024  # of one head in a block
-PATTERN_KEYS = 64  # a pattern is asked about so many keys at a time
+PATTERN_KEYS = 64  # a pattern is asked about this many keys at a time
 ALL = slice(None)
 
 
@@ -38,7 +38,7 @@ class Block(NamedTuple):
         b, g, t: the part of the batch, of the key/value heads and of the queries.
         s: the keys, as a slice; where they are scattered, their indices.
         allowed: who sees whom, `b g r t s` with axes of 1, where more than the positions of a window decides.
-        partly: the keys that `allowed` is about, counted from the first of the block: every query sees the others.
+        masked_keys: the keys that `allowed` is about, from the first of the block: every query sees the others.
     """
 
     b: slice
@@ -46,7 +46,7 @@ class Block(NamedTuple):
     t: slice
     s: slice | Tensor
     allowed: Tensor | None = None
-    partly: slice = ALL
+    masked_keys: slice = ALL
 
     def of(self, x: Tensor, axes: str) -> Tensor:
         """The block's part of an array; an axis of length 1 serves all. Of scattered keys it is a copy."""
@@ -56,17 +56,18 @@ class Block(NamedTuple):
 
     def add(self, total: Tensor, axes: str, x: Tensor) -> None:
         """Add to the block's part of an array, summed over the axes that have length 1 in it."""
-        keys = axes.find("s")
-        scattered = self.s if isinstance(self.s, Tensor) and keys >= 0 and total.shape[keys] > 1 else None
+        key_axis = axes.find("s")
+        has_keys = key_axis >= 0 and total.shape[key_axis] > 1
+        scattered = self.s if isinstance(self.s, Tensor) and has_keys else None
         part = (self if scattered is None else self._replace(s=slice(None))).of(total, axes)
         shape = list(part.shape)
         if scattered is not None:
-            shape[keys] = len(scattered)
+            shape[key_axis] = len(scattered)
         x = x.view(shape) if x.numel() == prod(shape) else x.sum_to_size(shape)
         if scattered is None:
             part += x
         else:
-            part.index_add_(keys, scattered, x)
+            part.index_add_(key_axis, scattered, x)
 
 
 class BlockedCall:
@@ -141,12 +142,12 @@ class BlockedCall:
         keys, queries = positions[block.s], torch.arange(block.t.start, block.t.stop, device=self.q.device).int()
         if block.allowed is None:
             must = of_batch(self.table.must, block.b)[:, block.t.start // self.block_queries].all(0)
-            partly = (~must[keys // PATTERN_KEYS]).nonzero()[:, 0]
-            if len(partly) == 0:
+            unsure = (~must[keys // PATTERN_KEYS]).nonzero()[:, 0]
+            if len(unsure) == 0:
                 return block
-            first, last = int(partly[0]), int(partly[-1])
-            block = block._replace(partly=ALL if last - first == len(keys) - 1 else slice(first, last + 1))
-        keys = keys[block.partly]
+            first, last = int(unsure[0]), int(unsure[-1])
+            block = block._replace(masked_keys=ALL if last - first == len(keys) - 1 else slice(first, last + 1))
+        keys = keys[block.masked_keys]
         parts = {"b t": (slice(None), block.t), "b s": (slice(None), keys.long()), "b": (slice(None),)}
         pattern = self.pattern.map(lambda axes, x: of_batch(x, block.b)[parts[axes]])
         pairs = visible_pairs(pattern, queries[None] + (self.s - self.t), keys[None])[:, None]
@@ -181,7 +182,7 @@ class BlockedCall:
     def queries(self, x: Tensor, block: Block) -> Tensor:
         """A block's part of an array by queries: `b g r t k` -> `(b g) (r t) k`."""
         part = block.of(x, "bgrtk")
-        if self.pattern is not None and block.allowed is not None and block.partly == ALL:
+        if self.pattern is not None and block.allowed is not None and block.masked_keys == ALL:
             # Queries that see no key are 0: 0 times their NaN would be NaN.
             part = part.masked_fill(~block.allowed.any(-1, keepdim=True), 0.0)
         return part.flatten(2, 3).flatten(0, 1)
@@ -191,10 +192,12 @@ class BlockedCall:
         part = block.of(x, "bgsk")
         if self.pattern is not None and block.allowed is not None:  # that no query sees
             seen = block.allowed.any(3).any(2)
-            if block.partly != ALL:
-                some, seen = seen, seen.new_ones(*seen.shape[:2], part.shape[2] - self.sink_columns)
-                seen[..., block.partly] = some
+            if block.masked_keys != ALL:
+                seen_masked, seen = seen, seen.new_ones(*seen.shape[:2], part.shape[2] - self.sink_columns)
+                seen[..., block.masked_keys] = seen_masked
             part = part.masked_fill(~pad(seen, (self.sink_columns, 0))[..., None], 0.0)
+        elif self.sink_columns and isinstance(block.s, slice) and block.s.start > 0:
+            part = pad(part[:, :, 1:], (0, 0, 1, 0))  # the sink's entry is 0: here it is the key before the block's
         return part.flatten(0, 1)
 
     def by_axes(self, x: Tensor, block: Block) -> Tensor:
@@ -226,8 +229,8 @@ class BlockedCall:
             allowed = allowed.expand(*allowed.shape[:3], queries, keys).clone()
             for edge, outside in edges:
                 allowed[..., edge] &= ~outside
-        scores[..., block.partly].masked_fill_(~allowed, -torch.inf)
-        return ~allowed.any(-1, keepdim=True) if block.partly == ALL else None
+        scores[..., block.masked_keys].masked_fill_(~allowed, -torch.inf)
+        return ~allowed.any(-1, keepdim=True) if block.masked_keys == ALL else None
 
     def weights(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor]:
         """The weights, `(b g) (r t) s`; the queries that see no key, whose weights are NaN; the tanh of the softcap."""
@@ -236,10 +239,10 @@ class BlockedCall:
             tanh = scores.div_(self.softcap).tanh_()
             scores = torch.mul(tanh, self.softcap, out=self.scratch("capped", tanh.shape))
         with_sink, without_sink = self.by_axes(scores, block), self.without_sink(block)
-        of_keys = with_sink[..., self.sink_columns :]
+        key_scores = with_sink[..., self.sink_columns :]
         if self.bias is not None:
-            of_keys += without_sink.of(self.bias, "bgrts")
-        empty = self.mask_with_neg_inf_(of_keys, without_sink)
+            key_scores += without_sink.of(self.bias, "bgrts")
+        empty = self.mask_with_neg_inf_(key_scores, without_sink)
         if self.sinks is not None:
             with_sink[..., 0] = block.of(self.sinks, "bgr")[..., None]
         return torch.softmax(scores, -1, out=scores), empty, tanh
@@ -362,8 +365,9 @@ class BlockAttention(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (dout,) = grad_outputs
-        sinks, with_bias = ctx.saved_tensors[6], ctx.needs_input_grad[4]  # a bias may be as large as all scores
-        dq, dk, dv, *more = BlockGradients.apply(dout, *ctx.saved_tensors, *ctx.options, with_bias)
+        saved = ctx.saved_tensors  # read once: where the call is computed again, it is freed then
+        sinks, with_bias = saved[6], ctx.needs_input_grad[4]  # a bias may be as large as all scores
+        dq, dk, dv, *more = BlockGradients.apply(dout, *saved, *ctx.options, with_bias)
         dsinks = more.pop(0) if sinks is not None else None
         return dq, dk, dv, None, more[0] if with_bias else None, dsinks, *[None] * 8
 

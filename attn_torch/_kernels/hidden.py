@@ -10,8 +10,8 @@ from attn_np.contract._patterns import AXES, Pattern, from_text
 from attn_torch._masks import visibility, zero_unseen
 
 
-def known(condition: Any) -> bool:
-    """Whether a comparison of lengths holds for every length of a compiled call, whose lengths may vary."""
+def statically_true(condition: Any) -> bool:
+    """Whether a comparison of lengths holds; in a compiled call, whose lengths may vary, for all of them."""
     if not torch.compiler.is_compiling():
         return bool(condition)
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy, which takes 0.3 s
@@ -52,17 +52,17 @@ def limits_of(causal: bool, window: Limits | None, t: int, s: int) -> Limits:
     """Causality and window as one; None where that hides nothing."""
     left, right = (None, None) if window is None else window
     right = 0 if causal else right
-    left = None if left is None or known(left >= s - 1) else left
-    return left, None if right is None or known(right >= t - 1) else right
+    left = None if left is None or statically_true(left >= s - 1) else left
+    return left, None if right is None or statically_true(right >= t - 1) else right
 
 
-def cut(
+def trim_unseen(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, limits: Limits
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Limits]:
     """The arguments without the first queries, if they see no key, and the first keys, if no query sees them."""
     (left, right), t, s = limits, q.shape[1], k.shape[1]
-    first_query = t - s - right if right is not None and known(t - s > right) else None
-    first_key = s - t - left if left is not None and known(s - t > left) else None
+    first_query = t - s - right if right is not None and statically_true(t - s > right) else None
+    first_key = s - t - left if left is not None and statically_true(s - t > left) else None
     if first_query is None and first_key is None:
         return q, k, v, mask, bias, limits
     q, k, v = q[:, first_query:], k[:, first_key:], v[:, first_key:]
@@ -81,7 +81,7 @@ def zero_unseen_inputs(
     """
     (left, right), t, s = limits, q.shape[1], k.shape[1]
     if mask is None and pattern is None:
-        if (right is None or known(t - s <= right)) and (left is None or known(s - t <= left)):
+        if (right is None or statically_true(t - s <= right)) and (left is None or statically_true(s - t <= left)):
             return q, k, v, None
         mask = torch.ones(1, 1, 1, s, dtype=torch.bool, device=q.device)
     queries, keys = visibility(mask, t, s, like=q, window=limits, pattern=pattern)

@@ -15,11 +15,11 @@ from attn_np.contract._band import Limits
 from attn_torch._kernels.small import has_tangent
 
 
-def takes(
+def serves(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, limits: Limits, scale: float
 ) -> bool:
     """Whether the kernel means what we mean, and does not fall back to forming all scores."""
-    if v.shape[-1] != q.shape[-1] or 0 in (*q.shape, *k.shape) or transformed(q, k, v, mask, bias):
+    if v.shape[-1] != q.shape[-1] or 0 in (*q.shape, *k.shape) or under_torch_func(q, k, v, mask, bias):
         return False
     if mask is None and bias is None:
         # It counts from the first key, and hides before it scales.
@@ -29,7 +29,7 @@ def takes(
     return limits == (None, None) and q.is_cpu and constant
 
 
-def transformed(*arrays: Tensor | None) -> bool:
+def under_torch_func(*arrays: Tensor | None) -> bool:
     """Whether `vmap`, `torch.func` or forward mode is at work: the kernel on a CPU has no rules for them."""
     if torch.compiler.is_compiling():
         return False

@@ -52,10 +52,10 @@ def attend_locally(
             letter = None
         letters.append(letter)
 
-    def split(x: Tensor, axes: str, whole: Placement) -> list[Placement]:
-        """How the mesh splits an array: along its axes that the queries are split along; `whole` for those it lacks."""
+    def placements(x: Tensor, axes: str, absent: Placement) -> list[Placement]:
+        """How the mesh splits an array: along the axes that queries are split along; `absent` for those it lacks."""
         at = {letter: axes.index(letter) for letter in axes if x.shape[axes.index(letter)] > 1}
-        return [Shard(at[a]) if a in at else Replicate() if a is None else whole for a in letters]
+        return [Shard(at[a]) if a in at else Replicate() if a is None else absent for a in letters]
 
     arrays = {"q": q, "k": k, "v": v} | arrays | pattern._asdict()
     present = [(arrays[name], axes, name) for name, axes in AXES.items() if arrays[name] is not None]
@@ -68,9 +68,9 @@ def attend_locally(
 
     mapped: Any = local_map(
         local,
-        out_placements=split(q, "bthv", Replicate()),
-        in_placements=tuple(split(x, a, Replicate()) for x, a, _ in present),
-        in_grad_placements=tuple(split(x, a, Partial()) for x, a, _ in present),
+        out_placements=placements(q, "bthv", Replicate()),
+        in_placements=tuple(placements(x, a, Replicate()) for x, a, _ in present),
+        in_grad_placements=tuple(placements(x, a, Partial()) for x, a, _ in present),
         device_mesh=mesh,
         redistribute_inputs=True,
     )

@@ -32,7 +32,7 @@ PAGE_COLOURS = {
 }
 INK, BLUE, ORANGE = PAGE_COLOURS
 INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "legend.labelcolor")
-STYLE = dict.fromkeys(INKED, INK) | {
+STYLE: dict[Any, Any] = dict.fromkeys(INKED, INK) | {
     "axes.prop_cycle": plt.cycler(color=[BLUE, ORANGE, "#2a9d5c", "#c0504d", "#8e6bbf", "#8c8c8c"]),
     "axes.facecolor": "none",
     "axes.spines.right": False,
@@ -134,13 +134,14 @@ def mismatches(results: list[Result], page: str) -> list[str]:
 
 
 def included(path: Path, options: dict[str, str]) -> str:
-    """What a `literalinclude` shows: a function or method of a file, or its lines from one text to another."""
+    """What a `literalinclude` shows: a function or method of a file, or lines of either from one text to another."""
     source = path.read_text("utf-8")
     lines = source.splitlines()
-    node: Any = ast.parse(source)
-    for name in options["pyobject"].split("."):
-        node = next(child for child in node.body if getattr(child, "name", None) == name)
-    lines = lines[node.lineno - 1 : node.end_lineno]
+    if "pyobject" in options:
+        node: Any = ast.parse(source)
+        for name in options["pyobject"].split("."):
+            node = next(child for child in node.body if getattr(child, "name", None) == name)
+        lines = lines[node.lineno - 1 : node.end_lineno]
     if "start-at" in options:
         lines = lines[next(i for i, line in enumerate(lines) if options["start-at"] in line) :]
     if "end-at" in options:

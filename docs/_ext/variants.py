@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import functions
 import numpy as np
 import pictures
 
@@ -455,6 +456,7 @@ def write(folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     pages = {"index.md": catalogue()}
     pages |= {"letters.txt": letters(), "refusals.txt": refusals(), "layouts.txt": foreign()}
+    pages["functions.txt"] = functions.reference()
     for variant in contract.variants():
         drawn = picture(variant) if (ROOT / "attn_np" / f"{variant}.py").exists() else None
         pages[f"{variant}.md"] = page(variant, drawn)

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _masks, _ops, _vjp
+from attn_np import _masks, _ops, _simplex, _vjp
 from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, jostled, lift, magnitude, plain, rule
-from parity_tests.bounds.precision import promised
+from parity_tests.bounds.precision import FUNCTION, promised
 
 
 @rule(FUNCTIONS, _ops.sparsemax)
@@ -112,6 +112,73 @@ def entmax15_vjp(probs: Any, dprobs: Any, axis: int = -1) -> ErrArray:
         b = np.where(root + loose > 0, b + p.eta, 0.0)
         most = np.max(magnitude(y), axis=axis, keepdims=True, initial=0.0)  # g <= 1, and D lies among the dp
         b = np.fmin(b, np.where(root + loose > 0, np.abs(v) + 2 * most, 0.0))
+    return jostled(ErrArray(v, np.where(np.isfinite(v), b, 0.0)))
+
+
+@rule(FUNCTIONS, _simplex.bisected_entmax)
+def bisected_entmax(scores: Any, allowed: Any, alpha: float) -> ErrArray:
+    """A weight is a function that rises with z - t, so it lies between its values at both ends of what z - t may be.
+
+    t moves by no more than the scores do at most. The sum of the weights falls at least as fast as t rises, since each
+    falls by itself to the power of 2 - alpha, and no weight is above 1: so t errs further by what the sum does, and by
+    the last halving. Logarithm and exponential err relative to the logarithm of the weight.
+    """
+    s, p = lift(scores), promised()
+    ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
+    probs = plain(_simplex.bisected_entmax)(s.v, None if allowed is None else ok, alpha)
+
+    def weights(gap: np.ndarray) -> np.ndarray:
+        base = np.maximum((alpha - 1) * gap, -1.0)
+        return np.minimum(np.exp(np.log1p(base) / (alpha - 1)), 1.0)
+
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        top = np.max(np.where(ok, s.v, -np.inf), axis=-1, keepdims=True)
+        z = np.where(ok & np.isfinite(s.v), s.v - np.where(np.isfinite(top), top, 0.0), -np.inf)
+        t = -np.expm1((alpha - 1) * np.log(np.max(probs, axis=-1, keepdims=True))) / (alpha - 1)
+        loose = np.max(np.where(ok, s.b, 0.0), axis=-1, keepdims=True)
+        far = np.where(np.isfinite(z), np.abs(z), 0.0)
+        own = 8 * p.u * (far + np.abs(t) + s.b + loose + 1 / (alpha - 1))
+        logs = np.where(probs > 0, np.abs(np.log(np.where(probs > 0, probs, 1.0))), 0.0)
+        relative = np.expm1((2 * FUNCTION + 4) * p.u * (logs + 1) / min(alpha - 1, 1.0))
+        moved = np.maximum(weights(z - t + own) - probs, probs - weights(z - t - own))
+        excess = np.sum(np.where(ok, moved + relative * probs, 0.0), axis=-1, keepdims=True)
+        excess = excess + p.gamma(s.shape[-1] + 4)
+        gap = s.b + loose + own + 2 * excess + 8 * p.u * (np.abs(t) + 1)
+        most = np.maximum(weights(z - t + gap) - probs, probs - weights(z - t - gap))
+        b = np.where(ok, np.minimum(most * (1 + relative) + probs * relative, 1.0), 0.0)
+        b = np.where(np.isnan(probs) & ~np.isposinf(s.b), 0.0, np.where(np.isnan(b), np.inf, b))
+    return jostled(ErrArray(probs, b))
+
+
+@rule(FUNCTIONS, _vjp.entmax_vjp)
+def entmax_vjp(probs: Any, dprobs: Any, alpha: float) -> ErrArray:
+    """g (dp - D), as for 1.5-entmax, where g is a weight to the power of 2 - alpha.
+
+    Above alpha = 2 a smaller weight has a larger g: where the support is open, anything may come out in a row.
+    """
+    x, y, p = lift(probs), lift(dprobs), promised()
+
+    def power(a: np.ndarray) -> np.ndarray:
+        return np.where(a > 0, np.exp((2 - alpha) * np.log(np.where(a > 0, a, 1.0))), 0.0 if alpha < 2 else np.inf)
+
+    def over(a: np.ndarray) -> np.ndarray:
+        return np.sum(a, axis=-1, keepdims=True)
+
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        v, hidden = plain(_vjp.entmax_vjp)(x.v, y.v, alpha), (x.v == 0) & (x.b == 0)
+        g = np.where(x.v > 0, power(x.v), 0.0)
+        ends = power(np.maximum(x.v - x.b, 0.0)), power(x.v + x.b)
+        logs = np.abs(np.log(np.where(x.v > 0, x.v, 1.0)))
+        own = (2 * FUNCTION * (1 + abs(2 - alpha) * logs) + 8) * p.u * g
+        loose = np.where(hidden, 0.0, np.maximum(abs(ends[0] - g), abs(ends[1] - g)) + own)
+        size = over(g)
+        mean = over(g * y.v) / np.where(size == 0, 1.0, size)
+        gap, spread = np.abs(y.v - mean), over((g + loose) * magnitude(y))
+        moved = over(loose * gap) + over((g + loose) * y.b) + 2 * p.gamma(x.shape[-1] + 8) * spread
+        least = np.maximum(size - over(loose), 0.0)
+        inner = y.b + np.where(moved == 0, 0.0, moved / np.where(size == 0, 1.0, least))
+        b = loose * gap + (g + loose) * (inner + 8 * p.u * (magnitude(y) + np.abs(mean) + inner))
+        b = np.where(hidden, 0.0, np.where(np.isnan(b), np.inf, b + p.eta))
     return jostled(ErrArray(v, np.where(np.isfinite(v), b, 0.0)))
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from itertools import combinations as choose
 from itertools import product
 from typing import Any
 
@@ -47,15 +48,15 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "torch": [{"SMALL": 0, "blocks.CPU_QUERIES": 3, "blocks.CPU_SCORES": 70, "blocks.PATTERN_KEYS": 2}],
     "jax": [
         {
-            "ONE_BLOCK": 0,
-            "SMALL": 0,
+            "ONE_BLOCK_SCORES": 0,
+            "ONE_BLOCK_HEAD_SCORES": 0,
             "SHORT_QUERY": 0,
             "ROWS": 6,
             "QUERIES": 2,
             "KEYS": 3,
             "PRODUCT": 0,
             "PATTERN_BLOCK": 3,
-            "EVEN": 1,
+            "QUERY_MULTIPLE": 1,
         },
         {"SHORT_KEY_BLOCK": 3, "SHORT_MAX_BLOCKS": 0},
     ],
@@ -94,6 +95,19 @@ def combinations() -> tuple[Asked, ...]:
     heads = ("own", "shared", "one", "none")
     every = (Asked(*given) for given in product(*kinds, (False, True), (False, True), heads))
     return tuple(asked for asked in every if not (asked.sinks and asked.heads == "none"))
+
+
+@cache
+def spread() -> tuple[int, ...]:
+    """The numbers of a few dozen combinations in which every three switches meet with all of their values: each is the
+    one that holds the most threes that none before had.
+    """
+    threes = [frozenset(choose(vars(asked).items(), 3)) for asked in combinations()]
+    found, missing = [], set().union(*threes)
+    while missing:
+        found.append(max(range(len(threes)), key=lambda n: len(threes[n] & missing)))
+        missing -= threes[found[-1]]
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -187,6 +201,7 @@ def drawn_pattern(
     i, j = np.arange(t)[:, None] + (s - t), np.arange(s)
     documents = rng.integers(0, 3, (b, s + t))
     documents = np.sort(documents, axis=1) if rng.random() < 0.5 else documents  # packed, or in any order
+    documents = documents << (33 if n % 2 else 0)  # numbers of more than 32 bits, or of fewer
     of_queries, of_keys = documents[:, s:], documents[:, :s]
     marked_queries, marked_keys = rng.random((b, t)) < 0.3, rng.random((b, s)) < 0.3
     prefix = rng.integers(0, s + 1, b)
@@ -195,7 +210,7 @@ def drawn_pattern(
     found = [
         (patterns.Chunks(n), i // n == j // n),
         (patterns.Chunks(n, 2, 1), (j // n - i // n >= -2) & (j // n - i // n <= 1)),
-        (patterns.ChunkOf(n, of_queries) | window, near | (of_queries[:, :, None] == j // n)),
+        (patterns.ChosenChunk(n, of_queries) | window, near | (of_queries[:, :, None] == j // n)),
         (patterns.Dilated(n) & patterns.Window(2 * n, None), ((i - j) % n == 0) & (j >= i - 2 * n)),
         (patterns.Documents(of_queries, of_keys), ~other_document),
         (~patterns.Documents(of_queries, of_keys) | window, other_document | near),

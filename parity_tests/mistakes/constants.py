@@ -18,8 +18,8 @@ FACTORS = (
     at(SHARED, "rotary", "interleaved")(
         "factor on the rotary positions",
         "count positions one by one; a model with scaled positions has scaling= and scaling_factor= in its config",
-        "angles = xp.arange(length, dtype=xp.float64)[:, None] * ",
-        "angles = {value} * xp.arange(length, dtype=xp.float64)[:, None] * ",
+        "angles = xp.arange(count, dtype=xp.float64)[:, None] * ",
+        "angles = {value} * xp.arange(count, dtype=xp.float64)[:, None] * ",
     ),
     at(SHARED, "rotary", "interleaved")(
         "factor on the rotated dimensions",

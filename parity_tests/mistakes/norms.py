@@ -7,16 +7,16 @@ decoder, shared_norm = at("decoder.py", "decoder", "sinks"), at(SHARED, "decoder
 SQUARES = "{np}.sum(x * x, {axis}=-1, {keepdims}=True)"
 UNDER_THE_ROOT = "add eps under the root: x / sqrt(mean(x^2) + eps)"
 NORMED = """\
-        q = record(tape, q_norm=normed(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all))
-        k = record(tape, k_norm=normed(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all))
+        q = record(tape, q_norm=normalize(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all))
+        k = record(tape, k_norm=normalize(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all))
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
 """
 TURNED_FIRST = """\
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = rotate(q, cos, sin, c.layout), rotate(k, cos, sin, c.layout)
-        q = normed(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all)
-        k = normed(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all)
+        q = normalize(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all)
+        k = normalize(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all)
         q, k = record(tape, q_rot=q, k_rot=k)
 """
 

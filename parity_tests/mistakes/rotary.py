@@ -55,8 +55,8 @@ MUTANTS = (
     interleaved(
         "rotary positions counted from 1",
         "count positions from 0; scores know distances alone, but a cache and given positions count from 0",
-        "angles = xp.arange(length, dtype=xp.float64)[:, None] * ",
-        "angles = (1.0 + xp.arange(length, dtype=xp.float64))[:, None] * ",
+        "angles = xp.arange(count, dtype=xp.float64)[:, None] * ",
+        "angles = (1.0 + xp.arange(count, dtype=xp.float64))[:, None] * ",
         survives="scores depend on the distances of positions alone",
     ),
     interleaved(

@@ -106,6 +106,7 @@ class Model:
             layer is called with beside the query.
         key: the keyword with which a module gets what its keys are made of, where that is not the query.
         shards: the size of a file, to have several.
+        prepare: sets what must not be drawn, once all parameters are.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Model:
     meaning: Callable[[Mapping[str, torch.Tensor], Mapping[str, Any]], Arrays] = hidden_keys
     key: str | None = None
     shards: str = "1GB"
+    prepare: Callable[[Any], None] = lambda model: None
     fields: Mapping[str, Any] = field(default_factory=dict)
     library = "transformers"
 
@@ -150,6 +152,7 @@ class Model:
             draw = torch.Generator().manual_seed(3)
             for param in model.parameters():
                 param.copy_(torch.randn(param.shape, generator=draw) * 0.4)
+            self.prepare(model)
         return model.eval()
 
     def stated(self) -> dict[str, Any]:

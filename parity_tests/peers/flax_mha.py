@@ -53,13 +53,14 @@ def nnx(draw: Draw, **fields: Any) -> Made:
     return Made(state, x | {"mask": mask}, np.asarray(module(*x.values(), mask=mask, sow_weights=True)))
 
 
-MHA, GQA = {"variant": "mha"}, {"variant": "gqa"}
 PEERS = {
-    "linen": Module("flax", "flax_mha", linen, MHA),
-    "linen, no biases": Module("flax", "flax_mha", lambda draw: linen(draw, use_bias=False), MHA),
-    "nnx": Module("flax", "flax_mha", nnx, MHA),
-    "nnx, no biases": Module("flax", "flax_mha", lambda draw: nnx(draw, use_bias=False), MHA),
+    "linen": Module("flax", "flax_mha", linen),
+    "linen, no biases": Module("flax", "flax_mha", lambda draw: linen(draw, use_bias=False)),
+    "linen, normed": Module("flax", "flax_mha", lambda draw: linen(draw, normalize_qk=True)),
+    "nnx": Module("flax", "flax_mha", nnx),
+    "nnx, no biases": Module("flax", "flax_mha", lambda draw: nnx(draw, use_bias=False)),
+    "nnx, normed": Module("flax", "flax_mha", lambda draw: nnx(draw, normalize_qk=True)),
     "nnx, shared heads": Module(
-        "flax", "flax_mha", lambda draw: nnx(draw, num_heads=6, qkv_features=30, num_kv_heads=3), GQA
+        "flax", "flax_mha", lambda draw: nnx(draw, num_heads=6, qkv_features=30, num_kv_heads=3)
     ),
 }

@@ -15,7 +15,7 @@ def called(layer: Any, draw: Draw, x: Arrays, mask: np.ndarray | None, **options
     from keras import ops
 
     layer.build(*(x[name].shape for name in ("query", "value", "key")))
-    state = {weight.path.replace("/", "."): draw(*weight.shape) for weight in layer.weights}
+    state = {weight.path: draw(*weight.shape) for weight in layer.weights}
     layer.set_weights(list(state.values()))
     query, value, key = (ops.convert_to_tensor(x[name], "float64") for name in ("query", "value", "key"))
     with InFloat64():  # Keras takes its products to float32, whatever a layer's dtype is
@@ -48,14 +48,16 @@ def causal(draw: Draw) -> Made:
     return called(layer, draw, x, None, use_causal_mask=True)
 
 
-def module(make: Any, variant: str, **fields: Any) -> Module:
-    return Module("keras", "keras_mha", make, {"variant": variant, "prefix": f"{LAYER}."} | fields)
+def module(make: Any, **fields: Any) -> Module:
+    return Module("keras", "keras_mha", make, {"prefix": f"{LAYER}/"} | fields)
 
 
 PEERS = {
-    "mha": module(mha, "mha"),
-    "mha, no biases": module(lambda draw: mha(draw, use_bias=False), "mha"),
-    "gqa": module(gqa, "gqa"),
-    "gqa, no biases": module(lambda draw: gqa(draw, use_bias=False), "gqa"),
-    "gqa, causal": module(causal, "gqa", causal=True),
+    "mha": module(mha),
+    "mha, no biases": module(lambda draw: mha(draw, use_bias=False)),
+    "mha, gates": module(lambda draw: mha(draw, use_gate=True)),
+    "mha, gates, no biases": module(lambda draw: mha(draw, use_gate=True, use_bias=False)),
+    "gqa": module(gqa),
+    "gqa, no biases": module(lambda draw: gqa(draw, use_bias=False)),
+    "gqa, causal": module(causal, causal=True),
 }

@@ -31,4 +31,5 @@ PEERS = {
     "dynamic": Model("LlamaForCausalLM", scaled(rope_type="dynamic", factor=2.0) | {"max_position_embeddings": 4}, AT),
     "llama3": Model("LlamaForCausalLM", scaled(**LLAMA3), AT),
     "yarn": Model("LlamaForCausalLM", scaled(**YARN), AT),
+    "Arcee": Model("ArceeForCausalLM", SMALL | {"hidden_size": 16, "attention_bias": True}, AT, layers=(1,)),
 }

@@ -11,6 +11,7 @@ them all, and give `build` one signature per variant, made from the fields of it
 import ast
 import builtins
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from attn_np import contract
+from attn_np.contract._package import FUNCTIONS
 from parity_tests.sync.twins import twins
 
 PACKAGES = ("attn_np", "attn_jax", "attn_torch")
@@ -142,7 +144,8 @@ def stub(package: str) -> str:
     """The text of a package's `__init__.pyi`."""
     names: list[str] = import_module(package).__all__
     homes = {name: f"{package}.{variant}" for name, variant in contract.layers().items()}
-    homes |= {"attend": f"{package}._attend", "patterns": "attn_np.contract"}
+    homes |= {name: f"{package}.{module}" for name, module in FUNCTIONS.items()}
+    homes |= {"patterns": "attn_np.contract", "drop_in": package}
     offered: set[Import] = {(homes.get(name, f"{package}._api"), name) for name in names if name != "build"}
     imports: set[Import] = set()
     build = overloads(package, imports)
@@ -161,19 +164,27 @@ def stub(package: str) -> str:
 
 
 def catalogue() -> str:
-    """The README with its table of variants: name, class, and the idea in one sentence."""
+    """The README with its table of variants: each family with the names of its variants, linked to their papers."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise LookupError(f"README.md: expected {BEGIN.strip()} and {END.strip()}, got no such lines; put them back")
-    rows = ["| Variant | Class | Idea |", "| --- | --- | --- |"]
-    for variant in contract.variants():
-        config = contract.get(variant).Config
-        rows.append(f"| `{variant}` | `{config.layer}` | {config.idea} |")
+    families: dict[str, list[str]] = {}
+    papers = {name: contract.get(name).Config for name in contract.variants()}
+    for name, config in papers.items():
+        families.setdefault(config.family, []).append(linked(name, config.paper))
     for name, (variant, preset) in contract.presets().items():
-        rows.append(f"| `{name}` | `{contract.get(variant).Config.layer}` | {preset.idea} |")
+        families[papers[variant].family].append(linked(name, preset.paper))
+    rows = ["| Family | Variants, each with a link to its paper |", "| --- | --- |"]
+    rows += [f"| {family} | {', '.join(names)} |" for family, names in sorted(families.items())]
     return before + begin + "\n" + "\n".join(rows) + "\n\n" + end + after
+
+
+def linked(name: str, paper: str) -> str:
+    """A name, with a link to the first paper that its contract names on arXiv."""
+    found = re.search(r"arXiv:([\d.]+\d)", paper)
+    return f"[`{name}`](https://arxiv.org/abs/{found[1]})" if found else f"`{name}`"
 
 
 def stubs_and_catalogue() -> dict[Path, str]:

@@ -16,7 +16,9 @@ from attn_np import contract
 
 ROOT = Path(__file__).resolve().parents[2]
 TREES = ("attn_jax", "attn_torch")
-SHARED = ("_api", "_attend", "_decode", "_masks", "_relative", "_rotary")
+SHARED = (
+    "_api", "_attend", "_decode", "_drop_in", "_functions", "_masks", "_relative", "_rotary", "_rotations", "_simplex",
+)  # fmt: skip
 OWN_LINE = re.compile(r"#\s*only in NumPy: \S")
 NUMPY_ONLY = ("primitive",)  # decorators that no other dialect has
 
@@ -44,7 +46,9 @@ def first_line(node: ast.FunctionDef | ast.ClassDef) -> int:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    """The names that a statement uses, but for those of its decorators: a rule's names the function that it is for."""
+    decorators = {n for d in getattr(node, "decorator_list", ()) for n in ast.walk(d)}
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n not in decorators}
 
 
 def dropped(tree: ast.Module) -> list[range]:

@@ -70,7 +70,10 @@ class Layout:
             the first that supports its config.
         prefixes: prefixes of the keys; `{layer}` is the layer's number. The first one is written. If a layer has
             several blocks of attention, such prefixes for each by its name.
+        by_file: keys and shapes decide which variant a file is: the first table that they fit.
+        separator: what may stand between the parts of a key instead of a dot.
         ignored: patterns of keys after the prefix that belong to the origin's layer and not to ours.
+        unsupported: patterns of keys after the prefix to what they are: parts of attention that no table has.
         elsewhere: patterns of keys without the prefix that may be in the same file.
         sidecar: field of a `config.json` beside the file to our Config field.
         metadata: metadata that the origin requires of a file.
@@ -83,7 +86,10 @@ class Layout:
     origin: str
     tables: Mapping[str, Table]
     prefixes: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ("",)
+    by_file: bool = False
+    separator: str = "."
     ignored: tuple[str, ...] = ()
+    unsupported: Mapping[str, str] = field(default_factory=dict)
     elsewhere: tuple[str, ...] = ()
     sidecar: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -226,7 +232,10 @@ def letter_sizes(
     if any(shapes[name] != shape for name in params):
         different = ", ".join(f"{name} {shapes[name]}" for name in params)
         raise ValueError(f"{variant}: expected equal shapes to stack, got {different}; use another layout")
-    return sizes | solve(right, (len(params), *shape) if len(params) > 1 else shape, sizes)
+    sizes |= solve(right, (len(params), *shape) if len(params) > 1 else shape, sizes)
+    if not set(sum(right, ())) <= set(sizes):
+        raise ValueError(f"{variant}: expected sizes that {pattern!r} can divide, got {shape}; use another layout")
+    return sizes
 
 
 def stack_size(side: Side, names: tuple[str, ...]) -> dict[str, int]:
@@ -260,6 +269,19 @@ def infer(table: Table, shapes: Mapping[str, tuple[int, ...]], known: Mapping[st
         key = next(as_tuple(keys)[0] for params, (keys, _) in table.rules.items() if param in as_tuple(params))
         counts[name] = next(n for n in itertools.count() if key.format(n=n) not in shapes)
     return dict(table.fixed) | sizes | flags | counts | dict(known)
+
+
+def consistent(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether each letter that is an axis by itself has one size in all of some arrays, which have as many axes."""
+    sizes: dict[str, int] = {}
+    for _, keys, pattern in expand_rules(table):
+        axes = parse(pattern)[0]
+        for shape in (shapes[key] for key in keys if key in shapes):
+            if len(shape) != len(axes):
+                return False
+            if any(sizes.setdefault(axis[0], n) != n for axis, n in zip(axes, shape, strict=True) if len(axis) == 1):
+                return False
+    return True
 
 
 def canonical(config: Config) -> Config:

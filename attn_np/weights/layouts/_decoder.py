@@ -1,4 +1,4 @@
-"""Families with Llama's names: their tables, and the sizes and windows in their `config.json`."""
+"""Families of decoders as Llama's table and what differs from it, and the sizes and windows in their `config.json`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,6 +9,7 @@ from attn_np.weights.layouts._hf_config import HFConfig
 from attn_np.weights.layouts.llama import LAYOUT as LLAMA
 
 DECODER = LLAMA.tables["decoder"]
+BIASES = ("qkv_bias", "output_bias")
 
 
 def table(
@@ -17,6 +18,7 @@ def table(
     flags: tuple[str, ...] = (),
     free: tuple[str, ...] = (),
     fixed: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] | None = None,
     variant: str | None = None,
 ) -> Table:
     """Llama's table with the biases of a family, and its rules and fields beyond Llama's.
@@ -24,8 +26,10 @@ def table(
     Args:
         rules: rules of the family that Llama does not have, or has for other keys.
         flags: Llama's flags that the family has; biases that are `fixed` as True are included as well.
-        free: fields besides Llama's that leave the weights as they are.
+        free: fields that leave the weights as they are, besides Llama's; its fields of rotary positions are not among
+            them if `rope_base` is fixed.
         fixed: fields that have one value in the family.
+        names: parts of Llama's keys to what they are called in the family.
         variant: the table's variant, if its name is another.
     """
     fixed, rules = dict(fixed or {}), dict(rules or {})
@@ -34,12 +38,24 @@ def table(
     dropped |= {name for names in rules if not isinstance(names, str) for name in names}
     return replace(
         DECODER,
-        rules={names: rule for names, rule in DECODER.rules.items() if names not in dropped} | rules,
+        rules={
+            params: (renamed(key, names or {}), pattern)
+            for params, (key, pattern) in DECODER.rules.items()
+            if params not in dropped
+        }
+        | rules,
         flags={flag: DECODER.flags[flag] for flag in flags},
-        free=(*DECODER.free, *free),
+        free=(*(() if "rope_base" in fixed else DECODER.free), *free),
         fixed=fixed,
         variant=variant,
     )
+
+
+def renamed(key: Names, names: Mapping[str, str]) -> Names:
+    """A key with the parts of its name replaced, the longest first."""
+    for part in sorted(names, key=len, reverse=True):
+        key = key.replace(part, names[part]) if isinstance(key, str) else key
+    return key
 
 
 def family(
@@ -49,16 +65,22 @@ def family(
     *,
     model_types: tuple[str, ...],
     ignored: tuple[str, ...] = (),
+    elsewhere: tuple[str, ...] = (),
 ) -> Layout:
-    """The layout of a family whose layers have Llama's prefixes."""
+    """The layout of a family whose layers have Llama's prefixes; the last two are keys that Llama does not have."""
     return replace(
         LLAMA,
         origin=f"transformers: {name} and the models that keep its names",
         tables=tables,
         ignored=(*LLAMA.ignored, *ignored),
+        elsewhere=(*LLAMA.elsewhere, *elsewhere),
         model_types=model_types,
         config=config,
     )
+
+
+# Keys of models whose norms have biases.
+NORM_BIASES = ("input_layernorm.bias", "post_attention_layernorm.bias")
 
 
 def sizes(hf: HFConfig, *, kv_heads: int | None = None, head_dim: int | None = None) -> dict[str, Any]:
@@ -78,6 +100,31 @@ def sizes(hf: HFConfig, *, kv_heads: int | None = None, head_dim: int | None = N
         "num_kv_heads": hf.integer("num_key_value_heads", kv_heads),
         "head_dim": hf.integer("head_dim", head_dim),
     }
+
+
+def biases(hf: HFConfig, *, default: bool = False) -> dict[str, Any]:
+    """Our fields for biases, for families whose projections share the flag `attention_bias`."""
+    return dict.fromkeys(BIASES, hf.flag("attention_bias", default))
+
+
+def unrotated(hf: HFConfig) -> dict[str, Any]:
+    """Our field for a layer without rotation: the file's positions are about other layers."""
+    hf.skip("rope_parameters", "rope_theta", "rope_scaling")
+    return {"rope_base": None}
+
+
+def sliding(hf: HFConfig, layer: int, default: Callable[[int], str]) -> bool:
+    """Whether a layer attends within a window, by `layer_types`; `default` gives the type if the field is absent."""
+    return hf.layer_type(layer, default, "sliding_attention", "full_attention") == "sliding_attention"
+
+
+def required_window(hf: HFConfig, layer: int, default: int | None = None) -> dict[str, Any]:
+    """Our field for the window of a layer that must have one.
+
+    Raises:
+        ConfigMismatchError: the file has none.
+    """
+    return window(hf, default) or hf.refuse("sliding_window", f"a window for layer {layer}", None)
 
 
 def window(hf: HFConfig, default: int | None = None) -> dict[str, Any]:

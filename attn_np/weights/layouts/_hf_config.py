@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Collection, Mapping
+from sys import float_info
 from typing import Any, NoReturn
 
 from attn_np.weights._errors import ConfigMismatchError, first_names
@@ -83,9 +84,9 @@ class HFConfig:
         return value if type(value) is int and value >= 0 else self.refuse(key, "an integer from 0")
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number; required if there is no default."""
+        """A number that float64 can hold; required if there is no default."""
         value = self._required(key, default)
-        finite = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+        finite = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float_info.max
         return value if finite else self.refuse(key, "a finite number")
 
     def flag(self, key: str, default: bool | None = None) -> bool:

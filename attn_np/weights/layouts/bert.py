@@ -11,10 +11,11 @@ from attn_np.weights.layouts._hf_config import HFConfig
 
 
 def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
-    """The table and fields of a `BertConfig`."""
+    """The table and fields of a `BertConfig`, and of the configs of models that differ around attention alone."""
     hf.only("position_embedding_type", "absolute")
     hf.only("pruned_heads", {})
     hf.only("add_cross_attention", False)
+    hf.skip("embedding_size", *(f"summary_{name}" for name in ("type", "use_proj", "activation", "last_dropout")))
     return "mha", {
         "d_model": hf.integer("hidden_size"),
         "num_heads": hf.integer("num_attention_heads"),
@@ -22,9 +23,10 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     }
 
 
+MODELS = ("", "bert.", "roberta.", "electra.")
 LAYOUT = Layout(
     origin="transformers: BertModel and the models that keep its names",
-    prefixes=("encoder.layer.{layer}.", "bert.encoder.layer.{layer}."),
+    prefixes=tuple(f"{model}encoder.layer.{{layer}}." for model in MODELS),
     tables={
         "mha": Table(
             rules={
@@ -52,18 +54,18 @@ LAYOUT = Layout(
         "output.LayerNorm.*",
     ),
     elsewhere=(
-        "embeddings.*",
-        "encoder.layer.*",
-        "pooler.dense.*",
-        "bert.embeddings.*",
-        "bert.encoder.layer.*",
-        "bert.pooler.dense.*",
+        *(
+            f"{model}{key}"
+            for model in MODELS
+            for key in ("embeddings.*", "embeddings_project.*", "encoder.layer.*", "pooler.dense.*")
+        ),
+        *("lm_head.*", "discriminator_predictions.*", "generator_predictions.*", "generator_lm_head.*"),
         "classifier.*",
         "cls.*",
         "qa_outputs.*",
     ),
     sidecar={"hidden_size": "d_model", "num_attention_heads": "num_heads", "is_decoder": "causal"},
     metadata={"format": "pt"},
-    model_types=("bert",),
+    model_types=("bert", "roberta", "xlm-roberta", "camembert", "electra"),
     config=config,
 )

@@ -1,49 +1,52 @@
 """Keras's `MultiHeadAttention` and `GroupQueryAttention`: kernels with an axis for the heads.
 
-Keras has its own weight files. In a safetensors file the keys are the variables' paths with dots,
-`{v.path.replace("/", "."): v for v in layer.weights}`; the layer's own name is then `prefix="name."`. The kernel of a
-gate (`use_gate`) is not in our layer and is refused.
+Keras has its own weight files. In a safetensors file the keys are the variables' paths with dots or slashes,
+`{v.path: v for v in layer.weights}`; the layer's own name is then `prefix="name."`. With gates (`use_gate`) the first
+is gated attention; gates beside shared heads of keys and values are refused.
 """
 
-from attn_np.weights.layouts._base import Layout, Table
+from attn_np.weights.layouts._base import Layout, Names, Table
 
 # A setting of the module, and an argument of its call.
 FREE = ("causal", "window")
 FLAGS = {"use_bias": ("b_q", "b_k", "b_v", "b_o")}
 SIZES = {"d_model": "d", "num_heads": "h", "head_dim": "k", "key_dim": "i", "value_dim": "j"}
 
+
+def rules(output: str, heads: str) -> dict[Names, tuple[Names, str]]:
+    """The rules of a module with this name of the output projection, and the letter of the key and value heads."""
+    return {
+        "w_q": ("query.kernel", "d h k -> d h k"),
+        "w_k": ("key.kernel", f"i {heads} k -> i {heads} k"),
+        "w_v": ("value.kernel", f"j {heads} v -> j {heads} v"),
+        "w_o": (f"{output}.kernel", "h v d -> h v d"),
+        "b_q": ("query.bias", "h k -> h k"),
+        "b_k": ("key.bias", f"{heads} k -> {heads} k"),
+        "b_v": ("value.bias", f"{heads} v -> {heads} v"),
+        "b_o": (f"{output}.bias", "d -> d"),
+    }
+
+
+OUTPUT = "attention_output"
+GATES: dict[Names, tuple[Names, str]] = {
+    "w_gate": ("gate.kernel", "d h f -> d h f"),
+    "b_gate": ("gate.bias", "h f -> h f"),
+}
+
 LAYOUT = Layout(
     origin="keras: layers.MultiHeadAttention and layers.GroupQueryAttention",
+    by_file=True,
+    separator="/",
     tables={
-        "mha": Table(
-            rules={
-                "w_q": ("query.kernel", "d h k -> d h k"),
-                "w_k": ("key.kernel", "i h k -> i h k"),
-                "w_v": ("value.kernel", "j h v -> j h v"),
-                "w_o": ("attention_output.kernel", "h v d -> h v d"),
-                "b_q": ("query.bias", "h k -> h k"),
-                "b_k": ("key.bias", "h k -> h k"),
-                "b_v": ("value.bias", "h v -> h v"),
-                "b_o": ("attention_output.bias", "d -> d"),
-            },
+        "gated": Table(
+            rules=rules(OUTPUT, "h") | GATES,
             sizes=SIZES | {"value_head_dim": "v"},
-            flags=FLAGS,
+            flags={"use_bias": (*FLAGS["use_bias"], "b_gate")},
             free=FREE,
+            fixed={"gate": "element"},
         ),
-        "gqa": Table(
-            rules={
-                "w_q": ("query.kernel", "d h k -> d h k"),
-                "w_k": ("key.kernel", "i g k -> i g k"),
-                "w_v": ("value.kernel", "j g v -> j g v"),
-                "w_o": ("attention_output.kernel", "h v d -> h v d"),
-                "b_q": ("query.bias", "h k -> h k"),
-                "b_k": ("key.bias", "g k -> g k"),
-                "b_v": ("value.bias", "g v -> g v"),
-                "b_o": ("attention_output.bias", "d -> d"),
-            },
-            sizes=SIZES | {"num_kv_heads": "g"},
-            flags=FLAGS,
-            free=FREE,
-        ),
+        "mha": Table(rules=rules(OUTPUT, "h"), sizes=SIZES | {"value_head_dim": "v"}, flags=FLAGS, free=FREE),
+        "gqa": Table(rules=rules(OUTPUT, "g"), sizes=SIZES | {"num_kv_heads": "g"}, flags=FLAGS, free=FREE),
     },
+    unsupported={"gate.*": "gates, which are in variant gated alone, where each head has keys of its own"},
 )

@@ -65,6 +65,6 @@ LAYOUT = Layout(
         "qa_outputs.*",
     ),
     metadata={"format": "pt"},
-    model_types=("llama",),
+    model_types=("llama", "arcee"),
     config=config,
 )

@@ -18,5 +18,9 @@ LAYOUT = Layout(
             constants={"f": 3},
         )
     },
+    unsupported={
+        "*_reverse": "a second direction (bidirectional), which no layer here has",
+        "weight_hr_l*": "projections of the states (proj_size), which no layer here has",
+    },
     metadata={"format": "pt"},
 )

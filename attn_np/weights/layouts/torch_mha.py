@@ -38,5 +38,6 @@ LAYOUT = Layout(
             variant="mha",
         ),
     },
+    unsupported={"bias_[kv]": "a learned key and value (add_bias_kv), which no layer here has"},
     metadata={"format": "pt"},
 )

@@ -7,14 +7,14 @@ MUTANTS = (
     causal(
         "distances added instead of taken off",
         "lower a score by its distance: the bias of ALiBi is negative",
-        "alibi=-constants(",
-        "alibi=constants(",
+        "by_distance = -constants(",
+        "by_distance = constants(",
     ),
     both(
         "distances with a sign",
         "without causality take the absolute distance, or later keys are raised",
-        "abs(query_positions[:, :, None] - key_positions[:, None, :])",
-        "query_positions[:, :, None] - key_positions[:, None, :]",
+        "abs(offset)",
+        "-offset",
     ),
     causal(
         "slopes of the heads in reverse",
@@ -31,8 +31,8 @@ MUTANTS = (
     causal(
         "linear biases scaled with the scores",
         "add the linear biases after the scores were scaled",
-        "* distance[:, None])",
-        "* distance[:, None] * (q.shape[-1] ** -0.5 if c.scale is None else c.scale))",
+        "* distance[:, None]\n",
+        "* distance[:, None] * (q.shape[-1] ** -0.5 if c.scale is None else c.scale)\n",
     ),
     causal(
         "given bias lost beside the linear biases",

@@ -19,8 +19,8 @@ MUTANTS = (
     split(
         "projections of the rows for the columns",
         "each axis has projections of its own",
-        'self.along("columns", columns',
-        'self.along("rows", columns',
+        'self.attend_along("columns", columns',
+        'self.attend_along("rows", columns',
     ),
     split(
         "outputs left in the order of the columns",

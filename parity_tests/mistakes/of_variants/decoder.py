@@ -9,7 +9,7 @@ MUTANTS = (
         "queries normed once more after they turn",
         "norm queries and keys once, before they turn",
         "q_rot=rotate(q, cos, sin, c.layout), ",
-        "q_rot=normed(c, rotate(q, cos, sin, c.layout), self.w_q_norm), ",
+        "q_rot=normalize(c, rotate(q, cos, sin, c.layout), self.w_q_norm), ",
     ),
     sinks(
         "offset of the norm's weight forgotten",

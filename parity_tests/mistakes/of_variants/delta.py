@@ -27,15 +27,15 @@ MUTANTS = (
     planted(
         "queries of a chunk read the given values",
         "within a chunk too a query reads what was written: the corrected values",
-        "kept, corrected.reshape(v.shape)) + einsum",
-        "kept, v * beta) + einsum",
+        "masked_scores, corrected.reshape(v.shape)) + einsum",
+        "masked_scores, v * beta) + einsum",
         "chunked",
     ),
     planted(
         "writing strength missing in what a chunk erases",
         "scale the keys by beta on both sides of the system",
-        'einsum("bths,bshk->bthk", solved, scaled)',
-        'einsum("bths,bshk->bthk", solved, k)',
+        'einsum("bths,bshk->bthk", inverse, scaled)',
+        'einsum("bths,bshk->bthk", inverse, k)',
         "chunked",
     ),
     planted(

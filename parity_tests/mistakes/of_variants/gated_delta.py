@@ -34,8 +34,8 @@ MUTANTS = (
     planted(
         "state before a chunk erased without fading",
         "what a chunk erases of the state before it has faded by the place in the chunk",
-        "solved, scaled * decay.from_start[..., None])",
-        "solved, scaled)",
+        "inverse, scaled * decay.from_start[..., None])",
+        "inverse, scaled)",
         "chunked",
     ),
     planted(

@@ -41,8 +41,8 @@ MUTANTS = (
     planted(
         "chunk not causal within itself",
         "hide later keys of a query's own chunk too",
-        "kept=where(causal_mask(size, q), scores, 0.0)",
-        "kept=scores",
+        "masked_scores=where(causal_mask(size, q), scores, 0.0)",
+        "masked_scores=scores",
         "chunked",
     ),
     planted(

@@ -7,8 +7,8 @@ MUTANTS = (
     both(
         "row of query minus key",
         "look up the vector of the key's position minus the query's",
-        "clip(key_positions[:, None, :] - query_positions[:, :, None], ",
-        "clip(query_positions[:, :, None] - key_positions[:, None, :], ",
+        "clip(per_pair(offset[:, None], ",
+        "clip(per_pair(-offset[:, None], ",
     ),
     both(
         "position part of the scores not scaled",

@@ -7,13 +7,13 @@ MUTANTS = (
     shifted(
         "both ends of the grid in one window",
         "hide from each other what the cyclic shift brings together from opposite ends of the grid",
-        "Documents(side, side) if c.shift else None",
+        "Documents(region, region) if c.shift else None",
         "None",
     ),
     shifted(
         "windows that are not rolled back",
         "roll the output back by the shift",
-        "roll(from_windows(x, c), -c.shift)",
+        "cyclic_shift(from_windows(x, c), -c.shift)",
         "from_windows(x, c)",
     ),
     shifted(
@@ -23,16 +23,16 @@ MUTANTS = (
         "x.shape[-1]), -c.shift), c)",
     ),
     shifted(
-        "the sides of the rows alone",
-        "compare the sides of rows and of columns",
+        "the regions of the rows alone",
+        "compare the regions of rows and of columns",
         "2 * row[:, None] + column",
         "2 * row[:, None] + 0 * column",
     ),
     shifted(
         "offsets of the key less the query",
         "count offsets from the key to the query: its row less the key's, and so for columns",
-        "constants(c.offsets(), arange(1, query))",
-        "constants(tuple(zip(*c.offsets(), strict=True)), arange(1, query))",
+        "constants(c.relative_index(), arange(1, query))",
+        "constants(tuple(zip(*c.relative_index(), strict=True)), arange(1, query))",
     ),
     wide(
         "windows cut as one row of positions",

@@ -7,8 +7,8 @@ MUTANTS = (
     encoder(
         "offset of the bucket is query minus key",
         "look up the bucket of the key's position minus the query's",
-        "key_positions[:, :, None] - query_positions[:, None, :]",
-        "query_positions[:, None, :] - key_positions[:, :, None]",
+        "clip(offset.swapaxes(1, 2),",
+        "clip(-offset.swapaxes(1, 2),",
     ),
     decoder(
         "T5's scores divided by the root of the width",
@@ -31,8 +31,8 @@ MUTANTS = (
     encoder(
         "table of biases scaled with the scores",
         "add the table's numbers after the scores were scaled",
-        "take(self.w_bias, bucket).swapaxes(1, 3))",
-        "take(self.w_bias, bucket).swapaxes(1, 3) * q.shape[-1] ** -0.5)",
+        "take(self.w_bias, bucket).swapaxes(1, 3)\n",
+        "take(self.w_bias, bucket).swapaxes(1, 3) * q.shape[-1] ** -0.5\n",
     ),
     encoder(
         "gradient of the table from one sequence",

@@ -7,8 +7,8 @@ MUTANTS = (
     both(
         "encoding of the distance key minus query",
         "encode the distance query minus key: it is 0 or more for what came before",
-        "clip(query_positions[:, :, None] - key_positions[:, None, :], low, high - 1)",
-        "clip(key_positions[:, None, :] - query_positions[:, :, None], low, high - 1)",
+        "clip(-offset, low, high - 1)",
+        "clip(offset, low, high - 1)",
     ),
     causal(
         "biases of contents and of distances exchanged",
@@ -25,8 +25,8 @@ MUTANTS = (
     causal(
         "every query reads the distances of the last",
         "shift the row of distances by one more for each query",
-        "position = gather_last(distances, row)",
-        "position = gather_last(distances, row[:, -1:] + 0 * row)",
+        "q_position, rel, row, k.shape[1])",
+        "q_position, rel, row[:, -1:] + 0 * row, k.shape[1])",
     ),
     causal(
         "bias of the contents left out",

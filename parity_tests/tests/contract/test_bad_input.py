@@ -69,7 +69,7 @@ NUMBERS = {
 }
 WRONG: dict[str, tuple[Any, ...]] = {
     "int": (-1, True, 2.0, "3", [3]),
-    "float": (float("nan"), float("inf"), True, "1"),
+    "float": (float("nan"), float("inf"), -float("inf"), True, "1"),
     "str": ("frobnicate", 3, None),
     "word": ("frobnicate", 3),
     "factors": (3, "ab", (1.0, "2")),
@@ -77,7 +77,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "bool": (1, 0.0, "no", None),
     "flag": (1, 0.0, "no"),
     "window": ((-1, 0), (0, -1), (1,), (1, 2, 3), (1.5, None), (True, 0), 3, "ab"),
-    "dropout": (1.0, -0.25, float("nan"), True, "0.1", None),
+    "dropout": (1.0, -0.25, float("nan"), -float("inf"), True, "0.1", None),
 }
 
 

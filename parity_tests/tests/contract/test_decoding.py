@@ -570,14 +570,14 @@ def test_dropout_is_for_training_only() -> None:
 
 
 PLANTED = (
-    ("cumsum(new, 1) - 1", "cumsum(new, 1)"),
+    ("cumsum(is_real, 1) - 1", "cumsum(is_real, 1)"),
     ("- num_slots)\n", "- num_slots + 1)\n"),
     ("(self.key_positions[:, None, :] >= 0) & ", ""),
     ("where(stored, query_positions % num_slots, num_slots)", "where(stored, query_positions % num_slots, 0)"),
     ("allowed & (offset >= -left)\n        return allowed[", "allowed & (offset > -left)\n        return allowed["),
     (
-        "self.real[:, :, None]\n        allowed = allowed if right is None else allowed & (offset <= right)",
-        "self.real[:, :, None]\n        allowed = allowed if right is None else allowed & (offset <= right + 1)",
+        "self.accepted[:, :, None]\n        allowed = allowed if right is None else allowed & (offset <= right)",
+        "self.accepted[:, :, None]\n        allowed = allowed if right is None else allowed & (offset <= right + 1)",
     ),
     ("step.joined else None", "False else None"),
     ("valid is None and start", "start"),

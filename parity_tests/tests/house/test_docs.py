@@ -47,13 +47,14 @@ def as_a_reader(tmp_path: Path) -> Iterator[None]:
     before, here = {name: getattr(jax.config, name) for name in defaults}, Path.cwd()
     for name, value in defaults.items():
         jax.config.update(name, value)
-    dtype = torch.get_default_dtype()
+    dtype, path = torch.get_default_dtype(), sys.path[:]
     torch.set_default_dtype(torch.float32)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     os.chdir(tmp_path)
     with torch.random.fork_rng(devices=[]):
         yield
     os.chdir(here)
+    sys.path[:] = path
     torch.set_default_dtype(dtype)
     for name, value in before.items():
         jax.config.update(name, value)
@@ -88,6 +89,11 @@ def test_pages_have_blocks_with_output() -> None:
     assert shown
 
 
+def test_the_readme_is_short() -> None:
+    """Whoever comes by sees in half a minute what this is; the rest is a link."""
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 140
+
+
 # Lessons --------------------------------------------------------------------------------------------------------------
 
 
@@ -118,6 +124,7 @@ def test_notebook_runs_in_a_fresh_kernel(lesson: str, tmp_path: Path, monkeypatc
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     made = nbformat.from_dict(course.notebook(LESSONS[lesson]))
     nbformat.validate(made)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     nbclient.NotebookClient(made, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = [
         "".join(out["text"] for out in cell["outputs"] if out.get("name") == "stdout")

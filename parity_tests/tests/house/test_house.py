@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
+from inspect import signature
 from itertools import combinations
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from attn_np import contract
 from attn_np.contract import Arg, Config, Param
 from attn_np.contract._letters import LETTERS
+from attn_np.contract._package import FUNCTIONS
 from parity_tests.sync import generate, twins
 from parity_tests.tests.transforms import tables
 
@@ -383,6 +385,16 @@ def test_names_of_a_package(package: str) -> None:
     wrong = module.__all__[0][:-1]
     with pytest.raises(AttributeError, match=re.escape(f"got {wrong!r}; did you mean {module.__all__[0]!r}")):
         getattr(module, wrong)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_have_one_signature_and_a_backward(name: str) -> None:
+    """Names, order and defaults are the same in every tree, and in NumPy those of floats can be differentiated."""
+    here, *others = (getattr(import_module(package), name) for package in PACKAGES)
+    found = [[(p.name, p.kind, p.default) for p in signature(f).parameters.values()] for f in (here, *others)]
+    assert found[0] == found[1] == found[2]
+    assert all(f.__doc__ == here.__doc__ for f in others)
+    assert callable(vars(here).get("vjp")) == (name not in ("alibi_slopes", "relative_buckets", "rotary_angles"))
 
 
 # Contracts ------------------------------------------------------------------------------------------------------------

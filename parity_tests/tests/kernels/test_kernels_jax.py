@@ -39,15 +39,15 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two queries and three keys of two heads: 5 queries and 7 keys fill neither the last block nor the second."""
     sizes = {
-        "ONE_BLOCK": 0,
-        "SMALL": 0,
+        "ONE_BLOCK_SCORES": 0,
+        "ONE_BLOCK_HEAD_SCORES": 0,
         "SHORT_QUERY": 0,
         "ROWS": 2,
         "QUERIES": 2,
         "KEYS": 3,
         "PRODUCT": 0,
         "PATTERN_BLOCK": 3,
-        "EVEN": 1,
+        "QUERY_MULTIPLE": 1,
     }
     for name, n in sizes.items():
         monkeypatch.setattr(_kernels, name, n)

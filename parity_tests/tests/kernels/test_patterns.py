@@ -104,7 +104,7 @@ LINEAR: dict[str, Callable[[int], Pattern]] = {
     "global": lambda t: patterns.Window(64, 64) | patterns.GlobalKeys(np.arange(t)[None] == 7),
     "dilated": lambda t: patterns.Dilated(4) & patterns.Window(64, 64),
     # Any block of 64 positions, far apart from the next one's: a part of a block of queries is asked about by itself.
-    "a block for each": lambda t: patterns.ChunkOf(64, np.arange(t)[None] // 64 * 37 % (t // 64)),
+    "a block for each": lambda t: patterns.ChosenChunk(64, np.arange(t)[None] // 64 * 37 % (t // 64)),
 }
 
 

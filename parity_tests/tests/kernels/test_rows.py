@@ -5,13 +5,18 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
+import torch
 
 from attn_np import contract, value_and_vjp
 from parity_tests.bounds.precision import fast_precision_of
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.judging import compare, reference
-from parity_tests.tests.inputs import TREES, flat, random_inputs
+from parity_tests.judge.kernels import visible
+from parity_tests.tests.inputs import TREES, Arrays, flat, random_inputs
+from parity_tests.tests.mutation import checks_rows as whole_numbers
 from parity_tests.tests.witness import cotangent, layer_of, weights_of
 
 VARIANTS = ("alibi", "t5_bias", "shaw", "transformer_xl", "disentangled", "talking_heads", "differential")
@@ -47,7 +52,7 @@ def ratios(tree: str, variant: str, example: str) -> dict[str, float]:
 
 
 def in_small_blocks(patch: pytest.MonkeyPatch, tree: str) -> Any:
-    rows = import_module({"numpy": "attn_np", "torch": "attn_torch"}[tree] + "._rows")
+    rows = import_module(f"{TREES[tree].package.__name__}._rows")
     for name, n in SMALL.items():
         patch.setattr(rows, name, n, raising=False)
     return rows
@@ -83,3 +88,92 @@ def test_a_planted_bug_is_seen(tree: str, plant: Callable[..., None], monkeypatc
     plant(monkeypatch, in_small_blocks(monkeypatch, tree))
     found = ratios(tree, "sigmoid_attention", "causal")
     assert not all(ratio <= 1 for ratio in found.values()), found
+
+
+# Whole numbers --------------------------------------------------------------------------------------------------------
+
+
+def middle_of(tree: str) -> Callable[..., Any]:
+    """That of `whole_numbers`, of a tree's own functions."""
+    ops = import_module(f"{TREES[tree].package.__name__}._ops")
+
+    def middle(tape: Any, q: Any, k: Any, v: Any, allowed: Any, offset: Any, bias: Any, keep: Any) -> Any:
+        weights = ops.einsum("bthk,bshk->bhts", q, k) + ops.per_pair(offset[:, None], q.shape[1], k.shape[1])
+        weights = weights if bias is None else weights + bias
+        for x in (allowed, keep):
+            weights = weights if x is None else ops.where(x, weights, 0.0)
+        return ops.einsum("bhts,bshv->bthv", weights, v), weights
+
+    return middle
+
+
+def found_by(tree: str, rows: Any, arrays: Arrays, options: Any) -> Arrays:
+    """The context and the gradients of q, k, v and the bias, by a tree's automatic differentiation."""
+    floats = {name: x for name, x in arrays.items() if x.dtype == np.float64}
+    rest = {name: x for name, x in arrays.items() if name not in floats}
+    others: Any = dict.fromkeys(("mask", "bias", "keep")) | TREES[tree].arrays(rest) | options
+
+    def call(floats: Any) -> Any:
+        return rows.by_rows(middle_of(tree), None, **others | floats)[0]
+
+    if tree == "torch":
+        leaves = {name: torch.from_numpy(x).requires_grad_() for name, x in floats.items()}
+        context = call(leaves)
+        dy = whole_numbers.whole(np.random.default_rng(7), *context.shape)
+        grads = torch.autograd.grad(context, list(leaves.values()), torch.from_numpy(dy))
+        found = {"context": context.detach()} | {f"d{name}": x for name, x in zip(leaves, grads, strict=True)}
+        return {name: x.numpy() for name, x in found.items()}
+
+    @jax.jit
+    def everything(floats: Any) -> Any:
+        context, pull = jax.vjp(call, floats)
+        return context, pull(whole_numbers.whole(np.random.default_rng(7), *context.shape))[0]
+
+    context, grads = everything(floats)
+    return {"context": np.asarray(context)} | {f"d{name}": np.asarray(x) for name, x in grads.items()}
+
+
+def wanted(arrays: Arrays, seen: np.ndarray, offset: np.ndarray) -> Arrays:
+    """The same for all rows at once, by hand, where these pairs see each other."""
+    q, k, v, bias, keep = (arrays.get(name) for name in ("q", "k", "v", "bias", "keep"))
+    tape: Any = {}
+    context, _ = whole_numbers.Middle()(tape, q, k, v, seen, offset, bias, keep)
+    grads = whole_numbers.backward(tape, whole_numbers.whole(np.random.default_rng(7), *context.shape))
+    return {"context": context} | {f"d{name}": grads[name] for name in ("q", "k", "v", "bias") if name in arrays}
+
+
+CASES = [
+    (form, limits, s)
+    for i, form in enumerate(whole_numbers.FORMS)
+    for j, limits in enumerate(whole_numbers.LIMITS)
+    for n, s in enumerate((4, 9, 13))
+    if (i + j) % 3 == n
+]
+
+
+@pytest.mark.parametrize("tree", ["torch", "jax"])
+def test_blocks_of_rows_are_all_rows_at_once(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, of whole numbers. In JAX, which compiles each, one call in six."""
+    rows, t, h = in_small_blocks(monkeypatch, tree), whole_numbers.T, whole_numbers.H
+    for form, (causal, window), s in CASES[:: 7 if tree == "jax" else 1]:
+        arrays = whole_numbers.drawn(s, form)
+        seen = visible(arrays.get("mask"), (whole_numbers.B, h, t, s), causal, window)
+        want = wanted(arrays, seen, np.arange(s)[None, None] - np.arange(t)[None, :, None] - (s - t))
+        found = found_by(tree, rows, arrays, {"causal": causal, "window": window})
+        for name, x in want.items():
+            assert np.array_equal(found[name], x), (name, form, causal, window, s)
+
+
+@pytest.mark.parametrize("tree", ["torch", "jax"])
+def test_a_step_says_itself_who_sees_whom(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So all rows go at once."""
+    rows, arrays, s = in_small_blocks(monkeypatch, tree), whole_numbers.drawn(13, "pairs"), 13
+    step: Any = whole_numbers.Step(None)
+    positions, seen = (step.query_positions, step.key_positions), step.attention_mask(None, 0)
+    assert seen.shape[-1] == s
+    step.query_positions, step.key_positions = (TREES[tree].array(x) for x in positions)
+    monkeypatch.setattr(step, "attention_mask", lambda left, right: TREES[tree].array(seen))
+    found = found_by(tree, rows, arrays, {"causal": True, "step": step})
+    offset = positions[1][:, None] - positions[0][:, :, None]
+    for name, x in wanted(arrays, seen & arrays["mask"], offset).items():
+        assert np.array_equal(found[name], x), name

@@ -15,10 +15,13 @@ import numpy as np
 from parity_tests.judge.candidates import extras
 from parity_tests.judge.cases import given
 from parity_tests.tests.mutation import checks_decoding as decoding
+from parity_tests.tests.mutation import checks_drop_in as drop_in
 from parity_tests.tests.mutation import checks_functions as functions
 from parity_tests.tests.mutation import checks_generating as generating
 from parity_tests.tests.mutation import checks_layers as of_layers
 from parity_tests.tests.mutation import checks_package as package
+from parity_tests.tests.mutation import checks_public as public
+from parity_tests.tests.mutation import checks_rows as rows
 from parity_tests.tests.mutation.calls import (
     Labelled,
     Scene,
@@ -64,8 +67,22 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(functions.wrong_attends)
     add(functions.hidden_from_attend)
     add(functions.weighed)
+    for call in functions.ATTENDS:
+        add(public.attend_pulled_back, call)
+    add(public.pulled_back)
+    for check in (public.attends_from_places, public.wrong_places):
+        add(check)
+    for check in (public.rotated_by_angles, public.lengths_of_positions, public.wrong_positions, public.wrong_scores):
+        add(check)
+    for function in ("scaled_dot_product_attention", "dot_product_attention"):
+        add(drop_in.stood_in, function)
+    for alpha in (1, 1.25, 1.5, 2, 3.0):
+        add(public.weights_of_scores, alpha)
     add(functions.visibilities)
     add(functions.patterned)
+    add(rows.blocks_of_rows)
+    add(rows.when_rows_go_at_once)
+    add(rows.distances_scored)
     for layer in layers(("mla",)):  # some of its parameters are not drawn
         add(of_layers.constructor, layer)
     add(decoding.written)

@@ -401,10 +401,13 @@ def functions_of_a_cache(alias: str) -> None:
         query_positions, key_positions = (broadcast(x) for x in parts.token_positions(4, 9, like=k, step=step))
         if slots is None and real is None:
             claim(step.start == 0 and step.filled == 4 and step.length.tolist() == [4, 4], "the end of a full pass")
-            claim(step.real is None and step.lost is None and not step.joined and not step.head_axis, "nothing else")
+            claim(
+                step.accepted is None and step.rejected is None and not step.joined and not step.head_axis,
+                "nothing else",
+            )
         else:
             claim(step.start is None and step.joined == (slots == 3) and step.filled == (slots or 4), "opened")
-            claim(same(step.real, np.ones((B, 4), bool)) and not step.lost.any(), "opened")
+            claim(same(step.accepted, np.ones((B, 4), bool)) and not step.rejected.any(), "opened")
             claim(
                 same(query_positions, step.query_positions) and same(key_positions, step.key_positions),
                 "places in a step",

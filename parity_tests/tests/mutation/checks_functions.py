@@ -364,7 +364,7 @@ def wrong_attends(alias: str) -> None:
         ({"causal": 1}, ValueError, "expected causal"),
         ({"window": (-1, 0)}, ValueError, "expected window"),
         ({"scale": "x"}, ValueError, "expected scale"),
-        ({"softcap": 0.0}, ValueError, "expected softcap"),
+        ({"softcap": -1.0}, ValueError, "expected softcap"),
         ({"rate": 1.0}, ValueError, "expected rate"),
         *(({name: inputs[name].tolist()}, TypeError, f"expected {name} as a NumPy array") for name in inputs),
         *(({name: inputs[name][None]}, ValueError, f"expected {name} ") for name in inputs if name != "q"),

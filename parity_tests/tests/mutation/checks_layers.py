@@ -269,14 +269,14 @@ def constructor(layer: Labelled, alias: str) -> None:
         params, fans = module.params(), config.fans()
         claim(list(params) == list(config.params()), "names of the parameters")
         for name, shape in config.shapes().items():
-            limit, start = fans[name] ** -0.5, config.params()[name].initial()
+            limit, start = fans[name] ** -0.5, config.params()[name].initial_value()
             want = rng.uniform(-limit, limit, shape) if start is None else np.full(shape, start)
             claim(same(params[name], want.astype(DTYPES[dtype])), name)
     claim(built(alias, layer).dtype == "float32", "float32 by default")
     claim(built(alias, layer, rng=np.random.default_rng(7), dtype="float64").params().keys() == config.params().keys(),
           "a generator")  # fmt: skip
     one, other = (built(alias, layer).params() for _ in range(2))
-    drawn = [name for name, param in config.params().items() if param.start is None]
+    drawn = [name for name, param in config.params().items() if param.init is None]
     claim(not any(np.array_equal(one[name], other[name]) for name in drawn), "drawn anew without a generator")
     text = repr(built(alias, layer, dtype="float16"))
     claim(text == f"{config.layer}({config}, dtype='float16')", text)

@@ -89,6 +89,10 @@ def traced(alias: str) -> None:
     claim(set(grads[0].params) == set(grads[1].params), "gradients of the parameters")
     for tape, kind, words in ((None, TypeError, "got NoneType"), ({}, ValueError, "got one without 'seen_query'")):
         refuses(partial(module.vjp, tape, y), kind, f"mha: expected the tape of a call in vjp, {words}")
+    other = package.build("mha", dtype="float64", d_model=6, num_heads=3)
+    words = "mha: expected the tape of this layer's call in vjp, got one whose arrays do not fit"
+    refuses(partial(other.vjp, whole, y), ValueError, words)
+    refuses(partial(module.vjp, whole, y[:1]), ValueError, "vjp: expected dy of shape (2, 5, 6), as the output")
     refuses(partial(module.vjp, whole, y.tolist()), TypeError, "mha: expected gradient 0 as a NumPy array")
 
 

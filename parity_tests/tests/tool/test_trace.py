@@ -28,7 +28,7 @@ from parity_tests.explain.measure import measured, planted_cases, stages_of
 from parity_tests.explain.patterns import axes_of, patterns
 from parity_tests.explain.search import Search
 from parity_tests.explain.verdicts import verdicts
-from parity_tests.judge.candidates import Outcome
+from parity_tests.judge.candidates import Outcome, run_numpy
 from parity_tests.judge.cases import CALLS, Case, draw
 from parity_tests.judge.judging import Anchor, reference
 from parity_tests.mistakes import MUTANTS, outcome_of, planted
@@ -408,6 +408,19 @@ def test_axes_have_letters() -> None:
         == "b t s"
     )
     assert axes_of(case, "unheard of", 2) == ""
+
+
+def test_letters_of_heads_are_those_that_there_are() -> None:
+    """With shared heads: of whatever is taped, an axis of h has as many entries as query heads, one of g as shared."""
+    for variant in contract.variants():
+        for example, config in contract.examples(variant).items():
+            if getattr(config, "num_kv_heads", None) is None:
+                continue
+            case = Case(variant, example, "full", "float64")
+            for name, x in run_numpy(case, draw(case), True).tape.items():
+                letters = axes_of(case, name, x.ndim).split()
+                heads = {letter: n for letter, n in zip(letters, x.shape, strict=False) if letter in "hg" and n > 1}
+                assert heads.items() <= config.sizes().items(), (variant, example, name)
 
 
 # The judge's own parts ------------------------------------------------------------------------------------------------

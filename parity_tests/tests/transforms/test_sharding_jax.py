@@ -37,8 +37,8 @@ PATHS: dict[str, tuple[dict[str, int], int, int]] = {
     "one block": ({}, 11, 13),
     "blocks": (
         {
-            "ONE_BLOCK": 0,
-            "SMALL": 0,
+            "ONE_BLOCK_SCORES": 0,
+            "ONE_BLOCK_HEAD_SCORES": 0,
             "SHORT_QUERY": 0,
             "ROWS": 4,
             "QUERIES": 4,
@@ -65,8 +65,9 @@ PROJECTIONS = {"axial": 2}
 
 
 def layers() -> tuple[str, ...]:
-    """The variants made of `attend` that have heads, and arguments that stand alone; but for `block_sparse`, whose heads
-    are batch rows of the kernel, so that each sees keys of its own choice: they move.
+    """The variants made of `attend` that have heads, and arguments that stand alone.
+
+    All but `block_sparse`: its heads are batch rows of the kernel, so that each sees keys of its own choice, and move.
     """
     every = [v for v in contract.variants() if v != "block_sparse"]
     made = [v for v in every if re.search(r"import .*\battend\b", (ROOT / f"attn_np/{v}.py").read_text())]

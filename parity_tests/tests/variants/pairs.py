@@ -18,8 +18,11 @@ TRIES = 40  # configs that are drawn for each that is kept
 
 
 def values(variant: str) -> dict[str, list[Any]]:
-    """The values of each field over the variant's examples; fields with one value are left out."""
-    found: dict[str, list[Any]] = {}
+    """The values of each field over the variant's examples, and every form of a recurrence; fields with one value are
+    left out.
+    """
+    forms = getattr(contract.get(variant), "FORMS", ())
+    found: dict[str, list[Any]] = {"form": list(forms)} if forms else {}
     for config in contract.examples(variant).values():
         for name, value in config.as_dict().items():
             known = found.setdefault(name, [])

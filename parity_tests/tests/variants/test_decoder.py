@@ -101,7 +101,7 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     x = inputs["query"]
     b, t, _ = x.shape
     places = inputs.get("positions", np.broadcast_to(np.arange(t), (b, t)))
-    length = config.max_positions if "positions" in inputs else t
+    length = int(places.max()) + 1 if "positions" in inputs else t
     turns: Any = config
     width = config.rotary_dim or params["w_q"].shape[-1]
     thetas = [] if config.rope_base is None else published(turns, width, length or 0)

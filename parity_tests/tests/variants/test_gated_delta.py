@@ -186,7 +186,7 @@ def test_torch_autograd_of_the_recurrence() -> None:
 @pytest.mark.parametrize("heads", [1, 2, 7])
 def test_heads_start_with_long_and_short_memories(heads: int) -> None:
     """What is left of a state after a position that says nothing: from e^(-1/1000) to e^(-1.6), head by head."""
-    found = Config(d_model=14, num_heads=heads).starts()
+    found = Config(d_model=14, num_heads=heads).initial_values()
     a_log, dt_bias = (np.broadcast_to(np.array(found[name]), heads) for name in ("a_log", "dt_bias"))
     fades = -np.exp(a_log) * np.log1p(np.exp(dt_bias))
     assert (np.diff(fades) < 0).all()

@@ -85,7 +85,7 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     places = inputs.get("positions", np.broadcast_to(np.arange(t), (b, t)))
     config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
     w = {name: p.tolist() for name, p in params.items()}
-    length = config.max_positions if "positions" in inputs else t
+    length = int(places.max()) + 1 if "positions" in inputs else t
     thetas = published(config, config.rope_dim, length or 0)
     found = [loops(config, w, row[0], at.tolist(), thetas, *row[1:]) for row, at in zip(rows, places, strict=True)]
     return stacked(found, "y", "out1")

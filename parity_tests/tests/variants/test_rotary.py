@@ -17,6 +17,7 @@ from attn_np.weights import rotary_layout
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import UNIT
 from parity_tests.judge.cases import CALLS, Case
+from parity_tests.mistakes import SHARED, Mutant, planted
 from parity_tests.mistakes import TREES as PACKAGES
 from parity_tests.tests.inputs import TREES, Arrays, Tree, same
 from parity_tests.tests.witness import (
@@ -142,7 +143,7 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     x = inputs["query"]
     b, t, _ = x.shape
     places = inputs.get("positions", np.broadcast_to(np.arange(t), (b, t)))
-    length = config.max_positions if "positions" in inputs else t
+    length = int(places.max()) + 1 if "positions" in inputs else t
     thetas = published(config, config.rotary_dim or params["w_q"].shape[-1], length or 0)
     config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
     w = {name: p.tolist() for name, p in params.items()}
@@ -239,7 +240,7 @@ def expected(config: Config, length: int, dtype: str) -> ErrArray:
 def made(package: str, config: Config, length: int, dtype: str) -> np.ndarray:
     """The tables of a tree."""
     like = TREES[package.removeprefix("attn_").replace("np", "numpy")].array(np.zeros(1, dtype))
-    found = import_module(f"{package}._rotary").tables(config, length, dtype, like=like)
+    found = import_module(f"{package}._rotary").tables(config, length, length, dtype, like=like)
     return found.numpy() if package == "attn_torch" else np.asarray(found)
 
 
@@ -334,6 +335,59 @@ def placed(**fields: Any) -> tuple[Config, Arrays, Arrays]:
     config = Config(d_model=7, num_heads=3, head_dim=8, max_positions=101, **fields)
     places = np.array([[0, 1, 2, 5, 6], [3, 4, 9, 10, 20]])
     return config, weights_of(config), {"query": normal(2, 5, 7), "positions": places}
+
+
+LENGTHS: dict[str, dict[str, Any]] = {
+    "dynamic": {"scaling": "dynamic", "scaling_factor": 2.0, "original_max_positions": 16},
+    "longrope": {
+        "scaling": "longrope", "original_max_positions": 16, "short_factor": (1.0, 1.5, 2.0, 2.5),
+        "long_factor": (1.25, 3.0, 4.5, 6.0),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("last", [15, 16, 20])
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_the_largest_position_says_how_long_a_pass_is(tree: Tree, kind: str, last: int) -> None:
+    """Not `max_positions`: positions 0 .. n - 1 give what a pass over n without positions gives, to the bit."""
+    config, w, inputs = placed(**LENGTHS[kind])
+    layer = layer_of(tree, config, w)
+    x = normal(1, last + 1, 7)
+    given = {"query": x, "positions": np.arange(last + 1)[None]}
+    assert same(tree.numpy(layer(**tree.arrays(given))), tree.numpy(layer(tree.array(x))))
+    inputs["positions"][1, -1] = last
+    assert ratio(tree.numpy(layer(**tree.arrays(inputs))), bounded(config, inputs, w)["y"]) <= 1
+
+
+@pytest.mark.parametrize("last", [15, 16])
+def test_compiled_programs_choose_by_the_largest_position_or_refuse(last: int) -> None:
+    tree = TREES["jax"]
+    config, w, inputs = placed(**LENGTHS["longrope"])
+    inputs["positions"][1, -1] = last
+    layer, arrays = layer_of(tree, config, w), tree.arrays(inputs)
+    compiled = jax.jit(lambda x, positions: layer(x, positions=positions))
+    found = tree.numpy(compiled(arrays["query"], arrays["positions"]))
+    assert ratio(found, bounded(config, inputs, w)["y"]) <= 1
+    layer = layer_of(tree, *placed(**LENGTHS["dynamic"])[:2])
+    compiled = jax.jit(lambda x, positions: layer(x, positions=positions))
+    with pytest.raises(ValueError, match="rotary: expected positions whose values are known for scaling='dynamic'"):
+        compiled(arrays["query"], arrays["positions"])
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_length_of_max_positions_is_seen(package: str) -> None:
+    """The planted bug: tables chosen as if the largest possible position were there."""
+    config, _, inputs = placed(**LENGTHS["longrope"])
+    inputs["positions"][1, -1] = 15
+    tree = next(tree for tree in TREES.values() if tree.package.__name__ == package)
+    bug = Mutant("length", SHARED, "longest = int(positions.max()) + 1 if", "longest = count if", "", "")
+
+    def cosines(package: str) -> np.ndarray:
+        rotation = import_module(f"{package}._rotary").rotation
+        return tree.numpy(rotation(config, tree.array(inputs["positions"]), 5, like=tree.array(np.ones(1)))[0])
+
+    with planted(bug, package) as alias:
+        assert not same(cosines(alias), cosines(package))
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

@@ -163,14 +163,19 @@ def drawn(config: Config, dtype: str = "float32") -> Arrays:
 def reduced(table: layouts.Table, config: Config) -> Any:
     """A config with its usual values where the table has no place for others; None where that cannot be.
 
-    Where heads cannot have a width of their own, the whole is made as wide as needed.
+    Where heads cannot have a width of their own, the whole is made as wide as needed; where they are in groups, the
+    heads are made as many as are in a multiple of it.
     """
     kept = (*table.fields(), *config.required())
     usual: Any = {field.name: field.default for field in dataclasses.fields(config) if field.name not in kept}
     usual |= table.fixed
     given = config.as_dict()
     wider: Any = {"d_model": given["d_model"] * given["num_heads"]} if {"d_model", "num_heads"} <= set(given) else {}
-    for more in ({}, wider):
+    groups = prod(table.constants.values())
+    more_heads: Any = {name: size * groups for name, size in wider.items()}
+    if wider:
+        more_heads["num_heads"] = given["num_heads"] * groups
+    for more in ({}, wider, more_heads):
         try:
             held = dataclasses.replace(config, **usual | more)
             _base.steps(table, held)
@@ -427,7 +432,9 @@ def test_a_torch_module_keeps_its_projections_in_one_array_or_apart(tmp_path: Pa
         theirs.load_state_dict(back)
         assert all(torch.equal(back[name], p) for name, p in safetensors.torch.load_file(file).items())
     safetensors.torch.save_file(torch.nn.MultiheadAttention(6, 2, add_bias_kv=True).state_dict(), file)
-    with pytest.raises(weights.UnexpectedKeysError, match="bias_k"):
+    with pytest.raises(
+        weights.UnexpectedKeysError, match="'bias_k': expected a module without a learned key and value"
+    ):
         weights.read(file, layout="torch_mha", num_heads=2)
     held = packed.state_dict()
     del held["in_proj_weight"]
@@ -449,8 +456,12 @@ def test_what_modules_of_others_have_and_ours_do_not(tmp_path: Path) -> None:
     path, ones = tmp_path / "module.safetensors", np.ones(5, np.float32)
     wide: Any = contract.config("mha", d_model=7, num_heads=3, head_dim=5)
     unknown = weights.UnexpectedKeysError
-    refused_by("flax_mha", path, wide, {"query_ln.scale": ones}, unknown, "query_ln")
-    refused_by("keras_mha", path, wide, {"gate.kernel": ones}, unknown, "gate")
+    grouped: Any = contract.config("gqa", d_model=7, num_heads=6, num_kv_heads=3, head_dim=5)
+    for config in (wide, grouped):
+        refused_by(
+            "flax_mha", path, config, {"query_ln.scale": ones}, unknown, "'query_ln.scale': .* without norms of q"
+        )
+        refused_by("keras_mha", path, config, {"gate.kernel": ones}, unknown, "'gate.kernel': .* without gates")
     other = {"out.kernel": np.ones((3, 5, 11), np.float32), "out.bias": np.ones(11, np.float32)}
     refused_by("flax_mha", path, wide, other, weights.ShapeMismatchError, r"'out\.kernel'|'out\.bias'")
     bare: Any = contract.config("mha", d_model=7, num_heads=3, head_dim=5, use_bias=False)
@@ -466,10 +477,44 @@ def test_what_modules_of_others_have_and_ours_do_not(tmp_path: Path) -> None:
             weights.write(path, narrow, drawn(narrow), layout=layout)
 
 
+@pytest.mark.parametrize("separator", [".", "/"])
+@pytest.mark.parametrize(
+    ("layout", "variant", "fields"),
+    [
+        ("flax_mha", "mha", {}),
+        ("flax_mha", "gqa", {"num_kv_heads": 3}),
+        ("flax_mha", "qk_norm", {"norm": "layer"}),
+        ("keras_mha", "mha", {"value_head_dim": 2}),
+        ("keras_mha", "gqa", {"num_kv_heads": 3}),
+        ("keras_mha", "gated", {}),
+    ],
+)
+def test_the_file_decides_which_variant_a_module_is(
+    layout: str, variant: str, fields: dict[str, Any], separator: str, tmp_path: Path
+) -> None:
+    """Keys, and the sizes of axes of one meaning; dots and slashes."""
+    path, config = (
+        tmp_path / "module.safetensors",
+        contract.config(variant, d_model=7, num_heads=6, head_dim=5, **fields),
+    )
+    weights.write(path, config, drawn(config), layout=layout, prefix="part.")
+    held = {key.replace(".", separator): x for key, x in weights.tensors(path).items()}
+    safetensors.numpy.save_file(held, path)
+    for prefix in ("part.", f"part{separator}"):
+        found = weights.read(path, layout=layout, prefix=prefix)
+        assert found.config.variant == variant and _base.differences(found.config, config) == []
+        assert bits(found.values) == bits(drawn(config))
+    both = held | {"part.query.kernel": held[f"part{separator}query{separator}kernel"]}
+    if separator == "/":
+        safetensors.numpy.save_file(both, path)
+        with pytest.raises(weights.UnexpectedKeysError, match="one name for each tensor"):
+            weights.read(path, layout=layout, prefix="part.")
+
+
 def test_a_gru_in_two_directions_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "gru.safetensors"
     safetensors.torch.save_file(torch.nn.GRU(3, 5, bidirectional=True).state_dict(), file)
-    with pytest.raises(weights.UnexpectedKeysError, match="weight_ih_l0_reverse"):
+    with pytest.raises(weights.UnexpectedKeysError, match="_reverse': expected a module without a second direction"):
         weights.read(file, layout="torch_gru")
     safetensors.torch.save_file({"weight_ih_l0": torch.ones(15, 3)}, file)
     with pytest.raises(weights.MissingKeysError, match="weight_hh_l0"):

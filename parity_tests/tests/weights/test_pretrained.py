@@ -1,8 +1,10 @@
 """One layer out of a model's folder: what is read, what is refused and in which words, and how much memory it takes."""
 
+import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +105,16 @@ def test_fields_that_no_file_states(tmp_path: Path) -> None:
     for tree in TREES.values():
         config = tree.package.load_pretrained(folder, 0, dropout=0.5, max_positions=9).config
         assert (config.dropout, config.max_positions) == (0.5, 9)
-        with pytest.raises(TypeError, match="expected only dropout, max_positions of decoder beside the fields"):
+        config = tree.package.load_pretrained(folder, 0, causal=False, window=(3, 2), num_heads=3).config
+        assert config == replace(WANT, causal=False, window=(3, 2))
+        with pytest.raises(
+            weights.ConfigMismatchError, match=r"config.json: 'num_heads': expected \d+, as the model has"
+        ):
             tree.package.load_pretrained(folder, 0, num_heads=2)
+        with pytest.raises(weights.ConfigMismatchError, match="got none for sinks"):
+            tree.package.load_pretrained(folder, 0, sinks=True)
+        with pytest.raises(TypeError, match="decoder: expected one of its fields"):
+            tree.package.load_pretrained(folder, 0, heads=2)
 
 
 def test_another_dtype(tmp_path: Path) -> None:
@@ -256,6 +266,28 @@ def test_what_cannot_be_represented_is_refused(why: str, tmp_path: Path) -> None
         assert str(caught.value) == str(first.value)
 
 
+NO_NUMBERS = (float("nan"), float("inf"), -float("inf"), True, "1", [1.0], {}, 10**400)
+NUMBERS = {
+    "default": ("rope_theta", "partial_rotary_factor"),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_that_are_none_are_refused(kind: str, tmp_path: Path) -> None:
+    """In every number of the positions, in words that name it."""
+    folder = model(tmp_path, LLAMA, llama())
+    right: dict[str, Any] = {"rope_theta": 1e4, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    right = {name: x for name, x in right.items() if name in ("rope_theta", *NUMBERS[kind])}
+    right |= {"rope_type": kind, "original_max_position_embeddings": 32}
+    for name, wrong in itertools.product(NUMBERS[kind], NO_NUMBERS):
+        (folder / "config.json").write_text(json.dumps(LLAMA | {"rope_parameters": right | {name: wrong}}))
+        with pytest.raises(weights.ConfigMismatchError, match=f"'rope_parameters.{name}': expected "):
+            weights.read_pretrained(folder, 0)
+
+
 def test_a_name_that_nobody_knows_can_be_told(tmp_path: Path) -> None:
     folder = model(tmp_path, LLAMA | {"model_type": "alpaca", "colour": "brown"}, llama())
     with pytest.raises(weights.ConfigMismatchError, match="'colour'"):
@@ -266,12 +298,12 @@ def test_a_name_that_nobody_knows_can_be_told(tmp_path: Path) -> None:
         weights.read_pretrained(folder, 0, layout="torch_gru")
     folder = model(tmp_path, LLAMA, llama())
     with pytest.raises(
-        weights.ConfigMismatchError, match=r"expected one of \('bert',\), got 'llama'; leave layout= out"
+        weights.ConfigMismatchError, match=r"expected one of \('bert', .*, got 'llama'; leave layout= out"
     ):
         weights.read_pretrained(folder, 0, layout="bert")
 
 
-@pytest.mark.parametrize("kind", ["gemma4_text", "roberta", "mixtral", "opt"])
+@pytest.mark.parametrize("kind", ["gemma4_text", "distilbert", "mistral3", "opt"])
 def test_no_family_is_guessed(kind: str, tmp_path: Path) -> None:
     """A name that is spelt alike may have other numbers."""
     with pytest.raises(weights.ConfigMismatchError) as caught:

@@ -453,15 +453,15 @@ CORPUS: dict[str, tuple[Edit, type[W.WeightFileError], str]] = {
     "a surrogate": (add("\ud800"), W.KeyNameError, "printable"),
     "513 characters": (add("w" * 513), W.KeyNameError, "513 characters"),
     # Places
-    "overlap": (only(tensor("a", 0, 8, [2]), tensor("b", 4, 12, [2]), data=12), W.LayoutError, "overlap"),
-    "alias": (only(tensor("a", 0, 8, [2]), tensor("b", 0, 8, [2]), data=8), W.LayoutError, "overlap"),
-    "inside another": (only(tensor("a", 0, 8, [2]), tensor("b", 4, 4, [0]), data=8), W.LayoutError, "overlap"),
-    "hole": (only(tensor("a", 0, 8, [2]), tensor("b", 12, 20, [2]), data=20), W.LayoutError, "hole"),
-    "hole at the start": (only(tensor("a", 4, 12, [2]), data=12), W.LayoutError, "hole"),
-    "reversed": (only(tensor("a", 8, 0, [2]), data=8), W.LayoutError, "8 bytes"),
-    "not as many bytes": (only(tensor("a", 0, 8, [3]), data=8), W.LayoutError, "12 bytes"),
-    "a product that overflows": (only(tensor("a", 0, 0, [2**40, 2**40])), W.LayoutError, "fewer than"),
-    "half a byte": (only(tensor("a", 0, 1, [3], "F4"), data=1), W.LayoutError, "1 bytes"),
+    "overlap": (only(tensor("a", 0, 8, [2]), tensor("b", 4, 12, [2]), data=12), W.OffsetError, "overlap"),
+    "alias": (only(tensor("a", 0, 8, [2]), tensor("b", 0, 8, [2]), data=8), W.OffsetError, "overlap"),
+    "inside another": (only(tensor("a", 0, 8, [2]), tensor("b", 4, 4, [0]), data=8), W.OffsetError, "overlap"),
+    "hole": (only(tensor("a", 0, 8, [2]), tensor("b", 12, 20, [2]), data=20), W.OffsetError, "hole"),
+    "hole at the start": (only(tensor("a", 4, 12, [2]), data=12), W.OffsetError, "hole"),
+    "reversed": (only(tensor("a", 8, 0, [2]), data=8), W.OffsetError, "8 bytes"),
+    "not as many bytes": (only(tensor("a", 0, 8, [3]), data=8), W.OffsetError, "12 bytes"),
+    "a product that overflows": (only(tensor("a", 0, 0, [2**40, 2**40])), W.OffsetError, "fewer than"),
+    "half a byte": (only(tensor("a", 0, 1, [3], "F4"), data=1), W.OffsetError, "1 bytes"),
     # The JSON
     "bad UTF-8": (raw(assemble(b'{"\xff":1}', b"")), W.HeaderSyntaxError, "utf-8"),
     "UTF-16": (raw(assemble('{"a":1}'.encode("utf-16"), b"")), W.HeaderSyntaxError, "UTF-8"),
@@ -689,6 +689,11 @@ SHARDED: dict[str, tuple[Spoil, type[W.WeightFileError], str]] = {
     "a newline": (named(f"{FIRST}\n"), W.UnsafePathError, "control"),
     "a surrogate": (named(f"\ud800{FIRST}"), W.UnsafePathError, "control"),
     "a link out": (linked("../elsewhere/x"), W.UnsafePathError, "a link out of it"),
+    "a link to a folder whose name begins the same": (
+        lambda index: linked(f"../{index.parent.name} too/x")(index),
+        W.UnsafePathError,
+        "a link out of it",
+    ),
     "a link to nowhere outside": (
         lambda index: (linked("../elsewhere/x")(index), (index.parent.parent / "elsewhere" / "x").unlink()),
         W.UnsafePathError,
@@ -868,6 +873,21 @@ def test_a_file_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -
     assert FIRST in words(tmp_path, IsADirectoryError)
 
 
+def test_a_layer_has_any_number(tmp_path: Path) -> None:
+    """Among others of as many digits, fewer and more; of seven digits no layer is."""
+    numbers, tensors = [0, 7, 42, 99, 100, 101, 1000, 12345, 999999, 1000000], {}
+    for number in numbers:
+        weights.write(tmp_path / "one", CONFIG, weights.draw(CONFIG, number, "float32"), layout="bert", layer=number)
+        tensors |= weights.tensors(tmp_path / "one")
+    file = tmp_path / "bert.safetensors"
+    _safetensors.write_tensors(file, tensors, {})
+    for number in numbers[:-1]:
+        values = weights.read(file, layout="bert", layer=number, num_heads=2).values
+        assert bits(values) == bits(weights.draw(CONFIG, number, "float32"))
+    with pytest.raises(weights.MissingKeysError, match="layers 0, 7, 42, 99, 100, 101, 1000, 12345, 999999;"):
+        weights.read(file, layout="bert", layer=numbers[-1], num_heads=2)
+
+
 def test_two_layers_of_one_number_are_the_files_fault(tmp_path: Path) -> None:
     file = tmp_path / "bert.safetensors"
     weights.write(file, CONFIG, VALUES, layout="bert", layer=0)
@@ -895,6 +915,7 @@ def test_a_file_gets_no_billion_of_layers(variant: str, tmp_path: Path) -> None:
     file, config = tmp_path / "layer.safetensors", next(iter(contract.examples(variant).values()))
     values = weights.draw(config, 0, "float32")
     header, data = good(file, values, config)
+    assert contract.config(variant, **config.as_dict() | {"num_layers": 1024})
     for many in (1025, 10**12, 10**400):
         header["__metadata__"]["config"] = json.dumps(config.as_dict() | {"num_layers": many})
         file.write_bytes(sealed(header, data))
@@ -1004,6 +1025,23 @@ def test_tensors_lie_in_any_order_and_some_are_empty(tmp_path: Path) -> None:
             assert bits(found) == bits({name: want[name] for name in found}) and set(found) == set(want)
 
 
+@pytest.mark.parametrize("dtype", _safetensors.READABLE)
+def test_tensors_are_aligned_in_the_file(dtype: str, tmp_path: Path) -> None:
+    """At every length of the header and every offset behind it: read where both together are whole elements, else
+    refused.
+    """
+    file, size = tmp_path / "any.safetensors", _safetensors.BITS[dtype] // 8
+    for before, spaces in itertools.product((0, 1, 2, 4, 8, 12), range(8)):
+        header = json.dumps(tensor("a", 0, before, [before], "U8") | tensor("b", before, before + size, [1], dtype))
+        raw = header.encode() + b" " * (-len(header) % 8 + spaces)
+        file.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(before + size))
+        if (before + spaces) % size == 0:
+            assert list(weights.tensors(file)) == ["a", "b"]
+        else:
+            with pytest.raises(weights.UnsupportedEncodingError, match=f"divisible by {size}"):
+                weights.tensors(file)
+
+
 def test_a_file_cut_while_it_is_read(tmp_path: Path) -> None:
     file, config = tmp_path / "layer.safetensors", contract.config("mha", d_model=80, num_heads=2)
     weights.write(file, config, weights.draw(config, 0, "float32"))  # larger than what was read ahead
@@ -1072,10 +1110,11 @@ def test_a_cast_is_asked_for(name: str, tmp_path: Path) -> None:
     for dtype in DTYPES[1:]:
         layer = tree.build(CONFIG, dtype=dtype)
         before = bits(values_of(tree, layer))
-        for options, other in (
-            ({"into": layer}, "load into a layer of dtype float64"),
-            ({"dtype": dtype}, "leave dtype= out"),
-        ):
+        advice: dict[str, dict[str, Any]] = {
+            "load into a layer of dtype float64": {"into": layer},
+            "leave dtype= out": {"dtype": dtype},
+        }
+        for other, options in advice.items():
             with pytest.raises(weights.DtypeMismatchError, match=f"cast=True to have it rounded once, or {other}$"):
                 tree.package.load(file, **options)
         assert bits(values_of(tree, layer)) == before
@@ -1092,6 +1131,27 @@ def test_a_cast_is_asked_for(name: str, tmp_path: Path) -> None:
         tree.package.load(file, dtype="float8")
     with pytest.raises(ValueError, match="expected dtype 'float16'"):
         tree.package.load(file, into=tree.build(CONFIG, dtype="float16"), dtype="float32")
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_layer_of_two_dtypes_is_not_loaded_into(name: str, tmp_path: Path) -> None:
+    """Whichever parameter has another: the file has one dtype, and a layer that was half converted is a mistake."""
+    tree, file = TREES[name], tmp_path / "layer.safetensors"
+    weights.write(file, CONFIG, VALUES)
+    for other in VALUES:
+        layer = tree.build(CONFIG, dtype="float32")
+        values = tree.arrays({n: x.astype("float64" if n == other else "float32") for n, x in VALUES.items()})
+        if name == "numpy":
+            setattr(layer, other, values[other])
+        elif name == "torch":
+            getattr(layer, other).data = values[other]
+        else:
+            setattr(layer, other, nnx.Param(values[other]))
+        before = bits(values_of(tree, layer))
+        for options in ({}, {"cast": True}):
+            with pytest.raises(ValueError, match="one dtype over the layer, got float32, float64"):
+                tree.package.load(file, into=layer, **options)
+        assert bits(values_of(tree, layer)) == before
 
 
 @pytest.mark.parametrize(
@@ -1290,7 +1350,7 @@ def _written(path: Path, values: Arrays) -> Path:
 def test_weights_of_norms_start_at_one(variant: str, example: str) -> None:
     """A norm that starts with small weights of either sign would hardly let anything through."""
     config = config_of(variant, example)
-    for name, start in config.starts().items():
+    for name, start in config.initial_values().items():
         norm = "norm" in name or name.endswith("_all")
         assert (start == 1.0 - getattr(config, "norm_offset", 0.0)) == norm or (start is not None and not norm), name
 
@@ -1313,6 +1373,6 @@ def test_what_is_not_drawn_starts_as_the_contract_says(tree: str, variant: str, 
     given = {"numpy": {"rng": 0}, "torch": {}, "jax": {"rngs": nnx.Rngs(0)}}[tree]
     for layer in (built, type(built)(config, **given)):
         values = {name: TREES[tree].numpy(x) for name, x in layer.params().items()}
-        want = np.full(values[name].shape, config.starts()[name]).astype(np.float32)
+        want = np.full(values[name].shape, config.initial_values()[name]).astype(np.float32)
         assert (values[name] == want).all()
         assert len(np.unique(values["w_o"])) == values["w_o"].size

@@ -1,0 +1,114 @@
+"""Rotary positions as functions: angles with every scaling, on one axis or several, and the rotation by them."""
+
+from typing import Any
+
+import attn_jax._rotary as rotary
+from attn_jax._layer import specs
+from attn_jax._ops import (
+    Array,
+    check_dtype,
+    concatenate,
+    concrete,
+    constant,
+    dtype_name,
+    take,
+    to_dtype,
+    upcast,
+)
+from attn_np.contract import _functions as contract
+
+
+@constant
+def xpos_scales(xp: Any, config: Any, count: int, dtype: str) -> Any:
+    """The factors of positions 0 .. count - 1 by which xPos scales each pair, made in float64 and rounded once."""
+    logs = xp.log(xp.asarray(config.decays(), dtype=xp.float64)) / config.xpos
+    return xp.asarray(xp.exp(xp.arange(count, dtype=xp.float64)[:, None] * logs), dtype=getattr(xp, dtype))
+
+
+def rotary_angles(
+    positions: Array,
+    width: int,
+    *,
+    rope_base: float = 10000.0,
+    max_positions: int | None = None,
+    sections: tuple[int, ...] | None = None,
+    xpos: float | None = None,
+    scaling: str | None = None,
+    scaling_factor: float | None = None,
+    original_max_positions: int | None = None,
+    low_freq_factor: float | None = None,
+    high_freq_factor: float | None = None,
+    beta_fast: float | None = None,
+    beta_slow: float | None = None,
+    truncate: bool = True,
+    attention_factor: float | None = None,
+    short_factor: tuple[float, ...] | None = None,
+    long_factor: tuple[float, ...] | None = None,
+    dtype: str = "float32",
+) -> tuple[Array, Array]:
+    """Cosines and sines of the angles by which `rotate` turns pairs of dimensions: each `b t r`, with r half the width.
+
+    They are made in float64 and rounded once: an angle in float32 is wrong by 1e-3 at position 100 000.
+
+    Args:
+        positions: integers from 0, `b t` or of any shape.
+        width: how many dimensions are rotated.
+        rope_base: the first pair turns by 1 for each position, pair i by rope_base^(-2i/width).
+        max_positions: exclusive limit of the positions; the largest and one more by default, but a compiled program,
+            which does not know them, needs it.
+        sections: of positions on several axes, stacked along axis 0: how many pairs each axis rotates, in order, such
+            as (16, 24, 24) in Qwen2-VL (M-RoPE). For an image with frequencies of their own for rows and columns,
+            concatenate the angles of two calls.
+        xpos: pairs are also scaled by a factor to the power of position / xpos: pass 512 for queries and -512 for keys,
+            and scores decay with the distance (Sun et al. 2022, arXiv:2212.10554).
+        scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3" or
+            "longrope". What each needs, from `scaling_factor` on, is as in the layer `rotary`. The length that
+            "dynamic" and "longrope" depend on is the largest position and one more.
+        dtype: of the results; float32 for 16-bit arrays, which are computed in float32.
+
+    Raises:
+        ValueError: options that cannot be right, or positions beyond their limit.
+        TypeError: positions that are no integers, or an unknown option.
+    """
+    name, spec = check_dtype("rotary_angles", dtype), specs("rotary_angles", positions=positions)["positions"]
+    known = concrete(positions) and 0 not in positions.shape
+    low, high = (int(positions.min()), max(int(positions.max()), 0)) if known else (0, 0)
+    config = contract.Angles(
+        width=width, rope_base=rope_base, max_positions=high + 1 if max_positions is None else max_positions,
+        sections=sections, xpos=xpos, scaling=scaling, scaling_factor=scaling_factor,
+        original_max_positions=original_max_positions, low_freq_factor=low_freq_factor,
+        high_freq_factor=high_freq_factor, beta_fast=beta_fast, beta_slow=beta_slow, truncate=truncate,
+        attention_factor=attention_factor, short_factor=short_factor, long_factor=long_factor,
+    )  # fmt: skip
+    config.check_positions(spec, max_positions is not None or concrete(positions))
+    config.check_range(low, high)
+    tables = rotary.tables_for(config, positions, name, like=positions)
+    if xpos is not None:
+        tables = tables * xpos_scales(config, config.max_positions, name, like=positions)
+    cos, sin = take(tables[0], positions), take(tables[1], positions)
+    if sections is None:
+        return cos, sin
+    ends = [sum(sections[: i + 1]) for i in range(len(sections))]
+    parts = [(i, end - n, end) for i, (n, end) in enumerate(zip(sections, ends, strict=True))]
+    cos, sin = (concatenate([x[i][..., a:b] for i, a, b in parts], -1) for x in (cos, sin))
+    return cos, sin
+
+
+def rotate(x: Array, cos: Array, sin: Array, *, layout: str = "half", inverse: bool = False) -> Array:
+    """x with pairs of the first dimensions of its last axis rotated: (a, b) becomes (a cos - b sin, b cos + a sin).
+
+    Args:
+        x: `b t h k`, or `b t k` without heads; 16-bit arrays are computed in float32 and rounded once.
+        cos, sin: `t r` or `b t r`, of `rotary_angles`: the first 2 r dimensions turn, the others stay.
+        layout: "half": a pair is dimension i of the first half and of the second; "interleaved": two neighbours.
+        inverse: rotate back.
+
+    Raises:
+        ValueError: shapes that do not fit, or an unknown layout.
+        TypeError: dtypes that do not fit.
+    """
+    spec = specs("rotate", x=x, cos=cos, sin=sin)
+    wide = upcast(x)
+    contract.check_rotation(spec["x"], spec["cos"], spec["sin"], layout, dtype_name(wide))
+    cos, sin = (y[None] if y.ndim == 2 else y for y in (cos, sin))
+    return to_dtype(rotary.rotate(wide, cos, sin, layout, inverse=inverse), dtype_name(x))

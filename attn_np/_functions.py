@@ -1,0 +1,142 @@
+"""`attend` as users call it: wherever the queries stand, however many keys are real, with numbers of any kind."""
+
+from collections.abc import Callable
+from typing import Any
+
+import attn_np._attend as core
+from attn_np._layer import specs
+from attn_np._masks import unmasked_by_bias
+from attn_np._ops import Array, Tape, arange, broadcast_to, concrete, upcast, zeros
+from attn_np._vjp import rule_of, vjp_of
+from attn_np.contract import _functions as contract
+from attn_np.contract._band import Limits
+from attn_np.contract._offset import Moved, MovedEach
+from attn_np.contract._patterns import Pattern, Prefix
+
+
+def number(x: Any) -> Any:
+    """A number as Python has it, where it is NumPy's or an array without axes whose value is known; else as it is."""
+    if x is None or type(x) in (bool, int, float):
+        return x
+    x = contract.plain(x)
+    return x.item() if getattr(x, "shape", None) == () and concrete(x) else x
+
+
+def placed(by_position: dict[str, Any], first: Any, lengths: Array | None, q: Array, k: Array) -> dict[str, Any]:
+    """Causality, window and pattern where the first query stands at `first` and `lengths` keys are real."""
+    is_array = hasattr(first, "shape")
+    at = broadcast_to(first, q.shape[:1]) if is_array and first.shape == () else first
+    spec = specs("attend", q=q, k=k, lengths=lengths, offset=at if is_array else None)
+    contract.check_places(spec, None if is_array else at, **by_position)
+    pattern, s, t = by_position["pattern"], k.shape[1], q.shape[1]
+    if at is not None and (is_array or at != s - t):
+        pattern = contract.as_pattern(**by_position)
+        if pattern is not None:
+            by_position = {"causal": False, "window": None}
+            back = s - t
+            pattern = MovedEach(pattern, at + arange(1, q) - back) if is_array else Moved(pattern, first - back)
+    if lengths is not None:
+        pattern = Prefix(lengths) if pattern is None else pattern & Prefix(lengths)
+    return by_position | {"pattern": pattern}
+
+
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    causal: bool = False,
+    window: Limits | int | None = None,
+    pattern: Pattern | None = None,
+    offset: Array | int | None = None,
+    lengths: Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    keep: Array | None = None,
+    rate: float = 0.0,
+    normalize_over: str = "keys",
+    softmax_fn: Callable[[Array, Array | None], Array] | None = None,
+    tape: Tape = None,
+    implementation: str = "auto",
+    return_weights: bool = False,
+) -> tuple[Array, Array | None]:
+    """Weighted average of the values; returns it (`b t h v`) and the weights before dropout (`b h t s`), if asked for.
+
+    Scores are scaled, capped, biased, masked and normalised, in this order; masked scores are replaced by -inf. Without
+    a head axis (`b t k`, `b s k`, `b s v`) the results have none. Keys and values may have fewer heads than the
+    queries: query head h then uses key/value head h // r, where r query heads share one. Numbers may be Python's,
+    NumPy's or arrays without axes.
+
+    Args:
+        q, k, v: queries `b t h k`, keys `b s g k`, values `b s g v`.
+        mask: True = may attend; broadcastable to `b h t s`.
+        bias: added after scale and softcap; broadcastable to `b h t s`.
+        causal: a query sees no key after its own position.
+        window: (left, right), how many keys before and after its own position a query sees, None for no limit; a number
+            alone is the left one.
+        pattern: who may attend to whom by position, such as `patterns.Chunks(128)`; blocks that it hides are skipped.
+        offset: the position of the first query, an integer or one for each sequence, `b`; s - t by default, so that the
+            last query is at the last key. 0 counts from the first key, as `is_causal` of PyTorch and of jax.nn does.
+        lengths: `b`, how many keys of each sequence are real; blocks of the others are skipped.
+        scale: 1/sqrt(K) by default.
+        softcap: scores become softcap * tanh(scores / softcap); 0 is none.
+        sinks: `h`, one score for each head that takes part in the softmax and has no value.
+        keep: True = not dropped; kept weights are divided by 1 - rate.
+        rate: the dropout rate that `keep` was drawn with.
+        normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.
+        softmax_fn: replaces the softmax: (scores, allowed) -> weights; allowed is None if nothing is masked.
+        tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, probs_and_sink, probs, kept and context.
+        implementation: "auto" for the fast path where it computes the same, but with a tape the textbook path;
+            "textbook"; or "fused" for the fast path, which never forms the weights and tapes q, k, v and context.
+        return_weights: whether to return the weights; else None.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.
+        TypeError: dtypes that do not fit, such as a mask that is not boolean.
+    """
+    window = contract.window_of(window, number)
+    by_position: dict[str, Any] = {"causal": number(causal), "window": window, "pattern": pattern}
+    if offset is not None or lengths is not None:
+        by_position = placed(by_position, number(offset), lengths, q, k)
+    options = contract.numbers_of(number, scale, softcap, rate)
+    return core.attend(
+        q, k, v, mask=mask, bias=bias, **by_position, **options, sinks=sinks, keep=keep, normalize_over=normalize_over,
+        softmax_fn=softmax_fn, tape=tape, implementation=implementation, return_weights=return_weights,
+    )  # fmt: skip
+
+
+@vjp_of(attend)
+def attend_call_vjp(
+    tape: Tape,
+    dcontext: Array | None,
+    dweights: Array | None = None,
+    *,
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Array | None,
+    scale: float | None,
+    softcap: float | None,
+    rate: float,
+    normalize_over: str,
+    softmax_fn: Callable[..., Array] | None,
+    **_: Any,
+) -> dict[str, Array | None]:
+    """The gradients of a call's arrays by name; a `softmax_fn` gives its own by the rule that it carries."""
+    rule = None if softmax_fn is None else rule_of(softmax_fn)
+
+    def softmax_fn_vjp(probs: Array, dprobs: Array) -> Array:
+        allowed = unmasked_by_bias(tape.get("allowed"), tape.get("bias"))
+        scores = next(tape[name] for name in ("biased", "capped", "scores") if name in tape)
+        return rule({"y": probs}, dprobs, scores=scores, allowed=allowed)["scores"]  # type: ignore[misc]
+
+    dcontext = zeros((*q.shape[:-1], v.shape[-1]), upcast(q)) if dcontext is None else dcontext
+    dq, dk, dv, dbias = core.attend_vjp(
+        tape, dcontext, **contract.numbers_of(number, scale, softcap, rate), normalize_over=normalize_over,
+        kv_heads=k.shape[2] if k.ndim == 4 else None, softmax_fn_vjp=softmax_fn_vjp if rule else None,
+        dweights=dweights,
+    )  # fmt: skip
+    return {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": tape.get("dsinks")}

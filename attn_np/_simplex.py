@@ -1,0 +1,135 @@
+"""Weights from scores: points of the simplex, by softmax or by entmax, which may leave keys out."""
+
+from math import log
+from typing import Any
+
+import attn_np._ops as ops
+from attn_np._layer import specs
+from attn_np._ops import (
+    Array,
+    Tape,
+    amax,
+    any_over,
+    broadcast_to,
+    detach,
+    dtype_name,
+    exp,
+    iterate,
+    log1p,
+    primitive,
+    to_dtype,
+    upcast,
+    where,
+    zeros,
+)
+from attn_np._vjp import entmax15_vjp, entmax_vjp, softmax_vjp, sparsemax_vjp, vjp_of
+from attn_np.contract import _functions as contract
+
+# After this many halvings an interval of length log n is shorter than a rounding error.
+HALVINGS = {"float64": 60, "float32": 32}
+
+
+@primitive
+def bisected_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array:
+    """Entmax of the allowed scores over the last axis, for any alpha above 1 (Peters et al. 2019, algorithm 1).
+
+    The weights are (1 + (alpha - 1) (z - t))^(1 / (alpha - 1)), where z is the score less the largest and t such that
+    they add up to 1: for alpha -> 1 that is exp(z - t). t lies between 0, where the largest weighs 1, and log n, where
+    none weighs more than 1 / n. Where nothing is allowed the weights are 0; allowed scores that are all -inf give NaN,
+    and so does an allowed one that is NaN or inf.
+    """
+    z = scores if allowed is None else where(allowed, scores, float("-inf"))
+    top = amax(z, -1)[..., None]
+    overflowed = top == float("-inf")
+    z = z - where(overflowed, 0.0, top)
+
+    def weights(z: Array, t: Array) -> Array:
+        base = (alpha - 1.0) * (z - t)
+        positive = base > -1.0
+        return where(positive, exp(log1p(where(positive, base, 0.0)) / (alpha - 1.0)), 0.0)
+
+    def halve(ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        middle = (low + high) / 2.0
+        above_one = weights(detach(z), middle).sum(-1)[..., None] >= 1.0
+        return where(above_one, middle, low), where(above_one, high, middle)
+
+    low = zeros(top.shape, top)
+    t, _ = iterate(halve, (low, low + log(z.shape[-1])), HALVINGS[dtype_name(z)])
+    # t has no gradient so far. It moves with the z by the slopes of the weights, p^(2 - alpha): their sum stays 1.
+    probs = detach(weights(z, t))
+    slope = where(probs > 0.0, exp((2.0 - alpha) * ops.log(where(probs > 0.0, probs, 1.0))), 0.0)
+    total = slope.sum(-1)[..., None]
+    z_on_support = where(slope > 0.0, z, 0.0)
+    shift = ((z_on_support - detach(z_on_support)) * slope).sum(-1)[..., None]
+    t = t + shift / where(total == 0.0, 1.0, total)
+    if allowed is not None:
+        overflowed = overflowed & any_over(allowed, (allowed.ndim - 1,))[..., None]
+    return where(overflowed | (top < float("inf")) ^ True, float("nan"), weights(z, t))
+
+
+def entmax_over(scores: Array, allowed: Array | None, alpha: float, axis: int) -> Array:
+    """Entmax over an axis: at alpha 1, 1.5 and 2 in closed form, at others by bisection."""
+    if scores.shape[axis] == 0:
+        return scores
+    if alpha in (1, 1.5, 2):
+        return {1: ops.softmax, 1.5: ops.entmax15, 2: ops.sparsemax}[alpha](scores, allowed, axis)
+    allowed = None if allowed is None else broadcast_to(allowed, scores.shape).swapaxes(axis, -1)
+    return bisected_entmax(scores.swapaxes(axis, -1), allowed, alpha).swapaxes(axis, -1)
+
+
+def softmax(scores: Array, mask: Array | None = None, *, axis: int = -1) -> Array:
+    """Weights in proportion to the exponentials of the scores; they add up to 1 along an axis.
+
+    Hidden scores weigh 0, whatever they hold; where all are hidden all weights are 0. Visible scores that are all -inf
+    have overflowed: their weights are NaN.
+
+    Args:
+        scores: of any shape; 16-bit scores are computed in float32 and their weights rounded once.
+        mask: True = may attend; broadcastable to the scores.
+        axis: the axis along which the weights add up to 1.
+
+    Raises:
+        ValueError: a mask or an axis that does not fit.
+        TypeError: scores that are no floats, or a mask that is not boolean.
+    """
+    spec = specs("softmax", scores=scores, mask=mask)
+    contract.check_scores("softmax", spec["scores"], spec["mask"], axis)
+    return to_dtype(ops.softmax(upcast(scores), mask, axis), dtype_name(scores))
+
+
+def entmax(scores: Array, mask: Array | None = None, *, alpha: float = 1.5, axis: int = -1) -> Array:
+    """Weights that may be exactly 0: softmax at alpha 1, sparsemax at 2, and the larger alpha, the fewer keys.
+
+    The weights are ((alpha - 1) score - tau)^(1 / (alpha - 1)) where that is positive, with tau such that they add up
+    to 1 (Peters, Niculae and Martins 2019, arXiv:1905.05702, equation 10). At 1.5 and 2 the threshold is found by
+    sorting, otherwise by bisection. Masks, overflow and 16 bits are those of `softmax`.
+
+    Args:
+        scores: of any shape.
+        mask: True = may attend; broadcastable to the scores.
+        alpha: a number from 1.
+        axis: the axis along which the weights add up to 1.
+
+    Raises:
+        ValueError: a mask, an axis or an alpha that does not fit.
+        TypeError: scores that are no floats, or a mask that is not boolean.
+    """
+    spec = specs("entmax", scores=scores, mask=mask)
+    contract.check_scores("entmax", spec["scores"], spec["mask"], axis, alpha)
+    return to_dtype(entmax_over(upcast(scores), mask, alpha, axis), dtype_name(scores))
+
+
+@vjp_of(softmax)
+def softmax_call_vjp(tape: Tape, dy: Array, *, axis: int = -1, **_: Any) -> dict[str, Array]:
+    """The gradient of the scores."""
+    return {"scores": softmax_vjp(tape["y"], dy, axis)}
+
+
+@vjp_of(entmax)
+def entmax_call_vjp(tape: Tape, dy: Array, *, alpha: float = 1.5, axis: int = -1, **_: Any) -> dict[str, Array]:
+    """The gradient of the scores."""
+    rules: dict[float, Any] = {1: softmax_vjp, 1.5: entmax15_vjp, 2: sparsemax_vjp}
+    if alpha in rules:
+        return {"scores": rules[alpha](tape["y"], dy, axis)}
+    return {"scores": entmax_vjp(tape["y"].swapaxes(axis, -1), dy.swapaxes(axis, -1), alpha).swapaxes(axis, -1)}

@@ -1,0 +1,244 @@
+"""The contracts of the functions below the layers: the checks of their arguments, with the standard library alone."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from attn_np.contract import alibi, t5_bias
+from attn_np.contract._attend import Options
+from attn_np.contract._band import Limits
+from attn_np.contract._base import FLOATS, INTEGERS, Spec, field_error, require
+from attn_np.contract._patterns import Pattern, Window, check_pattern
+from attn_np.contract._rotary import LAYOUTS, Rotary
+
+
+def plain(x: Any) -> Any:
+    """A number as Python has it, where it is NumPy's; anything else as it is."""
+    return x.item() if type(x).__module__ == "numpy" and x.shape == () else x
+
+
+def numbers_of(number: Callable[[Any], Any], scale: Any, softcap: Any, rate: Any) -> dict[str, Any]:
+    """Options of `attend` as Python's numbers; a softcap of 0 is none, as other libraries have it."""
+    softcap = number(softcap)
+    none = isinstance(softcap, int | float) and not isinstance(softcap, bool) and softcap == 0
+    return {"scale": number(scale), "softcap": None if none else softcap, "rate": number(rate)}
+
+
+def window_of(x: Any, number: Callable[[Any], Any]) -> Any:
+    """The limits of a window as a tuple of Python's integers; a number alone is the left one."""
+    x = number(x)
+    if isinstance(x, tuple | list):
+        return tuple(number(n) for n in x)
+    return (x, None) if isinstance(x, int) and not isinstance(x, bool) else x
+
+
+def as_pattern(causal: bool, window: Limits | None, pattern: Pattern | None) -> Pattern | None:
+    """Causality, window and pattern as one pattern; None if nothing depends on positions."""
+    left, right = window or (None, None)
+    if not causal and left is right is None:
+        return pattern
+    band = Window(left, 0 if causal else right)
+    return band if pattern is None else band & pattern
+
+
+def check_places(specs: Mapping[str, Spec | None], offset: Any, causal: Any, window: Any, pattern: Any) -> None:
+    """Refuse positions of the queries and lengths that cannot be right, and what they are combined with.
+
+    Args:
+        specs: of q, k, lengths and of an offset that is an array.
+        offset: one that is none.
+        causal, window, pattern: as `attend` gets them.
+
+    Raises:
+        ValueError: a shape that does not fit, an offset that is no integer, or a word or window that cannot be.
+        TypeError: no integers, or no pattern.
+    """
+    words: dict[str, Any] = {"scale": None, "softcap": None, "normalize_over": "keys", "implementation": "auto"}
+    Options(causal=causal, window=window, **words)
+    if not isinstance(pattern, Pattern):
+        check_pattern("attend", pattern, {}, lambda *_: None)
+    q, k = specs["q"], specs["k"]
+    for name, spec in (("q", q), ("k", k)):
+        fits = spec is not None and len(spec[0]) in (3, 4)
+        require(fits, "attend", f"{name} with three or four axes", spec and spec[0], "put its axes in this order")
+    if offset is not None and (isinstance(offset, bool) or not isinstance(offset, int)):
+        expected = "offset as an integer, or integers of shape (b,)"
+        raise field_error("attend", expected, repr(offset), "0 is the first key")
+    for name in ("offset", "lengths"):
+        spec, shape = specs[name], q[0][:1] if q else ()
+        if spec is not None and spec[1] not in INTEGERS:
+            raise TypeError(f"attend: expected {name} as integers, got {spec[1]}; convert it")
+        fits = spec is None or spec[0] == shape
+        require(fits, "attend", f"{name} of shape (b,) = {shape}", spec and spec[0], "give one for each sequence")
+
+
+def check_floats(owner: str, name: str, spec: Spec | None) -> None:
+    """Refuse an array that is missing or holds no floats.
+
+    Raises:
+        TypeError: naming the dtype.
+    """
+    if spec is None or spec[1] not in FLOATS:
+        got = "none" if spec is None else spec[1]
+        raise TypeError(
+            f"{owner}: expected {name} of a float dtype, got {got}; convert it to one of {', '.join(FLOATS)}"
+        )
+
+
+def check_scores(owner: str, scores: Spec | None, mask: Spec | None, axis: Any, alpha: Any = 1.0) -> None:
+    """Refuse what has no weights: scores that are no floats, a mask that does not fit, an axis or alpha that is none.
+
+    Raises:
+        ValueError: a shape, an axis or an alpha that cannot be right.
+        TypeError: a dtype that cannot be right.
+    """
+    check_floats(owner, "scores", scores)
+    shape = scores[0] if scores else ()
+    rank = len(shape)
+    is_axis = isinstance(axis, int) and not isinstance(axis, bool) and -rank <= axis < rank
+    require(is_axis, owner, f"axis to be one of the scores' {rank} axes", repr(axis), "count from 0, or back from -1")
+    if mask is not None:
+        if mask[1] != "bool":
+            todo = "pass mask == 1, or add a bias to the scores"
+            raise TypeError(f"{owner}: expected a boolean mask (True = may attend), got {mask[1]}; {todo}")
+        sizes = tuple(shape[rank - len(mask[0]) :])
+        fits = len(mask[0]) <= rank and all(n in (1, size) for n, size in zip(mask[0], sizes, strict=True))
+        todo = "add axes of size 1 where it does not vary"
+        require(fits, owner, f"mask broadcastable to the scores' shape {shape}", mask[0], todo)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not (alpha >= 1 and isfinite(alpha)):
+        raise field_error(owner, "alpha to be a finite number from 1", repr(alpha), "1 is softmax, 2 is sparsemax")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Angles(Rotary):
+    """The options of `rotary_angles`, checked as the fields of a layer with rotary positions are."""
+
+    width: int
+    rope_base: float = 10000.0
+    layout: str = "half"
+    max_positions: int | None = None
+    scaling: str | None = None
+    scaling_factor: float | None = None
+    original_max_positions: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    truncate: bool = True
+    attention_factor: float | None = None
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+    sections: tuple[int, ...] | None = None
+    xpos: float | None = None
+
+    def __post_init__(self) -> None:
+        self.positive("width")
+        require(self.width % 2 == 0, self.variant, "an even width", self.width, "two dimensions rotate together")
+        self.check_rotary()
+        self.number("xpos")
+        require(self.xpos != 0, self.variant, "xpos other than 0", 0, "leave it out for none")
+        if self.sections is not None:
+            pairs, sections = self.width // 2, self.sections
+            are_counts = isinstance(sections, tuple) and all(type(n) is int and n > 0 for n in sections)
+            fits = are_counts and sum(sections) == pairs
+            expected = f"sections to be counts of pairs that add up to {pairs}"
+            require(fits, self.variant, expected, repr(sections), "say how many pairs each axis of positions rotates")
+
+    def sizes(self) -> dict[str, int]:
+        return {"k": self.width}
+
+    def check_positions(self, spec: Spec | None, limited: bool) -> None:
+        """Refuse positions that are no integers, lack the axis of sections, or have no limit.
+
+        Args:
+            spec: of the positions.
+            limited: whether a limit of the positions is known.
+
+        Raises:
+            ValueError: another first axis than one entry for each section, or no limit.
+            TypeError: no integers.
+        """
+        require(limited, self.variant, "max_positions in a compiled program", "none", "set it above every position")
+        if spec is None or spec[1] not in INTEGERS:
+            got = "none" if spec is None else spec[1]
+            raise TypeError(f"{self.variant}: expected positions as integers, got {got}; count from 0")
+        count = None if self.sections is None else len(self.sections)
+        expected = f"positions with a first axis of {count}, one entry for each section"
+        require(count is None or spec[0][:1] == (count,), self.variant, expected, spec[0], "stack them along axis 0")
+
+    def decays(self) -> tuple[float, ...]:
+        """The factor of each pair that xPos raises to the power of position / xpos (Sun et al. 2022, section 3)."""
+        pairs = self.width // 2
+        return tuple((2 * i / self.width + 0.4) / 1.4 for i in range(pairs))
+
+
+Angles.variant = "rotary_angles"
+
+
+def check_rotation(x: Spec | None, cos: Spec | None, sin: Spec | None, layout: Any, wide: str) -> None:
+    """Refuse what cannot be rotated.
+
+    Args:
+        x, cos, sin: the arrays of a call of `rotate`.
+        wide: the dtype that x is computed in.
+
+    Raises:
+        ValueError: a shape that does not fit, or an unknown layout.
+        TypeError: a dtype that does not fit.
+    """
+    check_floats("rotate", "x", x)
+    require(layout in LAYOUTS, "rotate", f"layout to be one of {', '.join(LAYOUTS)}", repr(layout), "set layout=")
+    shape = x[0] if x else (0, 0, 0)
+    require(len(shape) in (3, 4), "rotate", "x of shape (b, t, h, k) or (b, t, k)", shape, "put its axes in this order")
+    for name, spec in (("cos", cos), ("sin", sin)):
+        if spec is None or spec[1] != wide:
+            got = "none" if spec is None else spec[1]
+            raise TypeError(
+                f"rotate: expected {name} of dtype {wide}, as x is computed in, got {got}; set dtype= of it"
+            )
+        fits = len(spec[0]) in (2, 3) and spec[0][-2] == shape[1] and spec[0][:-2] in ((), (1,), shape[:1])
+        expected = f"{name} of shape (t, r) or (b, t, r), with t={shape[1]} and b={shape[0]} or 1"
+        require(fits, "rotate", expected, spec[0], "make them by rotary_angles for the positions of x")
+    pairs, width = cos[0][-1] if cos else 0, shape[-1]
+    require(cos == sin, "rotate", "cos and sin of one shape", f"{cos} and {sin}", "make both by rotary_angles")
+    require(2 * pairs <= width, "rotate", f"at most {width // 2} pairs", pairs, "x has two entries for each")
+
+
+def alibi_slopes(num_heads: Any) -> tuple[float, ...]:
+    """How much ALiBi lowers a score for each position of distance, one number for each head.
+
+    For a power of two a geometric sequence down to 2^-8; for another number the sequence of the next lower power, then
+    every second slope of the sequence for twice that power (Press et al. 2022, arXiv:2108.12409, and their code).
+
+    Args:
+        num_heads: how many heads there are, from 1.
+
+    Raises:
+        ValueError: no number of heads.
+    """
+    is_count = isinstance(num_heads, int) and not isinstance(num_heads, bool) and num_heads > 0
+    require(is_count, "alibi_slopes", "num_heads to be an int from 1", repr(num_heads), "set num_heads")
+    return alibi.slopes(num_heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buckets(t5_bias.Config):
+    """The options of `relative_buckets`, checked as the fields of `t5_bias` are."""
+
+    d_model: int = 1
+    num_heads: int = 1
+
+
+Buckets.variant = "relative_buckets"
+
+
+def check_offsets(spec: Spec | None) -> None:
+    """Refuse offsets that are no signed integers.
+
+    Raises:
+        TypeError: naming the dtype.
+    """
+    if spec is None or spec[1] not in INTEGERS or spec[1].startswith("u"):
+        got = "none" if spec is None else spec[1]
+        raise TypeError(f"relative_buckets: expected offsets as signed integers, got {got}; take key minus query")

@@ -1,0 +1,29 @@
+"""Queries that do not end at the last key: patterns whose queries stand elsewhere."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from attn_np.contract._patterns import Pattern
+
+
+@dataclass(frozen=True)
+class Moved(Pattern):
+    """What a pattern shows to queries that stand so many positions further on."""
+
+    pattern: Pattern
+    by: int
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return self.pattern.allows(query + self.by, key)
+
+
+@dataclass(frozen=True)
+class MovedEach(Pattern):
+    """What a pattern shows to queries that stand further on, by a number of positions for each sequence, `b`."""
+
+    pattern: Pattern
+    by: Any
+    axes = {"by": "b"}
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return self.pattern.allows(query + self.by, key)

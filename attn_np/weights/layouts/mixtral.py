@@ -1,0 +1,21 @@
+"""Mixtral as `transformers` names it: Llama without biases, whose experts are no part of attention."""
+
+from typing import Any
+
+from attn_np.weights.layouts._decoder import family, sizes, table, window
+from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
+
+
+def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+    """The table and fields of a `MixtralConfig`."""
+    fields = sizes(hf, kv_heads=8)
+    return "decoder", fields | full_rotary(hf, fields["head_dim"], base=1000000.0) | window(hf)
+
+
+LAYOUT = family(
+    "MixtralModel",
+    config,
+    {"decoder": table(free=("window",))},
+    model_types=("mixtral",),
+    ignored=("block_sparse_moe.*",),
+)

@@ -1,0 +1,339 @@
+"""Functions that stand in for PyTorch's, JAX's and Flax's: the originals' numbers and gradients for their arguments."""
+
+from functools import cache
+from itertools import product
+from math import sqrt
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import linen, nnx
+from torch.nn import functional
+
+import attn_jax
+import attn_np
+import attn_torch
+from attn_np._attend import attend, attend_vjp
+from parity_tests import peers
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
+from parity_tests.tests.inputs import TREES, Arrays
+from parity_tests.tests.witness import ratio
+
+B, H, T, K, V = 2, 4, 5, 3, 7
+
+
+@cache
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def visible(seed: int, *shape: int) -> np.ndarray:
+    """A mask that hides every key from one query."""
+    mask = np.random.default_rng(seed).random(shape) < 0.6
+    mask[0, ..., 2, :] = False
+    return mask
+
+
+def held(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, dy: np.ndarray, mask: Any, bias: Any, scale: Any, dtype: str
+) -> dict[str, ErrArray]:
+    """Output and gradients, `b t h k`, each number with the bound for a computation in a dtype."""
+    tape: dict[str, Any] = {}
+    q, k, v, dy = (ErrArray(x, 0.0) for x in (q, k, v, dy))
+    bias = None if bias is None else ErrArray(bias, 0.0)
+    with precision(precision_of(dtype)), np.errstate(invalid="ignore"):
+        y, _ = attend(q, k, v, mask=mask, bias=bias, scale=scale, tape=tape)
+        dq, dk, dv, dbias = attend_vjp(tape, dy, scale=scale, kv_heads=k.shape[2])
+    named = {"y": y, "dq": dq, "dk": dk, "dv": dv, "dbias": dbias}
+    return {name: x for name, x in named.items() if x is not None}
+
+
+def of_torch(function: Any, arrays: list[np.ndarray], dy: np.ndarray, **options: Any) -> list[np.ndarray]:
+    """The output and the gradients of the float arrays."""
+    given = [torch.from_numpy(x) for x in arrays]
+    leaves = [x.requires_grad_() for x in given if x.dtype.is_floating_point]
+    options = {name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    y = function(*given, **options)
+    return [y.detach().numpy(), *(g.numpy() for g in torch.autograd.grad(y, leaves, torch.from_numpy(dy)))]
+
+
+def of_numpy(function: Any, arrays: list[np.ndarray], dy: np.ndarray, **options: Any) -> list[np.ndarray]:
+    y, pull = attn_np.value_and_vjp(function, *arrays, **options)
+    return [y, *(g for g in pull(dy).inputs.values() if g is not None)]
+
+
+def of_jax(function: Any, arrays: list[np.ndarray], dy: np.ndarray, **options: Any) -> list[np.ndarray]:
+    options = {name: jnp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    leaves = [jnp.asarray(x) for x in arrays if x.dtype.kind == "f"]
+    rest = [jnp.asarray(x) for x in arrays if x.dtype.kind != "f"]
+    y, pull = jax.vjp(lambda *given: function(*given, *rest, **options), *leaves)
+    return [np.asarray(y), *map(np.asarray, pull(jnp.asarray(dy)))]
+
+
+# PyTorch's ------------------------------------------------------------------------------------------------------------
+
+BATCHES, LENGTHS, MASKS = ((), (B,), (B, 3)), (T, 7, 3), (None, "bool", "float", "causal")
+TORCH = [
+    (batch, groups, s, mask, (None, 0.375)[n % 2])
+    for n, (batch, groups, s, mask) in enumerate(product(BATCHES, (4, 2, 1), LENGTHS, MASKS))
+]
+
+
+def swapped(x: np.ndarray) -> np.ndarray:
+    """`... h t k` as `b t h k`, and back."""
+    return x.reshape((-1, *x.shape[-3:])).swapaxes(1, 2)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_scaled_dot_product_attention(batch: tuple[int, ...]) -> None:
+    """Shared heads, other lengths of keys, masks and causality: 108 calls, PyTorch's own function among those held."""
+    for _, groups, s, mask, scale in (call for call in TORCH if call[0] == batch):
+        q, k, v = drawn(1, *batch, H, T, K), drawn(2, *batch, groups, s, K), drawn(3, *batch, groups, s, V)
+        dy, arrays = drawn(4, *batch, H, T, V), [q, k, v]
+        options: dict[str, Any] = {"scale": scale, "enable_gqa": groups != H, "is_causal": mask == "causal"}
+        allowed = np.tri(T, s, dtype=bool) if mask == "causal" else None
+        if mask == "bool":
+            arrays.append(visible(5, *batch, 1, T, s))
+            allowed = arrays[-1].reshape((-1, 1, T, s))
+        elif mask == "float":
+            arrays.append(drawn(6, H, T, s))
+        bias = arrays[3] if mask == "float" else None
+        want = held(*map(swapped, (q, k, v, dy)), allowed, bias, scale, "float64")
+        ways = {
+            "PyTorch's": (of_torch, functional.scaled_dot_product_attention),
+            "PyTorch": (of_torch, attn_torch.drop_in.scaled_dot_product_attention),
+            "NumPy": (of_numpy, attn_np.drop_in.scaled_dot_product_attention),
+        }
+        for way, (run, function) in ways.items():
+            y, *grads = run(function, arrays, dy, **options)
+            assert y.shape == dy.shape and [g.shape for g in grads] == [x.shape for x in arrays[: len(grads)]]
+            got = [
+                swapped(x) if x.ndim > 2 and name != "dbias" else x for name, x in zip(want, (y, *grads), strict=True)
+            ]
+            worst = {name: ratio(x, want[name]) for name, x in zip(want, got, strict=True)}
+            assert max(worst.values()) <= 1, (way, groups, s, mask, scale, worst)
+
+
+def test_axes_that_are_broadcast_and_left_out() -> None:
+    """One head or one batch for all, and calls without heads: as PyTorch's, in all three trees."""
+    for q_shape, k_shape in (
+        ((2, 4, 5, 3), (2, 1, 6, 3)),
+        ((2, 1, 5, 3), (1, 4, 6, 3)),
+        ((5, 3), (6, 3)),
+        ((4, 5, 3), (6, 3)),
+    ):
+        q, k, v = drawn(1, *q_shape), drawn(2, *k_shape), drawn(3, *k_shape[:-1], 7)
+        want = functional.scaled_dot_product_attention(*map(torch.from_numpy, (q, k, v)))
+        dy = drawn(4, *want.shape)
+        expected = of_torch(functional.scaled_dot_product_attention, [q, k, v], dy)
+        for run, package in ((of_torch, attn_torch), (of_numpy, attn_np), (of_jax, attn_jax)):
+            got = run(package.drop_in.scaled_dot_product_attention, [q, k, v], dy)
+            for a, b in zip(got, expected, strict=True):
+                # Sums of at most 30 products of numbers below 4, in another order.
+                assert a.shape == b.shape and np.abs(a - b).max() <= 30 * 16 * 30 * np.finfo(np.float64).eps
+
+
+def test_dropout_is_drawn_in_torch_and_given_elsewhere() -> None:
+    q = torch.from_numpy(drawn(1, 2, 4, 50, 3))
+    ones = torch.ones(2, 4, 50, 1, dtype=torch.float64)
+    torch.manual_seed(0)
+    y = attn_torch.drop_in.scaled_dot_product_attention(q, q, ones, dropout_p=0.25)
+    assert 0.9 < float(y.mean()) < 1.1 and float(y.std()) > 0
+    keep = np.random.default_rng(0).random((2, 4, 50, 50)) >= 0.25
+    for tree in TREES.values():
+        function = tree.package.drop_in.scaled_dot_product_attention
+        x = [tree.array(a) for a in (q.numpy(), q.numpy(), ones.numpy())]
+        if tree.name != "torch":
+            got = tree.numpy(function(*x, dropout_p=0.25, keep=tree.array(keep)))
+            weights = np.exp(q.numpy() @ q.numpy().swapaxes(2, 3) / sqrt(3))
+            share = (weights * keep).sum(-1, keepdims=True) / weights.sum(-1, keepdims=True) / 0.75
+            assert np.abs(got - share).max() <= 1000 * np.finfo(np.float64).eps
+            with pytest.raises(ValueError, match="expected keep=, True where a weight is not dropped"):
+                function(*x, dropout_p=0.25)
+
+
+# JAX's ----------------------------------------------------------------------------------------------------------------
+
+JAX = list(product(LENGTHS, (None, 2, (1, 0)), (False, True), (False, True), (False, True)))
+
+
+def jax_case(s: int, window: Any, causal: bool, masked: bool, lengths: bool) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """The arrays and options of a call; two heads of queries share one of keys."""
+    arrays = [drawn(1, B, T, H, K), drawn(2, B, s, 2, K), drawn(3, B, s, 2, K)]
+    options: dict[str, Any] = {"is_causal": causal, "local_window_size": window}
+    if masked:
+        arrays += [drawn(6, 1, H, T, s), visible(5, B, 1, T, s)]
+        options["scale"] = 0.375
+    if lengths:
+        options["query_seq_lengths"] = np.array([4, 5], np.int32)
+        options["key_value_seq_lengths"] = np.array([s, 1], np.int32)
+    return arrays, options
+
+
+def expected_of_jax(arrays: list[np.ndarray], options: dict[str, Any], dy: np.ndarray, dtype: str) -> Any:
+    """What JAX's function means, by `attend`: a query that sees nothing weighs all keys alike, as if by scores of 0."""
+    (q, k, v), t, s = arrays[:3], T, arrays[1].shape[1]
+    bias, mask = arrays[3:] if len(arrays) > 3 else (None, np.ones((1, 1, t, s), bool))
+    i, j = np.arange(t)[:, None], np.arange(s)
+    window = options["local_window_size"]
+    left, right = (window, window) if isinstance(window, int) else window or (s + t, s + t)
+    allowed = mask & (j >= i - left) & (j <= i + right) & ((j <= i) | (not options["is_causal"]))
+    rows = np.ones((B, t, 1, 1), bool)
+    if "query_seq_lengths" in options:
+        rows = (i < options["query_seq_lengths"][:, None, None])[..., None]
+        allowed = allowed & rows.swapaxes(1, 2) & (j < options["key_value_seq_lengths"][:, None, None, None])
+    seen = allowed.any(-1).swapaxes(1, 2)[..., None]
+    q, bias = np.where(seen, q, 0.0), None if bias is None else np.where(seen.swapaxes(1, 2), bias, 0.0)
+    want = held(q, k, v, np.where(rows, dy, 0.0), allowed | ~seen.swapaxes(1, 2), bias, options.get("scale"), dtype)
+    return want, np.broadcast_to(rows, q.shape), np.broadcast_to(seen, q.shape)
+
+
+def judged(got: list[np.ndarray], want: dict[str, ErrArray], rows: np.ndarray, seen: np.ndarray) -> dict[str, float]:
+    """Errors in bounds; rows without a length are zeros, and queries that see nothing have no gradient."""
+    y, dq, dk, dv, *dbias = got
+    assert not y[~rows].any() and not dq[~seen].any()
+    found = {"y": np.where(rows, y, want["y"].v), "dq": np.where(seen, dq, want["dq"].v), "dk": dk, "dv": dv}
+    return {name: ratio(x, want[name]) for name, x in found.items()}
+
+
+@pytest.mark.parametrize("run", [of_jax, of_numpy, of_torch])
+def test_dot_product_attention(run: Any) -> None:
+    """Shared heads, lengths, windows, causality, masks and biases: 72 calls; JAX, which compiles, runs a part."""
+    package = {of_jax: attn_jax, of_numpy: attn_np, of_torch: attn_torch}[run]
+    for case in JAX[::7] if run is of_jax else JAX:
+        arrays, options = jax_case(*case)
+        dy = drawn(4, B, T, H, K)
+        want, rows, seen = expected_of_jax(arrays, options, dy, "float64")
+        worst = judged(run(package.drop_in.dot_product_attention, arrays, dy, **options), want, rows, seen)
+        assert max(worst.values()) <= 1, (case, worst)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_original_of_dot_product_attention(dtype: str) -> None:
+    """All 72 calls: ours in float64, and JAX's own within the bound of float32, in which it takes the softmax."""
+    function = attn_jax.drop_in.dot_product_attention if dtype == "float64" else jax.nn.dot_product_attention
+    for case in JAX:
+        arrays, options = jax_case(*case)
+        dy = drawn(4, B, T, H, K)
+        want, rows, seen = expected_of_jax(arrays, options, dy, dtype)
+        worst = judged(of_jax(function, arrays, dy, **options), want, rows, seen)
+        assert max(worst.values()) <= 1, (case, worst)
+
+
+# Flax's ---------------------------------------------------------------------------------------------------------------
+
+
+def test_modules_of_flax_give_the_same_with_our_function() -> None:
+    """NNX and linen, masked and causal, and with the same dropout from the same key."""
+    x = jnp.asarray(drawn(1, 2, 5, 12), jnp.float32)
+    mask = jnp.asarray(visible(2, 2, 1, 5, 5))
+    ours, bound = attn_jax.drop_in.attention_fn, 400 * np.finfo(np.float32).eps
+    for rate, options in ((0.0, {"mask": mask}), (0.0, {"is_causal": True}), (0.25, {"mask": mask})):
+        two = [
+            nnx.MultiHeadAttention(
+                3, 12, decode=False, dropout_rate=rate, deterministic=rate == 0, rngs=nnx.Rngs(0), **more
+            )
+            for more in ({}, {"attention_fn": ours})
+        ]
+        a, b = (module(x, **options, rngs=nnx.Rngs(dropout=7)) for module in two)
+        # A query that sees nothing attends to all keys alike in the first case; dropout leaves zeros in the third.
+        rows = np.asarray(mask).any((1, 3)) if rate else np.ones((2, 5), bool)
+        assert np.abs(np.asarray(a - b))[rows].max() <= bound
+    module = linen.MultiHeadDotProductAttention(num_heads=3)
+    params = module.init(jax.random.key(0), x)
+    other = linen.MultiHeadDotProductAttention(num_heads=3, attention_fn=ours)
+    assert np.abs(np.asarray(module.apply(params, x, mask=mask) - other.apply(params, x, mask=mask))).max() <= bound
+    with pytest.raises(ValueError, match="attention_fn: expected module=None"):
+        other.apply(params, x, sow_weights=True)
+
+
+# transformers' --------------------------------------------------------------------------------------------------------
+
+SMALL = {"vocab_size": 11, "hidden_size": 12, "intermediate_size": 5, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL |= {"max_position_embeddings": 16}
+MODELS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": SMALL | {"num_key_value_heads": 2, "head_dim": 6},
+    "BertForMaskedLM": SMALL,
+    "Gemma2ForCausalLM": SMALL | {"num_key_value_heads": 2, "head_dim": 6, "sliding_window": 3},
+    "GptOssForCausalLM": SMALL
+    | {"num_key_value_heads": 2, "head_dim": 6, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 3}
+    | {"experts_implementation": "eager"},
+}
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_transformers_give_the_same_logits(name: str) -> None:
+    """Random weights, texts that are filled up, in float64: as with its own code, and so with its cache."""
+    transformers = pytest.importorskip("transformers")
+    attn_torch.drop_in.register()
+    ids = torch.from_numpy(np.random.default_rng(0).integers(1, 11, (2, 7)))
+    mask = torch.ones(2, 7, dtype=torch.int64)
+    mask[1, 5:] = 0
+    logits, models = [], []
+    for implementation in ("eager", "attn_parity"):
+        kind = getattr(transformers, name)
+        torch.manual_seed(0)
+        with peers.InFloat64(), torch.no_grad():
+            model = kind._from_config(kind.config_class(**MODELS[name]), attn_implementation=implementation).eval()
+            logits.append(model(input_ids=ids, attention_mask=mask).logits[mask == 1])
+        models.append(model)
+    # About a thousand products follow each other in a model of this size, each of numbers of the size of 1.
+    bound = 1000 * np.finfo(np.float64).eps
+    assert (logits[0] - logits[1]).abs().max() <= bound * logits[0].abs().max()
+    if name == "BertForMaskedLM":
+        return
+    with peers.InFloat64(), torch.no_grad():
+        first = models[1](input_ids=ids[:1, :4], use_cache=True)
+        second = models[1](input_ids=ids[:1, 4:], past_key_values=first.past_key_values).logits[0]
+    assert (second - logits[0][4:7]).abs().max() <= bound * logits[0].abs().max()
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
+    "both": ("scaled_dot_product_attention", {"attn_mask": "mask", "is_causal": True}, "attn_mask or is_causal=True"),
+    "a word": ("scaled_dot_product_attention", {"is_causal": "yes"}, "is_causal to be True or False, got 'yes'"),
+    "all dropped": ("scaled_dot_product_attention", {"dropout_p": 1.0}, r"dropout_p in \[0, 1\), got 1.0"),
+    "heads": ("scaled_dot_product_attention", {"key": (2, 2, 5, 3), "value": (2, 2, 5, 3)}, "enable_gqa=True"),
+    "batches": ("scaled_dot_product_attention", {"key": (3, 4, 5, 3)}, "one size for the axis of the batch"),
+    "cuDNN": ("dot_product_attention", {"implementation": "cudnn"}, "implementation=None or 'xla', got 'cudnn'"),
+    "the residual": ("dot_product_attention", {"return_residual": True}, "return_residual=False, got True"),
+    "a window": ("dot_product_attention", {"local_window_size": -1}, "local_window_size to be an int from 0"),
+    "lengths": ("dot_product_attention", {"query_seq_lengths": "lengths"}, r"query_seq_lengths of shape \(2,\)"),
+    "axes": ("dot_product_attention", {"key": (5, 4, 3)}, r"key of shape \(b, t, h, k\) or \(t, h, k\), as query"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_they_refuse(case: str) -> None:
+    """In the same words in all trees."""
+    name, change, words = WRONG[case]
+    arrays: Arrays = {part: drawn(1, 2, 4, 5, 3) for part in ("query", "key", "value")}
+    others = {"mask": np.ones((5, 5), bool), "lengths": np.array([1, 2, 3])}
+    given: dict[str, Any] = arrays | {
+        n: drawn(2, *x) if n in arrays else others.get(x, x) if isinstance(x, str) else x for n, x in change.items()
+    }
+    for tree in TREES.values():
+        call = {n: tree.array(x) if isinstance(x, np.ndarray) else x for n, x in given.items()}
+        with pytest.raises(ValueError, match=f"{name}: expected .*{words}"):
+            getattr(tree.package.drop_in, name)(**call)
+
+
+def test_axes_of_pytorch_get_a_hint_from_attend() -> None:
+    """Where heads do not fit, or a mask has its axes as the scores of such a call; and nowhere else."""
+    hint = r"Axis 1 is 4 in all three: if that counts heads, swap axes 1 and 2, or call drop_in\.scaled_dot"
+    for tree in TREES.values():
+        q, k = tree.array(drawn(1, 2, 4, 5, 3)), tree.array(drawn(2, 2, 4, 7, 3))
+        with pytest.raises(ValueError, match=hint):
+            tree.package.attend(q, k, k)
+        with pytest.raises(ValueError, match=hint):
+            tree.package.attend(q, q, q, mask=tree.array(np.ones((2, 1, 5, 5), bool)))
+        with pytest.raises(ValueError, match=r"add axes of size 1 where it does not vary$"):
+            tree.package.attend(q, q, q, mask=tree.array(np.ones((3, 4, 4), bool)))

@@ -1,0 +1,151 @@
+"""`value_and_vjp` of functions: gradients by the names of the arguments, from a gradient for each output."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attn_np
+import attn_torch
+from attn_np._ops import DTYPES
+from attn_np._vjp import vjp_of
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
+from parity_tests.mistakes import SHARED, Mutant, planted
+from parity_tests.tests.inputs import same
+from parity_tests.tests.kernels.test_attend import CALLS, given, held, numpy_results
+from parity_tests.tests.witness import cotangent, ratio, torch_gradients
+
+
+def pulled(inputs: dict[str, Any], options: dict[str, Any], package: Any = attn_np) -> dict[str, Any]:
+    """The gradients of every array of `attend`, for random gradients of the context and of the weights if returned."""
+    (context, weights), pull = package.value_and_vjp(package.attend, **inputs, **options)
+    dys = (context,) if weights is None else (context, weights)
+    dys = tuple(type(y)(cotangent(y.shape), 0.0) if isinstance(y, ErrArray) else cotangent(y.shape) for y in dys)
+    grads = pull(*dys)
+    assert not grads.params
+    return {f"d{name}": x for name, x in grads.inputs.items()}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("call", CALLS)
+def test_gradients_are_those_of_the_rule(call: str, recompute: bool) -> None:
+    """Bit for bit on the textbook path, within the bounds on the path that a call takes by itself."""
+    options, names = CALLS[call]
+    inputs: Any = given(2, names)
+    (y, _), pull = attn_np.value_and_vjp(
+        attn_np.attend, **inputs, **options, recompute=recompute, implementation="textbook"
+    )
+    dy = cotangent(y.shape)
+    want = numpy_results(inputs, dy, options, 2)
+    grads = [pull(dy), pull(dy)]
+    assert all(same(grads[0].inputs[name], grads[1].inputs[name]) for name in grads[0].inputs)
+    assert {f"d{name}" for name in grads[0].inputs} == {name for name in want if name.startswith("d")}
+    assert all(same(x, want[f"d{name}"]) for name, x in grads[0].inputs.items())
+    bounds = held(inputs, options)
+    for name, x in attn_np.value_and_vjp(attn_np.attend, **inputs, **options)[1](dy).inputs.items():
+        assert ratio(x, bounds[f"d{name}"]) <= 1, name
+
+
+@pytest.mark.parametrize("call", ["plain", "all", "all-sinks", "queries"])
+def test_weights_have_gradients_too(call: str) -> None:
+    """PyTorch's own derivatives of a loss that reads the context and the weights."""
+    options, names = CALLS[call]
+    inputs: Any = given(2, names)
+    arrays: Any = {n: ErrArray(x, 0.0) if x.dtype.kind == "f" else x for n, x in inputs.items()}
+    with precision(precision_of("float64")), np.errstate(invalid="ignore"):
+        want = pulled(arrays, options | {"return_weights": True})
+    leaves: Any = {n: torch.from_numpy(x) for n, x in inputs.items()}
+    leaves = {n: x.requires_grad_() if x.is_floating_point() else x for n, x in leaves.items()}
+    outputs: Any = attn_torch.attend(**leaves, **options, return_weights=True)
+    loss: Any = sum((y * torch.from_numpy(cotangent(tuple(y.shape)))).sum() for y in outputs)
+    loss.backward()
+    for name, x in want.items():
+        assert ratio(leaves[name[1:]].grad, x) <= 1, name
+
+
+def test_an_output_that_the_loss_does_not_use_is_none() -> None:
+    inputs: Any = given(2)
+    (y, w), pull = attn_np.value_and_vjp(attn_np.attend, **inputs, return_weights=True)
+    both = pull(np.zeros_like(y), cotangent(w.shape)).inputs
+    assert all(same(x, both[name]) for name, x in pull(None, cotangent(w.shape)).inputs.items())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_have_the_dtypes_of_the_arguments(dtype: str) -> None:
+    inputs: Any = {name: x.astype(DTYPES[dtype]) for name, x in given(2, "sinks").items()}
+    bias = np.zeros((1, 1, 5, 7))
+    (y, _), pull = attn_np.value_and_vjp(attn_np.attend, **inputs, bias=bias)
+    found = pull(y).inputs
+    assert {name: x.dtype.name for name, x in found.items()} == dict.fromkeys(inputs, dtype) | {"bias": "float64"}
+    assert all(x.shape == (inputs | {"bias": bias})[name].shape for name, x in found.items())
+
+
+def squares(scores: Any, allowed: Any = None, factor: float = 2.0) -> Any:
+    """Squares of the scores, not normalised."""
+    return np.where(True if allowed is None else allowed, scores * scores * factor, 0.0)
+
+
+@vjp_of(squares)
+def squares_vjp(tape: Any, dy: Any, *, scores: Any, allowed: Any = None, factor: float = 2.0, **_: Any) -> Any:
+    return {"scores": np.where(True if allowed is None else allowed, dy * scores * (2 * factor), 0.0)}
+
+
+@pytest.mark.parametrize("names", ["", "mask bias"])
+def test_a_function_of_the_callers_brings_its_own_rule(names: str) -> None:
+    """As `softmax_fn`, where its arguments may be fixed by `partial`, and by itself."""
+    inputs: Any = given(2, names)
+    options: dict[str, Any] = {"softcap": 2.0, "softmax_fn": partial(squares, factor=0.5)}
+    arrays: Any = {n: ErrArray(x, 0.0) if x.dtype.kind == "f" else x for n, x in inputs.items()}
+    with precision(precision_of("float64")), np.errstate(invalid="ignore"):
+        want = pulled(arrays, options)
+    leaves: Any = {n: torch.from_numpy(x) for n, x in inputs.items()}
+    leaves = {n: x.requires_grad_() if x.is_floating_point() else x for n, x in leaves.items()}
+
+    def weigh(scores: Any, allowed: Any) -> Any:
+        return scores * scores * 0.5 if allowed is None else torch.where(allowed, scores * scores * 0.5, 0.0)
+
+    y, _ = attn_torch.attend(**leaves, softcap=2.0, softmax_fn=weigh)
+    found = torch_gradients(y, **{name: x for name, x in leaves.items() if name != "mask"})
+    assert set(found) == set(want)
+    for name, x in found.items():
+        assert ratio(x, want[name]) <= 1, name
+    x = cotangent((3, 4))
+    assert same(attn_np.value_and_vjp(squares, x, factor=0.5)[1](x).inputs["scores"], x * x)
+
+
+def test_what_cannot_be_differentiated_is_refused() -> None:
+    inputs: Any = given(2)
+    with pytest.raises(TypeError, match="value_and_vjp: expected a layer or a function with a backward pass, got <la"):
+        attn_np.value_and_vjp(lambda x: x, inputs["q"])
+    with pytest.raises(TypeError, match="value_and_vjp: expected a layer or a function with a backward pass, got <la"):
+        attn_np.value_and_vjp(attn_np.attend, **inputs, softmax_fn=lambda s, _: s)[1](np.ones((2, 5, 6, 11)))
+    (y, _), pull = attn_np.value_and_vjp(attn_np.attend, **inputs)
+    with pytest.raises(ValueError, match="vjp: expected dy of shape"):
+        pull(y[0])
+    with pytest.raises(ValueError, match="vjp: expected None for what the call did not return"):
+        pull(y, y)
+    with pytest.raises(TypeError, match="vjp: expected dy of the output's dtype"):
+        pull(y.astype(np.float32))
+
+
+BUGS = {
+    "the weights' gradient dropped": ("total(dprobs, dweights)", "dprobs"),
+    "scale dropped": ("else dcontext, scale=scale,", "else dcontext,"),
+    "softcap dropped": ("        softcap=softcap, rate=rate, normalize_over", "        rate=rate, normalize_over"),
+    "rate dropped": ("softcap=softcap, rate=rate, normalize_over", "softcap=softcap, normalize_over"),
+    "heads not summed": ("kv_heads=k.shape[2] if k.ndim == 4 else None", "kv_heads=None"),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_seen(bug: str) -> None:
+    options, names = CALLS["all"]
+    options = options | {"scale": 0.375, "return_weights": True}
+    inputs: Any = given(2, names)
+    want = pulled(inputs, options)
+    with planted(Mutant(bug, SHARED, *BUGS[bug], "", ""), "attn_np") as alias:
+        got = pulled(inputs, options, __import__(alias))
+    assert not all(same(got[name], x) for name, x in want.items())

@@ -1,0 +1,243 @@
+"""What the engine for rows of queries must do: blocks of rows give what all rows at once give, forward and backward.
+
+The middle that it calls here sums products of whole numbers, so that no order of sums rounds and all is compared bit
+for bit.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from attn_np.contract._tape import Residuals
+from parity_tests.judge.kernels import visible
+from parity_tests.tests.mutation.calls import Arrays, Parts, claim, claim_same, same
+
+SMALL = {"ROWS": 3, "BLOCK": 24, "FEW": 0}
+B, H, T = 2, 3, 9
+
+
+class Middle:
+    """Weighs by q k + distance + bias where it is allowed; notes each call's queries, keys and distances."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+
+    def __call__(
+        self, tape: Any, q: Any, k: Any, v: Any, allowed: Any, offset: Any, bias: Any, keep: Any
+    ) -> tuple[Any, Any]:
+        distance = distances(offset, q.shape[1], k.shape[1])
+        self.calls.append((q, k, distance))
+        scores = np.einsum("bthk,bshk->bhts", q, k) + distance + (0.0 if bias is None else bias)
+        passes = np.broadcast_to(True if allowed is None else allowed, scores.shape) & (True if keep is None else keep)
+        weights = np.where(passes, scores, 0.0)
+        if tape is not None:
+            shape = None if bias is None else bias.shape
+            tape.update(q=q, k=k, v=v, weights=weights, passes=passes, distance=distance, shape=shape)
+        return np.einsum("bhts,bshv->bthv", weights, v), weights
+
+
+def distances(offset: np.ndarray, t: int, s: int) -> np.ndarray:
+    """Key minus query for each pair, `b 1 t s`, from these numbers, `b t s`, or from one for each diagonal, `1 1 n`."""
+    if offset.shape[1:] == (t, s):
+        return offset[:, None]
+    claim(offset.shape == (1, 1, t + s - 1), f"a number for each diagonal, not {offset.shape}")
+    query, key = np.indices((t, s))
+    return offset[0, 0, key - query + t - 1][None, None]
+
+
+def place(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Which positions of the whole array these are."""
+    n = part.shape[1]
+    first = next(i for i in range(whole.shape[1] - n + 1) if np.array_equal(whole[:, i : i + n], part))
+    return np.arange(first, first + n)
+
+
+def backward(tape: Any, dcontext: Any) -> dict[str, Any]:
+    """The gradients of `Middle`'s arrays, that of a factor on the distances, and one that is not asked for."""
+    dscores = np.where(tape["passes"], np.einsum("bthv,bshv->bhts", dcontext, tape["v"]), 0.0)
+    shape, dbias = tape["shape"], None
+    if shape is not None:
+        axes = tuple(axis for axis in range(4) if ((1,) * (4 - len(shape)) + shape)[axis] == 1)
+        dbias = dscores.sum(axes, keepdims=True).reshape(shape)
+    return {
+        "q": np.einsum("bhts,bshk->bthk", dscores, tape["k"]),
+        "k": np.einsum("bhts,bthk->bshk", dscores, tape["q"]),
+        "v": np.einsum("bhts,bthv->bshv", tape["weights"], dcontext),
+        "bias": dbias,
+        "factor": (dscores * tape["distance"]).sum(),
+        "keep": None,
+    }
+
+
+@contextmanager
+def small_blocks(rows: Any) -> Iterator[None]:
+    before = {name: vars(rows)[name] for name in SMALL}
+    vars(rows).update(SMALL)
+    try:
+        yield
+    finally:
+        vars(rows).update(before)
+
+
+def whole(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Whole numbers, as floats."""
+    return rng.integers(-4, 5, shape).astype(np.float64)
+
+
+def drawn(s: int, form: str) -> Arrays:
+    """The arrays of a call with so many keys, and mask, bias and keep-mask of some form; "" for none."""
+    rng, t = np.random.default_rng(s), T
+    shapes: dict[str, tuple[int, ...]] = {
+        "keys": (s,), "padding": (B, 1, 1, s), "pairs": (t, s), "queries": (t, 1), "one": (1,), "all": (B, H, t, s),
+        "heads": (H, 1, s),
+    }  # fmt: skip
+    found = {"q": whole(rng, B, t, H, 4), "k": whole(rng, B, s, H, 4), "v": whole(rng, B, s, H, 5)}
+    if form:
+        found |= {"mask": rng.random(shapes[form]) < 0.7, "bias": whole(rng, *shapes[form])}
+    if form in ("all", "pairs"):
+        found["keep"] = rng.random(shapes[form]) < 0.7
+    return found
+
+
+FORMS = ("", "keys", "padding", "pairs", "queries", "one", "all", "heads")
+LIMITS: tuple[tuple[bool, Any], ...] = (
+    (False, None), (True, None), (False, (1, None)), (False, (0, 2)), (True, (2, None)), (False, (None, 1)),
+)  # fmt: skip
+
+
+def blocks_of_rows(alias: str) -> None:
+    """By blocks and at once, for every form of mask and bias, and for windows and lengths of all kinds."""
+    rows = import_module(f"{alias}._rows")
+    for s in (4, 9, 13):
+        for form in FORMS:
+            for causal, window in LIMITS:
+                arrays, middle = drawn(s, form), Middle()
+                more: Any = {name: arrays.get(name) for name in ("mask", "bias", "keep")}
+                options: Any = {"causal": causal, "window": window} if causal or window else {}
+                given = (arrays["q"], arrays["k"], arrays["v"])
+                seen = visible(arrays.get("mask"), (B, H, T, s), causal, window)
+                offset = np.arange(s)[None, None] - np.arange(T)[None, :, None] - (s - T)
+                tape: Any = {}
+                want, weights = middle(tape, *given, seen, offset, more["bias"], more["keep"])
+                dy = whole(np.random.default_rng(7), *want.shape)
+                grads = backward(tape, dy)
+                words = f"{s} keys, {form or 'no'} mask, causal={causal}, window={window}"
+                near = visible(None, (1, 1, T, s), causal, window)[0, 0]
+                for taken in ("blocks", "all"):
+                    middle, tape = Middle(), Residuals()
+                    with small_blocks(rows) if taken == "blocks" else nothing():
+                        got, none = rows.by_rows(middle, tape, *given, **options, **more)
+                        claim_same({"context": got}, {"context": want}, f"{words}, {taken}")
+                        claim(same(np.asarray(tape.get("context", want)), want), f"{words}: the taped context")
+                        called(middle, arrays, near, taken == "blocks", words)
+                        claim((none is None) == (taken == "blocks"), "weights of all rows or none")
+                        back = rows.by_rows_vjp(backward, tape, dy)
+                    claim(list(back) == list(grads), f"{words}: gradients of {list(back)}")
+                    for name, x in grads.items():
+                        claim((back[name] is None) == (x is None), f"{words}, {taken}: no gradient of {name}")
+                        claim(x is None or same(np.asarray(back[name]), np.asarray(x)), f"{words}, {taken}: d{name}")
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+def called(middle: Middle, arrays: Arrays, near: np.ndarray, by_blocks: bool, words: str) -> None:
+    """In order, every row once; the keys are those from the first to the last that a row of the block is near to, and
+    rows are as many as a block may hold.
+    """
+    t, s = near.shape
+    if not by_blocks:
+        claim([q.shape[1] for q, _, _ in middle.calls] == [t], f"{words}: all rows at once")
+        return
+    first = 0
+    for q, k, distance in middle.calls:
+        at, keys = place(q, arrays["q"]), place(k, arrays["k"])
+        claim(same(distance[0, 0], keys - at[:, None] - (s - t)), f"{words}: distances of rows {at}")
+        claim(np.array_equal(at, np.arange(first, first + len(at))), f"{words}: rows {at}")
+        reached = np.flatnonzero(near[at].any(0))
+        wanted = np.arange(reached[0], reached[-1] + 1) if len(reached) else keys[:1]
+        claim(np.array_equal(keys, wanted) and len(keys) > 0, f"{words}: keys {keys} of rows {at}")
+        start = near[first : first + SMALL["ROWS"]].any(0).sum()
+        most = max(SMALL["ROWS"], SMALL["BLOCK"] // (B * H * max(1, int(start))))
+        claim(len(at) == min(most, t - first), f"{words}: {len(at)} rows, not {most}")
+        first += len(at)
+    claim(first == t, f"{words}: {first} rows")
+
+
+class Step:
+    """A step of decoding: an aligned one, or one that says itself who sees whom."""
+
+    def __init__(self, start: int | None) -> None:
+        self.start = start
+        self.query_positions, self.key_positions = np.arange(T)[None] + 7, np.arange(13)[None]
+
+    def attention_mask(self, left: int | None, right: int | None) -> np.ndarray:
+        return visible(None, (1, 1, T, 13), False, (1, right))
+
+
+class Own(np.ndarray):
+    """An array type of somebody's own."""
+
+
+def when_rows_go_at_once(alias: str) -> None:
+    """All rows at once where weights or intermediates are shown, and for arrays of types of their own."""
+    rows = import_module(f"{alias}._rows")
+    arrays = drawn(13, "pairs")
+    given, more = (arrays["q"], arrays["k"], arrays["v"]), {name: arrays[name] for name in ("mask", "bias", "keep")}
+    arranged, usual = Step(None), np.arange(13)[None, None] - np.arange(T)[None, :, None] - 4
+    for at_once, tape, changed, options in (
+        (False, None, given, {}),
+        (False, Residuals(), given, {}),
+        (False, None, given, {"step": Step(4)}),
+        (False, None, (arrays["q"], *(x.view(np.memmap) for x in given[1:])), {}),
+        (True, None, given, {"step": arranged}),
+        (True, None, given, {"return_weights": True}),
+        (True, {}, given, {}),
+        (True, None, given, {"implementation": "textbook"}),
+        (True, None, (arrays["q"].view(Own), *given[1:]), {}),
+    ):
+        own = options.get("step") is arranged
+        offset = arranged.key_positions[:, None] - arranged.query_positions[:, :, None] if own else usual
+        seen = arranged.attention_mask(None, 0) if own else visible(None, (1, 1, T, 13), True, None)
+        want, _ = Middle()(None, *given, seen & more["mask"], offset, more["bias"], more["keep"])
+        middle = Middle()
+        with small_blocks(rows):
+            context, weights = rows.by_rows(middle, tape, *changed, causal=True, **more, **options)
+        claim((len(middle.calls) == 1) == at_once, f"{options}: {len(middle.calls)} calls")
+        claim((weights is None) != at_once, f"{options}: weights")
+        claim(same(np.asarray(context), want), f"{options}: another context")
+    scores = B * H * T * 13
+    for few, at_once in ((scores, True), (scores - 1, False)):
+        middle = Middle()
+        with small_blocks(rows):
+            vars(rows)["FEW"] = few
+            rows.by_rows(middle, None, *given, causal=True, **more)
+        claim((len(middle.calls) == 1) == at_once, f"{few} scores are few: {len(middle.calls)} calls")
+
+
+def distances_scored(alias: str) -> None:
+    """Products with the rows of a table, by pair and by diagonal, and their gradients, are those of a loop."""
+    parts, rng = Parts(alias), np.random.default_rng(4)
+    for t, s in ((4, 6), (6, 4), (3, 3)):
+        q, table, dy = (
+            rng.integers(-3, 4, size=shape).astype(np.float64) for shape in ((B, t, H, 2), (5, H, 2), (B, H, t, s))
+        )
+        by_diagonal = np.clip(np.arange(t + s - 1) - t, -2, 2)[None, None] + 2
+        by_pair = by_diagonal[0][:, np.arange(s) - np.arange(t)[:, None] + t - 1]
+        want, dq, dtable = np.zeros(dy.shape), np.zeros(q.shape), np.zeros(table.shape)
+        for b, h, i, j in np.ndindex(*dy.shape):
+            x = by_pair[0, i, j]
+            want[b, h, i, j] = q[b, i, h] @ table[x, h]
+            dq[b, i, h] += dy[b, h, i, j] * table[x, h]
+            dtable[x, h] += dy[b, h, i, j] * q[b, i, h]
+        for rows in (by_diagonal, by_pair):
+            tape: dict[str, Any] = {}
+            claim(same(parts.score_distances(tape, "scores", q, table, rows, s), want), "scores")
+            claim(("scores" in tape) == (rows is by_pair), "all scores are taped where all are made")
+            back = parts.score_distances_vjp(tape, "scores", q, table, rows, dy)
+            claim(same(back[0], dq) and same(back[1], dtable), "gradients")
