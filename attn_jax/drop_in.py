@@ -53,7 +53,9 @@ def attention_fn(
     q, k, v = (x.reshape((prod(batch), *x.shape[-3:])) for x in (query, key, value))
     s = k.shape[1]
     rate, keep = 0.0 if deterministic else float(dropout_rate), None
-    if rate > 0:
+    if rate > 0 and dropout_rng is None:
+        raise field_error("attention_fn", "dropout_rng, a key, with dropout_rate", "none", "pass rngs= to the module")
+    if rate > 0 and dropout_rng is not None:
         shape = (t, s) if broadcast_dropout else (*batch, h, t, s)
         keep = jax.random.bernoulli(dropout_rng, 1.0 - rate, (1,) * (len(batch) + 3 - len(shape)) + shape)
     bias, mask, keep = (merged(x, batch) for x in (bias, None if mask is None else mask.astype(bool), keep))

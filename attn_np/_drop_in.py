@@ -121,8 +121,10 @@ def scaled_dot_product_attention_vjp(
     )
     dy = as_bthk(dy, batch, heads)
     dq, dk, dv, dbias = attend_vjp(tape, dy, scale=scale, rate=float(dropout_p), kv_heads=kv_heads)
-    gradients = {"query": as_bthk_vjp(dq, batch, query.shape), "key": as_bthk_vjp(dk, batch, key.shape)}
-    gradients["value"] = as_bthk_vjp(dv, batch, value.shape)
+    gradients: dict[str, Array | None] = {
+        name: as_bthk_vjp(dx, batch, x.shape)
+        for name, dx, x in (("query", dq, query), ("key", dk, key), ("value", dv, value))
+    }
     if dbias is None or attn_mask is None:
         return gradients
     shape = contract.batch_mask(attn_mask.shape, batch)
@@ -218,5 +220,5 @@ def dot_product_attention_vjp(
     if "rows" in tape:
         dmean = where(tape["rows"] & ~tape["seen"], dy, 0.0).sum(1)[:, None]
         dv = dv + repeat_heads_vjp(dmean, kv_heads) / s
-    gradients = {"query": dq.reshape(query.shape), "key": dk.reshape(key.shape), "value": dv.reshape(value.shape)}
-    return gradients | ({} if bias is None or dbias is None else {"bias": dbias.reshape(bias.shape)})
+    named = (("query", dq, query), ("key", dk, key), ("value", dv, value), ("bias", dbias, bias))
+    return {name: dx.reshape(x.shape) for name, dx, x in named if dx is not None and x is not None}

@@ -38,9 +38,7 @@ def visible(seed: int, *shape: int) -> np.ndarray:
     return mask
 
 
-def held(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, dy: np.ndarray, mask: Any, bias: Any, scale: Any, dtype: str
-) -> dict[str, ErrArray]:
+def held(q: Any, k: Any, v: Any, dy: Any, mask: Any, bias: Any, scale: Any, dtype: str) -> dict[str, ErrArray]:
     """Output and gradients, `b t h k`, each number with the bound for a computation in a dtype."""
     tape: dict[str, Any] = {}
     q, k, v, dy = (ErrArray(x, 0.0) for x in (q, k, v, dy))
@@ -102,7 +100,7 @@ def test_scaled_dot_product_attention(batch: tuple[int, ...]) -> None:
         elif mask == "float":
             arrays.append(drawn(6, H, T, s))
         bias = arrays[3] if mask == "float" else None
-        want = held(*map(swapped, (q, k, v, dy)), allowed, bias, scale, "float64")
+        want = held(swapped(q), swapped(k), swapped(v), swapped(dy), allowed, bias, scale, "float64")
         ways = {
             "PyTorch's": (of_torch, functional.scaled_dot_product_attention),
             "PyTorch": (of_torch, attn_torch.drop_in.scaled_dot_product_attention),
@@ -127,8 +125,7 @@ def test_axes_that_are_broadcast_and_left_out() -> None:
         ((4, 5, 3), (6, 3)),
     ):
         q, k, v = drawn(1, *q_shape), drawn(2, *k_shape), drawn(3, *k_shape[:-1], 7)
-        want = functional.scaled_dot_product_attention(*map(torch.from_numpy, (q, k, v)))
-        dy = drawn(4, *want.shape)
+        dy = drawn(4, *np.broadcast_shapes((*q_shape[:-2], 1, 7), (*k_shape[:-2], q_shape[-2], 7)))
         expected = of_torch(functional.scaled_dot_product_attention, [q, k, v], dy)
         for run, package in ((of_torch, attn_torch), (of_numpy, attn_np), (of_jax, attn_jax)):
             got = run(package.drop_in.scaled_dot_product_attention, [q, k, v], dy)
@@ -233,23 +230,27 @@ def test_modules_of_flax_give_the_same_with_our_function() -> None:
     x = jnp.asarray(drawn(1, 2, 5, 12), jnp.float32)
     mask = jnp.asarray(visible(2, 2, 1, 5, 5))
     ours, bound = attn_jax.drop_in.attention_fn, 400 * np.finfo(np.float32).eps
-    for rate, options in ((0.0, {"mask": mask}), (0.0, {"is_causal": True}), (0.25, {"mask": mask})):
-        two = [
+    kinds: tuple[dict[str, Any], ...] = ({}, {"attention_fn": ours})
+    calls: Any = ((0.0, {"mask": mask}), (0.0, {"is_causal": True}), (0.25, {"mask": mask}))
+    for rate, options in calls:
+        two: list[Any] = [
             nnx.MultiHeadAttention(
                 3, 12, decode=False, dropout_rate=rate, deterministic=rate == 0, rngs=nnx.Rngs(0), **more
             )
-            for more in ({}, {"attention_fn": ours})
+            for more in kinds
         ]
         a, b = (module(x, **options, rngs=nnx.Rngs(dropout=7)) for module in two)
         # A query that sees nothing attends to all keys alike in the first case; dropout leaves zeros in the third.
         rows = np.asarray(mask).any((1, 3)) if rate else np.ones((2, 5), bool)
         assert np.abs(np.asarray(a - b))[rows].max() <= bound
-    module = linen.MultiHeadDotProductAttention(num_heads=3)
-    params = module.init(jax.random.key(0), x)
-    other = linen.MultiHeadDotProductAttention(num_heads=3, attention_fn=ours)
+    module: Any = linen.MultiHeadDotProductAttention(num_heads=3)
+    params: Any = module.init(jax.random.key(0), x)
+    other: Any = linen.MultiHeadDotProductAttention(num_heads=3, attention_fn=ours)
     assert np.abs(np.asarray(module.apply(params, x, mask=mask) - other.apply(params, x, mask=mask))).max() <= bound
     with pytest.raises(ValueError, match="attention_fn: expected module=None"):
         other.apply(params, x, sow_weights=True)
+    with pytest.raises(ValueError, match="attention_fn: expected dropout_rng, a key, with dropout_rate, got none"):
+        ours(*[jnp.ones((1, 2, 1, 3))] * 3, dropout_rate=0.5)
 
 
 # transformers' --------------------------------------------------------------------------------------------------------
