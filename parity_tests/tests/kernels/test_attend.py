@@ -433,8 +433,8 @@ def test_a_function_beside_the_softmaxs_options_is_refused(what: str) -> None:
     [
         ({"softmax_fn": 3}, "softmax_fn to be a function of the scores and the mask, or None, got 3; set softmax_fn="),
         ({"normalize_over": ["keys"]}, "normalize_over to be one of keys, queries, got ['keys']"),
-        ({"window": [1, 0]}, "window to be a tuple (left, right) of ints from 0, got [1, 0]"),
-        ({"scale": np.float32(2)}, "scale to be a finite int or float, got np.float32(2.0); set scale="),
+        ({"window": [1.0, 0]}, "window to be a tuple (left, right) of ints from 0, got (1.0, 0)"),
+        ({"scale": np.float32("inf")}, "scale to be a finite int or float, got inf; set scale="),
         ({"scale": 10**400}, "scale to be a finite int or float, got 100000000000000000...0000000000000000000; set"),
     ],
 )
