@@ -8,6 +8,7 @@ from attn_jax._api import load_pretrained as load_pretrained
 from attn_jax._api import save as save
 from attn_jax._api import trace as trace
 from attn_jax._functions import attend as attend
+from attn_jax._functions import merge as merge
 from attn_jax._ops import Device, DType
 from attn_jax._relative import alibi_slopes as alibi_slopes
 from attn_jax._relative import relative_buckets as relative_buckets
@@ -107,6 +108,7 @@ __all__ = [
     "entmax",
     "load",
     "load_pretrained",
+    "merge",
     "patterns",
     "relative_buckets",
     "rotary_angles",

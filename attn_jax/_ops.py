@@ -128,6 +128,13 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     return flat[..., t - 1 : t * n - 1].reshape(*x.shape[:2], t, n - 1)[..., :s]
 
 
+def per_diagonal(x: Array, n: int) -> Array:
+    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `per_pair` in reverse."""
+    b, h, t, s = x.shape
+    flat = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, n - 1 - s))).reshape(b, h, t * (n - 1))
+    return jnp.pad(flat, ((0, 0), (0, 0), (t - 1, 1))).reshape(b, h, t, n)
+
+
 def clip(x: Array, low: int, high: int) -> Array:
     """Integers clamped to a range."""
     return jnp.clip(x, low, high)
@@ -148,7 +155,7 @@ def is_longer(t: int, n: int) -> bool:
     return t > n
 
 
-def constant(make: Callable[..., Any]) -> Callable[..., Array]:
+def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
     """`make`, called with NumPy and plain values, as a function of the values: cached, and a constant under jit."""
     cached = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: jnp.asarray(cached(*args))

@@ -21,7 +21,7 @@ from attn_jax._masks import attention_mask, in_window, token_offsets
 from attn_jax._ops import Array, Tape
 from attn_np.contract._band import Band, Span
 
-BLOCK = 2**19  # scores in a block
+BLOCK = 2**20  # scores in a block
 ROWS = 16  # queries in a block at least: products of fewer are slow
 FEW = 2**20  # scores of a call that are formed all at once
 PARTS = 4  # loops of a causal call

@@ -17,12 +17,11 @@ from attn_jax._ops import (
     dtype_name,
     einsum,
     linear,
-    per_pair,
     record,
     softmax,
-    take,
     upcast,
 )
+from attn_jax._relative import score_vectors, weigh_vectors
 from attn_jax._rows import by_rows
 from attn_np.contract.shaw import Config
 
@@ -70,11 +69,16 @@ class ShawAttention(Layer[Config]):
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             # Equation 4 of the paper: key position minus query position, clipped on either side.
-            offset = clip(per_pair(offset[:, None], q.shape[1], k.shape[1])[:, 0], -c.max_distance, c.max_distance)
-            row = record(tape, row=broadcast_to(offset + c.max_distance, (*q.shape[:2], k.shape[1])))
-            rel_k = record(tape, rel_k=take(self.w_rel_k, row))
+            offset = clip(offset, -c.max_distance, c.max_distance)
+            relative_index = offset + c.max_distance
+            relative_index = (
+                relative_index
+                if relative_index.shape[-1] != k.shape[1]
+                else broadcast_to(relative_index, (*q.shape[:2], k.shape[1]))
+            )
+            relative_index = record(tape, relative_index=relative_index)
             content = einsum("bthk,bshk->bhts", q, k)
-            position = einsum("bthk,btsk->bhts", q, rel_k)
+            position = score_vectors(tape, "rel_k", q, self.w_rel_k, relative_index, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
             scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
             if bias is not None:
@@ -83,8 +87,7 @@ class ShawAttention(Layer[Config]):
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = einsum("bhts,bshv->bthv", kept, v)
             if self.w_rel_v is not None:
-                rel_v = record(tape, rel_v=take(self.w_rel_v, row))
-                context = context + einsum("bhts,btsv->bthv", kept, rel_v)
+                context = context + weigh_vectors(tape, "rel_v", kept, self.w_rel_v, relative_index)
             context = record(tape, context=context)
             return context, probs
 

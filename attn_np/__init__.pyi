@@ -9,6 +9,7 @@ from attn_np._api import save as save
 from attn_np._api import trace as trace
 from attn_np._api import value_and_vjp as value_and_vjp
 from attn_np._functions import attend as attend
+from attn_np._functions import merge as merge
 from attn_np._ops import Device, DType
 from attn_np._relative import alibi_slopes as alibi_slopes
 from attn_np._relative import relative_buckets as relative_buckets
@@ -108,6 +109,7 @@ __all__ = [
     "entmax",
     "load",
     "load_pretrained",
+    "merge",
     "patterns",
     "relative_buckets",
     "rotary_angles",

@@ -193,6 +193,7 @@ def attend_vjp(
     kv_heads: int | None = None,
     softmax_fn_vjp: Callable[[Array, Array], Array] | None = None,
     dweights: Array | None = None,
+    dlse: Array | None = None,
 ) -> tuple[Array, Array, Array, Array | None]:
     """The gradients of q, k, v and the bias: `attend` in reverse, one line here for each line there.
 
@@ -205,6 +206,7 @@ def attend_vjp(
         kv_heads: how many heads k and v had, if fewer than the queries.
         softmax_fn_vjp: (weights, their gradient) -> gradient of the scores, for a call with `softmax_fn`.
         dweights: gradient of the returned weights, if there is one beside that of the context.
+        dlse: gradient of the logarithms of the sums of exponentials, likewise.
     """
     if residuals_of(tape) is not None:
         return fused_vjp(tape, dcontext)
@@ -222,10 +224,14 @@ def attend_vjp(
         # The sink's weight has no value, so its gradient is 0 and its score gets what the others lose.
         dprobs_and_sink = concatenate([dprobs, zeros((*dprobs.shape[:3], 1), dprobs)], -1)
         dscores = softmax_vjp(tape["probs_and_sink"], record(tape, dprobs_and_sink=dprobs_and_sink))
+        if dlse is not None:
+            dscores = total(dscores, tape["probs_and_sink"] * dlse[..., None])
         dscores, dcolumn = dscores[..., :-1], dscores[..., -1]
         record(tape, dsinks=np.sum(dcolumn, axis=(0, 2)))
     else:
         dscores = softmax_vjp(probs, dprobs, contract.AXES[normalize_over])
+        if dlse is not None:  # dlse/ds_j = p_j
+            dscores = total(dscores, probs * dlse[..., None])
     dbias = None
     if bias is not None:
         dscores = record(tape, dbiased=dscores)

@@ -1,13 +1,15 @@
 """`attend` as users call it: wherever the queries stand, however many keys are real, with numbers of any kind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attn_np._attend as core
+import attn_np._ops as ops
 from attn_np._layer import specs
 from attn_np._masks import unmasked_by_bias
-from attn_np._ops import Array, Tape, arange, broadcast_to, concrete, upcast, zeros
-from attn_np._vjp import rule_of, vjp_of
+from attn_np._ops import Array, Tape, arange, broadcast_to, concrete, dtype_name, einsum, stack, to_dtype, upcast, zeros
+from attn_np._simplex import log_sum_exp
+from attn_np._vjp import einsum_vjp, rule_of, softmax_vjp, total, vjp_of
 from attn_np.contract import _functions as contract
 from attn_np.contract._band import Limits
 from attn_np.contract._offset import Moved, MovedEach
@@ -62,7 +64,8 @@ def attend(
     tape: Tape = None,
     implementation: str = "auto",
     return_weights: bool = False,
-) -> tuple[Array, Array | None]:
+    return_lse: bool = False,
+) -> Any:
     """Weighted average of the values; returns it (`b t h v`) and the weights before dropout (`b h t s`), if asked for.
 
     Scores are scaled, capped, biased, masked and normalised, in this order; masked scores are replaced by -inf. Without
@@ -83,7 +86,8 @@ def attend(
         lengths: `b`, how many keys of each sequence are real; blocks of the others are skipped.
         scale: 1/sqrt(K) by default.
         softcap: scores become softcap * tanh(scores / softcap); 0 is none.
-        sinks: `h`, one score for each head that takes part in the softmax and has no value.
+        sinks: `h`, one score for each head that takes part in the softmax and has no value; its own weight is
+            exp(sink - lse), with the lse that `return_lse` gives.
         keep: True = not dropped; kept weights are divided by 1 - rate.
         rate: the dropout rate that `keep` was drawn with.
         normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.
@@ -92,6 +96,8 @@ def attend(
         implementation: "auto" for the fast path where it computes the same, but with a tape the textbook path;
             "textbook"; or "fused" for the fast path, which never forms the weights and tapes q, k, v and context.
         return_weights: whether to return the weights; else None.
+        return_lse: whether to return a third result, `b h t`: the logarithm of the sum of the exponentials of each
+            query's scores, its sink's among them, -inf where it sees no key. It takes the textbook path, as weights do.
 
     Raises:
         ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.
@@ -102,10 +108,65 @@ def attend(
     if offset is not None or lengths is not None:
         by_position = placed(by_position, number(offset), lengths, q, k)
     options = contract.numbers_of(number, scale, softcap, rate)
-    return core.attend(
+    if return_lse:
+        contract.check_lse(implementation, normalize_over, softmax_fn is not None)
+        implementation, tape = "textbook", {} if tape is None else tape
+    context, weights = core.attend(
         q, k, v, mask=mask, bias=bias, **by_position, **options, sinks=sinks, keep=keep, normalize_over=normalize_over,
         softmax_fn=softmax_fn, tape=tape, implementation=implementation, return_weights=return_weights,
     )  # fmt: skip
+    if not return_lse:
+        return context, weights
+    scores, allowed = last_scores(tape), unmasked_by_bias(tape.get("allowed"), tape.get("bias"))
+    lse = log_sum_exp(scores, allowed)
+    if sinks is not None:
+        column = broadcast_to(tape["sinks"][:, None], lse.shape)
+        lse = log_sum_exp(stack([lse, column], -1))
+    return context, weights, lse
+
+
+def last_scores(tape: Tape) -> Array:
+    """The scores that the softmax got: biased, else capped, else as they are."""
+    return next(tape[name] for name in ("biased", "capped", "scores") if name in tape)
+
+
+def merge(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Attention to all keys, from attention to some of them at a time: its context and its `lse`.
+
+    Each part is a context and the logarithm of its sum of exponentials, of `attend` with `return_lse=True`. A part
+    weighs exp(its lse - that of all): a softmax over the parts.
+
+    Args:
+        parts: pairs of a context, `b t h v`, and an lse, `b h t`; or without heads, `b t v` and `b t`.
+
+    Raises:
+        ValueError: no parts, or shapes that do not fit.
+        TypeError: dtypes that do not fit.
+    """
+    pairs = [specs("merge", context=context, lse=lse) for context, lse in contract.checked_pairs(parts)]
+    contract.check_parts([(pair["context"], pair["lse"]) for pair in pairs])
+    dtype, contexts = dtype_name(parts[0][0]), stack([upcast(context) for context, _ in parts], -2)
+    sums = stack([to_dtype(lse, dtype_name(contexts)) for _, lse in parts], -1)
+    weights = ops.softmax(sums, sums > float("-inf"))
+    return to_dtype(einsum(per_part(contexts), weights, contexts), dtype), log_sum_exp(sums)
+
+
+def per_part(contexts: Array) -> str:
+    """The einsum string of a sum over parts, with the letter of the heads or without."""
+    return "bhtn,bthnv->bthv" if contexts.ndim == 5 else "btn,btnv->btv"
+
+
+@vjp_of(merge)
+def merge_call_vjp(tape: Tape, dcontext: Array | None, dlse: Array | None = None, *, parts: Any) -> dict[str, Any]:
+    """The gradients of every context and lse, as pairs."""
+    contexts = stack([upcast(context) for context, _ in parts], -2)
+    sums = stack([to_dtype(lse, dtype_name(contexts)) for _, lse in parts], -1)
+    weights = ops.softmax(sums, sums > float("-inf"))
+    dcontext = zeros(tape["y"].shape, contexts) if dcontext is None else dcontext
+    dweights, dcontexts = einsum_vjp(per_part(contexts), weights, contexts, dcontext)
+    dsums = softmax_vjp(weights, dweights)
+    dsums = dsums if dlse is None else total(dsums, weights * dlse[..., None])
+    return {"parts": [(dcontexts[..., i, :], dsums[..., i]) for i in range(len(parts))]}
 
 
 @vjp_of(attend)
@@ -113,6 +174,7 @@ def attend_call_vjp(
     tape: Tape,
     dcontext: Array | None,
     dweights: Array | None = None,
+    dlse: Array | None = None,
     *,
     q: Array,
     k: Array,
@@ -130,13 +192,12 @@ def attend_call_vjp(
 
     def softmax_fn_vjp(probs: Array, dprobs: Array) -> Array:
         allowed = unmasked_by_bias(tape.get("allowed"), tape.get("bias"))
-        scores = next(tape[name] for name in ("biased", "capped", "scores") if name in tape)
-        return rule({"y": probs}, dprobs, scores=scores, allowed=allowed)["scores"]  # type: ignore[misc]
+        return rule({"y": probs}, dprobs, scores=last_scores(tape), allowed=allowed)["scores"]  # type: ignore[misc]
 
     dcontext = zeros((*q.shape[:-1], v.shape[-1]), upcast(q)) if dcontext is None else dcontext
     dq, dk, dv, dbias = core.attend_vjp(
         tape, dcontext, **contract.numbers_of(number, scale, softcap, rate), normalize_over=normalize_over,
         kv_heads=k.shape[2] if k.ndim == 4 else None, softmax_fn_vjp=softmax_fn_vjp if rule else None,
-        dweights=dweights,
+        dweights=dweights, dlse=dlse,
     )  # fmt: skip
     return {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": tape.get("dsinks")}

@@ -123,6 +123,14 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     return np.lib.stride_tricks.as_strided(x[..., t - 1 :], shape, strides)
 
 
+def per_diagonal(x: Array, n: int) -> Array:
+    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `per_pair` in reverse."""
+    t, s = x.shape[-2:]
+    y = np.zeros((*x.shape[:-1], n), x.dtype)
+    per_pair(y, t, s)[...] = x
+    return y
+
+
 def clip(x: Array, low: int, high: int) -> Array:
     """Integers clamped to a range."""
     return np.clip(x, low, high)
@@ -143,7 +151,7 @@ def is_longer(t: int, n: int) -> bool:
     return t > n
 
 
-def constant(make: Callable[..., Any]) -> Callable[..., Array]:
+def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
     """`make`, called with NumPy and plain values, as a function of the values: cached, and a constant under jit."""
     cached = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: cached(*args)

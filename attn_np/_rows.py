@@ -17,7 +17,7 @@ from attn_np._ops import Array, Tape, record
 from attn_np.contract._band import Band, Span
 from attn_np.contract._tape import Residuals, residuals_of, save, wants_intermediates
 
-BLOCK = 2**18  # scores in a block: few enough for a core's caches
+BLOCK = 2**19  # scores in a block: few enough for a core's caches
 ROWS = 16  # queries in a block at least: products of fewer are slow
 FEW = 2**20  # scores of a call that are formed all at once
 

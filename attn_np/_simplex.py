@@ -11,6 +11,7 @@ from attn_np._ops import (
     amax,
     any_over,
     broadcast_to,
+    concatenate,
     detach,
     dtype_name,
     exp,
@@ -66,6 +67,20 @@ def bisected_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array
     if allowed is not None:
         overflowed = overflowed & any_over(allowed, (allowed.ndim - 1,))[..., None]
     return where(overflowed | (top < float("inf")) ^ True, float("nan"), weights(z, t))
+
+
+@primitive
+def log_sum_exp(scores: Array, allowed: Array | None = None) -> Array:
+    """The logarithm of the sum of the exponentials of the allowed scores of the last axis; -inf where there is none.
+
+    The weights of a softmax are exp(score - this). The largest score is subtracted, so that `exp` cannot overflow.
+    """
+    z = scores if allowed is None else where(allowed, scores, float("-inf"))
+    top = amax(concatenate([z, zeros((*z.shape[:-1], 1), z) + float("-inf")], -1), -1)
+    nothing = top == float("-inf")
+    top = where(nothing, 0.0, top)
+    total = exp(where(nothing[..., None], 0.0, z - top[..., None])).sum(-1)
+    return where(nothing, float("-inf"), top + ops.log(where(nothing, 1.0, total)))
 
 
 def entmax_over(scores: Array, allowed: Array | None, alpha: float, axis: int) -> Array:

@@ -12,7 +12,19 @@ from typing import Any
 import numpy as np
 
 from attn_np._masks import zero_unseen
-from attn_np._ops import Array, dtype_name, einsum, per_pair, primitive, record, sigmoid, sqrt, to_dtype, upcast, where
+from attn_np._ops import (
+    Array,
+    dtype_name,
+    einsum,
+    per_diagonal,
+    primitive,
+    record,
+    sigmoid,
+    sqrt,
+    to_dtype,
+    upcast,
+    where,
+)
 from attn_np.contract._tape import Residuals
 
 
@@ -249,12 +261,7 @@ def gather_last_vjp(x: Array, index: Array, dy: Array) -> Array:
 
 def per_pair_vjp(shape: tuple[int, ...], dy: Array) -> Array:
     """Sums over the pairs of each diagonal, in this shape: `b h t s` -> `b h t n` or `b h 1 n`."""
-    t, s = dy.shape[-2:]
-    if shape[-1] == s:
-        return sum_to(dy, shape)
-    dx = np.zeros((*dy.shape[:3], shape[-1]), dy.dtype)
-    per_pair(dx, t, s)[...] = dy
-    return sum_to(dx, shape)
+    return sum_to(dy if shape[-1] == dy.shape[-1] else per_diagonal(dy, shape[-1]), shape)
 
 
 @primitive
@@ -350,6 +357,13 @@ def rule_of(function: Any) -> Callable[..., dict[str, Any]]:
     return function.vjp
 
 
+def rounded(grad: Any, x: Any) -> Any:
+    """A gradient in the dtype of its argument; of arguments in lists and tuples, likewise."""
+    if isinstance(x, list | tuple):
+        return type(x)(rounded(g, y) for g, y in zip(grad, x, strict=True))
+    return to_dtype(grad, dtype_name(x))
+
+
 def function_and_vjp(
     function: Any, inputs: tuple[Any, ...], options: dict[str, Any], recompute: bool
 ) -> tuple[Any, Callable[..., Grads]]:
@@ -368,8 +382,7 @@ def function_and_vjp(
         tape["y"] = upcast(outputs[0])
         dys = [None if dy is None else checked_cotangent(y, dy) for y, dy in zip_longest(outputs, cotangents)]
         gradients = rule(tape, *dys, **{name: x for name, x in named.items() if name != "tape"})
-        rounded = {n: to_dtype(g, dtype_name(named[n])) for n, g in gradients.items() if g is not None}
-        return Grads(inputs=rounded, params={})
+        return Grads(inputs={n: rounded(g, named[n]) for n, g in gradients.items() if g is not None}, params={})
 
     residuals = Residuals()
     y = forward(None if recompute else residuals)

@@ -59,7 +59,7 @@ class AlibiAttention(Layer[Config]):
 
         context, weights = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
-            return_weights=return_weights, implementation=implementation, larger=32, bias=bias, keep=keep,
+            return_weights=return_weights, implementation=implementation, larger=16, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

@@ -21,7 +21,7 @@ from attn_np._ops import (
     where,
 )
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, total
-from attn_np.contract._patterns import Causal, ChunkOf, Chunks, Pattern
+from attn_np.contract._patterns import Causal, ChosenChunk, Chunks, Pattern
 from attn_np.contract.block_sparse import Config
 
 
@@ -69,7 +69,7 @@ class BlockSparseAttention(Layer[Config]):
         chosen = reorder(chosen, (1, 0, 2, 3)).reshape(h * b, t, n)
         pattern: Pattern = Chunks(c.block_size)
         for i in range(c.chosen_blocks):
-            pattern = pattern | ChunkOf(c.block_size, chosen[..., i])
+            pattern = pattern | ChosenChunk(c.block_size, chosen[..., i])
         return pattern & Causal() if c.causal else pattern
 
     def __call__(

@@ -17,12 +17,11 @@ from attn_np._ops import (
     dtype_name,
     einsum,
     linear,
-    per_pair,
     record,
     softmax,
-    take,
     upcast,
 )
+from attn_np._relative import score_vectors, score_vectors_vjp, weigh_vectors, weigh_vectors_vjp
 from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import (
     Grads,
@@ -34,7 +33,6 @@ from attn_np._vjp import (
     prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
-    take_vjp,
     total,
 )
 from attn_np.contract.shaw import Config
@@ -83,11 +81,16 @@ class ShawAttention(Layer[Config]):
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             # Equation 4 of the paper: key position minus query position, clipped on either side.
-            offset = clip(per_pair(offset[:, None], q.shape[1], k.shape[1])[:, 0], -c.max_distance, c.max_distance)
-            row = record(tape, row=broadcast_to(offset + c.max_distance, (*q.shape[:2], k.shape[1])))
-            rel_k = record(tape, rel_k=take(self.w_rel_k, row))
+            offset = clip(offset, -c.max_distance, c.max_distance)
+            relative_index = offset + c.max_distance
+            relative_index = (
+                relative_index
+                if relative_index.shape[-1] != k.shape[1]
+                else broadcast_to(relative_index, (*q.shape[:2], k.shape[1]))
+            )
+            relative_index = record(tape, relative_index=relative_index)
             content = einsum("bthk,bshk->bhts", q, k)
-            position = einsum("bthk,btsk->bhts", q, rel_k)
+            position = score_vectors(tape, "rel_k", q, self.w_rel_k, relative_index, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
             scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
             if bias is not None:
@@ -96,8 +99,7 @@ class ShawAttention(Layer[Config]):
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = einsum("bhts,bshv->bthv", kept, v)
             if self.w_rel_v is not None:
-                rel_v = record(tape, rel_v=take(self.w_rel_v, row))
-                context = context + einsum("bhts,btsv->bthv", kept, rel_v)
+                context = context + weigh_vectors(tape, "rel_v", kept, self.w_rel_v, relative_index)
             context = record(tape, context=context)
             return context, probs
 
@@ -118,13 +120,14 @@ class ShawAttention(Layer[Config]):
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             w: dict[str, Array | None] = {}
             dbias, allowed = None, tape.get("allowed")
-            q, k, v, rel_k, probs, kept = (tape[name] for name in ("q", "k", "v", "rel_k", "probs", "kept"))
+            q, k, v, relative_index, probs, kept = (
+                tape[name] for name in ("q", "k", "v", "relative_index", "probs", "kept")
+            )
             dcontext = record(tape, dcontext=dcontext)
             dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
             if self.w_rel_v is not None:
-                dkept_rel, drel_v = einsum_vjp("bhts,btsv->bthv", kept, tape["rel_v"], dcontext)
-                drel_v = record(tape, drel_v=drel_v)
-                dkept, w["w_rel_v"] = total(dkept, dkept_rel), take_vjp(self.w_rel_v, tape["row"], drel_v)
+                dkept_rel, w["w_rel_v"] = weigh_vectors_vjp(tape, "rel_v", kept, self.w_rel_v, relative_index, dcontext)
+                dkept = total(dkept, dkept_rel)
             dkept = record(tape, dkept=dkept)
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
             dscores = softmax_vjp(probs, dprobs)
@@ -133,10 +136,8 @@ class ShawAttention(Layer[Config]):
                 dbias = sum_to(dscores, tape["bias"].shape)
             dscores = record(tape, dscores=dscores) * (1 / sqrt(q.shape[-1]) if c.scale is None else c.scale)
             dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
-            dq_rel, drel_k = einsum_vjp("bthk,btsk->bhts", q, rel_k, dposition)
+            dq_rel, w["w_rel_k"] = score_vectors_vjp(tape, "rel_k", q, self.w_rel_k, relative_index, dposition)
             dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent)
-            drel_k = record(tape, drel_k=drel_k)
-            w["w_rel_k"] = take_vjp(self.w_rel_k, tape["row"], drel_k)
             dq, dk, dv = record(tape, dq=total(dq, dq_rel), dk=dk, dv=dv)
             dq = zero_unseen("bhts->bthk", allowed, dq)
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)

@@ -9,6 +9,7 @@ from attn_torch._api import load_pretrained as load_pretrained
 from attn_torch._api import save as save
 from attn_torch._api import trace as trace
 from attn_torch._functions import attend as attend
+from attn_torch._functions import merge as merge
 from attn_torch._ops import Device, DType
 from attn_torch._relative import alibi_slopes as alibi_slopes
 from attn_torch._relative import relative_buckets as relative_buckets
@@ -107,6 +108,7 @@ __all__ = [
     "entmax",
     "load",
     "load_pretrained",
+    "merge",
     "patterns",
     "relative_buckets",
     "rotary_angles",

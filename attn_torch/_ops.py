@@ -133,6 +133,15 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     return x.as_strided((b, h, t, s), (h * t * n, t * n, n + 1, 1), x.storage_offset())
 
 
+def per_diagonal(x: Array, n: int) -> Array:
+    """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `per_pair` in reverse.
+
+    Rows of n + 1 numbers, laid end to end, are rows of n, each one further to the right than the row before.
+    """
+    t, s = x.shape[-2:]
+    return torch.nn.functional.pad(x, (0, n + 1 - s)).flatten(-2)[..., : t * n].unflatten(-1, (t, n))
+
+
 def clip(x: Array, low: int, high: int) -> Array:
     """Integers clamped to a range."""
     return torch.clamp(x, low, high)
@@ -157,7 +166,7 @@ def is_longer(t: int, n: int) -> bool:
     return statically_known_true(t > n) if torch.compiler.is_exporting() else t > n
 
 
-def constant(make: Callable[..., Any]) -> Callable[..., Array]:
+def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
     """`make`, called with NumPy and plain values, as a function of the values: cached.
 
     In compiled programs, whose lengths may vary, `make` is called with PyTorch, which has functions of the same names.
@@ -367,7 +376,7 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
     return e / where(total == 0, 1.0, total)
 
 
-def largest(z: Array, power: int, axis: int) -> Array:
+def sorted_support(z: Array, power: int, axis: int) -> Array:
     """The entries that may lie above the threshold tau for which the sum of max(z - tau, 0)^power is 1, largest first;
     the largest of all is 0.
 
@@ -401,7 +410,7 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     overflowed = top == -torch.inf
     z = z - where(overflowed, 0.0, top)
     fixed = z.detach()
-    x = largest(fixed, 1, axis)
+    x = sorted_support(fixed, 1, axis)
     n = x.shape[axis]
     ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
         (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
@@ -433,7 +442,7 @@ def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arr
     z = (z - where(overflowed, 0.0, top)) / 2.0
     fixed = z.detach()
     # A single largest z gives tau = -1, so entries below -1 weigh 0.
-    x = largest(maximum(fixed, -1.0), 2, axis)
+    x = sorted_support(maximum(fixed, -1.0), 2, axis)
     k = cumsum(0.0 * x + 1.0, axis)
     mean = cumsum(x, axis) / k
     # k (mean of squares - squared mean), summed so that nothing cancels where many z are nearly equal (Welford 1962).

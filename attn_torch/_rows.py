@@ -19,7 +19,7 @@ from attn_torch._masks import attention_mask, in_window, token_offsets
 from attn_torch._ops import Array, Tape
 
 # Scores in a block: on a CPU they should stay in its caches, a GPU wants large products.
-CPU_BLOCK, GPU_BLOCK = 2**18, 2**25
+CPU_BLOCK, GPU_BLOCK = 2**19, 2**25
 ROWS = 16  # queries in a block at least: products of fewer are slow
 FEW = 2**20  # scores of a call that are formed all at once
 

@@ -2,7 +2,7 @@
 
 from jaxtyping import Float
 
-from attn_np.contract._patterns import Causal, ChunkOf, Chunks, Pattern
+from attn_np.contract._patterns import Causal, ChosenChunk, Chunks, Pattern
 from attn_np.contract.block_sparse import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
@@ -68,7 +68,7 @@ class BlockSparseAttention(Layer[Config]):
         chosen = reorder(chosen, (1, 0, 2, 3)).reshape(h * b, t, n)
         pattern: Pattern = Chunks(c.block_size)
         for i in range(c.chosen_blocks):
-            pattern = pattern | ChunkOf(c.block_size, chosen[..., i])
+            pattern = pattern | ChosenChunk(c.block_size, chosen[..., i])
         return pattern & Causal() if c.causal else pattern
 
     def forward(

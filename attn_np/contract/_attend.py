@@ -117,11 +117,12 @@ def swapped_axes(specs: Mapping[str, Spec | None]) -> str:
 
     Then axis 1 is equal in q, k and v and axis 2, their lengths, need not be; or a mask has these two the other way.
     """
-    shapes = [spec[0] for name in ("q", "k", "v") if (spec := specs[name]) and len(spec[0]) == 4]
+    arrays, others = (specs["q"], specs["k"], specs["v"]), (specs["mask"], specs["bias"], specs["keep"])
+    shapes = [spec[0] for spec in arrays if spec and len(spec[0]) == 4]
     if len(shapes) < 3 or len({shape[1] for shape in shapes}) > 1:
         return ""
     (q, k, _), heads = shapes, shapes[0][1]
-    pairs = [spec[0][-2:] for name in ("mask", "bias", "keep") if (spec := specs[name]) and len(spec[0]) >= 2]
+    pairs = [spec[0][-2:] for spec in others if spec and len(spec[0]) >= 2]
     if q[2] == k[2] and (q[2], k[2]) not in pairs:
         return ""
     way = "swap axes 1 and 2, or call drop_in.scaled_dot_product_attention"

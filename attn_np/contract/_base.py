@@ -185,10 +185,9 @@ class Config:
 
     def positive(self, *names: str) -> None:
         """Each named field is an integer of at least 1 (None passes where it is the default)."""
-        optional = {field.name for field in fields(self) if field.default is None}
         for name in names:
             value = getattr(self, name)
-            if value is None and name in optional:
+            if value is None and getattr(type(self), name, MISSING) is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise field_error(self.variant, f"{name} to be an integer of at least 1", repr(value), f"set {name}=")

@@ -73,6 +73,50 @@ def check_places(specs: Mapping[str, Spec | None], offset: Any, causal: Any, win
         require(fits, "attend", f"{name} of shape (b,) = {shape}", spec and spec[0], "give one for each sequence")
 
 
+def check_lse(implementation: str, normalize_over: str, has_softmax_fn: bool) -> None:
+    """Refuse a sum of exponentials where there is none, or on the fast path.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    expected = "return_lse=True with the softmax over the keys"
+    got = "softmax_fn" if has_softmax_fn else repr(normalize_over)
+    require(not has_softmax_fn and normalize_over == "keys", "attend", expected, got, "leave one of them out")
+    expected = "return_lse=True without implementation='fused'"
+    require(implementation != "fused", "attend", expected, repr(implementation), "it takes the textbook path")
+
+
+def checked_pairs(parts: Any) -> list[Any]:
+    """The parts of a call of `merge`, which must be pairs.
+
+    Raises:
+        ValueError: there is none, or one is no pair.
+    """
+    pairs = list(parts) if isinstance(parts, list | tuple) else []
+    are_pairs = bool(pairs) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs)
+    got = f"a list of {len(pairs)}" if isinstance(parts, list | tuple) else type(parts).__name__
+    require(are_pairs, "merge", "a list of pairs (context, lse), at least one", got, "take them from return_lse=True")
+    return pairs
+
+
+def check_parts(parts: list[tuple[Spec | None, Spec | None]]) -> None:
+    """Refuse parts that cannot be joined.
+
+    Raises:
+        ValueError: shapes that do not fit.
+        TypeError: no floats.
+    """
+    first = parts[0][0]
+    for context, lse in parts:
+        check_floats("merge", "context", context)
+        check_floats("merge", "lse", lse)
+        require(context == first, "merge", f"contexts of one shape and dtype {first}", context, "of the same queries")
+        shape = context[0] if context else (0, 0)
+        require(len(shape) in (3, 4), "merge", "contexts b t h v, or b t v without heads", shape, "put axes in order")
+        rows = (shape[0], *shape[2:-1], shape[1])
+        require(lse is not None and lse[0] == rows, "merge", f"lse of shape {rows}", lse and lse[0], "one for each row")
+
+
 def check_floats(owner: str, name: str, spec: Spec | None) -> None:
     """Refuse an array that is missing or holds no floats.
 

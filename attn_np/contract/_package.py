@@ -10,6 +10,7 @@ FUNCTIONS = {
     "alibi_slopes": "_relative",
     "attend": "_functions",
     "entmax": "_simplex",
+    "merge": "_functions",
     "relative_buckets": "_relative",
     "rotary_angles": "_rotations",
     "rotate": "_rotations",

@@ -55,8 +55,7 @@ class Rotary(Config):
             ValueError: naming the field.
         """
         v, width, head_width = self.variant, self.rotary_width(), self.sizes()["k"]
-        counts = ("rotary_dim", "max_positions", "original_max_positions")
-        self.positive(*(name for name in counts if name in self.fields()))
+        self.positive("rotary_dim", "max_positions", "original_max_positions")
         self.number("rope_base", above=1.0)
         for name in ("scaling_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
             self.number(name, above=0.0)

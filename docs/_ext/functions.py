@@ -13,7 +13,7 @@ ENTRY = re.compile(r"^    (\S[^:]*): (.*)$")
 def signature(name: str) -> str:
     """The call as it is written, with defaults and without annotations."""
     found = inspect.signature(getattr(attn_np, name))
-    plain = [p.replace(annotation=p.empty) for p in found.parameters.values() if p.name != "step"]
+    plain = [p.replace(annotation=p.empty) for p in found.parameters.values()]
     return f"{name}{found.replace(parameters=plain, return_annotation=found.empty)}"
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np import _ops, _vjp
+from attn_np import _ops, _simplex, _vjp
 from parity_tests.bounds.error_array import FUNCTIONS, ErrArray, Flag, jostled, lift, magnitude, plain, rounded, rule
 from parity_tests.bounds.precision import FUNCTION, current_noise, promised
 
@@ -66,6 +66,27 @@ def softmax(scores: Any, allowed: Any = None, axis: int = -1) -> ErrArray:
     if current_noise() is not None:
         return jostled(ErrArray(probs, b))
     return ErrArray(probs, b, (w, rho, eta) if centred else None, again)
+
+
+@rule(FUNCTIONS, _simplex.log_sum_exp)
+def log_sum_exp(scores: Any, allowed: Any = None) -> ErrArray:
+    """The logarithm of sum p_j e^{e_j}, where e_j is what moves the exponent of a weight p_j: a mean of the errors.
+
+    The largest score cancels but for one rounding. Sum, logarithm and the last addition err as elsewhere.
+    """
+    s, p = lift(scores), promised()
+    ok = np.ones(s.shape, bool) if allowed is None else np.broadcast_to(allowed, s.shape)
+    v = plain(_simplex.log_sum_exp)(s.v, None if allowed is None else ok)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        top = np.max(np.where(ok, s.v, -np.inf), axis=-1, keepdims=True, initial=-np.inf)
+        top = np.where(np.isfinite(top), top, 0.0)
+        far = np.where(ok & np.isfinite(s.v), np.abs(s.v - top), 0.0)
+        e = np.where(ok, s.b + p.u * (far + s.b) + FUNCTION * p.u, 0.0)
+        weights = np.where(ok & np.isfinite(s.v), np.exp(s.v - v[..., None]), 0.0)
+        moved = np.log1p(np.sum(weights * np.expm1(e), axis=-1))
+        b = 2 * moved + p.gamma(s.shape[-1] + 4) + (2 * FUNCTION + 4) * p.u * (1 + np.abs(v) + np.abs(v - top[..., 0]))
+        b = np.where(np.isfinite(v), np.where(np.isnan(b), np.inf, b + p.eta), 0.0)
+    return jostled(ErrArray(v, b))
 
 
 def recompute(tape: dict[str, Any]) -> None:

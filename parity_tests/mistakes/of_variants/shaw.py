@@ -7,8 +7,8 @@ MUTANTS = (
     both(
         "row of query minus key",
         "look up the vector of the key's position minus the query's",
-        "clip(per_pair(offset[:, None], ",
-        "clip(per_pair(-offset[:, None], ",
+        "clip(offset, -c",
+        "clip(-offset, -c",
     ),
     both(
         "position part of the scores not scaled",
@@ -19,20 +19,20 @@ MUTANTS = (
     both(
         "values moved by the vectors of the keys' table in reverse",
         "use one and the same offset for the vectors of keys and of values",
-        "take(self.w_rel_v, row)",
-        "take(self.w_rel_v, 2 * c.max_distance - row)",
+        "kept, self.w_rel_v, relative_index)\n            context",
+        "kept, self.w_rel_v, 2 * c.max_distance - relative_index)\n            context",
     ),
     both(
         "vectors of the values averaged before dropout",
         "average the vectors of the values by the weights after dropout",
-        'einsum("bhts,btsv->bthv", kept, rel_v)',
-        'einsum("bhts,btsv->bthv", probs, rel_v)',
+        "kept, self.w_rel_v, relative_index)\n            context",
+        "probs, self.w_rel_v, relative_index)\n            context",
     ),
     keys(
         "keys moved by the vector in place of the queries' product with it",
         "multiply the vector of the distance with the query, not with the key",
-        'einsum("bthk,btsk->bhts", q, rel_k)',
-        'einsum("bshk,btsk->bhts", k, rel_k)',
+        'score_vectors(tape, "rel_k", q, ',
+        'score_vectors(tape, "rel_k", k, ',
     ),
     causal(
         "gradient of the queries from the contents alone",

@@ -167,10 +167,18 @@ def test_steps_are_the_full_pass(variant: str, example: str, tree: str) -> None:
 @pytest.mark.parametrize("tree", ["attn_np", "attn_torch"])
 @pytest.mark.parametrize(("variant", "example"), decodes())
 def test_padding_takes_no_place(variant: str, example: str, tree: str) -> None:
-    """Left padding, right padding and holes, whatever stands in them; sequences then go on from their own lengths."""
+    """Left padding, right padding and holes, whatever stands in them; sequences then go on from their own lengths, and
+    one may take up all the room at once.
+    """
     todo = work(variant, example)
     made = decoder(todo, tree)
-    real = np.array([[False, False, True, True, True], [True, False, True, True, False]])
+    holes = [[False, False, True, True, True], [True, False, True, True, False]]
+    for real in np.array([holes, [[True] * 5, [False, True, False, True, True]]]):
+        padding_takes_no_place(todo, made, real)
+
+
+def padding_takes_no_place(todo: Work, made: Decoder, real: np.ndarray) -> None:
+    """In a step with these real positions, and in a next one where each sequence has room for it."""
     taken = [np.flatnonzero(row) for row in real]
     cache = made.init(BATCH, 5, dtype=todo.case.dtype, **todo.sizes())
 
@@ -184,12 +192,15 @@ def test_padding_takes_no_place(variant: str, example: str, tree: str) -> None:
         return np.stack([x[row, len(at) : len(at) + 1] for row, at in enumerate(taken)])
 
     y, cache = made.step(padded(todo.x), cache, valid=real, **{name: padded(x) for name, x in todo.more.items()})
-    last, cache = made.step(later(todo.x), cache, **{name: later(x) for name, x in todo.more.items()})
-    for row, at in enumerate(taken):
-        want = todo.full(slice(row, row + 1), slice(0, len(at) + 1))
-        assert not wrong(np.concatenate([y[row, at], last[row]])[None], want), row
     assert np.isfinite(y).all()
-    assert np.asarray(cache.length).tolist() == [len(at) + 1 for at in taken]
+    lengths, last = [len(at) for at in taken], y[:, :0]
+    if max(lengths) < 5:
+        last, cache = made.step(later(todo.x), cache, **{name: later(x) for name, x in todo.more.items()})
+        lengths = [length + 1 for length in lengths]
+    for row, (at, length) in enumerate(zip(taken, lengths, strict=True)):
+        want = todo.full(slice(row, row + 1), slice(0, length))
+        assert not wrong(np.concatenate([y[row, at], last[row]])[None], want), row
+    assert np.asarray(cache.length).tolist() == lengths
 
 
 @pytest.mark.parametrize("variant", ["mha", "fused_qkv"])

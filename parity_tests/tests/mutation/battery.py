@@ -70,7 +70,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     for call in functions.ATTENDS:
         add(public.attend_pulled_back, call)
     add(public.pulled_back)
-    for check in (public.attends_from_places, public.wrong_places):
+    for check in (public.attends_from_places, public.wrong_places, public.merged_parts):
         add(check)
     for check in (public.rotated_by_angles, public.lengths_of_positions, public.wrong_positions, public.wrong_scores):
         add(check)
@@ -83,6 +83,8 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(rows.blocks_of_rows)
     add(rows.when_rows_go_at_once)
     add(rows.distances_scored)
+    add(rows.vectors_by_distance)
+    add(rows.picked_from_special_arrays)
     for layer in layers(("mla",)):  # some of its parameters are not drawn
         add(of_layers.constructor, layer)
     add(decoding.written)

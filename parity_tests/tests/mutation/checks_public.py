@@ -334,3 +334,66 @@ def wrong_places(alias: str) -> None:
     ]
     for options, error, words in wrong:
         refuses(lambda options=options: attend(**{"q": x, "k": x, "v": x} | options), error, f"attend: {words}")
+
+
+def merged_parts(alias: str) -> None:
+    """Logarithms of sums of exponentials are within their bounds, with their gradients, and join parts of the keys."""
+    package, (inputs, dy, _) = import_module(alias), attend_expected(2, "all, sinks", "float64", 6)
+    calls: dict[str, dict[str, Any]] = {"mask bias sinks": {"softcap": 1.5}, "mask": {"softcap": 1.5}, "": {}}
+    for names, options in calls.items():
+        some = {name: inputs[name] for name in f"q k v {names}".split()}
+        carried: Any = {name: ErrArray(x, 0.0) if x.dtype != bool else x for name, x in some.items()}
+        with precision(precision_of("float64")), np.errstate(invalid="ignore"):
+            want, back = attn_np.value_and_vjp(attn_np.attend, **carried, **options, return_lse=True)
+            dlse = np.where(np.isfinite(want[2].v), np.cos(np.arange(want[2].size)).reshape(want[2].shape), 0.0)
+            slopes: Any = back(ErrArray(dy, 0.0), None, ErrArray(dlse, 0.0)).inputs
+        found, pull = package.value_and_vjp(package.attend, **some, **options, return_lse=True)
+        claim(found[1] is None and compare(found[2], want[2])["ratio"] <= 1, "lse")
+        for name, grad in pull(dy, None, dlse).inputs.items():
+            claim(compare(grad, slopes[name])["ratio"] <= 1, f"d{name}")
+        tape: dict[str, Any] = {}
+        claim(
+            same(package.attend(**some, **options, return_lse=True, tape=tape)[2], found[2]) and "q" in tape, "a tape"
+        )
+    some = {name: inputs[name] for name in ("q", "k", "v", "mask")}
+    whole, _, lse = package.attend(**some, return_lse=True)
+    parts = []
+    for keys in (slice(0, 2), slice(2, 7)):
+        part = some | {name: some[name][:, keys] for name in "kv"} | {"mask": some["mask"][..., keys]}
+        parts.append(package.attend(**part, return_lse=True)[::2])
+    with np.errstate(invalid="ignore"):
+        (context, total), pull = package.value_and_vjp(package.merge, parts)
+        seen = np.isfinite(lse)
+        wide: Any = [tuple(ErrArray(x, 0.0) for x in part) for part in parts]
+        with precision(precision_of("float64")):
+            want, back = attn_np.value_and_vjp(attn_np.merge, wide)
+            claim(compare(context, want[0])["ratio"] <= 1 and compare(total, want[1])["ratio"] <= 1, "joined")
+            dlse = np.where(seen, np.sin(np.arange(lse.size)).reshape(lse.shape), 0.0)
+            want = back(ErrArray(dy, 0.0), ErrArray(dlse, 0.0)).inputs["parts"]
+            alone = back(ErrArray(dy, 0.0)).inputs["parts"]
+            sums = back(None, ErrArray(dlse, 0.0)).inputs["parts"]
+        for got, right in ((pull(dy, dlse), want), (pull(dy), alone), (pull(None, dlse), sums)):
+            for pair, bounds in zip(got.inputs["parts"], right, strict=True):
+                claim(all(compare(x, y)["ratio"] <= 1 for x, y in zip(pair, bounds, strict=True)), "gradients of parts")
+    flat = [(c[:, :, 0], x[:, 0]) for c, x in parts]
+    claim(same(package.merge(flat)[0], context[:, :, 0]), "without heads")
+    half = [(c.astype("float16"), x.astype("float32")) for c, x in parts]
+    claim(package.merge(half)[0].dtype == np.float16 and package.merge(half)[1].dtype == np.float32, "16 bits")
+    claim(
+        package.value_and_vjp(package.merge, half)[1](context.astype("float16")).inputs["parts"][0][0].dtype
+        == "float16",
+        "16",
+    )
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        ([], ValueError, "expected a list of pairs"),
+        ([whole], ValueError, "expected a list of pairs"),
+        ([(whole, lse[:1])], ValueError, "expected lse of shape"),
+        ([(whole, lse), (whole[:1], lse)], ValueError, "expected contexts of one shape"),
+        ([(whole, lse > 0)], TypeError, "expected lse of a float dtype"),
+        ([(whole[0, 0], lse)], ValueError, "expected contexts b t h v"),
+    ]
+    for given, error, words in wrong:
+        refuses(lambda given=given: package.merge(given), error, f"merge: {words}")
+    for options in ({"normalize_over": "queries"}, {"softmax_fn": doubled}, {"implementation": "fused"}):
+        call = partial(package.attend, **some, **options, return_lse=True)
+        refuses(call, ValueError, "attend: expected return_lse=True with")

@@ -235,9 +235,55 @@ def distances_scored(alias: str) -> None:
             want[b, h, i, j] = q[b, i, h] @ table[x, h]
             dq[b, i, h] += dy[b, h, i, j] * table[x, h]
             dtable[x, h] += dy[b, h, i, j] * q[b, i, h]
+        claim(parts.per_pair(dy, t, s) is dy, "what stands by pair stays")
         for rows in (by_diagonal, by_pair):
             tape: dict[str, Any] = {}
             claim(same(parts.score_distances(tape, "scores", q, table, rows, s), want), "scores")
             claim(("scores" in tape) == (rows is by_pair), "all scores are taped where all are made")
             back = parts.score_distances_vjp(tape, "scores", q, table, rows, dy)
             claim(same(back[0], dq) and same(back[1], dtable), "gradients")
+
+
+class Special(np.ndarray):
+    """An array that is not plain, as those are that carry errors."""
+
+
+def picked_from_special_arrays(alias: str) -> None:
+    """Arrays that are not plain are picked from, and get gradients, as plain ones do."""
+    parts, rng = Parts(alias), np.random.default_rng(6)
+    x, dy = (rng.integers(-9, 9, size=(2, 3, 4, n)).astype(np.float64) for n in (5, 7))
+    table, rows = rng.integers(-9, 9, size=(5, 3, 2)).astype(np.float64), rng.integers(0, 5, size=7)
+    index, drows = rng.integers(0, 5, size=(1, 4, 7)), rng.integers(-9, 9, size=(7, 3, 2)).astype(np.float64)
+    for call, arrays in (
+        (lambda x, dy: parts.gather_last(x, index), (x, dy)),
+        (lambda x, dy: parts.gather_last_vjp(x, index, dy), (x, dy)),
+        (lambda table, drows: parts.take_vjp(table, rows, drows), (table, drows)),
+    ):
+        claim(same(np.asarray(call(*(x.view(Special) for x in arrays))), call(*arrays)), "the same numbers")
+
+
+def vectors_by_distance(alias: str) -> None:
+    """Scores and averages of a table's rows, by pair and by diagonal, and their gradients, are those of a loop."""
+    parts, rng = Parts(alias), np.random.default_rng(8)
+    for t, s in ((4, 6), (6, 4), (3, 3)):
+        shapes = (B, t, H, 2), (5, 2), (B, H, t, s)
+        (q, table, weights), (dout, _, dscores) = (
+            [rng.integers(-3, 4, size=shape).astype(np.float64) for shape in shapes] for _ in "xy"
+        )
+        by_diagonal = np.clip(np.arange(t + s - 1) - t, -2, 2)[None, None] + 2
+        by_pair = by_diagonal[0][:, np.arange(s) - np.arange(t)[:, None] + t - 1]
+        rows = table[by_pair[0]]
+        marks = (by_pair[0][..., None] == np.arange(5)).astype(np.float64)
+        scores = np.einsum("bthk,tsk->bhts", q, rows), np.einsum("bhts,tsk->bthk", dscores, rows)
+        scores += (np.einsum("bhts,bthk,tsx->xk", dscores, q, marks),)
+        sums = np.einsum("bhts,tsk->bthk", weights, rows), np.einsum("bthk,tsk->bhts", dout, rows)
+        sums += (np.einsum("bhts,bthk,tsx->xk", weights, dout, marks),)
+        for index in (by_diagonal, np.broadcast_to(by_pair, (B, t, s))):
+            tape: dict[str, Any] = {}
+            found = (parts.score_vectors(tape, "k", q, table, index, s),)
+            found += tuple(parts.score_vectors_vjp(tape, "k", q, table, index, dscores))
+            found += (parts.weigh_vectors(tape, "v", weights, table, index),)
+            found += tuple(parts.weigh_vectors_vjp(tape, "v", weights, table, index, dout))
+            claim(all(same(x, want) for x, want in zip(found, scores + sums, strict=True)), f"sums over {index.shape}")
+            taped = set() if index is by_diagonal else {"k", "v", "dk", "dv"}
+            claim(set(tape) == taped, f"the rows of pairs are taped, got {set(tape)}")

@@ -477,7 +477,7 @@ def test_positions_beyond_the_table() -> None:
         with pytest.raises(ValueError) as caught:
             layer(**tree.arrays(inputs))
         assert str(caught.value) == "rotary: expected positions from 0 to 100, got 0 to 101; set max_positions="
-        with pytest.raises(ValueError, match="got -1 to 100"):
+        with pytest.raises(ValueError, match="rotary: expected positions from 0 to 100, got -1 to 100; set max_pos"):
             layer(**tree.arrays(inputs | {"positions": inputs["positions"] - 1}))
     layer = layer_of(TREES["jax"], config, w)
     y = np.asarray(jax.jit(lambda x, places: layer(x, positions=places))(inputs["query"], inputs["positions"]))
