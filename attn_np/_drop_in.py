@@ -130,7 +130,8 @@ def scaled_dot_product_attention_vjp(
     shape = contract.batch_mask(attn_mask.shape, batch)
     lead = (1,) * (0 if shape is None else len(shape) - attn_mask.ndim)
     dbias = dbias if shape is None else sum_to(dbias.reshape(shape), (*lead, *attn_mask.shape))
-    return gradients | {"attn_mask": dbias.reshape(attn_mask.shape)}
+    gradients["attn_mask"] = dbias.reshape(attn_mask.shape)
+    return gradients
 
 
 def dot_product_attention(

@@ -250,7 +250,7 @@ def test_modules_of_flax_give_the_same_with_our_function() -> None:
     with pytest.raises(ValueError, match="attention_fn: expected module=None"):
         other.apply(params, x, sow_weights=True)
     with pytest.raises(ValueError, match="attention_fn: expected dropout_rng, a key, with dropout_rate, got none"):
-        ours(*[jnp.ones((1, 2, 1, 3))] * 3, dropout_rate=0.5)
+        ours(x[:, :, None], x[:, :, None], x[:, :, None], dropout_rate=0.5)
 
 
 # transformers' --------------------------------------------------------------------------------------------------------
