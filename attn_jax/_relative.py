@@ -6,8 +6,8 @@ from attn_jax._layer import specs
 from attn_jax._ops import (
     Array,
     Tape,
+    cached_array,
     clip,
-    constant,
     constants,
     einsum,
     gather_last,
@@ -20,7 +20,7 @@ from attn_np.contract import _functions as contract
 from attn_np.contract._functions import alibi_slopes as alibi_slopes
 
 
-@constant
+@cached_array
 def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str) -> Any:
     """Encodings of the distances low .. high - 1: sines, then cosines, made in float64 and rounded once."""
     rates = base ** -(xp.arange(0, width, 2, dtype=xp.float64) / width)
@@ -28,7 +28,7 @@ def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str)
     return xp.asarray(xp.concatenate([xp.sin(angles), xp.cos(angles)], axis=1), dtype=getattr(xp, dtype))
 
 
-@constant
+@cached_array
 def bucketed(xp: Any, config: Any) -> Any:
     """The bucket of every distance from -max_distance to max_distance."""
     return xp.asarray(config.signed_buckets(), dtype=xp.int32)
@@ -58,25 +58,27 @@ def relative_buckets(
     return constants(config.buckets(), offsets)[clip(offsets, -max_distance, max_distance) + max_distance]
 
 
-def score_distances(tape: Tape, name: str, q: Array, table: Array, row: Array, s: int) -> Array:
+def score_distances(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:
     """The product of each query with the row of the table that its pair has: `b t h k`, `x h k`, `b t s` -> `b h t s`.
 
     Where rows stand by diagonal, `1 1 n`, the queries meet these alone. Else they meet all, which are taped by name.
     """
-    if row.shape[-1] != s:
-        return per_pair(einsum("bthk,xhk->bhtx", q, take(table, row[0, 0])), q.shape[1], s)
-    return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), row)
+    if relative_index.shape[-1] != s:
+        return per_pair(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+    return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), relative_index)
 
 
-def score_vectors(tape: Tape, name: str, q: Array, table: Array, row: Array, s: int) -> Array:
+def score_vectors(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:
     """As `score_distances` with one table for all heads, `x k`; the rows of pairs are taped, not all scores."""
-    if row.shape[-1] != s:
-        return per_pair(einsum("bthk,xk->bhtx", q, take(table, row[0, 0])), q.shape[1], s)
-    return einsum("bthk,btsk->bhts", q, record(tape, **{name: take(table, row)}))
+    if relative_index.shape[-1] != s:
+        return per_pair(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
+    return einsum("bthk,btsk->bhts", q, record(tape, **{name: take(table, relative_index)}))
 
 
-def weigh_vectors(tape: Tape, name: str, weights: Array, table: Array, row: Array) -> Array:
+def weigh_vectors(tape: Tape, name: str, weights: Array, table: Array, relative_index: Array) -> Array:
     """The sum of each query's rows of the table, times the weights of their pairs: `b h t s`, `x v` -> `b t h v`."""
-    if row.shape[-1] != weights.shape[-1]:
-        return einsum("bhtx,xv->bthv", per_diagonal(weights, row.shape[-1]), take(table, row[0, 0]))
-    return einsum("bhts,btsv->bthv", weights, record(tape, **{name: take(table, row)}))
+    if relative_index.shape[-1] != weights.shape[-1]:
+        return einsum(
+            "bhtx,xv->bthv", per_diagonal(weights, relative_index.shape[-1]), take(table, relative_index[0, 0])
+        )
+    return einsum("bhts,btsv->bthv", weights, record(tape, **{name: take(table, relative_index)}))

@@ -4,10 +4,22 @@ from typing import Any
 
 from attn_jax._decode import DecodeStep
 from attn_jax._masks import token_positions
-from attn_jax._ops import Array, any_over, clip, concatenate, concrete, constant, cumsum, dtype_name, stack, take, where
+from attn_jax._ops import (
+    Array,
+    any_over,
+    cached_array,
+    clip,
+    concatenate,
+    concrete,
+    cumsum,
+    dtype_name,
+    stack,
+    take,
+    where,
+)
 
 
-@constant
+@cached_array
 def tables(xp: Any, config: Any, count: int, length: int, dtype: str) -> Any:
     """Cosines and sines of positions 0 .. count - 1 in a pass over `length` of them, made in float64 and rounded once:
     a float32 angle would be wrong by 1e-3 at position 100 000.

@@ -6,10 +6,10 @@ import attn_jax._rotary as rotary
 from attn_jax._layer import specs
 from attn_jax._ops import (
     Array,
+    cached_array,
     check_dtype,
     concatenate,
     concrete,
-    constant,
     dtype_name,
     take,
     to_dtype,
@@ -18,7 +18,7 @@ from attn_jax._ops import (
 from attn_np.contract import _functions as contract
 
 
-@constant
+@cached_array
 def xpos_scales(xp: Any, config: Any, count: int, dtype: str) -> Any:
     """The factors of positions 0 .. count - 1 by which xPos scales each pair, made in float64 and rounded once."""
     logs = xp.log(xp.asarray(config.decays(), dtype=xp.float64)) / config.xpos

@@ -49,14 +49,14 @@ class SparsemaxAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
-        def weigh(tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, **by_score: Any) -> Any:
+        def attend_rows(tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, **by_score: Any) -> Any:
             return attend(
                 q, k, v, mask=allowed, **by_score, scale=c.scale, softcap=c.softcap, softmax_fn=sparsemax,
                 rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
             )  # fmt: skip
 
         context, weights = by_rows(
-            weigh, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

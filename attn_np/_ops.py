@@ -151,7 +151,7 @@ def is_longer(t: int, n: int) -> bool:
     return t > n
 
 
-def constant(make: Callable[..., Any]) -> Callable[..., Array]:
+def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
     """`make`, called with NumPy and plain values, as a function of the values: cached, and a constant under jit."""
     cached = lru_cache(maxsize=8)(partial(make, np))
     return lambda *args, like: cached(*args)

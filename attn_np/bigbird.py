@@ -6,13 +6,13 @@ from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._ops import Array, Tape, arange, broadcast_to, constant, dtype_name, linear, record
+from attn_np._ops import Array, Tape, arange, broadcast_to, cached_array, dtype_name, linear, record
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp
 from attn_np.contract._patterns import ChosenChunk, Chunks, GlobalKeys, GlobalQueries, Pattern
 from attn_np.contract.bigbird import Config
 
 
-@constant
+@cached_array
 def drawn_blocks(xp: Any, config: Config, count: int) -> Any:
     """The random blocks of each of `count` blocks: `n r`."""
     return xp.asarray(config.drawn_blocks(count), dtype=xp.int32).reshape(count, config.random_blocks)

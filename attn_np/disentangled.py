@@ -105,16 +105,16 @@ class DisentangledAttention(Layer[Config]):
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
                 # Equation 3: the row of a pair, as its query sees it.
-                row = record(tape, row=clip(distance + span, 0, 2 * span - 1))
-                scores = score_distances(tape, "c2p_distances", q, rel_k, row, k.shape[1])
+                relative_index = record(tape, relative_index=clip(distance + span, 0, 2 * span - 1))
+                scores = score_distances(tape, "c2p_distance_scores", q, rel_k, relative_index, k.shape[1])
                 terms += [record(tape, c2p_scores=scores)]
             if rel_q is not None:
                 # The row of a pair, as its key sees it: the other sign. The key's position comes first.
                 distance = per_pair(distance[:, None], q.shape[1], k.shape[1])[:, 0]
                 distance = -distance if c.p2c_view == "key" else distance
-                row = record(tape, key_row=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
-                distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
-                terms += [record(tape, p2c_scores=gather_last(distances, row).swapaxes(2, 3))]
+                relative_index = record(tape, key_relative_index=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
+                distance_scores = record(tape, p2c_distance_scores=einsum("bshk,xhk->bhsx", k, rel_q))
+                terms += [record(tape, p2c_scores=gather_last(distance_scores, relative_index).swapaxes(2, 3))]
             scale = 1 / sqrt(sizes["k"] * len(terms)) if c.scale is None else c.scale
             scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
             if bias is not None:
@@ -155,13 +155,17 @@ class DisentangledAttention(Layer[Config]):
             dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dcontent_scores=dscores))
             if rel_q is not None:
                 dp2c = record(tape, dp2c_scores=dscores)
-                ddistances = gather_last_vjp(tape["p2c_distances"], tape["key_row"], dp2c.swapaxes(2, 3))
-                ddistances = record(tape, dp2c_distances=ddistances)
-                dk_rel, drel_q = einsum_vjp("bshk,xhk->bhsx", k, rel_q, ddistances)
+                ddistance_scores = gather_last_vjp(
+                    tape["p2c_distance_scores"], tape["key_relative_index"], dp2c.swapaxes(2, 3)
+                )
+                ddistance_scores = record(tape, dp2c_distance_scores=ddistance_scores)
+                dk_rel, drel_q = einsum_vjp("bshk,xhk->bhsx", k, rel_q, ddistance_scores)
                 dk = total(dk, dk_rel)
             if rel_k is not None:
                 dc2p = record(tape, dc2p_scores=dscores)
-                dq_rel, drel_k = score_distances_vjp(tape, "c2p_distances", q, rel_k, tape["row"], dc2p)
+                dq_rel, drel_k = score_distances_vjp(
+                    tape, "c2p_distance_scores", q, rel_k, tape["relative_index"], dc2p
+                )
                 dq = total(dq, dq_rel)
             dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
             dq = zero_unseen("bhts->bthk", allowed, dq)

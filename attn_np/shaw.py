@@ -82,11 +82,15 @@ class ShawAttention(Layer[Config]):
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             # Equation 4 of the paper: key position minus query position, clipped on either side.
             offset = clip(offset, -c.max_distance, c.max_distance)
-            row = offset + c.max_distance
-            row = row if row.shape[-1] != k.shape[1] else broadcast_to(row, (*q.shape[:2], k.shape[1]))
-            row = record(tape, row=row)
+            relative_index = offset + c.max_distance
+            relative_index = (
+                relative_index
+                if relative_index.shape[-1] != k.shape[1]
+                else broadcast_to(relative_index, (*q.shape[:2], k.shape[1]))
+            )
+            relative_index = record(tape, relative_index=relative_index)
             content = einsum("bthk,bshk->bhts", q, k)
-            position = score_vectors(tape, "rel_k", q, self.w_rel_k, row, k.shape[1])
+            position = score_vectors(tape, "rel_k", q, self.w_rel_k, relative_index, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
             scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
             if bias is not None:
@@ -95,7 +99,7 @@ class ShawAttention(Layer[Config]):
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = einsum("bhts,bshv->bthv", kept, v)
             if self.w_rel_v is not None:
-                context = context + weigh_vectors(tape, "rel_v", kept, self.w_rel_v, row)
+                context = context + weigh_vectors(tape, "rel_v", kept, self.w_rel_v, relative_index)
             context = record(tape, context=context)
             return context, probs
 
@@ -116,11 +120,13 @@ class ShawAttention(Layer[Config]):
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             w: dict[str, Array | None] = {}
             dbias, allowed = None, tape.get("allowed")
-            q, k, v, row, probs, kept = (tape[name] for name in ("q", "k", "v", "row", "probs", "kept"))
+            q, k, v, relative_index, probs, kept = (
+                tape[name] for name in ("q", "k", "v", "relative_index", "probs", "kept")
+            )
             dcontext = record(tape, dcontext=dcontext)
             dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
             if self.w_rel_v is not None:
-                dkept_rel, w["w_rel_v"] = weigh_vectors_vjp(tape, "rel_v", kept, self.w_rel_v, row, dcontext)
+                dkept_rel, w["w_rel_v"] = weigh_vectors_vjp(tape, "rel_v", kept, self.w_rel_v, relative_index, dcontext)
                 dkept = total(dkept, dkept_rel)
             dkept = record(tape, dkept=dkept)
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
@@ -130,7 +136,7 @@ class ShawAttention(Layer[Config]):
                 dbias = sum_to(dscores, tape["bias"].shape)
             dscores = record(tape, dscores=dscores) * (1 / sqrt(q.shape[-1]) if c.scale is None else c.scale)
             dcontent, dposition = record(tape, dcontent_scores=dscores, dposition_scores=dscores)
-            dq_rel, w["w_rel_k"] = score_vectors_vjp(tape, "rel_k", q, self.w_rel_k, row, dposition)
+            dq_rel, w["w_rel_k"] = score_vectors_vjp(tape, "rel_k", q, self.w_rel_k, relative_index, dposition)
             dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, dcontent)
             dq, dk, dv = record(tape, dq=total(dq, dq_rel), dk=dk, dv=dv)
             dq = zero_unseen("bhts->bthk", allowed, dq)

@@ -50,14 +50,14 @@ class SparsemaxAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
-        def weigh(tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, **by_score: Any) -> Any:
+        def attend_rows(tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, **by_score: Any) -> Any:
             return attend(
                 q, k, v, mask=allowed, **by_score, scale=c.scale, softcap=c.softcap, softmax_fn=sparsemax,
                 rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
             )  # fmt: skip
 
         context, weights = by_rows(
-            weigh, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
@@ -70,13 +70,13 @@ class SparsemaxAttention(Layer[Config]):
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
 
-        def weigh_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+        def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             dq, dk, dv, dbias = attend_vjp(
                 tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout, softmax_fn_vjp=sparsemax_vjp
             )
             return {"q": dq, "k": dk, "v": dv, "bias": dbias}
 
-        dq, dk, dv, dbias = by_rows_vjp(weigh_vjp, tape, dcontext).values()
+        dq, dk, dv, dbias = by_rows_vjp(attend_rows_vjp, tape, dcontext).values()
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

@@ -96,7 +96,8 @@ def attend(
         lengths: `b`, how many keys of each sequence are real; blocks of the others are skipped.
         scale: 1/sqrt(K) by default.
         softcap: scores become softcap * tanh(scores / softcap); 0 is none.
-        sinks: `h`, one score for each head that takes part in the softmax and has no value.
+        sinks: `h`, one score for each head that takes part in the softmax and has no value; its own weight is
+            exp(sink - lse), with the lse that `return_lse` gives.
         keep: True = not dropped; kept weights are divided by 1 - rate.
         rate: the dropout rate that `keep` was drawn with.
         normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.

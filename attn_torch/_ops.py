@@ -166,7 +166,7 @@ def is_longer(t: int, n: int) -> bool:
     return statically_known_true(t > n) if torch.compiler.is_exporting() else t > n
 
 
-def constant(make: Callable[..., Any]) -> Callable[..., Array]:
+def cached_array(make: Callable[..., Any]) -> Callable[..., Array]:
     """`make`, called with NumPy and plain values, as a function of the values: cached.
 
     In compiled programs, whose lengths may vary, `make` is called with PyTorch, which has functions of the same names.

@@ -7,10 +7,10 @@ from attn_torch._masks import token_positions
 from attn_torch._ops import (
     Array,
     any_over,
+    cached_array,
     clip,
     concatenate,
     concrete,
-    constant,
     cumsum,
     dtype_name,
     stack,
@@ -19,7 +19,7 @@ from attn_torch._ops import (
 )
 
 
-@constant
+@cached_array
 def tables(xp: Any, config: Any, count: int, length: int, dtype: str) -> Any:
     """Cosines and sines of positions 0 .. count - 1 in a pass over `length` of them, made in float64 and rounded once:
     a float32 angle would be wrong by 1e-3 at position 100 000.

@@ -7,10 +7,10 @@ from attn_np.contract import _functions as contract
 from attn_torch._layer import specs
 from attn_torch._ops import (
     Array,
+    cached_array,
     check_dtype,
     concatenate,
     concrete,
-    constant,
     dtype_name,
     take,
     to_dtype,
@@ -18,7 +18,7 @@ from attn_torch._ops import (
 )
 
 
-@constant
+@cached_array
 def xpos_scales(xp: Any, config: Any, count: int, dtype: str) -> Any:
     """The factors of positions 0 .. count - 1 by which xPos scales each pair, made in float64 and rounded once."""
     logs = xp.log(xp.asarray(config.decays(), dtype=xp.float64)) / config.xpos

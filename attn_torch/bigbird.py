@@ -8,10 +8,10 @@ from attn_np.contract._patterns import ChosenChunk, Chunks, GlobalKeys, GlobalQu
 from attn_np.contract.bigbird import Config
 from attn_torch._attend import attend
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._ops import Array, Tape, arange, broadcast_to, constant, dtype_name, linear, record
+from attn_torch._ops import Array, Tape, arange, broadcast_to, cached_array, dtype_name, linear, record
 
 
-@constant
+@cached_array
 def drawn_blocks(xp: Any, config: Config, count: int) -> Any:
     """The random blocks of each of `count` blocks: `n r`."""
     return xp.asarray(config.drawn_blocks(count), dtype=xp.int32).reshape(count, config.random_blocks)

@@ -91,16 +91,16 @@ class DisentangledAttention(Layer[Config]):
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
                 # Equation 3: the row of a pair, as its query sees it.
-                row = record(tape, row=clip(distance + span, 0, 2 * span - 1))
-                scores = score_distances(tape, "c2p_distances", q, rel_k, row, k.shape[1])
+                relative_index = record(tape, relative_index=clip(distance + span, 0, 2 * span - 1))
+                scores = score_distances(tape, "c2p_distance_scores", q, rel_k, relative_index, k.shape[1])
                 terms += [record(tape, c2p_scores=scores)]
             if rel_q is not None:
                 # The row of a pair, as its key sees it: the other sign. The key's position comes first.
                 distance = per_pair(distance[:, None], q.shape[1], k.shape[1])[:, 0]
                 distance = -distance if c.p2c_view == "key" else distance
-                row = record(tape, key_row=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
-                distances = record(tape, p2c_distances=einsum("bshk,xhk->bhsx", k, rel_q))
-                terms += [record(tape, p2c_scores=gather_last(distances, row).swapaxes(2, 3))]
+                relative_index = record(tape, key_relative_index=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
+                distance_scores = record(tape, p2c_distance_scores=einsum("bshk,xhk->bhsx", k, rel_q))
+                terms += [record(tape, p2c_scores=gather_last(distance_scores, relative_index).swapaxes(2, 3))]
             scale = 1 / sqrt(sizes["k"] * len(terms)) if c.scale is None else c.scale
             scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
             if bias is not None:

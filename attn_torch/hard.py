@@ -51,7 +51,7 @@ class HardAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
 
-        def weigh(
+        def attend_rows(
             tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, noise: Array | None, **by_score: Any
         ) -> Any:
             noise = record(tape, noise=upcast(noise))
@@ -70,7 +70,7 @@ class HardAttention(Layer[Config]):
             )  # fmt: skip
 
         context, weights = by_rows(
-            weigh, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, implementation=implementation, bias=bias, noise=noise, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))

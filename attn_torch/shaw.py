@@ -70,11 +70,15 @@ class ShawAttention(Layer[Config]):
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             # Equation 4 of the paper: key position minus query position, clipped on either side.
             offset = clip(offset, -c.max_distance, c.max_distance)
-            row = offset + c.max_distance
-            row = row if row.shape[-1] != k.shape[1] else broadcast_to(row, (*q.shape[:2], k.shape[1]))
-            row = record(tape, row=row)
+            relative_index = offset + c.max_distance
+            relative_index = (
+                relative_index
+                if relative_index.shape[-1] != k.shape[1]
+                else broadcast_to(relative_index, (*q.shape[:2], k.shape[1]))
+            )
+            relative_index = record(tape, relative_index=relative_index)
             content = einsum("bthk,bshk->bhts", q, k)
-            position = score_vectors(tape, "rel_k", q, self.w_rel_k, row, k.shape[1])
+            position = score_vectors(tape, "rel_k", q, self.w_rel_k, relative_index, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
             scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
             if bias is not None:
@@ -83,7 +87,7 @@ class ShawAttention(Layer[Config]):
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = einsum("bhts,bshv->bthv", kept, v)
             if self.w_rel_v is not None:
-                context = context + weigh_vectors(tape, "rel_v", kept, self.w_rel_v, row)
+                context = context + weigh_vectors(tape, "rel_v", kept, self.w_rel_v, relative_index)
             context = record(tape, context=context)
             return context, probs
 

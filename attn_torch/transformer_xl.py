@@ -72,12 +72,12 @@ class TransformerXLAttention(Layer[Config]):
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             distance = clip(-offset, low, high - 1)
-            row = record(tape, row=distance - low)
+            relative_index = record(tape, relative_index=distance - low)
             q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
             q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
             # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
             content = einsum("bthk,bshk->bhts", q_content, k)
-            position = score_distances(tape, "distance_scores", q_position, rel, row, k.shape[1])
+            position = score_distances(tape, "distance_scores", q_position, rel, relative_index, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
             scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
             if bias is not None:

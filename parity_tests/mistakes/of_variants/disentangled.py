@@ -38,20 +38,20 @@ MUTANTS = (
     both(
         "last distance given a row that is not its own",
         "distances of max_distance and beyond share the last row, 2 max_distance - 1",
-        "row=clip(distance + span, 0, 2 * span - 1))",
-        "row=clip(distance + span, 0, 2 * span - 2))",
+        "relative_index=clip(distance + span, 0, 2 * span - 1))",
+        "relative_index=clip(distance + span, 0, 2 * span - 2))",
     ),
     p2c(
         "position to content not turned back",
         "exchange the axes of position to content: its keys were the rows",
-        "p2c_scores=gather_last(distances, row).swapaxes(2, 3))",
-        "p2c_scores=gather_last(distances, row))",
+        "p2c_scores=gather_last(distance_scores, relative_index).swapaxes(2, 3))",
+        "p2c_scores=gather_last(distance_scores, relative_index))",
     ),
     c2p(
         "distance of the pair read as key minus query",
         "delta(i, j) is query minus key plus max_distance",
-        "record(tape, row=clip(distance + span",
-        "record(tape, row=clip(span - distance",
+        "record(tape, relative_index=clip(distance + span",
+        "record(tape, relative_index=clip(span - distance",
     ),
     both(
         "gradient of the distances from one term",

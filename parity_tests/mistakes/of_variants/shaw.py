@@ -19,14 +19,14 @@ MUTANTS = (
     both(
         "values moved by the vectors of the keys' table in reverse",
         "use one and the same offset for the vectors of keys and of values",
-        "kept, self.w_rel_v, row)\n            context",
-        "kept, self.w_rel_v, 2 * c.max_distance - row)\n            context",
+        "kept, self.w_rel_v, relative_index)\n            context",
+        "kept, self.w_rel_v, 2 * c.max_distance - relative_index)\n            context",
     ),
     both(
         "vectors of the values averaged before dropout",
         "average the vectors of the values by the weights after dropout",
-        "kept, self.w_rel_v, row)\n            context",
-        "probs, self.w_rel_v, row)\n            context",
+        "kept, self.w_rel_v, relative_index)\n            context",
+        "probs, self.w_rel_v, relative_index)\n            context",
     ),
     keys(
         "keys moved by the vector in place of the queries' product with it",

@@ -25,8 +25,8 @@ MUTANTS = (
     causal(
         "every query reads the distances of the last",
         "shift the row of distances by one more for each query",
-        "q_position, rel, row, k.shape[1])",
-        "q_position, rel, row[:, -1:] + 0 * row, k.shape[1])",
+        "q_position, rel, relative_index, k.shape[1])",
+        "q_position, rel, relative_index[:, -1:] + 0 * relative_index, k.shape[1])",
     ),
     causal(
         "bias of the contents left out",

@@ -447,7 +447,7 @@ def test_attend_refuses_unknown_words(words: dict[str, str]) -> None:
         ({"scale": 1.0}, {"scale": True}),
         ({"causal": True}, {"causal": 1}),
         ({"window": (1, 0)}, {"window": (True, 0)}),
-        ({"window": (1, 0)}, {"window": [1, 0]}),
+        ({"window": [1, 0]}, {"window": [True, 0]}),
         ({"softcap": 1.0}, {"softcap": True}),
         ({"rate": 0.0}, {"rate": False}),
     ],

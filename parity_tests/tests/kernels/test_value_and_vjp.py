@@ -131,11 +131,12 @@ def test_what_cannot_be_differentiated_is_refused() -> None:
         pull(y.astype(np.float32))
 
 
+CALL = "tape, dcontext, **contract.numbers_of(number, scale, softcap, rate)"
 BUGS = {
     "the weights' gradient dropped": ("total(dprobs, dweights)", "dprobs"),
-    "scale dropped": ("else dcontext, scale=scale,", "else dcontext,"),
-    "softcap dropped": ("        softcap=softcap, rate=rate, normalize_over", "        rate=rate, normalize_over"),
-    "rate dropped": ("softcap=softcap, rate=rate, normalize_over", "softcap=softcap, normalize_over"),
+    "scale dropped": (CALL, CALL.replace("scale", "None")),
+    "softcap dropped": (CALL, CALL.replace("softcap", "None")),
+    "rate dropped": (CALL, CALL.replace("rate", "0.0")),
     "heads not summed": ("kv_heads=k.shape[2] if k.ndim == 4 else None", "kv_heads=None"),
 }
 

@@ -231,7 +231,7 @@ def constant(value: float | None, whole: bool = False) -> Constant:
     return Constant("x", "", value, lambda setup, value: setup, whole)
 
 
-@pytest.mark.parametrize("true", [10500.0, 1e-9, 3.0, -0.25])
+@pytest.mark.parametrize("true", [10500.0, 10512.0, 1e-9, 3.0, -0.25, 0.251367])
 def test_a_constant_is_found_by_the_numbers(true: float) -> None:
     x = np.linspace(0.5, 2.0, 20)
     start = 1e4 if true > 1e3 else 1e-6 if abs(true) < 0.001 else 1.0
@@ -239,7 +239,10 @@ def test_a_constant_is_found_by_the_numbers(true: float) -> None:
     def function(value: float) -> np.ndarray:
         return abs(value) ** x * np.sign(value)
 
-    assert fitted(constant(start), lambda value: function(value) - function(true) if value else None) == true
+    found = constant(start)
+    assert fitted(found, lambda value: function(value) - function(true) if value else None) == true
+    said = found.mistake(true).name.removeprefix(f"{found.name} ").partition(" ")[0]
+    assert float(said) == float(f"{true:.6g}")
 
 
 def test_a_constant_without_effect_is_none() -> None:
