@@ -459,7 +459,7 @@ def online_weights_(args: Arguments, scores: Array, hidden: Array | None, top: A
     shift = np.where(top == -np.inf, 0.0, top)
     scores -= shift[..., None]
     args.exp_(scores)
-    bits = scores.view(f"i{scores.itemsize}")  # products with numbers below the normal ones are slow: 0 for these
+    bits = scores.view(f"u{scores.itemsize}")  # products with numbers below the normal ones are slow: 0 for these
     np.copyto(bits, 0, where=bits < np.finfo(scores.dtype).tiny.view(bits.dtype))
     return args.exp_(before - shift)
 

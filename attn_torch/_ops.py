@@ -381,9 +381,10 @@ def sorted_support(z: Array, power: int, axis: int) -> Array:
     the largest of all is 0.
 
     Newton's steps from below never pass the threshold, since the sum is convex (Michelot 1986): a few of them leave so
-    few entries that sorting costs little. Where shapes may not depend on numbers, all are sorted.
+    few entries that sorting costs little. Where shapes may not depend on numbers, or a process does not see all of
+    them, all are sorted.
     """
-    if not shapes_may_vary(z):
+    if not shapes_may_vary(z) or hasattr(z, "device_mesh"):
         return torch.sort(z, dim=axis, descending=True).values
     tau = z.new_full((), -1.0)
     for _ in range(NEWTON_STEPS):

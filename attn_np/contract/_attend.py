@@ -119,7 +119,7 @@ def swapped_axes(specs: Mapping[str, Spec | None]) -> str:
     """
     arrays, others = (specs["q"], specs["k"], specs["v"]), (specs["mask"], specs["bias"], specs["keep"])
     shapes = [spec[0] for spec in arrays if spec and len(spec[0]) == 4]
-    if len(shapes) < 3 or len({shape[1] for shape in shapes}) > 1:
+    if len(shapes) < 3 or any(shape[1] != shapes[0][1] for shape in shapes):
         return ""
     (q, k, _), heads = shapes, shapes[0][1]
     pairs = [spec[0][-2:] for spec in others if spec and len(spec[0]) >= 2]

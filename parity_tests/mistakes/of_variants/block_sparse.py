@@ -34,7 +34,7 @@ MUTANTS = (
         "chosen = largest(affinity,",
         "chosen = largest(-affinity,",
     ),
-    causal(
+    together(
         "own block seen as a whole",
         "within its own block a query sees no later key",
         "pattern & Causal() if c.causal else pattern",
