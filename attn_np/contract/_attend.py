@@ -161,23 +161,18 @@ def check(
         name: (x[0], q[1]) if name in ("bias", "sinks") and q and x and x[1] in FLOATS else x
         for name, x in specs.items()
     }
-    hint = swapped_axes(specs) if rank == 4 else ""
     try:
         sizes = checked(arrays, None, with_dtype_of_q)
     except ValueError as error:
-        raise ValueError(f"{error}{hint}") if hint else error from None
+        raise ValueError(f"{error}{swapped_axes(specs) if arrays.head_axis else ''}") from None
     if sinks is not None:
         possible = arrays.head_axis and normalize_over == "keys" and sinks[0] == (sizes["h"],)
         expected = "one sink for each head of q, and normalize_over='keys'"
         require(possible, "attend", expected, f"sinks of shape {sinks[0]}, {normalize_over!r}", "leave sinks out")
-    if arrays.head_axis:
-        require(
-            sizes["g"] > 0 and sizes["h"] % sizes["g"] == 0,
-            "attend",
-            "the heads of q to be a multiple of those of k, which has at least 1",
-            f"{sizes['h']} and {sizes['g']}",
-            f"share each key/value head among equally many query heads{hint}",
-        )
+    if arrays.head_axis and (sizes["g"] == 0 or sizes["h"] % sizes["g"] != 0):
+        expected = "the heads of q to be a multiple of those of k, which has at least 1"
+        todo = f"share each key/value head among equally many query heads{swapped_axes(specs)}"
+        raise field_error("attend", expected, f"{sizes['h']} and {sizes['g']}", todo)
     require(sizes["k"] > 0, "attend", "q and k of width at least 1", "width 0", "give them at least one dimension")
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
         raise field_error("attend", "rate in [0, 1)", repr(rate), "it is the share of weights set to 0")
