@@ -49,9 +49,11 @@ class AxialAttention(Layer[Config]):
     def __call__(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:
         sizes = self.check(query=query)
         c, dtype = self.config, dtype_name(query)
-        x = upcast(query).reshape(sizes["b"] * c.height, c.width, sizes["d"])
+        # One axis at a time: a sharded batch stays sharded.
+        x = upcast(query).reshape(sizes["b"], c.height, c.width, sizes["d"])
+        x = x.reshape(sizes["b"] * c.height, c.width, sizes["d"])
         rows = self.attend_along("rows", x, implementation, scope(tape, "rows"))
         columns = to_columns(rows, c.height, c.width)
         columns = self.attend_along("columns", columns, implementation, scope(tape, "columns"))
-        y = to_columns(columns, c.width, c.height).reshape(sizes["b"], sizes["t"], sizes["d"])
-        return cast_output(dtype, record(tape, y=y))
+        y = to_columns(columns, c.width, c.height).reshape(sizes["b"], c.height, c.width, sizes["d"])
+        return cast_output(dtype, record(tape, y=y.reshape(sizes["b"], sizes["t"], sizes["d"])))

@@ -29,19 +29,23 @@ def cyclic_shift(x: Array, by: int) -> Array:
 
 
 def to_windows(x: Array, c: Config) -> Array:
-    """The windows of a grid as batch rows: `b y x d` -> `(b n) t d`."""
+    """The windows of a grid as batch rows: `b y x d` -> `(b n) t d`; one axis at a time, so that a sharded batch stays
+    sharded.
+    """
     size, (b, height, width, d) = c.window_size, x.shape
     # b (n y) (m x) d -> b n m y x d
+    x = x.reshape(b, height // size, size, width, d)
     x = x.reshape(b, height // size, size, width // size, size, d).swapaxes(2, 3)
-    return x.reshape(b * (height // size) * (width // size), size * size, d)
+    return x.reshape(b * (height // size) * (width // size), size, size, d).reshape(-1, size * size, d)
 
 
 def from_windows(x: Array, c: Config) -> Array:
     """The inverse of `to_windows`."""
     size, d = c.window_size, x.shape[-1]
-    x = x.reshape(x.shape[0] * size * size // (c.height * c.width), c.height // size, c.width // size, size, size, d)
+    b = x.shape[0] * size * size // (c.height * c.width)
+    x = x.reshape(x.shape[0], size, size, d).reshape(b, c.height // size, c.width // size, size, size, d)
     # b n m y x d -> b (n y) (m x) d
-    return x.swapaxes(2, 3).reshape(x.shape[0], c.height, c.width, d)
+    return x.swapaxes(2, 3).reshape(b, c.height, c.width // size, size, d).reshape(b, c.height, c.width, d)
 
 
 def to_shifted_windows(x: Array, c: Config) -> Array:

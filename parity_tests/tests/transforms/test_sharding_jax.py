@@ -60,6 +60,8 @@ HEADS = {"own": 8, "shared": 4}
 SUMS = {"backward": {"shared"}, "forward": {("few queries", "all"), ("few queries", "padding")}}
 # All heads share a rotated key, which is broadcast to them and then sharded: its gradient is gathered and then summed.
 GATHERS = {("Explicit", "mla")}
+# Their thresholds are found in steps until no row moves, about which the devices ask each other.
+STEPS = {"sparsemax", "entmax15"}
 # Layers with more than one output projection.
 PROJECTIONS = {"axial": 2}
 
@@ -270,7 +272,9 @@ def test_a_layer_sums_over_devices_once(variant: str, mesh: str, pytestconfig: p
     """After each output projection; in the backward pass the gradients of the input and of the parameters."""
     found = results("none", pytestconfig.getoption("--everything"))[f"{mesh}/{variant}"]
     assert "error" not in found, found
-    assert found["forward"] in ({}, {"all-reduce": PROJECTIONS.get(variant, 1)}), found
+    sums = found["forward"].get("all-reduce", 0)
+    assert set(found["forward"]) <= {"all-reduce"}, found
+    assert sums in (0, PROJECTIONS.get(variant, 1)) or variant in STEPS, found
     assert set(found["backward"]) - ({"all-gather"} if (mesh, variant) in GATHERS else set()) <= {"all-reduce"}, found
     assert found["sharding"] == ["b"]
     assert found["ratio"] <= 1
