@@ -72,7 +72,7 @@ class Band:
         return Span(start, max(start, stop))
 
     def row_blocks(self, scores: int, min_rows: int) -> Iterator[tuple[Span, Span]]:
-        """All queries in blocks of about `scores` scores, or of `min_rows` rows; each with the keys it sees, at least one."""
+        """All queries in blocks of about `scores` scores or of `min_rows` rows, each with the keys that it may see."""
         start = 0
         while start < self.t:
             keys = self.keys(Span(start, min(start + min_rows, self.t)))
