@@ -2,9 +2,8 @@
 
 from parity_tests.mistakes.plant import SHARED, at
 
-BAND = "def in_window("  # of the whole call: lines of decoding read alike
 cross, bare = at(SHARED, "mha", "cross"), at(SHARED, "dot_product", "scaled")
-causal, capped = (at(SHARED, "mha", example, beside=BAND) for example in ("wide", "capped"))
+causal, capped = at(SHARED, "mha", "wide"), at(SHARED, "mha", "capped")
 
 SOFTMAX = "softmax(scores, allowed,"
 FILL = "scores = {where}(allowed, scores, -{np}.inf)"
