@@ -10,6 +10,7 @@ from attn_jax._api import trace as trace
 from attn_jax._functions import attend as attend
 from attn_jax._functions import merge as merge
 from attn_jax._ops import Device, DType
+from attn_jax._recur import recur as recur
 from attn_jax._relative import alibi_slopes as alibi_slopes
 from attn_jax._relative import relative_buckets as relative_buckets
 from attn_jax._rotations import rotary_angles as rotary_angles
@@ -110,6 +111,7 @@ __all__ = [
     "load_pretrained",
     "merge",
     "patterns",
+    "recur",
     "relative_buckets",
     "rotary_angles",
     "rotate",

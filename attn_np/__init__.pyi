@@ -11,6 +11,7 @@ from attn_np._api import value_and_vjp as value_and_vjp
 from attn_np._functions import attend as attend
 from attn_np._functions import merge as merge
 from attn_np._ops import Device, DType
+from attn_np._recur import recur as recur
 from attn_np._relative import alibi_slopes as alibi_slopes
 from attn_np._relative import relative_buckets as relative_buckets
 from attn_np._rotations import rotary_angles as rotary_angles
@@ -111,6 +112,7 @@ __all__ = [
     "load_pretrained",
     "merge",
     "patterns",
+    "recur",
     "relative_buckets",
     "rotary_angles",
     "rotate",

@@ -11,6 +11,7 @@ from attn_torch._api import trace as trace
 from attn_torch._functions import attend as attend
 from attn_torch._functions import merge as merge
 from attn_torch._ops import Device, DType
+from attn_torch._recur import recur as recur
 from attn_torch._relative import alibi_slopes as alibi_slopes
 from attn_torch._relative import relative_buckets as relative_buckets
 from attn_torch._rotations import rotary_angles as rotary_angles
@@ -110,6 +111,7 @@ __all__ = [
     "load_pretrained",
     "merge",
     "patterns",
+    "recur",
     "relative_buckets",
     "rotary_angles",
     "rotate",
