@@ -36,9 +36,11 @@ from attn_np.entmax15 import EntmaxAttention as EntmaxAttention
 from attn_np.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_np.gated import GatedAttention as GatedAttention
 from attn_np.gated_delta import GatedDeltaRule as GatedDeltaRule
+from attn_np.gla import GatedLinearAttention as GatedLinearAttention
 from attn_np.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_np.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_np.hard import HardAttention as HardAttention
+from attn_np.kda import KimiDeltaAttention as KimiDeltaAttention
 from attn_np.linear import LinearAttention as LinearAttention
 from attn_np.longformer import LongformerAttention as LongformerAttention
 from attn_np.luong import LuongAttention as LuongAttention
@@ -79,9 +81,11 @@ __all__ = [
     "FusedQKVAttention",
     "GatedAttention",
     "GatedDeltaRule",
+    "GatedLinearAttention",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "HardAttention",
+    "KimiDeltaAttention",
     "LinearAttention",
     "LongformerAttention",
     "LuongAttention",
@@ -469,6 +473,24 @@ def build(
 ) -> GatedDeltaRule: ...
 @overload
 def build(
+    variant: Literal["gla"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    rank: int = 16,
+    temperature: float = 16.0,
+    form: str = "auto",
+    chunk_size: int = 64,
+    eps: float = 1e-06,
+) -> GatedLinearAttention: ...
+@overload
+def build(
     variant: Literal["gqa"],
     /,
     *,
@@ -526,6 +548,24 @@ def build(
     estimator: str = "straight_through",
     temperature: float = 1.0,
 ) -> HardAttention: ...
+@overload
+def build(
+    variant: Literal["kda"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    form: str = "auto",
+    chunk_size: int = 64,
+    eps: float = 1e-06,
+    conv_size: int | None = None,
+    rank: int | None = None,
+) -> KimiDeltaAttention: ...
 @overload
 def build(
     variant: Literal["linear"],

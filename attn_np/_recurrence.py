@@ -301,7 +301,7 @@ def chunked_vjp(
     to_row = None if from_start is None else from_start[:, :, :, None]
     dscores, dcorrected = einsum_vjp("btgrs,bsgv->btgrv", tape["scores"], corrected, dout)
     dq_decayed, dbefore = einsum_vjp("btgrk,bgkv->btgrv", times(q, to_row), before, dout)
-    drows = record(tape, dscores=where(causal_mask(size, q)[:, None, None], dscores, 0.0))
+    drows = where(causal_mask(size, q)[:, None, None], record(tape, dscores=dscores), 0.0)
 
     def step(dstate, xs):
         dcorrected, dbefore, k, erasing, corrected, whole, before = xs
@@ -367,7 +367,7 @@ def recurrent_vjp(
 
     xs = record(tape, dstates=dstates), k, beta, decay, corrected, before
     names = ("dcorrected", "dk_added", "ddecay")
-    dstart, (dcorrected, dk, ddecay) = scan(step, dend, xs, names=names, tape=tape, reverse=True)
+    dstart, (dcorrected, dk, ddecay) = scan(step, dend, xs, names=names, reverse=True)
     dv, dbeta, difference = times(dcorrected, beta), None, v
     if erases:
         decayed = before if decay is None else decay[..., None] * before
