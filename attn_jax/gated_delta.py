@@ -10,7 +10,6 @@ from attn_jax._masks import full_mask, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
-    arange,
     concatenate,
     cumsum,
     dtype_name,
@@ -29,8 +28,14 @@ from attn_jax._ops import (
     where,
     zeros,
 )
-from attn_jax.delta import unit_lower_inverse
-from attn_jax.linear import causal_mask, chunk_length, from_chunks, to_chunks
+from attn_jax._recurrence import (
+    causal_mask,
+    chunk_length,
+    earlier_mask,
+    from_chunks,
+    to_chunks,
+    unit_lower_inverse,
+)
 from attn_jax.retention import Decay
 from attn_np.contract.gated_delta import Config
 
@@ -59,10 +64,9 @@ def chunked(
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
     scaled = k * beta
     decay = decay_factors(to_chunks(log_decay, size))
-    lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
     decayed = einsum("bthk,bshk->bths", scaled, k) * decay.pairs.swapaxes(1, 2)
-    pairs = record(tape, pairs=where(lower[:, None], decayed, 0.0))
+    pairs = record(tape, pairs=where(earlier_mask(size, q)[:, None], decayed, 0.0))
     inverse = record(tape, inverse=unit_lower_inverse(pairs))
     erasing = einsum("bths,bshk->bthk", inverse, scaled * decay.from_start[..., None])
     writing = einsum("bths,bshv->bthv", inverse, v * beta)

@@ -27,8 +27,8 @@ from attn_jax._ops import (
     where,
     zeros,
 )
+from attn_jax._recurrence import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_jax._rotary import rotate, rotation
-from attn_jax.linear import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_np.contract.retention import Config
 
 

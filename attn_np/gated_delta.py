@@ -11,7 +11,6 @@ from attn_np._masks import full_mask, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
-    arange,
     concatenate,
     cumsum,
     dtype_name,
@@ -30,6 +29,15 @@ from attn_np._ops import (
     where,
     zeros,
 )
+from attn_np._recurrence import (
+    causal_mask,
+    chunk_length,
+    earlier_mask,
+    from_chunks,
+    to_chunks,
+    unit_lower_inverse,
+    unit_lower_inverse_vjp,
+)
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -45,8 +53,6 @@ from attn_np._vjp import (
     total,
 )
 from attn_np.contract.gated_delta import Config
-from attn_np.delta import unit_lower_inverse, unit_lower_inverse_vjp
-from attn_np.linear import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_np.retention import Decay
 
 
@@ -74,10 +80,9 @@ def chunked(
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
     scaled = k * beta
     decay = decay_factors(to_chunks(log_decay, size))
-    lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
     decayed = einsum("bthk,bshk->bths", scaled, k) * decay.pairs.swapaxes(1, 2)
-    pairs = record(tape, pairs=where(lower[:, None], decayed, 0.0))
+    pairs = record(tape, pairs=where(earlier_mask(size, q)[:, None], decayed, 0.0))
     inverse = record(tape, inverse=unit_lower_inverse(pairs))
     erasing = einsum("bths,bshk->bthk", inverse, scaled * decay.from_start[..., None])
     writing = einsum("bths,bshv->bthv", inverse, v * beta)
@@ -160,8 +165,7 @@ def chunked_vjp(
     derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
     dinverse_k, dscaled_decayed = einsum_vjp("bths,bshk->bthk", inverse, scaled * from_start, derasing)
     dinverse_v, dv_scaled = einsum_vjp("bths,bshv->bthv", inverse, v * beta, dwriting)
-    lower = arange(size, q)[:, None] > arange(size, q)[None, :]
-    dpairs = where(lower[:, None], unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v)), 0.0)
+    dpairs = where(earlier_mask(size, q)[:, None], unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v)), 0.0)
     dpairs = record(tape, dpairs=dpairs)
     products = einsum("bthk,bshk->bths", scaled, k)
     dscaled, dk_pairs = einsum_vjp("bthk,bshk->bths", scaled, k, dpairs * decay.pairs.swapaxes(1, 2))

@@ -27,6 +27,7 @@ from attn_np._ops import (
     where,
     zeros,
 )
+from attn_np._recurrence import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_np._rotary import rotate, rotation
 from attn_np._vjp import (
     Grads,
@@ -40,7 +41,6 @@ from attn_np._vjp import (
     total,
 )
 from attn_np.contract.retention import Config
-from attn_np.linear import causal_mask, chunk_length, from_chunks, to_chunks
 
 
 class Decay(NamedTuple):

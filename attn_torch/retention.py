@@ -28,8 +28,8 @@ from attn_torch._ops import (
     where,
     zeros,
 )
+from attn_torch._recurrence import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_torch._rotary import rotate, rotation
-from attn_torch.linear import causal_mask, chunk_length, from_chunks, to_chunks
 
 
 class Decay(NamedTuple):
