@@ -12,14 +12,8 @@ from attn_np.contract.gla import EXAMPLES, Config
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.tests.forms import forms_apart, padding_seen, scalar_rows, steps_apart
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import TREES, Arrays
 from parity_tests.tests.witness import bounded, disagreement, layer_of, ratio, weights_of
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
 
 FORMS = Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, rank=4, temperature=2.0, chunk_size=3)
 
@@ -83,16 +77,17 @@ def test_padding_is_not_there_and_steps_are_the_full_pass(name: str, form: str) 
 
 
 @pytest.mark.parametrize("form", ["recurrent", "chunked"])
-def test_with_decays_of_each_head_it_is_retention(tree: Tree, form: str) -> None:
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_with_decays_of_each_head_it_is_retention(name: str, form: str) -> None:
     """Gates that depend on no input, with the rates of retention: the same context."""
-    config = replace(FORMS, form=form, temperature=1.0)
+    tree, config = TREES[name], replace(FORMS, form=form, temperature=1.0)
     fixed = retention.Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, chunk_size=3, form=form, norm="rms")
     weights, x = weights_of(config), {"query": np.random.default_rng(1).normal(size=(2, 7, 5))}
     # sigmoid(b) = e^log, so b = log - log(1 - e^log)
     logs = np.array(fixed.decays())
     weights["b_a"] = np.repeat((logs - np.log1p(-np.exp(logs)))[:, None], 3, 1)
     weights["w_a_up"] = 0.0 * weights["w_a_up"]
-    given = {name: weights[name] for name in fixed.shapes()}
+    given = {key: weights[key] for key in fixed.shapes()}
     contexts = [tree.trace(layer_of(tree, c, w), x)[1]["context"] for c, w in ((config, weights), (fixed, given))]
     gate = np.einsum("btd,dhv->bthv", x["query"], weights["w_g"])
 

@@ -12,14 +12,8 @@ from attn_np.contract.kda import EXAMPLES, Config
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.tests.forms import forms_apart, padding_seen, scalar_rows, steps_apart
-from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.inputs import TREES, Arrays
 from parity_tests.tests.witness import bounded, disagreement, layer_of, ratio, weights_of
-
-
-@pytest.fixture(params=list(TREES))
-def tree(request: pytest.FixtureRequest) -> Tree:
-    return TREES[request.param]
-
 
 FORMS = Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, rank=4, chunk_size=3)
 MIXED = replace(FORMS, conv_size=4)
@@ -119,15 +113,15 @@ def test_padding_is_not_there_and_steps_are_the_full_pass(name: str, form: str) 
 
 
 @pytest.mark.parametrize("form", ["recurrent", "chunked"])
-def test_with_decays_alike_in_all_channels_it_is_the_gated_delta_rule(tree: Tree, form: str) -> None:
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_with_decays_alike_in_all_channels_it_is_the_gated_delta_rule(name: str, form: str) -> None:
     """Up-projections that repeat one column: the context is that of the gated delta rule."""
-    config = replace(MIXED, form=form)
-    fields = {name: getattr(config, name) for name in gated_delta.Config.fields()}
+    tree, config = TREES[name], replace(MIXED, form=form)
+    fields = {key: getattr(config, key) for key in gated_delta.Config.fields()}
     plain = gated_delta.Config(**fields)
     weights, x = weights_of(config), {"query": np.random.default_rng(1).normal(size=(2, 7, 5))}
-    for name in ("w_a_up", "dt_bias"):
-        weights[name] = np.repeat(weights[name][..., :1], 3, -1)
-    given = {name: w for name, w in weights.items() if name in plain.shapes()}
+    weights |= {key: np.repeat(weights[key][..., :1], 3, -1) for key in ("w_a_up", "dt_bias")}
+    given = {key: w for key, w in weights.items() if key in plain.shapes()}
     given |= {"w_a": weights["w_a_down"] @ weights["w_a_up"][..., 0], "dt_bias": weights["dt_bias"][:, 0]}
     given |= {"w_g": np.einsum("dz,zhv->dhv", weights["w_g_down"], weights["w_g_up"])}
     contexts = [tree.trace(layer_of(tree, c, w), x)[1]["context"] for c, w in ((config, weights), (plain, given))]
