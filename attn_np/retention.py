@@ -247,7 +247,7 @@ class Retention(Layer[Config]):
         x, q, k, v, g, real = (tape.get(name) for name in ("seen_query", *names, "v", "g", "real"))
         normed, context, scale = tape["normed"], tape["context"], 1 / sqrt(q.shape[-1])
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        gated, dxs = tape.get("gated", normed), list[Array]()
+        gated, dxs = normed if self.w_g is None else tape["gated"], list[Array]()
         dnormed, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", gated, self.w_o, self.b_o, dy)
         if self.w_g is not None:
             dgated = record(tape, dgated=dnormed)

@@ -30,7 +30,9 @@ CALLS = {
 
 
 # Programs that JAX compiles; the other calls are made of the same pieces.
-IN_JAX = ("gated", "delta", "gated_delta, channels")
+IN_JAX = (("gated", "recurrent"), ("delta", "chunked"), ("gated_delta, channels", "chunked"))
+EVERYWHERE = [(name, call, form) for name in ("numpy", "torch") for call in CALLS for form in ("recurrent", "chunked")]
+EVERYWHERE += [("jax", *case) for case in IN_JAX]
 
 
 @pytest.fixture(params=list(TREES))
@@ -109,8 +111,7 @@ def compiled(tree: Tree, **options: Any) -> Any:
     return jax.jit(call) if tree.name == "jax" else call
 
 
-@pytest.mark.parametrize("form", ["recurrent", "chunked"])
-@pytest.mark.parametrize(("name", "call"), [(n, c) for n in TREES for c in (IN_JAX if n == "jax" else CALLS)])
+@pytest.mark.parametrize(("name", "call", "form"), EVERYWHERE)
 def test_outputs_states_and_gradients_stay_within_their_bounds(name: str, call: str, form: str) -> None:
     options, inputs = given(call)
     options |= {"form": form, "chunk_size": 3}
