@@ -303,7 +303,7 @@ def build(
     form: str = "auto",
     chunk_size: int = 64,
     use_norm: bool = True,
-    eps: float = 1e-06,
+    norm_eps: float = 1e-06,
 ) -> DeltaRule: ...
 @overload
 def build(
@@ -468,7 +468,7 @@ def build(
     value_head_dim: int | None = None,
     form: str = "auto",
     chunk_size: int = 64,
-    eps: float = 1e-06,
+    norm_eps: float = 1e-06,
     conv_size: int | None = None,
 ) -> GatedDeltaRule: ...
 @overload
@@ -487,7 +487,7 @@ def build(
     temperature: float = 16.0,
     form: str = "auto",
     chunk_size: int = 64,
-    eps: float = 1e-06,
+    norm_eps: float = 1e-06,
 ) -> GatedLinearAttention: ...
 @overload
 def build(
@@ -562,7 +562,7 @@ def build(
     value_head_dim: int | None = None,
     form: str = "auto",
     chunk_size: int = 64,
-    eps: float = 1e-06,
+    norm_eps: float = 1e-06,
     conv_size: int | None = None,
     rank: int | None = None,
 ) -> KimiDeltaAttention: ...
@@ -712,8 +712,8 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     norm: str = "rms",
-    over: str = "head",
-    eps: float = 1e-06,
+    norm_over: str = "head",
+    norm_eps: float = 1e-06,
 ) -> QKNormAttention: ...
 @overload
 def build(
@@ -732,7 +732,7 @@ def build(
     chunk_size: int = 64,
     decay: tuple[float, ...] | None = None,
     norm: str = "layer",
-    eps: float = 1e-05,
+    norm_eps: float = 1e-05,
     use_gate: bool = True,
     use_bias: bool = False,
     rope_base: float | None = None,
@@ -829,10 +829,10 @@ def build(
     seed: int = 0,
     dtype: DType = "float32",
     device: Device = None,
-    inputs_dim: int,
+    input_dim: int,
     hidden_dim: int,
     num_layers: int = 1,
-    outputs_dim: int | None = None,
+    output_dim: int | None = None,
     dropout: float = 0.0,
     vocab_size: int | None = None,
 ) -> Seq2Seq: ...
@@ -1086,7 +1086,7 @@ def build(
     chunk_size: int = 64,
     decay: tuple[float, ...] | None = None,
     norm: str = "layer",
-    eps: float = 1e-05,
+    norm_eps: float = 1e-05,
     use_gate: bool = True,
     use_bias: bool = False,
     rope_base: float | None = 10000.0,

@@ -74,7 +74,7 @@ def recur(
 
 def prepared(
     q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, state: Array | None, scale: float | None
-) -> tuple[Any, ...]:
+) -> tuple[Array, Array, Array, Array | None, Array | None, Array]:
     """The arguments of `recurrence`: scaled queries, decays by position with an axis of channels, a first state."""
     (b, t, g, width), dtype = k.shape, dtype_name(upcast(q))
     q, k, v = upcast(q) * (1 / sqrt(width) if scale is None else scale), upcast(k), upcast(v)

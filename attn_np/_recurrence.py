@@ -1,5 +1,7 @@
 """Linear recurrences, position by position or in chunks: a state that decays, is erased along a key, and is written."""
 
+from typing import Any
+
 import numpy as np
 
 from attn_np._ops import Array, Tape, arange, concatenate, einsum, is_longer, record, scan, where, zeros
@@ -289,7 +291,7 @@ def recurrence(
 def chunked_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, size: int,
     erases: bool, dout: Array, dend: Array,
-) -> tuple[Array | None, ...]:  # fmt: skip
+) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state: `chunked` in reverse."""
     b, t, r = q.shape[0], q.shape[1], q.shape[3]
     q, k, v, dout = (to_chunks(x, size) for x in (q, k, v, dout))
@@ -330,10 +332,10 @@ def chunked_vjp(
     if decay is None:
         (drows, dk), ddecay = einsum_vjp("btgrk,bsgk->btgrs", rows, k, drows), None
     else:
-        dfrom_start = sum_to(np.sum(dq_decayed * q, axis=3) + dfrom_row, from_start.shape)
-        dwhole = sum_to(dwhole.reshape(before.shape[:-1]), whole.shape)[:, None]
+        dfrom_start = sum_to(np.sum(dq_decayed * q, axis=3) + dfrom_row, decay.shape)
+        dwhole = sum_to(dwhole.reshape(before.shape[:-1]), decay[:, 0].shape)[:, None]
         dfrom_start = concatenate([dfrom_start[:, :-1], dfrom_start[:, -1:] + dwhole], 1)
-        dto_end = sum_to(dk_decayed * k, to_end.shape)
+        dto_end = sum_to(dk_decayed * k, decay.shape)
         drows, dk, ddecay = decayed_products_vjp(rows, k, decay, drows, dfrom_start, dto_end)
     dq = total(drows[:, :, :, :r], times(dq_decayed, to_row))
     dk, dv, dbeta = total(dk, times(dk_decayed, to_end)), times(dwriting, beta), None
@@ -350,7 +352,7 @@ def chunked_vjp(
 def recurrent_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, erases: bool,
     dout: Array, dend: Array,
-) -> tuple[Array | None, ...]:  # fmt: skip
+) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state: `recurrent` in reverse."""
     states, corrected = tape["states"], tape["corrected"]
     before = concatenate([start[:, None], states], 1)[:, :-1]
@@ -381,7 +383,7 @@ def recurrent_vjp(
 def recurrence_vjp(
     tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array,
     size: int | None, erases: bool, dout: Array, dend: Array,
-) -> tuple[Array | None, ...]:  # fmt: skip
+) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v, beta, the decays and the first state, from those of the outputs and the last state."""
     (b, t, h, width), groups = q.shape, k.shape[2]
     beta, grouped = None if beta is None else beta[..., None], q.reshape(b, t, groups, h // groups, width)

@@ -190,8 +190,8 @@ class Retention(Layer[Config]):
         """Each head's context by the norm of the config, which has no parameters."""
         c = self.config
         if c.norm == "layer":
-            return layer_norm(context, None, None, c.eps)
-        return rms_norm(context, None, c.eps) if c.norm == "rms" else context
+            return layer_norm(context, None, None, c.norm_eps)
+        return rms_norm(context, None, c.norm_eps) if c.norm == "rms" else context
 
     def __call__(
         self,
@@ -237,8 +237,8 @@ class Retention(Layer[Config]):
         """The gradient of a context: `norm` in reverse."""
         c = self.config
         if c.norm == "layer":
-            return layer_norm_vjp(context, None, None, c.eps, dnormed)[0]
-        return rms_norm_vjp(context, None, c.eps, dnormed)[0] if c.norm == "rms" else dnormed
+            return layer_norm_vjp(context, None, None, c.norm_eps, dnormed)[0]
+        return rms_norm_vjp(context, None, c.norm_eps, dnormed)[0] if c.norm == "rms" else dnormed
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""

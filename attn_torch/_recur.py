@@ -1,7 +1,6 @@
 """`recur` as users call it: linear recurrences by four rules, in chunks or position by position."""
 
 from math import sqrt
-from typing import Any
 
 from attn_np.contract import _recur as contract
 from attn_torch._functions import number
@@ -73,7 +72,7 @@ def recur(
 
 def prepared(
     q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, state: Array | None, scale: float | None
-) -> tuple[Any, ...]:
+) -> tuple[Array, Array, Array, Array | None, Array | None, Array]:
     """The arguments of `recurrence`: scaled queries, decays by position with an axis of channels, a first state."""
     (b, t, g, width), dtype = k.shape, dtype_name(upcast(q))
     q, k, v = upcast(q) * (1 / sqrt(width) if scale is None else scale), upcast(k), upcast(v)

@@ -52,7 +52,7 @@ class GatedLinearAttention(Layer[Config]):
         context, end = recurrence(q_scaled, k, v, None, decay, start, size, False, tape)
         write_state(step, state=end)
         context = record(tape, context=context)
-        normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps))
+        normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
         g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, None))
         gated = record(tape, gated=silu(g) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))

@@ -140,8 +140,8 @@ class Retention(Layer[Config]):
         """Each head's context by the norm of the config, which has no parameters."""
         c = self.config
         if c.norm == "layer":
-            return layer_norm(context, None, None, c.eps)
-        return rms_norm(context, None, c.eps) if c.norm == "rms" else context
+            return layer_norm(context, None, None, c.norm_eps)
+        return rms_norm(context, None, c.norm_eps) if c.norm == "rms" else context
 
     def forward(
         self,

@@ -24,7 +24,7 @@ class Config(_base.Config):
             from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto": "chunked" where there is more
             than one chunk.
         chunk_size: how many positions a chunk has; the last one may have fewer.
-        eps: added to the mean square in the norm of each head's context.
+        norm_eps: added to the mean square in the norm of each head's context.
     """
 
     layer = "GatedLinearAttention"
@@ -70,12 +70,12 @@ class Config(_base.Config):
     temperature: float = 16.0
     form: str = "auto"
     chunk_size: int = 64
-    eps: float = 0.000001
+    norm_eps: float = 0.000001
 
     def __post_init__(self) -> None:
         self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "rank", "chunk_size")
         self.number("temperature", above=0.0)
-        self.number("eps", above=0.0)
+        self.number("norm_eps", above=0.0)
         self.one_of("form", FORMS)
         self.divisible("d_model", "num_heads", unless="head_dim")
 
@@ -108,6 +108,6 @@ class Config(_base.Config):
 
 EXAMPLES = {
     "whole": Config(d_model=6, num_heads=2, rank=5, form="parallel"),
-    "recurrent": Config(d_model=7, num_heads=3, head_dim=5, rank=2, temperature=0.5, form="recurrent", eps=0.25),
+    "recurrent": Config(d_model=7, num_heads=3, head_dim=5, rank=2, temperature=0.5, form="recurrent", norm_eps=0.25),
     "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, rank=11, temperature=2.0, chunk_size=2),
 }

@@ -20,7 +20,7 @@ class Config(gated_delta.Config):
             from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto": "chunked" where there is more
             than one chunk.
         chunk_size: how many positions a chunk has; the last one may have fewer.
-        eps: added under the roots of the norms of queries, keys and contexts.
+        norm_eps: added under the roots of the norms of queries, keys and contexts.
         conv_size: how many positions, the current one last, a convolution spans; it acts on each dimension of queries,
             keys and values before SiLU. None: no convolution.
         rank: width of the latents that decays and output gates are made from; that of a head's values by default.
@@ -97,6 +97,6 @@ class Config(gated_delta.Config):
 
 EXAMPLES = {
     "whole": Config(d_model=6, num_heads=2, form="parallel"),
-    "recurrent": Config(d_model=7, num_heads=3, head_dim=5, rank=2, form="recurrent", eps=0.25, conv_size=2),
+    "recurrent": Config(d_model=7, num_heads=3, head_dim=5, rank=2, form="recurrent", norm_eps=0.25, conv_size=2),
     "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, rank=11, chunk_size=2, conv_size=3),
 }

@@ -29,7 +29,7 @@ class Config(_base.Config):
         decay: for each head the factor by which its state decays per position, instead of those of `exponent`.
         norm: "layer" subtracts the mean of a head's context and divides by the deviation, "rms" divides only, "none"
             leaves it.
-        eps: added to the mean square in that norm.
+        norm_eps: added to the mean square in that norm.
         use_gate: the normed context is multiplied by silu of a projection of the input.
         use_bias: biases on the projections.
         rope_base: queries and keys are rotated by their positions, their first pair by 1 per position and the last by
@@ -87,7 +87,7 @@ class Config(_base.Config):
     chunk_size: int = 64
     decay: tuple[float, ...] | None = None
     norm: str = "layer"
-    eps: float = 0.00001
+    norm_eps: float = 0.00001
     use_gate: bool = True
     use_bias: bool = False
     rope_base: float | None = None
@@ -97,7 +97,7 @@ class Config(_base.Config):
     def __post_init__(self) -> None:
         self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
         self.number("exponent", above=0.0)
-        self.number("eps", above=0.0)
+        self.number("norm_eps", above=0.0)
         self.one_of("form", FORMS)
         self.one_of("norm", ("layer", "rms", "none"))
         self.flag("use_gate", "use_bias")
@@ -206,7 +206,7 @@ EXAMPLES = {
         exponent=1.0,
         form="recurrent",
         norm="rms",
-        eps=0.25,
+        norm_eps=0.25,
         rope_base=50.0,
         layout="half",
         spacing="open",

@@ -38,7 +38,7 @@ MUTANTS = (
     chunked(
         "keys not of length 1",
         "divide the keys by their length, after SiLU",
-        "l2_norm(silu(k), c.eps))\n        q_unit, k_unit, v_silu",
+        "l2_norm(silu(k), c.norm_eps))\n        q_unit, k_unit, v_silu",
         "silu(k))\n        q_unit, k_unit, v_silu",
     ),
     chunked(

@@ -407,33 +407,38 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 
 
+def recurred_by(package: Any, some: dict[str, Any], options: dict[str, Any]) -> None:
+    """One call of `recur` and its gradients, beside those of the whole reference."""
+    wide: Any = {name: ErrArray(x, 0.0) for name, x in some.items()}
+    with precision(precision_of("float64")):
+        want, back = attn_np.value_and_vjp(attn_np.recur, **wide, **options)
+        dys = [np.cos(np.arange(y.size)).reshape(y.shape) for y in want]
+        slopes: Any = back(*(ErrArray(dy, 0.0) for dy in dys)).inputs
+    found, pull = package.value_and_vjp(package.recur, **some, **options)
+    claim(all(compare(x, y)["ratio"] <= 1 for x, y in zip(found, want, strict=True)), f"by {options}")
+    grads = pull(*dys).inputs
+    claim(set(grads) == set(some), "names of gradients")
+    claim(all(compare(x, slopes[name])["ratio"] <= 1 for name, x in grads.items()), f"gradients by {options}")
+
+
 def recurred(alias: str) -> None:
     """Recurrences are within their bounds by every rule and in every form, and so are their gradients."""
     package, rng = import_module(alias), np.random.default_rng(6)
     q, k, v = (rng.normal(size=(2, 6, heads, width)) for heads, width in ((4, 3), (2, 3), (2, 5)))
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
-    dims = {"b": 2, "t": 6, "g": 2, "k": 3}
+    dims, some = {"b": 2, "t": 6, "g": 2, "k": 3}, dict[str, Any]()
     for rule, kinds in RULES.items():
         for kind in kinds:
             some = {"q": q, "k": k, "v": v} | ({"beta": rng.random((2, 6, 2))} if "beta" in kind else {})
             axes = kind.removeprefix("beta").split()
             some |= {"decay": rng.random([dims[x] for x in axes])} if axes else {}
             some |= {"state": rng.normal(size=(2, 2, 3, 5))} if "beta" in kind else {}
-            wide: Any = {name: ErrArray(x, 0.0) for name, x in some.items()}
             for form, size in (("recurrent", 64), ("chunked", 4), ("chunked", 3), ("auto", 64)):
-                options: dict[str, Any] = {"rule": rule, "form": form, "chunk_size": size}
-                with precision(precision_of("float64")):
-                    want, back = attn_np.value_and_vjp(attn_np.recur, **wide, **options)
-                    dys = [np.cos(np.arange(y.size)).reshape(y.shape) for y in want]
-                    slopes: Any = back(*(ErrArray(dy, 0.0) for dy in dys)).inputs
-                found, pull = package.value_and_vjp(package.recur, **some, **options)
-                claim(all(compare(x, y)["ratio"] <= 1 for x, y in zip(found, want, strict=True)), f"{rule}, {form}")
-                grads = pull(*dys).inputs
-                claim(set(grads) == set(some), "names of gradients")
-                claim(all(compare(x, slopes[name])["ratio"] <= 1 for name, x in grads.items()), f"of {rule}, {form}")
-    alone = pull(None, dys[1]).inputs
-    claim_same(alone, pull(np.zeros_like(dys[0]), dys[1]).inputs, "the state's gradient alone")
-    claim_same(pull(dys[0]).inputs, pull(dys[0], np.zeros_like(dys[1])).inputs, "the outputs' gradient alone")
+                recurred_by(package, some, {"rule": rule, "form": form, "chunk_size": size})
+    (y, end), pull = package.value_and_vjp(package.recur, **some, rule="gated_delta")
+    alone = pull(None, end).inputs
+    claim_same(alone, pull(np.zeros_like(y), end).inputs, "the state's gradient alone")
+    claim_same(pull(y).inputs, pull(y, np.zeros_like(end)).inputs, "the outputs' gradient alone")
     half = {name: x.astype("float32" if name in ("decay", "state") else "float16") for name, x in some.items()}
     y, state = package.recur(**half, rule="gated_delta", scale=np.float64(2))
     wide = {name: x.astype("float32") for name, x in half.items()}

@@ -32,12 +32,14 @@ def loops(config: Config, w: Any, x: Any) -> Any:
         state = [[0.0] * len(w["w_v"][0][h]) for _ in w["w_k"][0][h]]
         for t, row in enumerate(x):
             q, k, v, g = (projected(row, w[f"w_{name}"], h) for name in "qkvg")
-            latent = [sum(a * line[z] for a, line in zip(row, w["w_a_down"], strict=True)) for z in range(config.rank)]
+            latent = [
+                sum((a * line[z] for a, line in zip(row, w["w_a_down"], strict=True)), 0.0) for z in range(config.rank)
+            ]
             gates = [a + b for a, b in zip(projected(latent, w["w_a_up"], h), w["b_a"][h], strict=True)]
             alpha = [(1 / (1 + exp(-a))) ** (1 / config.temperature) for a in gates]
             state = [[alpha[i] * s + k[i] * v[c] for c, s in enumerate(line)] for i, line in enumerate(state)]
             o = [sum(q[i] * line[c] for i, line in enumerate(state)) / sqrt(len(q)) for c in range(len(v))]
-            size = sqrt(sum(a * a for a in o) / len(o) + config.eps)
+            size = sqrt(sum(a * a for a in o) / len(o) + config.norm_eps)
             for c, a in enumerate(o):
                 gated = a / size * w["w_norm"][c] * g[c] / (1 + exp(-g[c]))
                 for d in range(config.d_model):
@@ -92,7 +94,7 @@ def test_with_decays_of_each_head_it_is_retention(name: str, form: str) -> None:
     gate = np.einsum("btd,dhv->bthv", x["query"], weights["w_g"])
 
     def outputs(context: np.ndarray) -> np.ndarray:
-        unit = context / np.sqrt((context * context).mean(-1, keepdims=True) + config.eps) * weights["w_norm"]
+        unit = context / np.sqrt((context * context).mean(-1, keepdims=True) + config.norm_eps) * weights["w_norm"]
         return np.einsum("bthv,hvd->btd", unit * gate / (1 + np.exp(-gate)), weights["w_o"])
 
     want = bounded(config, x, weights)["y"]

@@ -28,7 +28,7 @@ def projected(x: list[float], w: Any, h: int) -> list[float]:
 
 def through(row: list[float], down: Any, up: Any, bias: Any, h: int) -> list[float]:
     """Two projections with a latent in between."""
-    latent = [sum(a * line[z] for a, line in zip(row, down, strict=True)) for z in range(len(up))]
+    latent = [sum((a * line[z] for a, line in zip(row, down, strict=True)), 0.0) for z in range(len(up))]
     return [a + b for a, b in zip(projected(latent, up, h), bias[h], strict=True)]
 
 
@@ -47,7 +47,7 @@ def mixed(rows: list[list[float]], weights: Any) -> list[list[float]]:
 
 def unit(config: Config, x: list[float]) -> list[float]:
     x = [swish(a) for a in x]
-    size = sqrt(sum(a * a for a in x) + config.eps)
+    size = sqrt(sum(a * a for a in x) + config.norm_eps)
     return [a / size for a in x]
 
 
@@ -73,7 +73,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
             steps = through(row, w["w_a_down"], w["w_a_up"], w["dt_bias"], h)
             state = stepped(state, k, v, [exp(-exp(w["a_log"][h]) * log(1 + exp(a))) for a in steps], beta)
             o = [sum(q[i] * line[c] for i, line in enumerate(state)) / sqrt(len(q)) for c in range(len(v))]
-            size = sqrt(sum(a * a for a in o) / len(o) + config.eps)
+            size = sqrt(sum(a * a for a in o) / len(o) + config.norm_eps)
             gates = through(row, w["w_g_down"], w["w_g_up"], w["b_g"], h)
             for c, a in enumerate(o):
                 for d in range(config.d_model):
@@ -128,7 +128,7 @@ def test_with_decays_alike_in_all_channels_it_is_the_gated_delta_rule(name: str,
     gate = np.einsum("btd,dhv->bthv", x["query"], given["w_g"]) + weights["b_g"]
 
     def outputs(context: np.ndarray) -> np.ndarray:
-        unit = context / np.sqrt((context * context).mean(-1, keepdims=True) + config.eps) * weights["w_norm"]
+        unit = context / np.sqrt((context * context).mean(-1, keepdims=True) + config.norm_eps) * weights["w_norm"]
         return np.einsum("bthv,hvd->btd", unit / (1 + np.exp(-gate)), weights["w_o"])
 
     want = bounded(config, x, weights)["y"]
