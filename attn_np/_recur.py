@@ -1,7 +1,6 @@
 """`recur` as users call it: linear recurrences by four rules, in chunks or position by position."""
 
 from math import sqrt
-from typing import Any
 
 from attn_np._functions import number
 from attn_np._layer import specs
