@@ -47,7 +47,7 @@ TRANSFORMS: dict[str, str] = {
     "DDP": "`DistributedDataParallel` over two processes: outputs and gradients",
     "DTensor": (
         "parameters as DTensors with the heads over two processes: nothing is sent but one sum after the output "
-        "projection (in `talking_heads`, which mixes heads, `delta`, `gated_delta`, `gla`, `kda` and `retention` more "
+        "projection (in `talking_heads`, which mixes heads, `delta`, `gated_delta`, `kda` and `retention` more "
         "is)"
     ),
     "meta": '`device="meta"`, `to_empty`, `reset_parameters`: the layer that the constructor draws',
