@@ -1,0 +1,188 @@
+"""What a page of the viewer shows: the arrays of one run, their formulas, and every framework's numbers beside ours."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from attn_np.contract import Config
+from attn_np.contract._letters import LETTERS
+from parity_tests.bounds.error_array import ErrArray, widened
+from parity_tests.explain.patterns import axes_of
+from parity_tests.explain.verdicts import verdicts
+from parity_tests.judge.candidates import extras, numpy_layer
+from parity_tests.judge.cases import Case, Drawn
+from parity_tests.judge.frameworks import FRAMEWORKS, NEEDS
+from parity_tests.judge.judging import ratios
+from parity_tests.ports.trace import Trace, candidate, record
+from parity_tests.viewer.formulas import FormulaTape, Traced
+
+MOST_WEIGHTS = 20_000  # numbers of a weight that a page holds
+BEYOND = 255  # hundredths of a bound that a byte holds: this, and all above
+
+
+def frameworks_here() -> tuple[str, ...]:
+    """The frameworks that are installed."""
+    return tuple(name for name in FRAMEWORKS if all(find_spec(needed) for needed in NEEDS.get(name, ())))
+
+
+def one_row(case: Case, drawn: Drawn, row: int, lengths: Mapping[str, int | None]) -> Drawn:
+    """The inputs of one row of the batch, the sequences of queries and keys cut to a length.
+
+    Raises:
+        ValueError: the batch has no such row.
+    """
+    inputs = {}
+    cut = {letter: n for letter in "ts" if (n := lengths.get(letter) or lengths.get("t")) is not None}
+    for name, x in drawn.inputs.items():
+        for axis, letter in enumerate(case.config.arguments()[name].axes.split()):
+            if letter == "b" and x.shape[axis] > 1:
+                if row >= x.shape[axis]:
+                    raise ValueError(
+                        f"viewer: expected a row of {name}, which has {x.shape[axis]}, got {row}; count from 0"
+                    )
+                x = np.take(x, [row], axis)
+            elif letter in cut and x.shape[axis] > 1:
+                x = np.take(x, range(min(cut[letter], x.shape[axis])), axis)
+        inputs[name] = np.ascontiguousarray(x)
+    return Drawn(inputs, drawn.params, drawn.seed)
+
+
+def formulas(case: Case, drawn: Drawn) -> FormulaTape:
+    """The tape of the reference with the formula of every array."""
+    config, layer = case.config, numpy_layer(case, drawn.params)
+    axes = {name: param.axes.replace(" ", "") for name, param in config.params().items()}
+    layer.set_params({n: Traced(x, "named", axes=axes[n], name=n) for n, x in layer.params().items()})
+    letters = {name: arg.axes.replace(" ", "") for name, arg in config.arguments().items()}
+    inputs = {
+        n: Traced(x, "named", axes=letters[n], name=n) if x.dtype.kind not in "biu" else x
+        for n, x in drawn.inputs.items()
+    }
+    tape = FormulaTape({n: x for n, x in inputs.items() if isinstance(x, Traced)})
+    layer(**inputs, **extras(config.variant, config.layer), tape=tape)
+    return tape
+
+
+def encoded(x: Any, kind: str) -> str:
+    return base64.b64encode(np.ascontiguousarray(x).astype(kind).tobytes()).decode()
+
+
+class Nodes:
+    """Formulas as a list of plain dictionaries, each naming its arguments by their places in the list."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.nodes, self.places, self.alive = kind, [], {}, []
+
+    def add(self, x: Traced) -> int:
+        """The place of a formula, which is appended where it is new."""
+        if id(x) not in self.places:
+            node = {"op": x.op, "shape": x.shape} | self.content(x)
+            self.places[id(x)] = len(self.nodes)
+            self.nodes.append(node)
+            self.alive.append(x)  # an id is taken again where an array is gone
+        return self.places[id(x)]
+
+    def content(self, x: Traced) -> dict[str, Any]:
+        if x.op == "constant" and x.size == 1:
+            return {"op": "number", "value": float(x.v.ravel()[0])}
+        if x.op == "constant":
+            return {"values": encoded(x.v, self.kind)}
+        out = {"args": [self.add(arg) for arg in x.args]} if x.args else {}
+        options = dict(x.options)
+        if x.op == "copy":
+            at = np.ravel(options.pop("at"))
+            out["at"] = None if np.array_equal(at, np.arange(at.size)) else encoded(at, "<i4")
+        if x.op == "given":
+            out["values"] = encoded(x.v, self.kind)
+        if options.get("allowed") is not None:
+            options["allowed"] = encoded(options["allowed"], "u1")
+        return out | options
+
+
+def shares(got: np.ndarray, want: ErrArray) -> np.ndarray:
+    """Error/bound of each number in hundredths, rounded up."""
+    share = ratios(got, want.v, want.b)
+    with np.errstate(invalid="ignore"):
+        return np.where(share <= 1, np.ceil(100 * share), BEYOND)
+
+
+def runs(case: Case, drawn: Drawn, frameworks: Sequence[str]) -> list[Trace]:
+    return [record(candidate(name), case, drawn) for name in frameworks]
+
+
+def page_data(case: Case, drawn: Drawn, traces: Sequence[Trace], tokens: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Everything a page holds, as JSON values.
+
+    Args:
+        case, drawn: the call.
+        traces: runs of it; the values that are shown and written out are those of the first.
+        tokens: words of the positions by the letter of their axis, "t" and "s".
+    """
+    tape, kind = formulas(case, drawn), "<f8" if case.dtype == "float64" else "<f4"
+    nodes, first = Nodes(kind), traces[0]
+    judged = [verdicts(trace.judged(), backward=False)[1].wanted for trace in traces]
+    stages = []
+    for name, others in tape.aliases.items():
+        given = name in drawn.inputs
+        value = drawn.inputs[name] if given else tape[name]
+        x = np.asarray(value.v if isinstance(value, Traced) else value)
+        if x.ndim == 0 or x.size == 0:
+            continue
+        formula = None if given else tape.formulas[name]
+        letters = "" if not isinstance(value, Traced) else value.axes
+        letters = letters or (case.config.arguments()[name].axes if given else axes_of(case, name, x.ndim))
+        stage: dict[str, Any] = {
+            "name": name,
+            "also": [other for other in dict.fromkeys(others) if other != name],
+            "axes": letters.replace(" ", "") if len(letters.replace(" ", "")) == x.ndim else "",
+            "shape": x.shape,
+        }
+        if x.dtype.kind == "b":
+            stages.append(stage | {"mask": encoded(x, "u1")})
+            continue
+        if x.dtype.kind in "iu":
+            stages.append(stage | {"values": encoded(x, kind), "runs": [], "formula": None})
+            continue
+        shown = [] if given else [t for t in traces if name in t.outcome.tape and t.outcome.tape[name].shape == x.shape]
+        values = first.outcome.tape[name] if first in shown else widened(x)
+        stage["values"] = encoded(values, kind)
+        stage["runs"] = [
+            {
+                "who": traces.index(trace),
+                "values": None if trace is first else encoded(trace.outcome.tape[name], kind),
+                "shares": encoded(shares(trace.outcome.tape[name], judged[traces.index(trace)][name]), "u1"),
+            }
+            for trace in shown
+            if isinstance(judged[traces.index(trace)].get(name), ErrArray)
+        ]
+        if isinstance(formula, list):
+            stage["formula"] = {"steps": [nodes.add(step) for step in formula]}
+        else:
+            stage["formula"] = None if formula is None else {"node": nodes.add(formula)}
+        stages.append(stage)
+    weights = {
+        name: {
+            "axes": case.config.params()[name].axes.replace(" ", ""),
+            "shape": x.shape,
+            "values": encoded(x, kind) if x.size <= MOST_WEIGHTS else None,
+        }
+        for name, x in drawn.params.items()
+    }
+    return {
+        "kind": kind,
+        "who": [trace.who for trace in traces],
+        "tokens": dict(tokens),
+        "stages": stages,
+        "weights": weights,
+        "nodes": nodes.nodes,
+        "letters": LETTERS,
+        "about": about(case.config),
+    }
+
+
+def about(config: Config) -> dict[str, Any]:
+    fields = ", ".join(f"{name}={value!r}" for name, value in config.as_dict().items() if value is not None)
+    return {"variant": config.variant, "title": config.title, "idea": config.idea, "fields": fields}
+

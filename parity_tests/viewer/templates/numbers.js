@@ -1,0 +1,270 @@
+"use strict";
+/* What the page computes: entries of arrays, the sums that they are, and how these are written so that they add up. */
+const numbersOf = (data) => {
+  const kinds = { "<f4": Float32Array, "<f8": Float64Array, "<i4": Int32Array, u1: Uint8Array };
+  const decode = (text, kind = data.kind) => new kinds[kind](Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+  const flat = (index, shape) => index.reduce((at, i, axis) => at * shape[axis] + i, 0);
+  const place = (at, shape) => {
+    const index = new Array(shape.length);
+    for (let axis = shape.length - 1; axis >= 0; axis--) {
+      index[axis] = at % shape[axis];
+      at = Math.floor(at / shape[axis]);
+    }
+    return index;
+  };
+  /* An index of a result as one of an argument that was broadcast to it. */
+  const within = (index, shape) => shape.map((n, axis) => (n === 1 ? 0 : index[axis + index.length - shape.length]));
+
+  const arrays = {};
+  for (const [name, weight] of Object.entries(data.weights)) {
+    arrays[name] = { ...weight, name, weight: true, values: weight.values && decode(weight.values) };
+  }
+  for (const stage of data.stages) {
+    arrays[stage.name] = stage;
+    stage.values = stage.mask ? decode(stage.mask, "u1") : decode(stage.values);
+    for (const run of stage.runs || []) {
+      run.values = run.values === null ? stage.values : decode(run.values);
+      run.shares = decode(run.shares, "u1");
+    }
+  }
+  for (const node of data.nodes) {
+    if (node.values) node.values = decode(node.values);
+    if (node.at) node.at = decode(node.at, "<i4");
+    if (node.allowed) node.allowed = decode(node.allowed, "u1");
+  }
+
+  const functions = {
+    add: (a, b) => a + b,
+    subtract: (a, b) => a - b,
+    multiply: (a, b) => a * b,
+    divide: (a, b) => a / b,
+    power: (a, b) => a ** b,
+    maximum: Math.max,
+    minimum: Math.min,
+    negative: (x) => -x,
+    absolute: Math.abs,
+    square: (x) => x * x,
+    sqrt: Math.sqrt,
+    exp: Math.exp,
+    log: Math.log,
+    log1p: Math.log1p,
+    tanh: Math.tanh,
+    identity: (x) => x,
+    sigmoid: (x) => (x >= 0 ? 1 / (1 + Math.exp(-x)) : Math.exp(x) / (1 + Math.exp(x))),
+    softplus: (x) => Math.max(x, 0) + Math.log1p(Math.exp(-Math.abs(x))),
+    lerp: (a, b, z) => a + z * (b - a),
+  };
+
+  /* The entry that an entry of a copy is: the place of its source, and the index there. */
+  const sourceOf = (node, index) => {
+    let at = flat(index, node.shape);
+    if (node.at) at = node.at[at];
+    for (const id of node.args) {
+      const shape = data.nodes[id].shape, size = shape.reduce((a, b) => a * b, 1);
+      if (at < size) return [id, place(at, shape)];
+      at -= size;
+    }
+    throw new Error("a copy of nothing");
+  };
+  /* Pairs of entries whose products an entry of an einsum sums. */
+  const productsOf = (node, index) => {
+    const [left, right, out] = node.spec.replace("->", ",").split(","), where = {}, sizes = {};
+    [...out].forEach((letter, axis) => (where[letter] = index[axis]));
+    [left, right].forEach((letters, i) => [...letters].forEach((letter, axis) => (sizes[letter] = data.nodes[node.args[i]].shape[axis])));
+    const summed = [...new Set(left + right)].filter((letter) => !out.includes(letter));
+    const shape = summed.map((letter) => sizes[letter]), pairs = [];
+    for (let at = 0; at < shape.reduce((a, b) => a * b, 1); at++) {
+      place(at, shape).forEach((i, axis) => (where[summed[axis]] = i));
+      pairs.push([left, right].map((letters) => [...letters].map((letter) => where[letter])));
+    }
+    return pairs;
+  };
+  /* Indices of the argument whose entries a sum, a largest entry or a running sum is made of. */
+  const partsOf = (node, index) => {
+    const shape = data.nodes[node.args[0]].shape;
+    if (node.op === "cumsum") {
+      return [...Array(index[node.axis] + 1).keys()].map((i) => index.map((old, axis) => (axis === node.axis ? i : old)));
+    }
+    const full = [...index];
+    if (!node.keepdims) for (const axis of node.over) full.splice(axis, 0, 0);
+    const sizes = node.over.map((axis) => shape[axis]), parts = [];
+    for (let at = 0; at < sizes.reduce((a, b) => a * b, 1); at++) {
+      const part = [...full];
+      place(at, sizes).forEach((i, n) => (part[node.over[n]] = i));
+      parts.push(part);
+    }
+    return parts;
+  };
+  /* The row of a softmax that an entry is in: scores, whether they are allowed, and exponentials less the largest score. */
+  const rowOf = (node, index) => {
+    const row = [...Array(node.shape[node.axis]).keys()].map((i) => {
+      const at = index.map((old, axis) => (axis === node.axis ? i : old));
+      return { at, score: value(node.args[0], at), allowed: !node.allowed || node.allowed[flat(at, node.shape)] === 1 };
+    });
+    const top = Math.max(...row.filter((entry) => entry.allowed).map((entry) => entry.score));
+    for (const entry of row) entry.e = entry.allowed ? Math.exp(entry.score - top) : 0;
+    return row;
+  };
+
+  const known = data.nodes.map(() => new Map());
+  const total = (values) => values.reduce((a, b) => a + b, 0);
+  /* An entry of a formula, computed here from the arrays that have names. */
+  const value = (id, index) => {
+    const node = data.nodes[id], at = flat(index, node.shape);
+    if (!known[id].has(at)) known[id].set(at, computed(node, index, at));
+    return known[id].get(at);
+  };
+  const named = (node, index) => {
+    const array = arrays[node.name], full = node.step === undefined ? index : [index[0], node.step, ...index.slice(1)];
+    return { array, index: full, value: array.values ? array.values[flat(full, array.shape)] : NaN };
+  };
+  const computed = (node, index, at) => {
+    if (node.op === "number") return node.value;
+    if (node.op === "constant" || node.op === "given") return node.values[at];
+    if (node.op === "named") return named(node, index).value;
+    if (node.op === "copy") return value(...sourceOf(node, index));
+    if (node.op === "einsum") return total(productsOf(node, index).map(([a, b]) => value(node.args[0], a) * value(node.args[1], b)));
+    if (node.op === "max") return Math.max(...partsOf(node, index).map((part) => value(node.args[0], part)));
+    if (node.op === "sum" || node.op === "cumsum") return total(partsOf(node, index).map((part) => value(node.args[0], part)));
+    if (node.op === "softmax") {
+      const row = rowOf(node, index), sum = total(row.map((entry) => entry.e));
+      return row[index[node.axis]].e / (row.some((entry) => entry.allowed) ? sum : 1);
+    }
+    return functions[node.op](...node.args.map((id) => value(id, within(index, data.nodes[id].shape))));
+  };
+  /* The formula of an array's entry: the place of the node, and the index there. */
+  const formulaOf = (stage, index) => {
+    if (!stage.formula) return null;
+    if (stage.formula.steps) return [stage.formula.steps[index[1]], index.filter((_, axis) => axis !== 1)];
+    return [stage.formula.node, index];
+  };
+
+  /* How numbers are written. */
+  const text = (x, digits = 5) => {
+    if (!Number.isFinite(x)) return Number.isNaN(x) ? "NaN" : x > 0 ? "∞" : "−∞";
+    if (x === 0) return "0";
+    const plain = Math.abs(x) >= 1e-4 && Math.abs(x) < 1e6;
+    return (plain ? String(Number(x.toPrecision(digits))) : x.toExponential(digits - 1)).replace("-", "−");
+  };
+  /* Terms and their sum with as many decimals as show five digits of the largest; terms are rounded up or down so that
+     what is written adds up exactly. */
+  const addUp = (terms, sum) => {
+    if (![...terms, sum].every(Number.isFinite)) return { terms: terms.map((x) => text(x)), sum: text(sum), exact: false };
+    const largest = Math.max(...terms.map(Math.abs), Math.abs(sum)) || 1;
+    const decimals = Math.min(20, Math.max(0, 4 - Math.floor(Math.log10(largest)))), unit = 10 ** decimals;
+    const units = terms.map((x) => Math.floor(x * unit)), goal = Math.round(sum * unit);
+    const missing = goal - units.reduce((a, b) => a + b, 0);
+    const order = terms.map((x, i) => [x * unit - units[i], i]).sort((a, b) => b[0] - a[0]);
+    const exact = missing >= -1 && missing <= terms.length + 1;
+    for (let n = 0; exact && n < Math.abs(missing); n++) units[order[missing > 0 ? n % order.length : order.length - 1 - n][1]] += Math.sign(missing);
+    const write = (n) => (n / unit).toFixed(decimals).replace("-", "−");
+    return { terms: units.map(write), sum: write(goal), exact };
+  };
+
+  const words = (letter, i) => {
+    const known = data.tokens[letter];
+    return known && known.length > i ? known[i] : String(i);
+  };
+  const entryName = (array, index) => {
+    const parts = index.map((i, axis) => [array.axes[axis] || "", i, array.shape[axis]]);
+    const shown = parts.filter(([letter, , size]) => letter !== "b" || size > 1);
+    return array.name + (shown.length ? "[" + shown.map(([letter, i]) => words(letter, i)).join(", ") + "]" : "");
+  };
+  const describe = (id, depth = 0) => {
+    const node = data.nodes[id];
+    if (node.op === "number") return text(node.value);
+    if (node.op === "constant") return "constant";
+    if (node.op === "named") return node.name;
+    if (node.op === "copy") return [...new Set(node.args.map((arg) => describe(arg, depth)).filter((name) => name !== "0"))].join(" or ");
+    return depth > 1 ? "…" : `${node.name || node.op}(${node.args.map((arg) => describe(arg, depth + 1)).join(", ")})`;
+  };
+
+  /* How an entry came about, as steps: sums with their terms, and lines. */
+  const MOST = 24, SIGNS = { multiply: "×", divide: "÷", power: "to the power of" };
+  const explain = (stage, index) => {
+    const start = formulaOf(stage, index), steps = [];
+    if (!start) return steps;
+    const mark = (step) => {
+      steps.push(step);
+      step.mark = steps.length <= 20 ? String.fromCodePoint(0x245f + steps.length) : `(${steps.length})`;
+      return { text: step.mark, value: step.total };
+    };
+    const operand = (part) => (part.text === text(part.value) ? part.text : `${part.text} ${text(part.value)}`);
+    const write = (id, at) => {
+      const node = data.nodes[id], result = value(id, at);
+      if (node.op === "named") {
+        const entry = named(node, at);
+        return { text: entryName(entry.array, entry.index), value: result, absent: !entry.array.values && entry.array };
+      }
+      if (node.op === "number" || node.op === "constant") return { text: text(result), value: result };
+      if (node.op === "copy") return write(...sourceOf(node, at));
+      if (steps.length >= MOST) return { text: describe(id), value: result };
+      if (node.op === "einsum") {
+        const pairs = productsOf(node, at), names = node.args.map((arg) => describe(arg));
+        const rows = pairs.map((pair) => {
+          const [a, b] = pair.map((where, i) => term(node.args[i], where));
+          return { parts: [a, b], value: a.value * b.value };
+        });
+        const absent = rows.flatMap((row) => row.parts).find((part) => part.absent);
+        return mark({ title: `the sum of ${rows.length} product${rows.length === 1 ? "" : "s"} ${names[0]} × ${names[1]}`, rows, total: result, absent: absent && absent.absent });
+      }
+      if (node.op === "sum" || node.op === "cumsum" || node.op === "max") {
+        const rows = partsOf(node, at).map((part) => term(node.args[0], part)).map((part) => ({ parts: [part], value: part.value }));
+        const what = { sum: "the sum of", cumsum: "the running sum of", max: "the largest of" }[node.op];
+        return mark({ title: `${what} ${rows.length} entr${rows.length === 1 ? "y" : "ies"} of ${describe(node.args[0])}`, rows, total: result, largest: node.op === "max" });
+      }
+      if (node.op === "softmax") {
+        const row = rowOf(node, at), sum = total(row.map((entry) => entry.e)), chosen = row[at[node.axis]];
+        const rows = row.map((entry) => {
+          const part = term(node.args[0], entry.at);
+          return { parts: [entry.allowed ? part : { text: `${part.text}, hidden`, value: -Infinity }], value: entry.e, chosen: entry === chosen };
+        });
+        const all = mark({ title: "the sum of e to the power of each score, less the largest score", rows, total: sum });
+        return mark({ line: `its term ${text(chosen.e)} ÷ ${operand(all)}`, total: result });
+      }
+      if (node.op === "add" || node.op === "subtract") {
+        const rows = [];
+        const collect = (arg, where, sign) => {
+          const inner = data.nodes[arg];
+          if (inner.op === "add" || inner.op === "subtract") {
+            collect(inner.args[0], within(where, data.nodes[inner.args[0]].shape), sign);
+            collect(inner.args[1], within(where, data.nodes[inner.args[1]].shape), inner.op === "add" ? sign : -sign);
+          } else {
+            const part = write(arg, where);
+            rows.push({ parts: [sign < 0 ? { text: `− ${part.text}`, value: -part.value } : part], value: sign * part.value });
+          }
+        };
+        collect(id, at, 1);
+        return mark({ title: `the sum of ${rows.length} terms`, rows, total: result });
+      }
+      if (node.op === "given") return mark({ line: `${node.name} of ${node.args.map((arg) => describe(arg)).join(", ")}`, total: result });
+      const parts = node.args.map((arg) => write(arg, within(at, data.nodes[arg].shape)));
+      const sign = SIGNS[node.op];
+      return mark({ line: sign ? parts.map(operand).join(` ${sign} `) : `${node.op}(${parts.map(operand).join(", ")})`, total: result });
+    };
+    /* A term of a sum is named, not explained: its own formula is one click away, or described. */
+    const term = (id, at) => {
+      const node = data.nodes[id];
+      if (node.op === "copy") return term(...sourceOf(node, at));
+      if (node.op === "named" || node.op === "number" || node.op === "constant") return write(id, at);
+      return { text: describe(id), value: value(id, at) };
+    };
+    const end = write(...start), own = stage.values[flat(index, stage.shape)];
+    if (steps.length) steps[steps.length - 1].total = own;
+    else steps.push({ line: end.text, total: own, mark: "①" });
+    for (const step of steps) {
+      if (step.rows && !step.largest) {
+        const written = addUp(step.rows.map((row) => row.value), step.total);
+        step.rows.forEach((row, i) => (row.written = written.terms[i]));
+        step.written = written.sum;
+        step.exact = written.exact;
+      } else {
+        (step.rows || []).forEach((row) => (row.written = text(row.value)));
+        step.written = text(step.total);
+      }
+    }
+    return steps;
+  };
+
+  return { data, arrays, flat, place, within, value, formulaOf, explain, entryName, words, text, addUp };
+};
