@@ -41,7 +41,7 @@ def one_row(case: Case, drawn: Drawn, row: int, lengths: Mapping[str, int | None
             if letter == "b" and x.shape[axis] > 1:
                 if row >= x.shape[axis]:
                     raise ValueError(
-                        f"viewer: expected a row of {name}, which has {x.shape[axis]}, got {row}; count from 0"
+                        f"show: expected a row of {name}, which has {x.shape[axis]}, got {row}; count from 0"
                     )
                 x = np.take(x, [row], axis)
             elif letter in cut and x.shape[axis] > 1:
@@ -53,15 +53,16 @@ def one_row(case: Case, drawn: Drawn, row: int, lengths: Mapping[str, int | None
 def formulas(case: Case, drawn: Drawn) -> FormulaTape:
     """The tape of the reference with the formula of every array."""
     config, layer = case.config, numpy_layer(case, drawn.params)
-    axes = {name: param.axes.replace(" ", "") for name, param in config.params().items()}
-    layer.set_params({n: Traced(x, "named", axes=axes[n], name=n) for n, x in layer.params().items()})
-    letters = {name: arg.axes.replace(" ", "") for name, arg in config.arguments().items()}
-    inputs = {
-        n: Traced(x, "named", axes=letters[n], name=n) if x.dtype.kind not in "biu" else x
-        for n, x in drawn.inputs.items()
-    }
-    tape = FormulaTape({n: x for n, x in inputs.items() if isinstance(x, Traced)})
-    layer(**inputs, **extras(config.variant, config.layer), tape=tape)
+    letters = {name: x.axes.replace(" ", "") for name, x in (config.arguments() | config.params()).items()}
+
+    def traced(arrays: Mapping[str, np.ndarray]) -> dict[str, Traced]:
+        floats = {name: x for name, x in arrays.items() if x.dtype.kind not in "biu"}
+        return {name: Traced(x, "named", axes=letters[name], name=name) for name, x in floats.items()}
+
+    inputs, weights = traced(drawn.inputs), traced(layer.params())
+    tape = FormulaTape(inputs, weights)
+    layer.set_params(weights)
+    layer(**drawn.inputs | inputs, **extras(config.variant, config.layer), tape=tape)
     return tape
 
 
@@ -86,7 +87,7 @@ class Nodes:
 
     def content(self, x: Traced) -> dict[str, Any]:
         if x.op == "constant" and x.size == 1:
-            return {"op": "number", "value": float(x.v.ravel()[0])}
+            return {"op": "number", "values": encoded(x.v, self.kind)}
         if x.op == "constant":
             return {"values": encoded(x.v, self.kind)}
         out = {"args": [self.add(arg) for arg in x.args]} if x.args else {}
@@ -121,22 +122,21 @@ def page_data(case: Case, drawn: Drawn, traces: Sequence[Trace], tokens: Mapping
         tokens: words of the positions by the letter of their axis, "t" and "s".
     """
     tape, kind = formulas(case, drawn), "<f8" if case.dtype == "float64" else "<f4"
-    nodes, first = Nodes(kind), traces[0]
+    nodes = Nodes(kind)
     judged = [verdicts(trace.judged(), backward=False)[1].wanted for trace in traces]
     stages = []
     for name, others in tape.aliases.items():
-        given = name in drawn.inputs
-        value = drawn.inputs[name] if given else tape[name]
+        given = tape.given.get(name)
+        value = tape[name] if given is None else given
         x = np.asarray(value.v if isinstance(value, Traced) else value)
         if x.ndim == 0 or x.size == 0:
             continue
-        formula = None if given else tape.formulas[name]
-        letters = "" if not isinstance(value, Traced) else value.axes
-        letters = letters or (case.config.arguments()[name].axes if given else axes_of(case, name, x.ndim))
+        letters = value.axes if isinstance(value, Traced) else ""
+        letters = letters or axes_of(case, name, x.ndim).replace(" ", "")
         stage: dict[str, Any] = {
             "name": name,
             "also": [other for other in dict.fromkeys(others) if other != name],
-            "axes": letters.replace(" ", "") if len(letters.replace(" ", "")) == x.ndim else "",
+            "axes": letters,
             "shape": x.shape,
         }
         if x.dtype.kind == "b":
@@ -145,17 +145,18 @@ def page_data(case: Case, drawn: Drawn, traces: Sequence[Trace], tokens: Mapping
         if x.dtype.kind in "iu":
             stages.append(stage | {"values": encoded(x, kind), "runs": [], "formula": None})
             continue
-        shown = [] if given else [t for t in traces if name in t.outcome.tape and t.outcome.tape[name].shape == x.shape]
-        values = first.outcome.tape[name] if first in shown else widened(x)
-        stage["values"] = encoded(values, kind)
+        formula = None if given else tape.formulas[name]
+        run_values = {i: trace.outcome.tape.get(name) for i, trace in enumerate(traces) if not given}
+        run_values = {i: got for i, got in run_values.items() if got is not None and got.shape == x.shape}
+        stage["values"] = encoded(run_values.get(0, widened(x)), kind)
         stage["runs"] = [
             {
-                "who": traces.index(trace),
-                "values": None if trace is first else encoded(trace.outcome.tape[name], kind),
-                "shares": encoded(shares(trace.outcome.tape[name], judged[traces.index(trace)][name]), "u1"),
+                "who": i,
+                "values": encoded(got, kind) if i else None,
+                "shares": encoded(shares(got, judged[i][name]), "u1"),
             }
-            for trace in shown
-            if isinstance(judged[traces.index(trace)].get(name), ErrArray)
+            for i, got in run_values.items()
+            if isinstance(judged[i].get(name), ErrArray)
         ]
         if isinstance(formula, list):
             stage["formula"] = {"steps": [nodes.add(step) for step in formula]}
@@ -163,12 +164,9 @@ def page_data(case: Case, drawn: Drawn, traces: Sequence[Trace], tokens: Mapping
             stage["formula"] = None if formula is None else {"node": nodes.add(formula)}
         stages.append(stage)
     weights = {
-        name: {
-            "axes": case.config.params()[name].axes.replace(" ", ""),
-            "shape": x.shape,
-            "values": encoded(x, kind) if x.size <= MOST_WEIGHTS else None,
-        }
-        for name, x in drawn.params.items()
+        name: {"axes": x.axes, "shape": x.shape, "values": encoded(x.v, kind) if x.size <= MOST_WEIGHTS else None}
+        for name, x in tape.given.items()
+        if name not in tape.aliases
     }
     return {
         "kind": kind,
@@ -185,4 +183,3 @@ def page_data(case: Case, drawn: Drawn, traces: Sequence[Trace], tokens: Mapping
 def about(config: Config) -> dict[str, Any]:
     fields = ", ".join(f"{name}={value!r}" for name, value in config.as_dict().items() if value is not None)
     return {"variant": config.variant, "title": config.title, "idea": config.idea, "fields": fields}
-

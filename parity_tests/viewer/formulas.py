@@ -4,7 +4,7 @@ The reference itself runs on them, through NumPy's dispatch protocols, as it doe
 with a name on the tape is an end: the formula of `scores` is made of `q` and `k`, that of `q` of `x` and `w_q`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,9 @@ class Traced(NDArrayOperatorsMixin):
 
     def __getitem__(self, index: Any) -> "Traced":
         out = moved(lambda x: x[index], (self,))
-        return out if out is self or out.ndim != self.ndim else Traced(out.v, out.op, out.args, self.axes, **out.options)
+        if out.op == "copy" and out.ndim == self.ndim:
+            out.axes = self.axes
+        return out
 
     def reshape(self, *shape: Any) -> "Traced":
         return moved(lambda x: x.reshape(*shape), (self,))
@@ -193,22 +195,27 @@ class FormulaTape(dict[str, Any]):
     """A tape that keeps the formula of each name and goes on from the name.
 
     Attributes:
+        given: what the layer was given, by name: one whose name the tape has for another array is renamed.
         formulas: by name, for a scan one formula for each of its steps; None where the value is a constant.
         aliases: other names of the same array, by the first.
     """
 
-    def __init__(self, arrays: dict[str, Traced]) -> None:
+    def __init__(self, inputs: Mapping[str, Traced], weights: Mapping[str, Traced]) -> None:
         super().__init__()
+        self.given = {**inputs, **weights}
         self.formulas: dict[str, Traced | list[Traced] | None] = {}
-        self.aliases: dict[str, list[str]] = {name: [] for name in arrays}
+        self.aliases: dict[str, list[str]] = {name: [] for name in inputs}
         self.steps: dict[str, dict[int, Traced]] = {}
 
     def tap(self, name: str, value: Any) -> Any:
         if isinstance(value, Traced) and value.op == "named" and "step" not in value.options:
-            if name != value.options["name"]:
-                self.aliases[value.options["name"]].append(name)
+            first = value.options["name"]
+            if first in self.aliases and name != first:
+                self.aliases[first].append(name)
             self[name] = value
             return value
+        if name in self.given:
+            self.rename(name, f"{name} (given)")
         steps = self.steps.get(name)
         if steps is not None:
             self.formulas[name] = [steps[i] for i in sorted(steps)]
@@ -221,6 +228,11 @@ class FormulaTape(dict[str, Any]):
         self[name] = Traced(v, "named", axes=letters, name=name) if v.dtype.kind == "f" else value
         return self[name]
 
+    def rename(self, name: str, new: str) -> None:
+        self.given[name].options["name"] = new
+        self.given = {new if old == name else old: x for old, x in self.given.items()}
+        self.aliases = {new if old == name else old: x for old, x in self.aliases.items()}
+
     def step(self, names: list[str], i: int, carry: Any, ys: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """One step of a scan: the next goes on from its results by name."""
         out = []
@@ -231,4 +243,3 @@ class FormulaTape(dict[str, Any]):
                 carry, y = replaced(carry, y, new), new
             out.append(y)
         return carry, tuple(out)
-

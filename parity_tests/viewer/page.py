@@ -32,7 +32,7 @@ class Page:
         return f'<iframe {frame} title="viewer" srcdoc="{escape(self.html, quote=True)}"></iframe>'
 
 
-def viewer(
+def show(
     layer: Any, *arrays: np.ndarray, tokens: Sequence[str] = (), key_tokens: Sequence[str] = (), row: int = 0,
     frameworks: Sequence[str] | None = None, **named: np.ndarray,
 ) -> Page:  # fmt: skip
@@ -51,7 +51,7 @@ def viewer(
     """
     config = getattr(layer, "config", None)
     if config is None or not hasattr(layer, "vjp"):
-        raise TypeError(f"viewer: expected a layer of attn_np, got {type(layer).__name__}; build it with attn_np.build")
+        raise TypeError(f"show: expected a layer of attn_np, got {type(layer).__name__}; build it with attn_np.build")
     inputs = dict(zip(config.arguments(), arrays, strict=False)) | named
     layer.check(**inputs)
     case = Case(config.variant, "given", "given", layer.dtype, given=config)
@@ -103,7 +103,9 @@ def tokens_of(drawn: Drawn, case: Case, words: Mapping[str, Sequence[str]]) -> d
     for letter, size in sorted(sizes.items(), reverse=True):
         given = [*words.get(letter, ())]
         if len(given) > size:
-            raise ValueError(f"viewer: expected at most {size} words for the axis {letter}, got {len(given)}; leave some out")
+            raise ValueError(
+                f"show: expected at most {size} words for the axis {letter}, got {len(given)}; leave some out"
+            )
         tokens[letter] = given + [str(i) for i in range(len(given), size)]
     if not words.get("s") and sizes["s"] == sizes.get("t"):
         tokens["s"] = tokens["t"]

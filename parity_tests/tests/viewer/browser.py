@@ -108,15 +108,18 @@ def browser(profile: Path) -> Iterator[Browser]:
     (their_in, write), (read, their_out) = os.pipe(), os.pipe()
     # Chromium reads commands from descriptor 3 and writes to 4.
     command = [str(chromium()), *OPTIONS, f"--user-data-dir={profile}", "about:blank"]
-    script = f"exec 3<&{their_in} 4>&{their_out}; exec \"$0\" \"$@\""
+    script = f'exec 3<&{their_in} 4>&{their_out}; exec "$0" "$@"'
     process = subprocess.Popen(
         ["/bin/bash", "-c", script, *command],
         pass_fds=(their_in, their_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     os.close(their_in)
     os.close(their_out)
+    tab = Browser(write, read)
     try:
-        yield Browser(write, read)
+        yield tab
     finally:
         process.terminate()
         process.wait(timeout=20)
+        tab.out.close()
+        tab.into.close()

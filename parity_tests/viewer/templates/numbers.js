@@ -119,7 +119,7 @@ const numbersOf = (data) => {
     return { array, index: full, value: array.values ? array.values[flat(full, array.shape)] : NaN };
   };
   const computed = (node, index, at) => {
-    if (node.op === "number") return node.value;
+    if (node.op === "number") return node.values[0];
     if (node.op === "constant" || node.op === "given") return node.values[at];
     if (node.op === "named") return named(node, index).value;
     if (node.op === "copy") return value(...sourceOf(node, index));
@@ -172,7 +172,7 @@ const numbersOf = (data) => {
   };
   const describe = (id, depth = 0) => {
     const node = data.nodes[id];
-    if (node.op === "number") return text(node.value);
+    if (node.op === "number") return text(node.values[0]);
     if (node.op === "constant") return "constant";
     if (node.op === "named") return node.name;
     if (node.op === "copy") return [...new Set(node.args.map((arg) => describe(arg, depth)).filter((name) => name !== "0"))].join(" or ");
