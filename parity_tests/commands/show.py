@@ -24,9 +24,7 @@ def main(
     layer: Annotated[int | None, typer.Option(min=0, help="Which layer of the weight file.")] = None,
     inputs: Annotated[Path | None, typer.Option(help="Activations to run the weights on.")] = None,
     row: Annotated[int, typer.Option(min=0, help="Which row of the batch.")] = 0,
-    frameworks: Annotated[
-        str | None, typer.Option(help="numpy, torch, jax; all that are installed by default.")
-    ] = None,
+    frameworks: Annotated[str | None, typer.Option(help="numpy, torch, jax; all installed ones by default.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write one run as a page: maps of every head, every number as the sum it is, three frameworks side by side.
@@ -48,6 +46,8 @@ def main(
         raise typer.BadParameter("expected one of VARIANT, --weights and --trace, got none or several; give one")
     chosen = frameworks_here() if frameworks is None else listed(frameworks, FRAMEWORKS, "a framework")
     writable(out, read=(trace, weights, inputs), overwrite=overwrite)
+    words = {"t": (tokens or "").split(), "s": (key_tokens or "").split()}
+    lengths = {letter: len(given) for letter, given in words.items() if given}
     try:
         run = None
         if trace is not None:
@@ -63,8 +63,7 @@ def main(
                 nearest = contract.nearest(named, tuple(examples))
                 raise typer.BadParameter(f"expected an example of {name}, got {named!r}; set --example, {nearest}")
             case = Case(name, named, call, "float32", seed)
-            drawn = draw(case)
-        words = {"t": (tokens or "").split(), "s": (key_tokens or "").split()}
+            drawn = draw(case, lengths={"s": len(words["t"]), **lengths} if words["t"] else lengths)
         with console.status("recording"):
             page = page_of(case, drawn, words=words, row=row, frameworks=chosen, trace=run)
     except (ValueError, TypeError, OSError) as error:

@@ -90,7 +90,7 @@ class Nodes:
             return {"op": "number", "values": encoded(x.v, self.kind)}
         if x.op == "constant":
             return {"values": encoded(x.v, self.kind)}
-        out = {"args": [self.add(arg) for arg in x.args]} if x.args else {}
+        out: dict[str, Any] = {"args": [self.add(arg) for arg in x.args]} if x.args else {}
         options = dict(x.options)
         if x.op == "copy":
             at = np.ravel(options.pop("at"))

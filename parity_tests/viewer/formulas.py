@@ -80,8 +80,9 @@ class Traced(NDArrayOperatorsMixin):
         order[i], order[j] = order[j], order[i]
         return self.transpose(order)
 
-    def sum(self, axis: Any = None, keepdims: bool = False) -> Any:
-        return np.sum(self, axis=axis, keepdims=keepdims)
+    def sum(self, axis: Any = None, keepdims: bool = False) -> "Traced":
+        v = self.v.sum(axis=axis, keepdims=keepdims)
+        return reduced("sum", v, self, axis=axis, keepdims=keepdims)
 
     def astype(self, dtype: Any, **_: Any) -> "Traced":
         return self if np.dtype(dtype) == self.v.dtype else Traced(self.v.astype(dtype), "identity", [self], self.axes)
@@ -101,7 +102,9 @@ class Traced(NDArrayOperatorsMixin):
             if function is np.concatenate and not out.axes:
                 out.axes = next((x.axes for x in args[0] if isinstance(x, Traced)), "")
             return out
-        v = getattr(function, "__wrapped__", function)(*map(plain, args), **{n: plain(x) for n, x in kwargs.items()})
+        v: Any = getattr(function, "__wrapped__", function)(
+            *map(plain, args), **{n: plain(x) for n, x in kwargs.items()}
+        )
         if not isinstance(v, np.ndarray | np.floating) or v.dtype.kind != "f":
             return v
         if name == "einsum":
@@ -133,7 +136,7 @@ def lift(x: Any) -> Traced:
     return x if isinstance(x, Traced) else Traced(np.asarray(x), "constant")
 
 
-def common_axes(v: np.ndarray, args: Iterable[Any]) -> str:
+def common_axes(v: Any, args: Iterable[Any]) -> str:
     """The letters of the first argument that has the result's shape."""
     return next((x.axes for x in args if isinstance(x, Traced) and x.shape == v.shape and x.axes), "")
 
@@ -145,7 +148,7 @@ def reduced(op: str, v: Any, x: Traced, axis: Any = None, keepdims: bool = False
     return Traced(v, op, [x], letters, over=axes, keepdims=bool(keepdims))
 
 
-def softmaxed(v: np.ndarray, scores: Traced, allowed: Any = None, axis: int = -1) -> Traced:
+def softmaxed(v: Any, scores: Traced, allowed: Any = None, axis: int = -1) -> Traced:
     allowed = None if allowed is None else np.broadcast_to(allowed, v.shape)
     return Traced(v, "softmax", [scores], scores.axes, axis=axis % v.ndim, allowed=allowed)
 

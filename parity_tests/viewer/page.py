@@ -103,9 +103,8 @@ def tokens_of(drawn: Drawn, case: Case, words: Mapping[str, Sequence[str]]) -> d
     for letter, size in sorted(sizes.items(), reverse=True):
         given = [*words.get(letter, ())]
         if len(given) > size:
-            raise ValueError(
-                f"show: expected at most {size} words for the axis {letter}, got {len(given)}; leave some out"
-            )
+            expected = f"at most {size} words for the axis {letter}"
+            raise ValueError(f"show: expected {expected}, got {len(given)}; leave some out")
         tokens[letter] = given + [str(i) for i in range(len(given), size)]
     if not words.get("s") and sizes["s"] == sizes.get("t"):
         tokens["s"] = tokens["t"]

@@ -49,8 +49,9 @@ WRITTEN = """viewer.data.stages.filter((stage) => stage.formula).flatMap((stage)
     const at = Math.floor(part * stage.values.length), index = viewer.place(at, stage.shape);
     const steps = viewer.explain(stage, index);
     return steps.map((step, n) => ({ name: stage.name, rows: (step.rows || []).map((row) => row.written),
-        factors: (step.rows || []).map((row) => row.parts.map((part) => viewer.text(part.value, 6))), line: step.line,
-        sum: step.written, largest: Boolean(step.largest), value: n === steps.length - 1 ? String(stage.values[at]) : null }));
+        factors: (step.rows || []).map((row) => row.parts.map((part) => viewer.text(part.value, 6))),
+        sum: step.written, largest: Boolean(step.largest),
+        value: n === steps.length - 1 ? String(stage.values[at]) : null }));
 }))"""
 
 
@@ -182,9 +183,8 @@ def test_a_screen_reader_hears_every_control(tab: Browser, sentence: Path) -> No
 def test_the_chosen_word_shows_whom_it_looks_at(tab: Browser, sentence: Path) -> None:
     tab.open(sentence)
     tab.run("document.getElementById('words').children[1].click()")
-    rows = tab.run(
-        "[...document.querySelectorAll('#looks-body tr')].map((row) => [...row.cells].map((c) => c.textContent))"
-    )
+    rows = "[...document.querySelectorAll('#looks-body tr')]"
+    rows = tab.run(f"{rows}.map((row) => [...row.cells].map((cell) => cell.textContent))")
     assert [row[0] for row in rows] == ["head 0", "head 1"]
     weights = np.array([[float(x or "nan") for x in row[1:]] for row in rows])
     assert np.isnan(weights[:, 2:]).all(), "later words are hidden"
@@ -213,7 +213,7 @@ def test_large_weights_are_left_out(tab: Browser, tmp_path: Path, monkeypatch: p
     assert tab.errors == []
 
 
-# Without a browser -----------------------------------------------------------------------------------------------------
+# Without a browser ----------------------------------------------------------------------------------------------------
 
 
 def content(html: str) -> dict[str, Any]:
@@ -227,9 +227,8 @@ def test_every_variant_has_a_page(variant: str) -> None:
     page = page_of(case, draw(case), words={}, frameworks=("numpy",)).html
     held = content(page)
     script = page.rpartition("<script>")[2]
-    known = set(re.findall(r"^    (\w+): (?:\(|Math)", script, re.MULTILINE)) | set(
-        re.findall(r'op === "(\w+)"', script)
-    )
+    functions = re.findall(r"^    (\w+): (?:\(|Math)", script, re.MULTILINE)
+    known = {*functions, *re.findall(r'op === "(\w+)"', script)}
     assert {node["op"] for node in held["nodes"]} <= known
     assert {stage["name"] for stage in held["stages"] if stage.get("runs")} >= {"y"} & {
         s["name"] for s in held["stages"]
@@ -242,8 +241,8 @@ def test_every_variant_has_a_page(variant: str) -> None:
 
 def test_a_move_passes_over_moves() -> None:
     """Entries that were moved twice come from where they were at first."""
-    x = Traced(np.arange(6.0).reshape(2, 3), "named", axes="ts", name="x")
-    found = np.where(np.array([[True], [False], [True]]), x.transpose((1, 0))[::-1], 0.0)
+    x: Any = Traced(np.arange(6.0).reshape(2, 3), "named", axes="ts", name="x")
+    found: Any = np.where(np.array([[True], [False], [True]]), x.transpose((1, 0))[::-1], 0.0)
     assert [source.op for source in found.args] == ["named", "constant"]
     assert np.array_equal(np.concatenate([x.v.ravel(), [0.0]])[found.options["at"]], found.v)
     assert np.array_equal(found.v, [[2, 5], [0, 0], [0, 3]])
