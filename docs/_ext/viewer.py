@@ -1,0 +1,70 @@
+"""Pages of the viewer, made while the site is built: a real model's sentence, and one variant of each family."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+
+from attn_np import contract
+from parity_tests.judge.cases import Case, draw
+from parity_tests.judge.checkpoint import EXAMPLE, load
+from parity_tests.viewer.page import Page, page_of
+
+SENTENCE = 1  # of examples/minilm: "The animal didn't cross the street because it was too tired."
+WORDS = "the animal did not cross the street because it was tired".split()
+# By family the variant and its example that show most.
+VARIANTS = {
+    "dense": ("mha", "wide"),
+    "heads": ("differential", "causal"),
+    "linear": ("gated_delta", "recurrent"),
+    "positions": ("alibi", "causal"),
+    "recurrent": ("gru", "plain"),
+    "scores": ("sinks", "learned"),
+    "sparse": ("longformer", "split"),
+}
+
+
+def real_sentence() -> Page:
+    """A layer of all-MiniLM-L6-v2 on one of its sentences."""
+    real = load(EXAMPLE, layer=5, inputs=EXAMPLE / "activations.safetensors")
+    pieces = json.loads((EXAMPLE / "sentences.json").read_text("utf-8"))[SENTENCE]["tokens"]
+    words = [piece for piece in pieces if piece != "[PAD]"]
+    return page_of(real.case, real.drawn, words={"t": words}, row=SENTENCE)
+
+
+def of_variant(variant: str, example: str) -> Page:
+    """An example of a variant on drawn inputs, with words for the positions."""
+    case, lengths = Case(variant, example, "plain", "float32"), dict.fromkeys("ts", len(WORDS))
+    return page_of(case, draw(case, lengths=lengths), words={"t": WORDS})
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    real_sentence().save(folder / "minilm.html")
+    for variant, example in VARIANTS.values():
+        of_variant(variant, example).save(folder / f"{variant}.html")
+
+
+def listed() -> str:
+    """Links to the pages of the variants, as HTML."""
+    links = (
+        f'<li><a href="viewer/{variant}.html">{contract.get(variant).Config.title}</a> '
+        f"<code>{variant}</code>, {family}</li>"
+        for family, (variant, _) in VARIANTS.items()
+    )
+    return f'<ul class="viewer-pages">{"".join(links)}</ul>'
+
+
+class Pages(Directive):
+    """The links in the place of the directive."""
+
+    def run(self) -> list[nodes.Node]:
+        return [nodes.raw("", listed(), format="html")]
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.add_directive("viewer-pages", Pages)
+    app.connect("build-finished", lambda app, error: error is None and write(Path(app.outdir) / "viewer"))
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
