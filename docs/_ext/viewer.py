@@ -13,7 +13,7 @@ from parity_tests.judge.checkpoint import EXAMPLE, load
 from parity_tests.viewer.page import Page, page_of
 
 SENTENCE = 1  # of examples/minilm: "The animal didn't cross the street because it was too tired."
-WORDS = "the animal did not cross the street because it was tired".split()
+WORDS = ("the", "animal", "did", "not", "cross", "the", "street", "because", "it", "was", "tired")
 # By family the variant and its example that show most.
 VARIANTS = {
     "dense": ("mha", "wide"),

@@ -2,7 +2,8 @@
 /* What the page computes: entries of arrays, the sums that they are, and how these are written so that they add up. */
 const numbersOf = (data) => {
   const kinds = { "<f4": Float32Array, "<f8": Float64Array, "<i4": Int32Array, u1: Uint8Array };
-  const decode = (text, kind = data.kind) => new kinds[kind](Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+  const decode = (text, kind = data.kind) =>
+    new kinds[kind](Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
   const flat = (index, shape) => index.reduce((at, i, axis) => at * shape[axis] + i, 0);
   const place = (at, shape) => {
     const index = new Array(shape.length);
@@ -60,7 +61,8 @@ const numbersOf = (data) => {
     let at = flat(index, node.shape);
     if (node.at) at = node.at[at];
     for (const id of node.args) {
-      const shape = data.nodes[id].shape, size = shape.reduce((a, b) => a * b, 1);
+      const shape = data.nodes[id].shape,
+        size = shape.reduce((a, b) => a * b, 1);
       if (at < size) return [id, place(at, shape)];
       at -= size;
     }
@@ -68,11 +70,16 @@ const numbersOf = (data) => {
   };
   /* Pairs of entries whose products an entry of an einsum sums. */
   const productsOf = (node, index) => {
-    const [left, right, out] = node.spec.replace("->", ",").split(","), where = {}, sizes = {};
+    const [left, right, out] = node.spec.replace("->", ",").split(","),
+      where = {},
+      sizes = {};
     [...out].forEach((letter, axis) => (where[letter] = index[axis]));
-    [left, right].forEach((letters, i) => [...letters].forEach((letter, axis) => (sizes[letter] = data.nodes[node.args[i]].shape[axis])));
+    [left, right].forEach((letters, i) =>
+      [...letters].forEach((letter, axis) => (sizes[letter] = data.nodes[node.args[i]].shape[axis])),
+    );
     const summed = [...new Set(left + right)].filter((letter) => !out.includes(letter));
-    const shape = summed.map((letter) => sizes[letter]), pairs = [];
+    const shape = summed.map((letter) => sizes[letter]),
+      pairs = [];
     for (let at = 0; at < shape.reduce((a, b) => a * b, 1); at++) {
       place(at, shape).forEach((i, axis) => (where[summed[axis]] = i));
       pairs.push([left, right].map((letters) => [...letters].map((letter) => where[letter])));
@@ -83,11 +90,14 @@ const numbersOf = (data) => {
   const partsOf = (node, index) => {
     const shape = data.nodes[node.args[0]].shape;
     if (node.op === "cumsum") {
-      return [...Array(index[node.axis] + 1).keys()].map((i) => index.map((old, axis) => (axis === node.axis ? i : old)));
+      return [...Array(index[node.axis] + 1).keys()].map((i) =>
+        index.map((old, axis) => (axis === node.axis ? i : old)),
+      );
     }
     const full = [...index];
     if (!node.keepdims) for (const axis of node.over) full.splice(axis, 0, 0);
-    const sizes = node.over.map((axis) => shape[axis]), parts = [];
+    const sizes = node.over.map((axis) => shape[axis]),
+      parts = [];
     for (let at = 0; at < sizes.reduce((a, b) => a * b, 1); at++) {
       const part = [...full];
       place(at, sizes).forEach((i, n) => (part[node.over[n]] = i));
@@ -110,12 +120,14 @@ const numbersOf = (data) => {
   const total = (values) => values.reduce((a, b) => a + b, 0);
   /* An entry of a formula, computed here from the arrays that have names. */
   const value = (id, index) => {
-    const node = data.nodes[id], at = flat(index, node.shape);
+    const node = data.nodes[id],
+      at = flat(index, node.shape);
     if (!known[id].has(at)) known[id].set(at, computed(node, index, at));
     return known[id].get(at);
   };
   const named = (node, index) => {
-    const array = arrays[node.name], full = node.step === undefined ? index : [index[0], node.step, ...index.slice(1)];
+    const array = arrays[node.name],
+      full = node.step === undefined ? index : [index[0], node.step, ...index.slice(1)];
     return { array, index: full, value: array.values ? array.values[flat(full, array.shape)] : NaN };
   };
   const computed = (node, index, at) => {
@@ -123,11 +135,14 @@ const numbersOf = (data) => {
     if (node.op === "constant" || node.op === "given") return node.values[at];
     if (node.op === "named") return named(node, index).value;
     if (node.op === "copy") return value(...sourceOf(node, index));
-    if (node.op === "einsum") return total(productsOf(node, index).map(([a, b]) => value(node.args[0], a) * value(node.args[1], b)));
+    if (node.op === "einsum")
+      return total(productsOf(node, index).map(([a, b]) => value(node.args[0], a) * value(node.args[1], b)));
     if (node.op === "max") return Math.max(...partsOf(node, index).map((part) => value(node.args[0], part)));
-    if (node.op === "sum" || node.op === "cumsum") return total(partsOf(node, index).map((part) => value(node.args[0], part)));
+    if (node.op === "sum" || node.op === "cumsum")
+      return total(partsOf(node, index).map((part) => value(node.args[0], part)));
     if (node.op === "softmax") {
-      const row = rowOf(node, index), sum = total(row.map((entry) => entry.e));
+      const row = rowOf(node, index),
+        sum = total(row.map((entry) => entry.e));
       return row[index[node.axis]].e / (row.some((entry) => entry.allowed) ? sum : 1);
     }
     return functions[node.op](...node.args.map((id) => value(id, within(index, data.nodes[id].shape))));
@@ -149,14 +164,18 @@ const numbersOf = (data) => {
   /* Terms and their sum with as many decimals as show five digits of the largest; terms are rounded up or down so that
      what is written adds up exactly. */
   const addUp = (terms, sum) => {
-    if (![...terms, sum].every(Number.isFinite)) return { terms: terms.map((x) => text(x)), sum: text(sum), exact: false };
+    if (![...terms, sum].every(Number.isFinite))
+      return { terms: terms.map((x) => text(x)), sum: text(sum), exact: false };
     const largest = Math.max(...terms.map(Math.abs), Math.abs(sum)) || 1;
-    const decimals = Math.min(20, Math.max(0, 4 - Math.floor(Math.log10(largest)))), unit = 10 ** decimals;
-    const units = terms.map((x) => Math.floor(x * unit)), goal = Math.round(sum * unit);
+    const decimals = Math.min(20, Math.max(0, 4 - Math.floor(Math.log10(largest)))),
+      unit = 10 ** decimals;
+    const units = terms.map((x) => Math.floor(x * unit)),
+      goal = Math.round(sum * unit);
     const missing = goal - units.reduce((a, b) => a + b, 0);
     const order = terms.map((x, i) => [x * unit - units[i], i]).sort((a, b) => b[0] - a[0]);
     const exact = missing >= -1 && missing <= terms.length + 1;
-    for (let n = 0; exact && n < Math.abs(missing); n++) units[order[missing > 0 ? n % order.length : order.length - 1 - n][1]] += Math.sign(missing);
+    for (let n = 0; exact && n < Math.abs(missing); n++)
+      units[order[missing > 0 ? n % order.length : order.length - 1 - n][1]] += Math.sign(missing);
     const write = (n) => (n / unit).toFixed(decimals).replace("-", "−");
     return { terms: units.map(write), sum: write(goal), exact };
   };
@@ -175,14 +194,17 @@ const numbersOf = (data) => {
     if (node.op === "number") return text(node.values[0]);
     if (node.op === "constant") return "constant";
     if (node.op === "named") return node.name;
-    if (node.op === "copy") return [...new Set(node.args.map((arg) => describe(arg, depth)).filter((name) => name !== "0"))].join(" or ");
+    if (node.op === "copy")
+      return [...new Set(node.args.map((arg) => describe(arg, depth)).filter((name) => name !== "0"))].join(" or ");
     return depth > 1 ? "…" : `${node.name || node.op}(${node.args.map((arg) => describe(arg, depth + 1)).join(", ")})`;
   };
 
   /* How an entry came about, as steps: sums with their terms, and lines. */
-  const MOST = 24, SIGNS = { multiply: "×", divide: "÷", power: "to the power of" };
+  const MOST = 24,
+    SIGNS = { multiply: "×", divide: "÷", power: "to the power of" };
   const explain = (stage, index) => {
-    const start = formulaOf(stage, index), steps = [];
+    const start = formulaOf(stage, index),
+      steps = [];
     if (!start) return steps;
     const mark = (step) => {
       steps.push(step);
@@ -191,7 +213,8 @@ const numbersOf = (data) => {
     };
     const operand = (part) => (part.text === text(part.value) ? part.text : `${part.text} ${text(part.value)}`);
     const write = (id, at) => {
-      const node = data.nodes[id], result = value(id, at);
+      const node = data.nodes[id],
+        result = value(id, at);
       if (node.op === "named") {
         const entry = named(node, at);
         return { text: entryName(entry.array, entry.index), value: result, absent: !entry.array.values && entry.array };
@@ -200,26 +223,49 @@ const numbersOf = (data) => {
       if (node.op === "copy") return write(...sourceOf(node, at));
       if (steps.length >= MOST) return { text: describe(id), value: result };
       if (node.op === "einsum") {
-        const pairs = productsOf(node, at), names = node.args.map((arg) => describe(arg));
+        const pairs = productsOf(node, at),
+          names = node.args.map((arg) => describe(arg));
         const rows = pairs.map((pair) => {
           const [a, b] = pair.map((where, i) => term(node.args[i], where));
           return { parts: [a, b], value: a.value * b.value };
         });
         const absent = rows.flatMap((row) => row.parts).find((part) => part.absent);
-        return mark({ title: `the sum of ${rows.length} product${rows.length === 1 ? "" : "s"} ${names[0]} × ${names[1]}`, rows, total: result, absent: absent && absent.absent });
+        return mark({
+          title: `the sum of ${rows.length} product${rows.length === 1 ? "" : "s"} ${names[0]} × ${names[1]}`,
+          rows,
+          total: result,
+          absent: absent && absent.absent,
+        });
       }
       if (node.op === "sum" || node.op === "cumsum" || node.op === "max") {
-        const rows = partsOf(node, at).map((part) => term(node.args[0], part)).map((part) => ({ parts: [part], value: part.value }));
+        const rows = partsOf(node, at)
+          .map((part) => term(node.args[0], part))
+          .map((part) => ({ parts: [part], value: part.value }));
         const what = { sum: "the sum of", cumsum: "the running sum of", max: "the largest of" }[node.op];
-        return mark({ title: `${what} ${rows.length} entr${rows.length === 1 ? "y" : "ies"} of ${describe(node.args[0])}`, rows, total: result, largest: node.op === "max" });
+        return mark({
+          title: `${what} ${rows.length} entr${rows.length === 1 ? "y" : "ies"} of ${describe(node.args[0])}`,
+          rows,
+          total: result,
+          largest: node.op === "max",
+        });
       }
       if (node.op === "softmax") {
-        const row = rowOf(node, at), sum = total(row.map((entry) => entry.e)), chosen = row[at[node.axis]];
+        const row = rowOf(node, at),
+          sum = total(row.map((entry) => entry.e)),
+          chosen = row[at[node.axis]];
         const rows = row.map((entry) => {
           const part = term(node.args[0], entry.at);
-          return { parts: [entry.allowed ? part : { text: `${part.text}, hidden`, value: -Infinity }], value: entry.e, chosen: entry === chosen };
+          return {
+            parts: [entry.allowed ? part : { text: `${part.text}, hidden`, value: -Infinity }],
+            value: entry.e,
+            chosen: entry === chosen,
+          };
         });
-        const all = mark({ title: "the sum of e to the power of each score, less the largest score", rows, total: sum });
+        const all = mark({
+          title: "the sum of e to the power of each score, less the largest score",
+          rows,
+          total: sum,
+        });
         return mark({ line: `its term ${text(chosen.e)} ÷ ${operand(all)}`, total: result });
       }
       if (node.op === "add" || node.op === "subtract") {
@@ -231,16 +277,23 @@ const numbersOf = (data) => {
             collect(inner.args[1], within(where, data.nodes[inner.args[1]].shape), inner.op === "add" ? sign : -sign);
           } else {
             const part = write(arg, where);
-            rows.push({ parts: [sign < 0 ? { text: `− ${part.text}`, value: -part.value } : part], value: sign * part.value });
+            rows.push({
+              parts: [sign < 0 ? { text: `− ${part.text}`, value: -part.value } : part],
+              value: sign * part.value,
+            });
           }
         };
         collect(id, at, 1);
         return mark({ title: `the sum of ${rows.length} terms`, rows, total: result });
       }
-      if (node.op === "given") return mark({ line: `${node.name} of ${node.args.map((arg) => describe(arg)).join(", ")}`, total: result });
+      if (node.op === "given")
+        return mark({ line: `${node.name} of ${node.args.map((arg) => describe(arg)).join(", ")}`, total: result });
       const parts = node.args.map((arg) => write(arg, within(at, data.nodes[arg].shape)));
       const sign = SIGNS[node.op];
-      return mark({ line: sign ? parts.map(operand).join(` ${sign} `) : `${node.op}(${parts.map(operand).join(", ")})`, total: result });
+      return mark({
+        line: sign ? parts.map(operand).join(` ${sign} `) : `${node.op}(${parts.map(operand).join(", ")})`,
+        total: result,
+      });
     };
     /* A term of a sum is named, not explained: its own formula is one click away, or described. */
     const term = (id, at) => {
@@ -249,12 +302,16 @@ const numbersOf = (data) => {
       if (node.op === "named" || node.op === "number" || node.op === "constant") return write(id, at);
       return { text: describe(id), value: value(id, at) };
     };
-    const end = write(...start), own = stage.values[flat(index, stage.shape)];
+    const end = write(...start),
+      own = stage.values[flat(index, stage.shape)];
     if (steps.length) steps[steps.length - 1].total = own;
     else steps.push({ line: end.text, total: own, mark: "①" });
     for (const step of steps) {
       if (step.rows && !step.largest) {
-        const written = addUp(step.rows.map((row) => row.value), step.total);
+        const written = addUp(
+          step.rows.map((row) => row.value),
+          step.total,
+        );
         step.rows.forEach((row, i) => (row.written = written.terms[i]));
         step.written = written.sum;
         step.exact = written.exact;
