@@ -14,15 +14,15 @@ from parity_tests.viewer.page import Page, page_of
 
 SENTENCE = 1  # of examples/minilm: "The animal didn't cross the street because it was too tired."
 WORDS = ("the", "animal", "did", "not", "cross", "the", "street", "because", "it", "was", "tired")
-# By family the variant and its example that show most.
+# By family the variant, its example and the call that show most: a full one marks positions as global.
 VARIANTS = {
-    "dense": ("mha", "wide"),
-    "heads": ("differential", "causal"),
-    "linear": ("gated_delta", "recurrent"),
-    "positions": ("alibi", "causal"),
-    "recurrent": ("gru", "plain"),
-    "scores": ("sinks", "learned"),
-    "sparse": ("longformer", "split"),
+    "dense": ("mha", "wide", "plain"),
+    "heads": ("differential", "causal", "plain"),
+    "linear": ("gated_delta", "recurrent", "plain"),
+    "positions": ("alibi", "causal", "plain"),
+    "recurrent": ("gru", "plain", "plain"),
+    "scores": ("sinks", "learned", "plain"),
+    "sparse": ("longformer", "split", "full"),
 }
 
 
@@ -34,17 +34,17 @@ def real_sentence() -> Page:
     return page_of(real.case, real.drawn, words={"t": words}, row=SENTENCE)
 
 
-def of_variant(variant: str, example: str) -> Page:
+def of_variant(variant: str, example: str, call: str) -> Page:
     """An example of a variant on drawn inputs, with words for the positions."""
-    case, lengths = Case(variant, example, "plain", "float32"), dict.fromkeys("ts", len(WORDS))
+    case, lengths = Case(variant, example, call, "float32"), dict.fromkeys("ts", len(WORDS))
     return page_of(case, draw(case, lengths=lengths), words={"t": WORDS})
 
 
 def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     real_sentence().save(folder / "minilm.html")
-    for variant, example in VARIANTS.values():
-        of_variant(variant, example).save(folder / f"{variant}.html")
+    for variant, example, call in VARIANTS.values():
+        of_variant(variant, example, call).save(folder / f"{variant}.html")
 
 
 def listed() -> str:
@@ -52,7 +52,7 @@ def listed() -> str:
     links = (
         f'<li><a href="viewer/{variant}.html">{contract.get(variant).Config.title}</a> '
         f"<code>{variant}</code>, {family}</li>"
-        for family, (variant, _) in VARIANTS.items()
+        for family, (variant, *_) in VARIANTS.items()
     )
     return f'<ul class="viewer-pages">{"".join(links)}</ul>'
 

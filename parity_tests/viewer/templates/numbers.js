@@ -105,7 +105,7 @@ const numbersOf = (data) => {
     }
     return parts;
   };
-  /* The row of a softmax that an entry is in: scores, whether they are allowed, and exponentials less the largest score. */
+  /* The row of a softmax that an entry is in: the scores, whether they are allowed, and exp(score - largest score). */
   const rowOf = (node, index) => {
     const row = [...Array(node.shape[node.axis]).keys()].map((i) => {
       const at = index.map((old, axis) => (axis === node.axis ? i : old));
@@ -116,6 +116,7 @@ const numbersOf = (data) => {
     return row;
   };
 
+  const MOST_STEPS = 24;
   const known = data.nodes.map(() => new Map());
   const total = (values) => values.reduce((a, b) => a + b, 0);
   /* An entry of a formula, computed here from the arrays that have names. */
@@ -196,129 +197,120 @@ const numbersOf = (data) => {
     if (node.op === "named") return node.name;
     if (node.op === "copy")
       return [...new Set(node.args.map((arg) => describe(arg, depth)).filter((name) => name !== "0"))].join(" or ");
-    return depth > 1 ? "…" : `${node.name || node.op}(${node.args.map((arg) => describe(arg, depth + 1)).join(", ")})`;
+    const args = node.args.map((arg) => describe(arg, depth + 1));
+    return depth > 0 ? "…" : `${node.name || node.op}(${args.join(", ")})`;
   };
 
-  /* How an entry came about, as steps: sums with their terms, and lines. */
-  const MOST = 24,
-    SIGNS = { multiply: "×", divide: "÷", power: "to the power of" };
+  /* How an entry came about, as steps: sums with their terms, and lines. The last step is the entry. */
   const explain = (stage, index) => {
-    const start = formulaOf(stage, index),
-      steps = [];
-    if (!start) return steps;
+    const start = formulaOf(stage, index);
+    if (!start) return [];
+    const steps = [];
     const mark = (step) => {
       steps.push(step);
       step.mark = steps.length <= 20 ? String.fromCodePoint(0x245f + steps.length) : `(${steps.length})`;
       return { text: step.mark, value: step.total };
     };
     const operand = (part) => (part.text === text(part.value) ? part.text : `${part.text} ${text(part.value)}`);
-    const write = (id, at) => {
-      const node = data.nodes[id],
-        result = value(id, at);
-      if (node.op === "named") {
-        const entry = named(node, at);
-        return { text: entryName(entry.array, entry.index), value: result, absent: !entry.array.values && entry.array };
-      }
-      if (node.op === "number" || node.op === "constant") return { text: text(result), value: result };
-      if (node.op === "copy") return write(...sourceOf(node, at));
-      if (steps.length >= MOST) return { text: describe(id), value: result };
-      if (node.op === "einsum") {
-        const pairs = productsOf(node, at),
-          names = node.args.map((arg) => describe(arg));
-        const rows = pairs.map((pair) => {
-          const [a, b] = pair.map((where, i) => term(node.args[i], where));
-          return { parts: [a, b], value: a.value * b.value };
-        });
-        const absent = rows.flatMap((row) => row.parts).find((part) => part.absent);
-        return mark({
-          title: `the sum of ${rows.length} product${rows.length === 1 ? "" : "s"} ${names[0]} × ${names[1]}`,
-          rows,
-          total: result,
-          absent: absent && absent.absent,
-        });
-      }
-      if (node.op === "sum" || node.op === "cumsum" || node.op === "max") {
-        const rows = partsOf(node, at)
-          .map((part) => term(node.args[0], part))
-          .map((part) => ({ parts: [part], value: part.value }));
-        const what = { sum: "the sum of", cumsum: "the running sum of", max: "the largest of" }[node.op];
-        return mark({
-          title: `${what} ${rows.length} entr${rows.length === 1 ? "y" : "ies"} of ${describe(node.args[0])}`,
-          rows,
-          total: result,
-          largest: node.op === "max",
-        });
-      }
-      if (node.op === "softmax") {
-        const row = rowOf(node, at),
-          sum = total(row.map((entry) => entry.e)),
-          chosen = row[at[node.axis]];
-        const rows = row.map((entry) => {
-          const part = term(node.args[0], entry.at);
-          return {
-            parts: [entry.allowed ? part : { text: `${part.text}, hidden`, value: -Infinity }],
-            value: entry.e,
-            chosen: entry === chosen,
-          };
-        });
-        const all = mark({
-          title: "the sum of e to the power of each score, less the largest score",
-          rows,
-          total: sum,
-        });
-        return mark({ line: `its term ${text(chosen.e)} ÷ ${operand(all)}`, total: result });
-      }
-      if (node.op === "add" || node.op === "subtract") {
-        const rows = [];
-        const collect = (arg, where, sign) => {
-          const inner = data.nodes[arg];
-          if (inner.op === "add" || inner.op === "subtract") {
-            collect(inner.args[0], within(where, data.nodes[inner.args[0]].shape), sign);
-            collect(inner.args[1], within(where, data.nodes[inner.args[1]].shape), inner.op === "add" ? sign : -sign);
-          } else {
-            const part = write(arg, where);
-            rows.push({
-              parts: [sign < 0 ? { text: `− ${part.text}`, value: -part.value } : part],
-              value: sign * part.value,
-            });
-          }
-        };
-        collect(id, at, 1);
-        return mark({ title: `the sum of ${rows.length} terms`, rows, total: result });
-      }
-      if (node.op === "given")
-        return mark({ line: `${node.name} of ${node.args.map((arg) => describe(arg)).join(", ")}`, total: result });
-      const parts = node.args.map((arg) => write(arg, within(at, data.nodes[arg].shape)));
-      const sign = SIGNS[node.op];
-      return mark({
-        line: sign ? parts.map(operand).join(` ${sign} `) : `${node.op}(${parts.map(operand).join(", ")})`,
-        total: result,
-      });
+    const entry = (node, at) => {
+      const { array, index: full, value: x } = named(node, at);
+      return { text: entryName(array, full), value: x, absent: array.values ? undefined : array };
     };
-    /* A term of a sum is named, not explained: its own formula is one click away, or described. */
+    /* A term of a long sum is named, not explained: what has no name is described. */
     const term = (id, at) => {
       const node = data.nodes[id];
       if (node.op === "copy") return term(...sourceOf(node, at));
-      if (node.op === "named" || node.op === "number" || node.op === "constant") return write(id, at);
-      return { text: describe(id), value: value(id, at) };
+      if (node.op === "named") return entry(node, at);
+      const x = value(id, at);
+      return { text: ["number", "constant"].includes(node.op) ? text(x) : describe(id), value: x };
     };
-    const end = write(...start),
-      own = stage.values[flat(index, stage.shape)];
-    if (steps.length) steps[steps.length - 1].total = own;
-    else steps.push({ line: end.text, total: own, mark: "①" });
+    const write = (id, at) => {
+      const node = data.nodes[id];
+      if (node.op === "copy") return write(...sourceOf(node, at));
+      if (["named", "number", "constant"].includes(node.op) || steps.length >= MOST_STEPS) return term(id, at);
+      const writer = writers[node.op] || ofEntries;
+      return mark({ ...writer(node, at), total: value(id, at) });
+    };
+    const many = (n, word, words = `${word}s`) => `${n} ${n === 1 ? word : words}`;
+    const sumOf = (what) => (node, at) => {
+      const parts = partsOf(node, at).map((part) => term(node.args[0], part));
+      const rows = parts.map((part) => ({ parts: [part], value: part.value }));
+      const title = `${what} of ${many(rows.length, "entry", "entries")} of ${describe(node.args[0])}`;
+      return { title, rows, largest: node.op === "max" };
+    };
+    const ofTerms = (node, at) => {
+      const rows = [];
+      const collect = (id, here, sign) => {
+        const inner = data.nodes[id];
+        if (inner.op !== "add" && inner.op !== "subtract") {
+          const part = write(id, here);
+          const signed = sign < 0 ? { ...part, text: `− ${part.text}`, value: -part.value } : part;
+          rows.push({ parts: [signed], value: signed.value });
+          return;
+        }
+        inner.args.forEach((arg, i) => {
+          const negative = inner.op === "subtract" && i === 1;
+          collect(arg, within(here, data.nodes[arg].shape), negative ? -sign : sign);
+        });
+      };
+      collect(data.nodes.indexOf(node), at, 1);
+      return { title: `the sum of ${many(rows.length, "term")}`, rows };
+    };
+    const ofEntries = (node, at) => {
+      const parts = node.args.map((arg) => write(arg, within(at, data.nodes[arg].shape)));
+      const [a, b, z] = parts.map(operand);
+      if (node.op === "lerp") return { line: `(1 − ${z}) × ${a} + ${z} × ${b}` };
+      const sign = { multiply: "×", divide: "÷", power: "to the power of" }[node.op];
+      return { line: sign ? `${a} ${sign} ${b}` : `${node.op}(${parts.map(operand).join(", ")})` };
+    };
+    const writers = {
+      einsum: (node, at) => {
+        const pairs = productsOf(node, at);
+        const factor = pairs.length === 1 ? write : term;
+        const rows = pairs.map((pair) => {
+          const parts = pair.map((where, i) => factor(node.args[i], where));
+          return { parts, value: parts[0].value * parts[1].value };
+        });
+        const absent = rows.flatMap((row) => row.parts).find((part) => part.absent)?.absent;
+        const factors = node.args.map((arg) => describe(arg)).join(" × ");
+        return { title: `the sum of ${many(rows.length, "product")} ${factors}`, rows, absent };
+      },
+      sum: sumOf("the sum"),
+      cumsum: sumOf("the running sum"),
+      max: sumOf("the largest"),
+      softmax: (node, at) => {
+        const row = rowOf(node, at);
+        const chosen = row[at[node.axis]];
+        if (!row.some(({ allowed }) => allowed)) return { line: "a share of nothing, as all are hidden" };
+        const rows = row.map((one) => {
+          const part = term(node.args[0], one.at);
+          const parts = [one.allowed ? part : { text: `${part.text}, hidden`, value: -Infinity }];
+          return { parts, value: one.e, chosen: one === chosen };
+        });
+        const title = "the sum of exp(score − largest score)";
+        const all = mark({ title, rows, total: total(row.map(({ e }) => e)) });
+        return { line: `its term ${text(chosen.e)} ÷ ${operand(all)}` };
+      },
+      add: ofTerms,
+      subtract: ofTerms,
+      given: (node) => ({ line: `${node.name} of ${node.args.map((arg) => describe(arg)).join(", ")}` }),
+    };
+
+    const end = write(...start);
+    if (!steps.length) mark({ line: end.text });
+    steps.at(-1).total = stage.values[flat(index, stage.shape)];
     for (const step of steps) {
-      if (step.rows && !step.largest) {
-        const written = addUp(
-          step.rows.map((row) => row.value),
-          step.total,
-        );
-        step.rows.forEach((row, i) => (row.written = written.terms[i]));
-        step.written = written.sum;
-        step.exact = written.exact;
-      } else {
-        (step.rows || []).forEach((row) => (row.written = text(row.value)));
-        step.written = text(step.total);
-      }
+      const rows = step.rows || [];
+      const adds = rows.length && !step.largest;
+      const written = adds
+        ? addUp(
+            rows.map((row) => row.value),
+            step.total,
+          )
+        : null;
+      rows.forEach((row, i) => (row.written = adds ? written.terms[i] : text(row.value)));
+      step.written = adds ? written.sum : text(step.total);
+      step.exact = !adds || written.exact;
     }
     return steps;
   };

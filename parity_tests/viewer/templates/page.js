@@ -8,9 +8,9 @@
   const stages = data.stages;
   const MOST_MAPS = 64;
 
-  /* At first the weights, else the states, else the result; and the last position, which may look at most. */
+  /* At first the weights, else the states, else what was given; and the last position, which may look at most. */
   const first = [/(^|\.)(probs|weights)$/, /(^|\.)(states|h)$/, /./].map((name) =>
-    stages.findLastIndex((stage) => name.test(stage.name)),
+    stages.findIndex((stage) => name.test(stage.name)),
   );
   const choice = { stage: first.find((i) => i >= 0), at: { t: (data.tokens.t || []).length - 1 } };
   const current = () => stages[choice.stage];
@@ -24,8 +24,10 @@
     const count = shape.reduce((a, b) => a * b, 1);
     return [...Array(Math.min(count, MOST_MAPS)).keys()].map((n) => {
       const at = page.place(n, shape);
-      const names = axes.flatMap((axis, i) => (shape[i] > 1 ? `${axisName(stage, lettersOf(stage)[axis])} ${at[i]}` : []));
-      return { name: names.join(", "), within: (index) => axes.reduce((all, axis, i) => replace(all, axis, at[i]), index) };
+      const letters = axes.map((axis) => lettersOf(stage)[axis]);
+      const names = letters.flatMap((letter, i) => (shape[i] > 1 ? `${axisName(stage, letter)} ${at[i]}` : []));
+      const within = (index) => axes.reduce((all, axis, i) => replace(all, axis, at[i]), index);
+      return { name: names.join(", "), within };
     });
   };
   const shown = (stage, index) => {
@@ -55,10 +57,12 @@
     get("slider").setAttribute("aria-valuetext", `${stage.name}, ${place}, ${shapeText(stage)}`);
     get("before").disabled = choice.stage === 0;
     get("after").disabled = choice.stage === stages.length - 1;
-    get("stages").querySelectorAll("button").forEach((button, i) => {
-      if (i === choice.stage) button.setAttribute("aria-current", "step");
-      else button.removeAttribute("aria-current");
-    });
+    get("stages")
+      .querySelectorAll("button")
+      .forEach((button, i) => {
+        if (i === choice.stage) button.setAttribute("aria-current", "step");
+        else button.removeAttribute("aria-current");
+      });
     get("stage-name").textContent = stage.name;
     get("stage-shape").textContent = shapeText(stage);
     get("stage-also").textContent = stage.also.length ? `The same array as ${stage.also.join(", ")}.` : "";
@@ -116,7 +120,7 @@
     playing = setInterval(next, 700);
   };
 
-  /* Whom the chosen word looks at: the stage on show where it has queries and keys, else the last weights. */
+  /* Whom the chosen word looks at: the stage on show where it has queries and keys, else the weights. */
   const looksOf = () => {
     const words = (data.tokens.t || []).length;
     const fits = (stage) => {
@@ -124,7 +128,8 @@
       return !stage.mask && stage.axes.includes("s") && t >= 0 && stage.shape[t] === words;
     };
     if (fits(current())) return current();
-    return stages.findLast((stage) => fits(stage) && /(^|\.)(probs|weights)$/.test(stage.name)) || stages.findLast(fits);
+    const all = stages.filter(fits);
+    return all.find((stage) => /(^|\.)(probs|weights)$/.test(stage.name)) || all.at(-1);
   };
   const showWords = () => {
     const tokens = data.tokens.t || [];
@@ -220,7 +225,7 @@
   };
   const showSteps = (stage, index) => {
     const steps = page.explain(stage, index);
-    const none = stage.mask || stage.runs.length ? "Nothing is summed here." : "Given to the layer, or a constant of it.";
+    const none = stage.mask ? "Who may look at whom." : "Given to the layer, or a constant of it.";
     get("how").textContent = steps.length ? "" : none;
     get("steps").replaceChildren();
     steps.forEach((step, n) => {
