@@ -159,6 +159,7 @@ def test_a_keyboard_is_enough(tab: Browser, sentence: Path) -> None:
     assert {"slider", "before", "after", "map", "tired"} <= set(reached), reached
     assert len({"head 0", "head 1"} & set(reached)) == 2
     tab.run("document.getElementById('map').focus()")
+    tab.press("Home", 36)
     live = "document.getElementById('live').textContent"
     assert tab.run(live).startswith("probs, head 0, query tired, key the: ")
     for key, code in (("ArrowUp", 38), ("ArrowRight", 39), ("ArrowRight", 39)):

@@ -306,7 +306,15 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show());
   new ResizeObserver(showLarge).observe(get("map-room"));
 
+  /* At first, too, the key with the largest weight, or the largest number of the row. */
+  const largest = (stage, index) => {
+    const { column } = stage.roles;
+    const columns = [...Array(stage.shape[column] ?? 1).keys()];
+    const row = columns.map((i) => Math.abs(valueAt(stage, replace(index, column, i))));
+    return replace(index, column, row.indexOf(Math.max(...row)));
+  };
+
   fillStages();
-  show();
+  choose(largest(current(), indexOf(current())));
   window.viewer = page; /* what the page computed, for tests and for the curious */
 })();
