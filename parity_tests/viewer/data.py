@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,15 +11,16 @@ import numpy as np
 from attn_np.contract import Config
 from attn_np.contract._letters import LETTERS
 from parity_tests.bounds.error_array import ErrArray, widened
+from parity_tests.bounds.precision import precision_of
 from parity_tests.explain.patterns import axes_of
-from parity_tests.explain.verdicts import verdicts
-from parity_tests.judge.candidates import extras, numpy_layer
+from parity_tests.explain.verdicts import Judged, verdicts
+from parity_tests.judge.candidates import Outcome, extras, numpy_layer
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.frameworks import FRAMEWORKS, NEEDS
 from parity_tests.judge.judging import ratios
-from parity_tests.ports.trace import Trace, candidate, record
 from parity_tests.viewer.formulas import FormulaTape, Traced
 
+TREES = {"numpy": ("NumPy", "attn_np"), "torch": ("PyTorch", "attn_torch"), "jax": ("JAX", "attn_jax")}
 MOST_WEIGHTS = 20_000  # numbers of a weight that a page holds
 BEYOND = 255  # hundredths of a bound that a byte holds: this, and all above
 
@@ -109,21 +111,29 @@ def shares(got: np.ndarray, want: ErrArray) -> np.ndarray:
         return np.where(share <= 1, np.ceil(100 * share), BEYOND)
 
 
-def runs(case: Case, drawn: Drawn, frameworks: Sequence[str]) -> list[Trace]:
-    return [record(candidate(name), case, drawn) for name in frameworks]
+def forward(framework: str, case: Case, drawn: Drawn) -> Judged:
+    """The forward pass alone of one of the trees, with its tape."""
+    who, package = TREES[framework]
+    tree, ops = (import_module(f"{package}.{module}") for module in ("_api", "_ops"))
+    config, tape = case.config, {}
+    params, inputs = ({n: ops.from_numpy(x) for n, x in part.items()} for part in (drawn.params, drawn.inputs))
+    layer = tree.layer_class(config.variant).from_params(config, params, case.dtype)
+    layer(**inputs, **extras(config.variant, config.layer), tape=tape)
+    outcome = Outcome(tape={name: widened(ops.to_numpy(x)) for name, x in tape.items()})
+    return Judged(who, case, drawn, outcome, precision_of(case.dtype))
 
 
-def page_data(case: Case, drawn: Drawn, traces: Sequence[Trace], tokens: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def page_data(case: Case, drawn: Drawn, runs: Sequence[Judged], tokens: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Everything a page holds, as JSON values.
 
     Args:
         case, drawn: the call.
-        traces: runs of it; the values that are shown and written out are those of the first.
+        runs: runs of it; the values that are shown and written out are those of the first.
         tokens: words of the positions by the letter of their axis, "t" and "s".
     """
     tape, kind = formulas(case, drawn), "<f8" if case.dtype == "float64" else "<f4"
     nodes = Nodes(kind)
-    judged = [verdicts(trace.judged(), backward=False)[1].wanted for trace in traces]
+    wanted = [verdicts(run, backward=False)[1].wanted for run in runs]
     stages = []
     for name, others in tape.aliases.items():
         given = tape.given.get(name)
@@ -146,17 +156,17 @@ def page_data(case: Case, drawn: Drawn, traces: Sequence[Trace], tokens: Mapping
             stages.append(stage | {"values": encoded(x, kind), "runs": [], "formula": None})
             continue
         formula = None if given else tape.formulas[name]
-        run_values = {i: trace.outcome.tape.get(name) for i, trace in enumerate(traces) if not given}
-        run_values = {i: got for i, got in run_values.items() if got is not None and got.shape == x.shape}
-        stage["values"] = encoded(run_values.get(0, widened(x)), kind)
+        results = {i: run.outcome.tape.get(name) for i, run in enumerate(runs) if not given}
+        results = {i: got for i, got in results.items() if got is not None and got.shape == x.shape}
+        stage["values"] = encoded(results.get(0, widened(x)), kind)
         stage["runs"] = [
             {
                 "who": i,
                 "values": encoded(got, kind) if i else None,
-                "shares": encoded(shares(got, judged[i][name]), "u1"),
+                "shares": encoded(shares(got, wanted[i][name]), "u1"),
             }
-            for i, got in run_values.items()
-            if isinstance(judged[i].get(name), ErrArray)
+            for i, got in results.items()
+            if isinstance(wanted[i].get(name), ErrArray)
         ]
         if isinstance(formula, list):
             stage["formula"] = {"steps": [nodes.add(step) for step in formula]}
@@ -170,7 +180,7 @@ def page_data(case: Case, drawn: Drawn, traces: Sequence[Trace], tokens: Mapping
     }
     return {
         "kind": kind,
-        "who": [trace.who for trace in traces],
+        "who": [run.who for run in runs],
         "tokens": dict(tokens),
         "stages": stages,
         "weights": weights,

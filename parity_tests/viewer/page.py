@@ -13,7 +13,7 @@ from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.frameworks import prepare
 from parity_tests.ports.trace import Trace
 from parity_tests.report.html import environment, json_block
-from parity_tests.viewer.data import frameworks_here, one_row, page_data, runs
+from parity_tests.viewer.data import forward, frameworks_here, one_row, page_data
 
 ROOMS = ("parity_tests.viewer", "parity_tests.report")
 
@@ -82,8 +82,8 @@ def page_of(
     lengths = {letter: len(x) or None for letter, x in words.items()}
     if trace is None:
         drawn = one_row(case, drawn, row, lengths)
-    traces = [*([] if trace is None else [trace]), *runs(case, drawn, frameworks)]
-    data = page_data(case, drawn, traces, tokens_of(drawn, case, words))
+    runs = [*([] if trace is None else [trace.judged()]), *(forward(name, case, drawn) for name in frameworks)]
+    data = page_data(case, drawn, runs, tokens_of(drawn, case, words))
     page = environment(*ROOMS).get_template("viewer.html.j2")
     return Page(page.render(about=data["about"], dtype=case.dtype, block=json_block(data)))
 

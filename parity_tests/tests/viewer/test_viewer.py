@@ -20,10 +20,9 @@ from parity_tests.commands.app import app
 from parity_tests.explain.verdicts import verdicts
 from parity_tests.judge.cases import Case, draw
 from parity_tests.judge.judging import compare
-from parity_tests.ports.trace import candidate, record
 from parity_tests.tests.viewer.browser import Browser, browser, chromium
 from parity_tests.viewer import data
-from parity_tests.viewer.data import one_row
+from parity_tests.viewer.data import forward, one_row
 from parity_tests.viewer.formulas import Traced
 from parity_tests.viewer.page import page_of
 
@@ -78,7 +77,7 @@ def test_every_family_is_shown() -> None:
 def computed(tab: Browser, case: Case) -> dict[str, float]:
     """Error/bound of what the page computes, by name: the judge takes it as it takes an implementation."""
     drawn = one_row(case, draw(case), 0, {})
-    wanted = verdicts(record(candidate("numpy"), case, drawn).judged(), backward=False)[1].wanted
+    wanted = verdicts(forward("numpy", case, drawn), backward=False)[1].wanted
     found = {}
     for name, texts in tab.run(COMPUTED).items():
         got = np.array([float(x.replace("Infinity", "inf")) for x in texts]).reshape(wanted[name].shape)
@@ -288,7 +287,7 @@ def test_the_command_shows_variants_and_traces(tmp_path: Path) -> None:
     done = run(app, ["show", "--trace", trace, "--overwrite", *numpy])
     assert done.exit_code == 0, done.output
     held = content(Path(out).read_text())
-    assert held["who"] == ["torch eager", "numpy by hand"]
+    assert held["who"] == ["torch eager", "NumPy"]
     assert held["stages"][0]["shape"][0] == 2, "a trace keeps its batch"
     for wrong in (["mha", "--example", "none"], ["mha", "--trace", trace], [], ["nothing"], ["mha", "--call", "none"]):
         assert run(app, ["show", *wrong, "--overwrite", *numpy]).exit_code == 2, wrong
