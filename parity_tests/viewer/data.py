@@ -18,7 +18,7 @@ from parity_tests.judge.candidates import Outcome, extras, numpy_layer
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.frameworks import FRAMEWORKS, NEEDS
 from parity_tests.judge.judging import ratios
-from parity_tests.viewer.formulas import FormulaTape, Traced
+from parity_tests.viewer.formulas import FormulaTape, Traced, plain
 
 TREES = {"numpy": ("NumPy", "attn_np"), "torch": ("PyTorch", "attn_torch"), "jax": ("JAX", "attn_jax")}
 MOST_WEIGHTS = 20_000  # numbers of a weight that a page holds
@@ -87,6 +87,12 @@ class Nodes:
             self.alive.append(x)  # an id is taken again where an array is gone
         return self.places[id(x)]
 
+    def of(self, formula: Traced | list[Traced] | None) -> dict[str, Any] | None:
+        """Where the formula of an array is: its place, or one place for each step of a scan."""
+        if isinstance(formula, list):
+            return {"steps": [self.add(step) for step in formula]}
+        return None if formula is None else {"node": self.add(formula)}
+
     def content(self, x: Traced) -> dict[str, Any]:
         if x.op == "constant" and x.size == 1:
             return {"op": "number", "values": encoded(x.v, self.kind)}
@@ -132,31 +138,24 @@ def page_data(case: Case, drawn: Drawn, runs: Sequence[Judged], tokens: Mapping[
         tokens: words of the positions by the letter of their axis, "t" and "s".
     """
     tape, kind = formulas(case, drawn), "<f8" if case.dtype == "float64" else "<f4"
-    nodes = Nodes(kind)
+    nodes, stages = Nodes(kind), []
     wanted = [verdicts(run, backward=False)[1].wanted for run in runs]
-    stages = []
     for name, others in tape.aliases.items():
-        given = tape.given.get(name)
-        value = tape[name] if given is None else given
-        x = np.asarray(value.v if isinstance(value, Traced) else value)
+        value = tape.given.get(name, tape.get(name))
+        x = np.asarray(plain(value))
         if x.ndim == 0 or x.size == 0:
             continue
-        letters = value.axes if isinstance(value, Traced) else ""
-        letters = letters or axes_of(case, name, x.ndim).replace(" ", "")
+        known = value.axes if isinstance(value, Traced) else ""
         stage: dict[str, Any] = {
             "name": name,
             "also": [other for other in dict.fromkeys(others) if other != name],
-            "axes": letters,
+            "axes": known or axes_of(case, name, x.ndim).replace(" ", ""),
             "shape": x.shape,
         }
         if x.dtype.kind == "b":
             stages.append(stage | {"mask": encoded(x, "u1")})
             continue
-        if x.dtype.kind in "iu":
-            stages.append(stage | {"values": encoded(x, kind), "runs": [], "formula": None})
-            continue
-        formula = None if given else tape.formulas[name]
-        results = {i: run.outcome.tape.get(name) for i, run in enumerate(runs) if not given}
+        results = {i: run.outcome.tape.get(name) for i, run in enumerate(runs) if name not in tape.given}
         results = {i: got for i, got in results.items() if got is not None and got.shape == x.shape}
         stage["values"] = encoded(results.get(0, widened(x)), kind)
         stage["runs"] = [
@@ -168,11 +167,7 @@ def page_data(case: Case, drawn: Drawn, runs: Sequence[Judged], tokens: Mapping[
             for i, got in results.items()
             if isinstance(wanted[i].get(name), ErrArray)
         ]
-        if isinstance(formula, list):
-            stage["formula"] = {"steps": [nodes.add(step) for step in formula]}
-        else:
-            stage["formula"] = None if formula is None else {"node": nodes.add(formula)}
-        stages.append(stage)
+        stages.append(stage | {"formula": nodes.of(tape.formulas.get(name))})
     weights = {
         name: {"axes": x.axes, "shape": x.shape, "values": encoded(x.v, kind) if x.size <= MOST_WEIGHTS else None}
         for name, x in tape.given.items()
