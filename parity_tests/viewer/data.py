@@ -18,6 +18,7 @@ from parity_tests.judge.candidates import Outcome, extras, numpy_layer
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.frameworks import FRAMEWORKS, NEEDS
 from parity_tests.judge.judging import ratios
+from parity_tests.ports.parity import float64_in_jax
 from parity_tests.viewer.formulas import FormulaTape, Traced, plain
 
 TREES = {"numpy": ("NumPy", "attn_np"), "torch": ("PyTorch", "attn_torch"), "jax": ("JAX", "attn_jax")}
@@ -122,10 +123,11 @@ def forward(framework: str, case: Case, drawn: Drawn) -> Judged:
     who, package = TREES[framework]
     tree, ops = (import_module(f"{package}.{module}") for module in ("_api", "_ops"))
     config, tape = case.config, {}
-    params, inputs = ({n: ops.from_numpy(x) for n, x in part.items()} for part in (drawn.params, drawn.inputs))
-    layer = tree.layer_class(config.variant).from_params(config, params, case.dtype)
-    layer(**inputs, **extras(config.variant, config.layer), tape=tape)
-    outcome = Outcome(tape={name: widened(ops.to_numpy(x)) for name, x in tape.items()})
+    with float64_in_jax(framework):
+        params, inputs = ({n: ops.from_numpy(x) for n, x in part.items()} for part in (drawn.params, drawn.inputs))
+        layer = tree.layer_class(config.variant).from_params(config, params, case.dtype)
+        layer(**inputs, **extras(config.variant, config.layer), tape=tape)
+        outcome = Outcome(tape={name: widened(ops.to_numpy(x)) for name, x in tape.items()})
     return Judged(who, case, drawn, outcome, precision_of(case.dtype))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from inspect import signature
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from parity_tests.judge.cases import Case, Drawn
-from parity_tests.judge.frameworks import prepare
 from parity_tests.ports.trace import Trace
 from parity_tests.report.html import environment, json_block
 from parity_tests.viewer.data import forward, frameworks_here, one_row, page_data
@@ -46,13 +46,18 @@ def show(
         frameworks: whose numbers stand side by side; all that are installed by default.
 
     Raises:
-        TypeError: the layer is not one of `attn_np`.
+        TypeError: the layer is not one of `attn_np`, or the call has other arguments than arrays.
         ValueError: arguments that the layer refuses, or no such row.
     """
     config = getattr(layer, "config", None)
     if config is None or not hasattr(layer, "vjp"):
         raise TypeError(f"show: expected a layer of attn_np, got {type(layer).__name__}; build it with attn_np.build")
-    inputs = dict(zip(config.arguments(), arrays, strict=False)) | named
+    given = signature(layer.__call__).bind(*arrays, **named).arguments
+    inputs = {name: x for name, x in given.items() if x is not None}
+    unknown = [name for name in inputs if name not in config.arguments()]
+    if unknown:
+        known = ", ".join(config.arguments())
+        raise TypeError(f"show: expected arrays by name, {known}, got {unknown[0]}; leave it out")
     layer.check(**inputs)
     case = Case(config.variant, "given", "given", layer.dtype, given=config)
     words = {"t": tokens, "s": key_tokens}
@@ -78,7 +83,6 @@ def page_of(
         trace: the run that the page is of.
     """
     frameworks = frameworks_here() if frameworks is None else tuple(frameworks)
-    prepare(tuple(frameworks))
     lengths = {letter: len(x) or None for letter, x in words.items()}
     if trace is None:
         drawn = one_row(case, drawn, row, lengths)

@@ -266,6 +266,8 @@ def test_show_refuses_what_it_cannot_show() -> None:
         show(layer, x, row=2, frameworks=("numpy",))
     with pytest.raises(ValueError, match="mha: expected query"):
         show(layer, x[..., :5])
+    with pytest.raises(TypeError, match=r"expected arrays by name, query, .*, got implementation"):
+        show(layer, x, implementation="fused")
 
 
 def test_a_hostile_word_stays_a_word() -> None:
