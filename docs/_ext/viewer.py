@@ -1,4 +1,4 @@
-"""Pages of the viewer, made while the site is built: a real model's sentence, and one variant of each family."""
+"""Pages of the viewer, made while the site is built: two sentences of a real model, one variant of each family."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,8 @@ from parity_tests.judge.cases import Case, draw
 from parity_tests.judge.checkpoint import EXAMPLE, load
 from parity_tests.viewer.page import Page, page_of
 
-SENTENCE = 1  # of examples/minilm: "The animal didn't cross the street because it was too tired."
+# Of examples/minilm: "The animal didn't cross the street because it was too tired", and "... too wide".
+SENTENCES = {"tired": 1, "wide": 2}
 WORDS = ("the", "animal", "did", "not", "cross", "the", "street", "because", "it", "was", "tired")
 # By family the variant and its example that show most, and arguments that are given beside those that must be.
 VARIANTS = {
@@ -26,12 +27,12 @@ VARIANTS = {
 }
 
 
-def real_sentence() -> Page:
+def real_sentence(row: int) -> Page:
     """A layer of all-MiniLM-L6-v2 on one of its sentences."""
     real = load(EXAMPLE, layer=5, inputs=EXAMPLE / "activations.safetensors")
-    pieces = json.loads((EXAMPLE / "sentences.json").read_text("utf-8"))[SENTENCE]["tokens"]
+    pieces = json.loads((EXAMPLE / "sentences.json").read_text("utf-8"))[row]["tokens"]
     words = [piece for piece in pieces if piece != "[PAD]"]
-    return page_of(real.case, real.drawn, words={"t": words}, row=SENTENCE)
+    return page_of(real.case, real.drawn, words={"t": words}, row=row)
 
 
 def of_variant(variant: str, example: str, *also: str) -> Page:
@@ -43,7 +44,8 @@ def of_variant(variant: str, example: str, *also: str) -> Page:
 
 def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    real_sentence().save(folder / "minilm.html")
+    for name, row in SENTENCES.items():
+        real_sentence(row).save(folder / f"{name}.html")
     for variant, *which in VARIANTS.values():
         of_variant(variant, *which).save(folder / f"{variant}.html")
 
