@@ -250,6 +250,10 @@ def test_a_move_passes_over_moves() -> None:
     assert [source.op for source in found.args] == ["named", "constant"]
     assert np.array_equal(np.concatenate([x.v.ravel(), [0.0]])[found.options["at"]], found.v)
     assert np.array_equal(found.v, [[2, 5], [0, 0], [0, 3]])
+    y: Any = Traced(np.full((3, 2), 7.0), "named", name="y")
+    both: Any = np.stack([y, x.transpose((1, 0))])
+    assert [source.options["name"] for source in both.args] == ["y", "x"]
+    assert np.array_equal(np.concatenate([source.v.ravel() for source in both.args])[both.options["at"]], both.v)
     assert x.reshape((3, 2)).op == "copy"
     assert x.reshape((3, 2)).reshape((2, 3)) is x
     assert np.where(np.array(True), x, 0.0) is x

@@ -61,8 +61,8 @@ const numbersOf = (data) => {
     let at = flat(index, node.shape);
     if (node.at) at = node.at[at];
     for (const id of node.args) {
-      const shape = data.nodes[id].shape,
-        size = shape.reduce((a, b) => a * b, 1);
+      const shape = data.nodes[id].shape;
+      const size = shape.reduce((a, b) => a * b, 1);
       if (at < size) return [id, place(at, shape)];
       at -= size;
     }
@@ -70,16 +70,16 @@ const numbersOf = (data) => {
   };
   /* Pairs of entries whose products an entry of an einsum sums. */
   const productsOf = (node, index) => {
-    const [left, right, out] = node.spec.replace("->", ",").split(","),
-      where = {},
-      sizes = {};
+    const [left, right, out] = node.spec.replace("->", ",").split(",");
+    const where = {};
+    const sizes = {};
     [...out].forEach((letter, axis) => (where[letter] = index[axis]));
     [left, right].forEach((letters, i) =>
       [...letters].forEach((letter, axis) => (sizes[letter] = data.nodes[node.args[i]].shape[axis])),
     );
     const summed = [...new Set(left + right)].filter((letter) => !out.includes(letter));
-    const shape = summed.map((letter) => sizes[letter]),
-      pairs = [];
+    const shape = summed.map((letter) => sizes[letter]);
+    const pairs = [];
     for (let at = 0; at < shape.reduce((a, b) => a * b, 1); at++) {
       place(at, shape).forEach((i, axis) => (where[summed[axis]] = i));
       pairs.push([left, right].map((letters) => [...letters].map((letter) => where[letter])));
@@ -96,8 +96,8 @@ const numbersOf = (data) => {
     }
     const full = [...index];
     if (!node.keepdims) for (const axis of node.over) full.splice(axis, 0, 0);
-    const sizes = node.over.map((axis) => shape[axis]),
-      parts = [];
+    const sizes = node.over.map((axis) => shape[axis]);
+    const parts = [];
     for (let at = 0; at < sizes.reduce((a, b) => a * b, 1); at++) {
       const part = [...full];
       place(at, sizes).forEach((i, n) => (part[node.over[n]] = i));
@@ -121,14 +121,14 @@ const numbersOf = (data) => {
   const total = (values) => values.reduce((a, b) => a + b, 0);
   /* An entry of a formula, computed here from the arrays that have names. */
   const value = (id, index) => {
-    const node = data.nodes[id],
-      at = flat(index, node.shape);
+    const node = data.nodes[id];
+    const at = flat(index, node.shape);
     if (!known[id].has(at)) known[id].set(at, computed(node, index, at));
     return known[id].get(at);
   };
   const named = (node, index) => {
-    const array = arrays[node.name],
-      full = node.step === undefined ? index : [index[0], node.step, ...index.slice(1)];
+    const array = arrays[node.name];
+    const full = node.step === undefined ? index : [index[0], node.step, ...index.slice(1)];
     return { array, index: full, value: array.values ? array.values[flat(full, array.shape)] : NaN };
   };
   const computed = (node, index, at) => {
@@ -142,8 +142,8 @@ const numbersOf = (data) => {
     if (node.op === "sum" || node.op === "cumsum")
       return total(partsOf(node, index).map((part) => value(node.args[0], part)));
     if (node.op === "softmax") {
-      const row = rowOf(node, index),
-        sum = total(row.map((entry) => entry.e));
+      const row = rowOf(node, index);
+      const sum = total(row.map((entry) => entry.e));
       return row[index[node.axis]].e / (row.some((entry) => entry.allowed) ? sum : 1);
     }
     return functions[node.op](...node.args.map((id) => value(id, within(index, data.nodes[id].shape))));
@@ -168,10 +168,10 @@ const numbersOf = (data) => {
     if (![...terms, sum].every(Number.isFinite))
       return { terms: terms.map((x) => text(x)), sum: text(sum), exact: false };
     const largest = Math.max(...terms.map(Math.abs), Math.abs(sum)) || 1;
-    const decimals = Math.min(20, Math.max(0, 4 - Math.floor(Math.log10(largest)))),
-      unit = 10 ** decimals;
-    const units = terms.map((x) => Math.floor(x * unit)),
-      goal = Math.round(sum * unit);
+    const decimals = Math.min(20, Math.max(0, 4 - Math.floor(Math.log10(largest))));
+    const unit = 10 ** decimals;
+    const units = terms.map((x) => Math.floor(x * unit));
+    const goal = Math.round(sum * unit);
     const missing = goal - units.reduce((a, b) => a + b, 0);
     const order = terms.map((x, i) => [x * unit - units[i], i]).sort((a, b) => b[0] - a[0]);
     const exact = missing >= -1 && missing <= terms.length + 1;
