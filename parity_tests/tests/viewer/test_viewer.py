@@ -261,7 +261,7 @@ def test_a_move_passes_over_moves() -> None:
 
 def test_show_refuses_what_it_cannot_show() -> None:
     layer = attn_np.build("mha", d_model=6, num_heads=2)
-    x = np.zeros((2, 3, 6), "float32")
+    x, options = np.zeros((2, 3, 6), "float32"), dict[str, Any](implementation="fused")
     with pytest.raises(TypeError, match="expected a layer of attn_np, got MultiHeadAttention"):
         show(attn_torch.build("mha", d_model=6, num_heads=2), x)
     with pytest.raises(ValueError, match="expected at most 3 words for the axis t, got 4"):
@@ -271,7 +271,7 @@ def test_show_refuses_what_it_cannot_show() -> None:
     with pytest.raises(ValueError, match="mha: expected query"):
         show(layer, x[..., :5])
     with pytest.raises(TypeError, match=r"expected arrays by name, query, .*, got implementation"):
-        show(layer, x, implementation="fused")
+        show(layer, x, **options)
 
 
 def test_a_hostile_word_stays_a_word() -> None:
