@@ -243,6 +243,17 @@ def test_every_variant_has_a_page(variant: str) -> None:
             assert shares.max() <= 100, f"{stage['name']} is beyond its bound"
 
 
+def test_three_frameworks_stand_side_by_side() -> None:
+    case = Case("dot_product", "scaled", "plain", "float32")
+    held = content(page_of(case, draw(case), words={}).html)
+    assert held["who"] == ["NumPy", "PyTorch", "JAX"]
+    for stage in held["stages"]:
+        for run in stage.get("runs", ()):
+            assert np.frombuffer(base64.b64decode(run["shares"]), np.uint8).max() <= 100, stage["name"]
+    counts = {stage["name"]: len(stage.get("runs", ())) for stage in held["stages"]}
+    assert (counts["scores"], counts["probs"], counts["context"]) == (3, 3, 3)
+
+
 def test_a_move_passes_over_moves() -> None:
     """Entries that were moved twice come from where they were at first."""
     x: Any = Traced(np.arange(6.0).reshape(2, 3), "named", axes="ts", name="x")
