@@ -18,7 +18,7 @@ const numbersOf = (data) => {
 
   const arrays = {};
   for (const [name, weight] of Object.entries(data.weights)) {
-    arrays[name] = { ...weight, name, weight: true, values: weight.values && decode(weight.values) };
+    arrays[name] = { ...weight, name, values: weight.values && decode(weight.values) };
   }
   for (const stage of data.stages) {
     arrays[stage.name] = stage;
