@@ -394,6 +394,6 @@ def merged_parts(alias: str) -> None:
     ]
     for given, error, words in wrong:
         refuses(lambda given=given: package.merge(given), error, f"merge: {words}")
-    for options in ({"normalize_over": "queries"}, {"softmax_fn": doubled}, {"implementation": "fused"}):
+    for options in ({"normalize_over": "queries"}, {"softmax_fn": doubled}):
         call = partial(package.attend, **some, **options, return_lse=True)
         refuses(call, ValueError, "attend: expected return_lse=True with")
