@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, upcast
+from attn_np._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, upcast, where
 from attn_np._rotary import rotate, rotation
 from attn_np._vjp import (
     Grads,
@@ -54,6 +54,16 @@ def normalize_vjp(c: Config, x: Array, weight: Array | None, dy: Array) -> tuple
     return dx.reshape(shape), None if weight is None or dweight is None else dweight.reshape(weight.shape)
 
 
+def clipped(x: Array, limit: float) -> Array:
+    """x, with numbers above the limit in size replaced by the limit."""
+    return where(x > limit, limit, where(x < -limit, -limit, x))
+
+
+def clipped_vjp(x: Array, limit: float, dy: Array) -> Array:
+    """The gradient of x: 0 beyond the limit."""
+    return where(x > limit, 0.0, where(x < -limit, 0.0, dy))
+
+
 class DecoderAttention(Layer[Config]):
     """The attention of today's decoder-only models, whose parts are fields."""
 
@@ -96,6 +106,10 @@ class DecoderAttention(Layer[Config]):
         q, k = record(tape, q_proj=q, k_proj=k)
         q = record(tape, q_norm=normalize(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all))
         k = record(tape, k_norm=normalize(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all))
+        if c.clip_qkv is not None:
+            v = record(tape, v_proj=v)
+            q, k = record(tape, q_clip=clipped(q, c.clip_qkv), k_clip=clipped(k, c.clip_qkv))
+            v = record(tape, v_clip=clipped(v, c.clip_qkv))
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
         k, v = append(step, k=k, v=v)
@@ -134,6 +148,11 @@ class DecoderAttention(Layer[Config]):
         w["sinks"] = None if self.sinks is None else tape["dsinks"]
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
         dq, dk = rotate(dq, cos, sin, c.layout, inverse=True), rotate(dk, cos, sin, c.layout, inverse=True)
+        if c.clip_qkv is not None:
+            dq, dk, dv = record(tape, dq_clip=dq, dk_clip=dk, dv_clip=dv)
+            unclipped = zip(("q_norm", "k_norm", "v_proj"), (dq, dk, dv), strict=True)
+            dq, dk, dv = (clipped_vjp(tape[name], c.clip_qkv, dx) for name, dx in unclipped)
+            dv = record(tape, dv_proj=dv)
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
         suffix = "norm" if c.norm_weight == "shared" else "all"
         dk, w[f"w_k_{suffix}"] = normalize_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)

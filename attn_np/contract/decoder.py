@@ -30,6 +30,8 @@ class Config(Rotary):
         norm_weight: "shared": one weight for all heads; "own": each head has its own; None: no weight.
         norm_offset: added to the stored norm weight; 1.0 in Gemma 3 and Qwen3-Next.
         norm_eps: added under the root.
+        clip_qkv: queries, keys and values are clipped to numbers of at most this size, after the norm and before the
+            rotation; None: no limit.
         sinks: each head has a learned score that takes part in the softmax and has no value.
         gate: each head's output is multiplied, element by element, by a sigmoid of the input.
         rope_base: pair i rotates by rope_base^(-2i / rotary_dim) per position; None: no rotation.
@@ -78,6 +80,7 @@ class Config(Rotary):
         "Phi-1, Phi-2, GPT-NeoX": "qkv_bias, output_bias, rotary_dim; Phi-3: scaling='longrope'",
         "GPT-J": "layout='interleaved', rotary_dim=64",
         "Cohere Command R+": "layout='interleaved', norm='layer', norm_weight='own'",
+        "OLMo": "clip_qkv; OLMoE: norm='rms', norm_over='all', norm_weight='own', clip_qkv",
         "OLMo 2": "norm='rms', norm_over='all', norm_weight='own'",
         "gpt-oss": "sinks, qkv_bias, output_bias, scaling='yarn' with truncate=False, a window in every other layer",
     }
@@ -120,6 +123,7 @@ class Config(Rotary):
     norm_weight: str | None = "shared"
     norm_offset: float = 0.0
     norm_eps: float = 0.000001
+    clip_qkv: float | None = None
     sinks: bool = False
     gate: bool = False
     rope_base: float | None = 10000.0
@@ -144,6 +148,7 @@ class Config(Rotary):
         self.number("norm_offset", needed=True)
         self.number("softcap", above=0.0)
         self.number("norm_eps", above=0.0, needed=True)
+        self.number("clip_qkv", above=0.0)
         self.limits("window")
         self.rate("dropout")
         self.flag("causal", "qkv_bias", "output_bias", "sinks", "gate")
@@ -196,6 +201,10 @@ class Config(Rotary):
         if self.norm is not None:
             reasons["twice_the_scores_square_the_weights"] = "larger queries are normalised to the same length"
             reasons["the_scale_belongs_to_the_queries"] = "larger queries are normalised to the same length"
+        if self.clip_qkv is not None:
+            reasons["twice_the_scores_square_the_weights"] = "larger queries are clipped"
+            reasons["the_scale_belongs_to_the_queries"] = "larger queries are clipped"
+            reasons["the_output_is_the_weights_times_the_values"] = "the values are clipped"
         if self.norm is not None and self.norm_over == "all":
             reasons["heads_stand_alone"] = "the norm of a head depends on the other heads"
         if self.sinks:
@@ -248,6 +257,7 @@ EXAMPLES = {
         norm_over="all",
         norm_weight="own",
         norm_eps=0.0625,
+        clip_qkv=0.5,
         gate=True,
         rope_base=50.0,
         layout="interleaved",

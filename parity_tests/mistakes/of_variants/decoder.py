@@ -36,6 +36,12 @@ MUTANTS = (
         "gate=sigmoid(linear(",
         "gate=(linear(",
     ),
+    gated(
+        "values of the decoder not clipped",
+        "OLMo clips values as it clips queries and keys",
+        "v_clip=clipped(v, c.clip_qkv)",
+        "v_clip=v",
+    ),
     sinks(
         "learned sinks of the decoder taken as zero",
         "hand the learned sinks on to the softmax; a sink of 0 is softmax off by one",

@@ -53,8 +53,12 @@ def projected(w: Any, name: str, word: list[float]) -> list[list[float]]:
     return made if shift is None else [[a + b for a, b in zip(made[h], shift[h], strict=True)] for h in heads]
 
 
+def clipped(c: Config, x: list[float]) -> list[float]:
+    return x if c.clip_qkv is None else [max(-c.clip_qkv, min(a, c.clip_qkv)) for a in x]
+
+
 def compared(c: Config, w: Any, name: str, word: list[float], place: int, thetas: list[float]) -> list[list[float]]:
-    """Queries or keys of a word: normed, then turned."""
+    """Queries or keys of a word: normed, then clipped, then turned."""
     heads = projected(w, name, word)
     if c.norm is not None:
         shared, own = w.get(f"w_{name}_norm"), w.get(f"w_{name}_all")
@@ -65,6 +69,7 @@ def compared(c: Config, w: Any, name: str, word: list[float], place: int, thetas
             heads = [flat[h * n : h * n + n] for h in range(len(heads))]
         else:
             heads = [normed(c, x, weight) for x, weight in zip(heads, weights, strict=True)]
+    heads = [clipped(c, x) for x in heads]
     return [turned(c, x, place, thetas) for x in heads] if c.rope_base is not None else heads
 
 
@@ -72,7 +77,8 @@ def loops(c: Config, w: Any, x: Any, places: Any, thetas: Any, mask: Any, bias: 
     """Output and weights of one batch row, one number at a time."""
     (left, right), t = c.window or (None, None), len(x)
     q, k = ([compared(c, w, name, word, m, thetas) for word, m in zip(x, places, strict=True)] for name in "qk")
-    v, r = [projected(w, "v", word) for word in x], c.num_heads // (c.num_kv_heads or c.num_heads)
+    v = [[clipped(c, head) for head in projected(w, "v", word)] for word in x]
+    r = c.num_heads // (c.num_kv_heads or c.num_heads)
     y, weights = [list(w.get("b_o", [0.0] * c.d_model)) for _ in x], []
     for h in range(c.num_heads):
         alphas = []
