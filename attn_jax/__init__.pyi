@@ -260,6 +260,7 @@ def build(
     norm: str | None = None,
     norm_over: str = "head",
     norm_weight: str | None = "shared",
+    norm_bias: bool = False,
     norm_offset: float = 0.0,
     norm_eps: float = 1e-06,
     clip_qkv: float | None = None,

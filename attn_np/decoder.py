@@ -27,7 +27,7 @@ def offset_weight(c: Config, weight: Array | None) -> Array | None:
     return weight if weight is None or c.norm_offset == 0.0 else weight + c.norm_offset
 
 
-def normalize(c: Config, x: Array, weight: Array | None) -> Array:
+def normalize(c: Config, x: Array, weight: Array | None, bias: Array | None) -> Array:
     """x normalised: each head over its last axis, or all heads of a position as one."""
     if c.norm is None:
         return x
@@ -35,23 +35,26 @@ def normalize(c: Config, x: Array, weight: Array | None) -> Array:
     if c.norm_over == "all":
         x = x.reshape((*shape[:2], shape[2] * shape[3]))
         weight = None if weight is None else weight.reshape((shape[2] * shape[3],))
-    x = rms_norm(x, weight, c.norm_eps) if c.norm == "rms" else layer_norm(x, weight, None, c.norm_eps)
+    x = rms_norm(x, weight, c.norm_eps) if c.norm == "rms" else layer_norm(x, weight, upcast(bias), c.norm_eps)
     return x.reshape(shape)
 
 
-def normalize_vjp(c: Config, x: Array, weight: Array | None, dy: Array) -> tuple[Array, Array | None]:
-    """The gradients of x and of the norm weight, on the same axes."""
+def normalize_vjp(
+    c: Config, x: Array, weight: Array | None, bias: Array | None, dy: Array
+) -> tuple[Array, Array | None, Array | None]:
+    """The gradients of x, of the norm weight and of its bias, on the same axes."""
     if c.norm is None:
-        return dy, None
+        return dy, None, None
     shape, full_weight = x.shape, offset_weight(c, weight)
     if c.norm_over == "all":
         x, dy = (a.reshape((*shape[:2], shape[2] * shape[3])) for a in (x, dy))
         full_weight = None if full_weight is None else full_weight.reshape((shape[2] * shape[3],))
+    dbias = None
     if c.norm == "rms":
         dx, dweight = rms_norm_vjp(x, full_weight, c.norm_eps, dy)
     else:
-        dx, dweight, _ = layer_norm_vjp(x, full_weight, None, c.norm_eps, dy)
-    return dx.reshape(shape), None if weight is None or dweight is None else dweight.reshape(weight.shape)
+        dx, dweight, dbias = layer_norm_vjp(x, full_weight, bias, c.norm_eps, dy)
+    return dx.reshape(shape), None if weight is None or dweight is None else dweight.reshape(weight.shape), dbias
 
 
 def clipped(x: Array, limit: float) -> Array:
@@ -79,6 +82,8 @@ class DecoderAttention(Layer[Config]):
     b_o: Float[Array, "d"] | None
     w_q_norm: Float[Array, "k"] | None
     w_k_norm: Float[Array, "k"] | None
+    b_q_norm: Float[Array, "k"] | None
+    b_k_norm: Float[Array, "k"] | None
     w_q_all: Float[Array, "h k"] | None
     w_k_all: Float[Array, "g k"] | None
     sinks: Float[Array, "h"] | None
@@ -104,8 +109,9 @@ class DecoderAttention(Layer[Config]):
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsd,dgv->bsgv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
-        q = record(tape, q_norm=normalize(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all))
-        k = record(tape, k_norm=normalize(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all))
+        w_q, w_k = (self.w_q_norm, self.w_k_norm) if c.norm_weight == "shared" else (self.w_q_all, self.w_k_all)
+        q = record(tape, q_norm=normalize(c, q, w_q, self.b_q_norm))
+        k = record(tape, k_norm=normalize(c, k, w_k, self.b_k_norm))
         if c.clip_qkv is not None:
             v = record(tape, v_proj=v)
             q, k = record(tape, q_clip=clipped(q, c.clip_qkv), k_clip=clipped(k, c.clip_qkv))
@@ -155,8 +161,9 @@ class DecoderAttention(Layer[Config]):
             dv = record(tape, dv_proj=dv)
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
         suffix = "norm" if c.norm_weight == "shared" else "all"
-        dk, w[f"w_k_{suffix}"] = normalize_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)
-        dq, w[f"w_q_{suffix}"] = normalize_vjp(c, tape["q_proj"], getattr(self, f"w_q_{suffix}"), dq)
+        w_q, w_k = getattr(self, f"w_q_{suffix}"), getattr(self, f"w_k_{suffix}")
+        dk, w[f"w_k_{suffix}"], w["b_k_norm"] = normalize_vjp(c, tape["k_proj"], w_k, self.b_k_norm, dk)
+        dq, w[f"w_q_{suffix}"], w["b_q_norm"] = normalize_vjp(c, tape["q_proj"], w_q, self.b_q_norm, dq)
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dgk->bsgk", key, self.w_k, self.b_k, dk)

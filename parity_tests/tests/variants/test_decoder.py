@@ -38,10 +38,11 @@ def normal(*shape: int) -> np.ndarray:
 # Scalar loops ---------------------------------------------------------------------------------------------------------
 
 
-def normed(c: Config, x: list[float], weight: list[float]) -> list[float]:
+def normed(c: Config, x: list[float], weight: list[float], shift: list[float] | None = None) -> list[float]:
     mean = sum(x) / len(x) if c.norm == "layer" else 0.0
     size = sqrt(sum((a - mean) ** 2 for a in x) / len(x) + c.norm_eps)
-    return [(a - mean) / size * (c.norm_offset + g) for a, g in zip(x, weight, strict=True)]
+    y = [(a - mean) / size * (c.norm_offset + g) for a, g in zip(x, weight, strict=True)]
+    return y if shift is None else [a + b for a, b in zip(y, shift, strict=True)]
 
 
 def projected(w: Any, name: str, word: list[float]) -> list[list[float]]:
@@ -68,7 +69,7 @@ def compared(c: Config, w: Any, name: str, word: list[float], place: int, thetas
             n = len(heads[0])
             heads = [flat[h * n : h * n + n] for h in range(len(heads))]
         else:
-            heads = [normed(c, x, weight) for x, weight in zip(heads, weights, strict=True)]
+            heads = [normed(c, x, weight, w.get(f"b_{name}_norm")) for x, weight in zip(heads, weights, strict=True)]
     heads = [clipped(c, x) for x in heads]
     return [turned(c, x, place, thetas) for x in heads] if c.rope_base is not None else heads
 
