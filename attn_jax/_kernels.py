@@ -212,7 +212,8 @@ def _attend(
     mask, bias = _grouped(plan, mask, g), _grouped(plan, bias, g)
     sinks = None if sinks is None else sinks.reshape(1, g, plan.shared, 1, 1)
     path = _one_block if (queries, plan.keys) == (t, plan.s) and not plan.in_place else _blocks
-    y, lse = path(plan, q, k, v, bias, sinks, mask, pattern_arrays)
+    results: Any = path(plan, q, k, v, bias, sinks, mask, pattern_arrays)
+    y, lse = results
     y = y.reshape(blocks, b, g, plan.shared, queries, v.shape[3]).transpose(1, 0, 4, 2, 3, 5)
     y = y.reshape(b, blocks, queries, h, v.shape[3]).reshape(b, blocks * queries, h, v.shape[3])[:, :t]
     lse = lse.reshape(blocks, b, g, plan.shared, queries).transpose(1, 2, 3, 0, 4)
@@ -457,7 +458,7 @@ def _blocks(
     return y, _lse(top, total)
 
 
-def _blocks_fwd(plan: Plan, *arrays: Any) -> tuple[Array, Any]:
+def _blocks_fwd(plan: Plan, *arrays: Any) -> tuple[tuple[Array, Array], Any]:
     y, top, total = _forward(plan, *arrays)
     return (y, _lse(top, total)), (arrays, y, top, total)
 

@@ -284,8 +284,8 @@ def forward(*inputs: Any) -> Outputs:
     """The context, `b t h v`, and the lse, `b h t`, of size 0 unless it is asked for; masks have four axes, sinks are
     `1 h` or `b h`.
     """
-    *inputs, with_lse = inputs
-    call, (out, lse) = BlockedCall(*inputs), outputs_like(*inputs, with_lse)
+    *call_inputs, with_lse = inputs
+    call, (out, lse) = BlockedCall(*call_inputs), outputs_like(*inputs)
     context = call.heads_first(out)
     for block in call.blocks():
         scores, empty, _ = call.scores(block)
