@@ -109,9 +109,8 @@ class ForwardResult:
 
     def lse(self) -> Array:
         """The logarithm of each row's sum of exponentials, `b h t`; -inf where it sees nothing."""
-        nothing = self.total == np.inf
-        lse = self.top / self.top.dtype.type(self.args.log_base) + np.log(np.where(nothing, 1.0, self.total))
-        return np.where(nothing, -np.inf, lse).astype(self.top.dtype)
+        lse = self.top / self.top.dtype.type(self.args.log_base) + np.log(self.total)
+        return np.where(self.total == np.inf, -np.inf, lse)
 
 
 def serves(q: Array, k: Array, v: Array) -> bool:

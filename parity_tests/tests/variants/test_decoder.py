@@ -238,6 +238,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "scale": ({"scale": 10**400}, "scale to be a finite int or float, got 1000"),
     "offset of nothing": ({"norm_offset": None}, "norm_offset to be a finite int or float, got None; set norm_offset="),
     "offset": ({"norm_offset": 1.0}, "a norm with a weight for norm_offset=, got norm=None, norm_weight='shared'"),
+    "a norm's bias": (
+        {"norm": "rms", "norm_bias": True},
+        "norm='layer' with a shared weight for norm_bias=, got norm='rms'",
+    ),
+    "a bias of a word": ({"norm_bias": "yes"}, "norm_bias to be True or False, got 'yes'"),
+    "no room": ({"clip_qkv": 0.0}, "clip_qkv to be a finite int or float above 0.0, got 0.0; set clip_qkv="),
     "turning": ({"rope_base": None, "rotary_dim": 4}, "rope_base for scaling= or rotary_dim=, got none"),
     "scaling": ({"scaling": "yarn"}, "scaling_factor for scaling='yarn', got none"),
 }

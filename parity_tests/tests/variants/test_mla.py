@@ -200,6 +200,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "odd": ({"rope_dim": 3}, "an even number of rotated dimensions, got 3"),
     "rank": ({"kv_rank": 0}, "kv_rank to be an integer of at least 1, got 0"),
     "form": ({"absorbed": "yes"}, "absorbed to be True or False, got 'yes'"),
+    "bias": ({"use_bias": 1}, "use_bias to be True or False, got 1"),
     "eps": ({"norm_eps": 0.0}, "norm_eps to be a finite int or float above 0.0, got 0.0"),
     "factors": (
         {"scaling": "longrope", "original_max_positions": 8, "short_factor": (1.0, 1.0), "long_factor": (1.0,)},
