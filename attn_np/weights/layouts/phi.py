@@ -23,8 +23,8 @@ NORM_RULES: dict[Names, tuple[Names, str]] = {
     "b_q_norm": ("self_attn.q_layernorm.bias", "k -> k"),
     "b_k_norm": ("self_attn.k_layernorm.bias", "k -> k"),
 }
+# The normed table first: its files have all keys of the other.
 TABLES = {
-    "decoder": table(fixed=dict.fromkeys(BIASES, True), names={"o_proj": "dense"}),
     "normed": table(
         rules=NORM_RULES,
         free=("norm_eps",),
@@ -32,6 +32,7 @@ TABLES = {
         names={"o_proj": "dense"},
         variant="decoder",
     ),
+    "decoder": table(fixed=dict.fromkeys(BIASES, True), names={"o_proj": "dense"}),
 }
 LAYOUT = family(
     "PhiModel",
