@@ -116,6 +116,7 @@ class DifferentialAttention(Layer[Config]):
 
         wanted: Any = {"tape": tape, "implementation": implementation, "return_weights": return_weights}
         if forms_no_weights(q, k, v, keep=keep, **wanted):
+            bias = upcast(bias)  # once, so that its two gradients are rounded once
             # What the difference of two maps averages is the difference of what they average.
             first, second = (
                 attend(
