@@ -55,6 +55,8 @@ def in_small_blocks(patch: pytest.MonkeyPatch, tree: str) -> Any:
     rows = import_module(f"{TREES[tree].package.__name__}._rows")
     for name, n in SMALL.items():
         patch.setattr(rows, name, n, raising=False)
+    if tree != "jax":
+        patch.setattr(import_module(f"{TREES[tree].package.__name__}._weigh"), "GROUP", 3)
     return rows
 
 
