@@ -90,23 +90,31 @@ class Weighed:
     def of_head(self, head: tuple[int, int], scratch: Scratch) -> Iterator["WeighedBlock"]:
         """The blocks of a head with their weights, each until the next one is asked for."""
         i, j = head
+        # In one order in memory, and keys as columns, products take two thirds of the time.
+        all_q = self.q[i, :, j] * self.q.dtype.type(self.weighing.scale)
+        all_k, all_v, columns_of_k = (
+            np.ascontiguousarray(x) for x in (self.k[i, :, j], self.v[i, :, j], self.k[i, :, j].T)
+        )
         for rows, columns in self.blocks:
             queries, keys = np.s_[i, slice(*rows), j], np.s_[i, slice(*columns), j]
-            q, k = self.q[queries] * self.q.dtype.type(self.weighing.scale), self.k[keys]
-            scores = np.matmul(q, k.T, out=scratch("scores", (rows.length, columns.length), q.dtype))
+            q, k, v = all_q[slice(*rows)], all_k[slice(*columns)], all_v[slice(*columns)]
+            scores = np.matmul(
+                q, columns_of_k[:, slice(*columns)], out=scratch("scores", (rows.length, columns.length), q.dtype)
+            )
             tanh = None
             if self.weighing.softcap is not None:
                 tanh = np.tanh(np.divide(scores, self.weighing.softcap, out=scores), out=scores).copy()
                 scores *= self.weighing.softcap
             mask, bias = (None if x is None else of_head(rank4(x), head, rows, columns) for x in (self.mask, self.bias))
-            scores += 0 if bias is None else upcast(bias)
+            if bias is not None:
+                scores += upcast(bias)
             allowed = unmasked_by_bias(mask, bias)
             if not self.band.covers(rows, columns):
                 positions = np.arange(*rows)[None] + (self.band.s - self.band.t), np.arange(*columns)[None]
                 in_band = in_window(*positions, self.band.left, self.band.right)[0]
                 allowed = in_band if allowed is None else in_band & allowed
             weigh_(self.weighing, scores, allowed)
-            yield WeighedBlock(rows, columns, queries, keys, q, k, self.v[keys], scores, tanh)
+            yield WeighedBlock(rows, columns, queries, keys, q, k, v, scores, tanh)
 
 
 @dataclass(frozen=True)
