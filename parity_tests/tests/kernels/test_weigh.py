@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attn_np import _ops, contract
+from attn_np import _ops, _sparse, contract
 from attn_np.contract._weighing import Weighing
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
@@ -46,7 +46,7 @@ def wanted(name: str, scores: np.ndarray, allowed: np.ndarray | None) -> Any:
     """The textbook's weights with their bounds."""
     with precision(precision_of("float64")), np.errstate(all="ignore"):
         if name != "sigmoid":
-            return getattr(_ops, name)(ErrArray(scores, 0.0), allowed)
+            return getattr(_sparse, name)(ErrArray(scores, 0.0), allowed)
         weights = _ops.sigmoid(ErrArray(scores, 0.0) + 0.5)
         return weights if allowed is None else _ops.where(allowed, weights, 0.0)
 
