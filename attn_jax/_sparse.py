@@ -1,11 +1,14 @@
 """Sparse weights from scores: sparsemax, 1.5-entmax and the one-hot weights of hard attention."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from attn_jax._ops import Array, arange, argmax, broadcast_to, maximum, sqrt, where
 
 GROUP = 16  # z of which the largest is looked for
+NEAR = 2.0**-7  # steps that are shorter are not made with these
 
 
 def support_of(z: Array, power: int, axis: int) -> Array:
@@ -15,23 +18,22 @@ def support_of(z: Array, power: int, axis: int) -> Array:
     the largest of every few z alone would have it, since more of them only raise it.
     """
 
-    def threshold(z: Array, tau: Array) -> Array:
+    def threshold(z: Array, tau: Array, enough: Any) -> Array:
         def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
             tau, _ = state
             above = maximum(z - tau, 0.0)
             size, slope = (above, above > 0) if power == 1 else (above * above, 2.0 * above)
             slope = jnp.sum(slope, axis=axis, keepdims=True, dtype=z.dtype)
             better = tau + (jnp.sum(size, axis=axis, keepdims=True) - 1.0) / where(slope == 0, 1.0, slope)
-            better = where(better > tau, better, tau)
-            return better, jnp.any(better > tau)
+            return maximum(better, tau), jnp.any(better > tau + enough)
 
         return jax.lax.while_loop(lambda state: state[1], step, (tau, jnp.any(tau < 0)))[0]
 
     tau, last = -jnp.ones_like(jnp.max(z, axis=axis, keepdims=True)), axis % z.ndim == z.ndim - 1
     if last and z.shape[-1] > 4 * GROUP:
         groups = z[..., : z.shape[-1] // GROUP * GROUP].reshape(*z.shape[:-1], GROUP, z.shape[-1] // GROUP)
-        tau = threshold(jnp.max(groups, axis=-2), tau)
-    return z > threshold(z, tau)
+        tau = threshold(jnp.max(groups, axis=-2), tau, NEAR)
+    return z > threshold(z, tau, jnp.finfo(z.dtype).eps)
 
 
 def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:

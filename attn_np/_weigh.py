@@ -24,6 +24,7 @@ from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
 
 GROUP = 16  # scores of which the largest is looked for
+NEAR = 2.0**-7  # steps that are shorter are not made with these
 
 
 @dataclass(frozen=True)
@@ -188,15 +189,17 @@ def sparse_weights_(scores: Array, allowed: Array | None, power: int) -> None:
     top = tops.max(1, keepdims=True)
     nothing = top == -np.inf
     shift = np.where(nothing, 0, top)
-    tau = threshold_from_below(tops - shift, np.full_like(top, -power), power)  # the largest alone, now 0, weighs 1
-    margin = 4 * np.finfo(scores.dtype).eps * (np.abs(shift) + power)  # for the roundings of this comparison
+    tau = np.full_like(top, -power)  # where the largest alone, which is 0 then, weighs 1
+    tau = threshold_from_below(tops - shift, tau, power, NEAR)
+    eps = float(np.finfo(scores.dtype).eps)
+    margin = 4 * eps * (np.abs(shift) + power)  # for the roundings of this comparison
     at = np.flatnonzero(scores > shift + tau - margin)
     row = at // s
     count = np.bincount(row, minlength=t)
     place = np.arange(len(at)) - (np.cumsum(count) - count)[row]
     few = np.full((t, max(1, count.max())), -np.inf, scores.dtype)
     few[row, place] = scores.reshape(-1)[at] - shift[row, 0]
-    weights = np.maximum(few - threshold_from_below(few, tau, power), 0)
+    weights = np.maximum(few - threshold_from_below(few, tau, power, eps), 0)
     scores.fill(0)
     scores.reshape(-1)[at] = (weights if power == 1 else weights * weights * 0.25)[row, place]
     undefined = ~(top < np.inf)
@@ -205,9 +208,12 @@ def sparse_weights_(scores: Array, allowed: Array | None, power: int) -> None:
         np.copyto(scores, np.nan, where=undefined)
 
 
-def threshold_from_below(z: Array, tau: Array, power: int) -> Array:
-    """The tau of each row for which the sum of max(z - tau, 0)^power is power^power, from one below it."""
-    above, ones, least = np.empty_like(z), np.ones((z.shape[1], 1), z.dtype), np.finfo(z.dtype).eps
+def threshold_from_below(z: Array, tau: Array, power: int, enough: float) -> Array:
+    """The tau of each row for which the sum of max(z - tau, 0)^power is power^power, from one below it.
+
+    Steps end with one that is not longer than `enough`.
+    """
+    above, ones = np.empty_like(z), np.ones((z.shape[1], 1), z.dtype)
     while True:
         np.maximum(np.subtract(z, tau, out=above), 0, out=above)
         if power == 1:
@@ -215,7 +221,7 @@ def threshold_from_below(z: Array, tau: Array, power: int) -> Array:
         else:
             slope, total = 2 * (above @ ones), np.square(above, out=above) @ ones
         better = tau + (total - power**power) / np.where(slope == 0, 1, slope)
-        if not (better > tau + least).any():
+        if not (better > tau + enough).any():
             return np.maximum(tau, better)
         tau = np.maximum(tau, better)
 

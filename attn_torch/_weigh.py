@@ -24,6 +24,7 @@ from attn_torch._masks import in_window, unmasked_by_bias
 from attn_torch._ops import upcast, without_autocast
 
 GROUP = 16  # scores of which the largest is looked for
+NEAR = 2.0**-7  # steps that are shorter are not made with these
 
 
 class WeighedRows(Function):
@@ -177,8 +178,8 @@ def sparse_weights_(scores: Tensor, allowed: Tensor | None, power: int) -> None:
     nothing = top == -torch.inf
     shift = top.masked_fill(nothing, 0.0)
     tau = torch.full_like(top, -power)  # where the largest alone, which is 0 now, weighs 1
-    for z in (tops.sub_(shift), scores.sub_(shift)):
-        tau = threshold_from_below(z, tau, power)
+    for z, enough in ((tops.sub_(shift), NEAR), (scores.sub_(shift), torch.finfo(scores.dtype).eps)):
+        tau = threshold_from_below(z, tau, power, enough)
     scores.sub_(tau).clamp_(min=0)
     if power == 2:
         scores.square_().mul_(0.25)
@@ -188,10 +189,12 @@ def sparse_weights_(scores: Tensor, allowed: Tensor | None, power: int) -> None:
         scores.masked_fill_(undefined, torch.nan)
 
 
-def threshold_from_below(z: Tensor, tau: Tensor, power: int) -> Tensor:
-    """The tau of each row for which the sum of max(z - tau, 0)^power is power^power, from one below it."""
+def threshold_from_below(z: Tensor, tau: Tensor, power: int, enough: float) -> Tensor:
+    """The tau of each row for which the sum of max(z - tau, 0)^power is power^power, from one below it.
+
+    Steps end with one that is not longer than `enough`.
+    """
     above = torch.empty_like(z)
-    least = torch.finfo(z.dtype).eps
     while True:
         torch.sub(z, tau, out=above).clamp_(min=0)
         if power == 1:
@@ -199,7 +202,7 @@ def threshold_from_below(z: Tensor, tau: Tensor, power: int) -> Tensor:
         else:
             slope, total = 2 * above.sum(1, keepdim=True), above.square_().sum(1, keepdim=True)
         better = tau + (total - power**power) / slope.masked_fill_(slope == 0, 1.0)
-        if not (better > tau + least).any():
+        if not (better > tau + enough).any():
             return torch.maximum(tau, better)
         tau = torch.maximum(tau, better)
 

@@ -63,7 +63,7 @@ def test_rows_of_every_kind_get_the_textbooks_weights(tree: str, name: str) -> N
 
 def a_threshold_from_above(patch: pytest.MonkeyPatch, room: Any) -> None:
     step = room.threshold_from_below
-    patch.setattr(room, "threshold_from_below", lambda z, tau, power: step(z, tau + 1.5, power))
+    patch.setattr(room, "threshold_from_below", lambda z, tau, *rest: step(z, tau + 1.5, *rest))
 
 
 def hidden_keys_counted(patch: pytest.MonkeyPatch, room: Any) -> None:
@@ -109,8 +109,8 @@ def test_few_scores_alone_are_looked_at(tree: str, monkeypatch: pytest.MonkeyPat
     room = import_module(f"{TREES[tree].package.__name__}._weigh")
     step, starts = room.threshold_from_below, []
 
-    def watched(z: Any, tau: Any, power: int) -> Any:
-        found = step(z, tau, power)
+    def watched(z: Any, tau: Any, *rest: Any) -> Any:
+        found = step(z, tau, *rest)
         starts.append((TREES[tree].numpy(tau), TREES[tree].numpy(found)))
         return found
 
