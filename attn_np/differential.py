@@ -198,10 +198,11 @@ class DifferentialAttention(Layer[Config]):
             return {"q": dq, "k": dk, "v": dv, "bias": dbias, "lambda_full": dlambda_full}
 
         if "second.context" in tape:
-            first = attend_vjp(scope(tape, "first"), dcontext, scale=c.scale, softcap=c.softcap)
-            second = attend_vjp(scope(tape, "second"), -lambda_full * dcontext, scale=c.scale, softcap=c.softcap)
-            dq, dk = (stack(pair, 3) for pair in list(zip(first, second, strict=True))[:2])
-            dv, dbias = total(first[2], second[2]), None if first[3] is None else total(first[3], second[3])
+            options: Any = {"scale": c.scale, "softcap": c.softcap}
+            dq, dk, dv, dbias = attend_vjp(scope(tape, "first"), dcontext, **options)
+            dq_2, dk_2, dv_2, dbias_2 = attend_vjp(scope(tape, "second"), -lambda_full * dcontext, **options)
+            dq, dk, dv = stack([dq, dq_2], 3), stack([dk, dk_2], 3), total(dv, dv_2)
+            dbias = None if dbias is None or dbias_2 is None else total(dbias, dbias_2)
             dlambda_full = -sum_to(dcontext * tape["second.context"], lambda_full.shape)
         else:
             dq, dk, dv, dbias, dlambda_full = by_rows_vjp(attend_rows_vjp, tape, dcontext).values()

@@ -41,7 +41,7 @@ class WeighedRows(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         dq, dk, dv, dbias = gradients_of(*grad_outputs, *ctx.saved_tensors, *ctx.call, ctx.needs_input_grad[4])
         return dq, dk, dv, None, dbias, None, None, None
 
