@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 
 from attn_jax._ops import Array, arange, argmax, broadcast_to, maximum, sqrt, where
@@ -29,9 +30,9 @@ def support_of(z: Array, power: int, axis: int) -> Array:
 
         return jax.lax.while_loop(lambda state: state[1], step, (tau, jnp.any(tau < 0)))[0]
 
-    tau, last = -jnp.ones_like(jnp.max(z, axis=axis, keepdims=True)), axis % z.ndim == z.ndim - 1
-    if last and z.shape[-1] > 4 * GROUP:
-        groups = z[..., : z.shape[-1] // GROUP * GROUP].reshape(*z.shape[:-1], GROUP, z.shape[-1] // GROUP)
+    tau, n = -jnp.ones_like(jnp.max(z, axis=axis, keepdims=True)), z.shape[axis]
+    if axis % z.ndim == z.ndim - 1 and not jax.export.is_symbolic_dim(n) and n > 4 * GROUP:
+        groups = z[..., : n // GROUP * GROUP].reshape(*z.shape[:-1], GROUP, n // GROUP)
         tau = threshold(jnp.max(groups, axis=-2), tau, NEAR)
     return z > threshold(z, tau, jnp.finfo(z.dtype).eps)
 
