@@ -4,6 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -59,6 +60,21 @@ def test_rows_of_every_kind_get_the_textbooks_weights(tree: str, name: str) -> N
     for allowed in (None, np.broadcast_to(few, scores.shape), np.zeros(scores.shape, np.bool_)):
         found = compare(weights_of(tree, name, scores, allowed), wanted(name, scores, allowed))
         assert found["ratio"] <= 1, (list(rows())[found["index"][0]], found)
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "entmax15"])
+def test_flaxs_steps_begin_where_those_of_the_groups_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = np.stack([np.tile(x, 2) for x in rows().values()])
+    want = wanted(name, scores, None)
+    room = import_module("attn_jax._sparse")
+
+    def ratio() -> float:
+        return compare(np.asarray(getattr(room, name)(TREES["jax"].array(scores))), want)["ratio"]
+
+    assert ratio() <= 1
+    largest = jnp.max
+    monkeypatch.setattr(room.jnp, "max", lambda x, *rest, **more: largest(x, *rest, **more) + (x.ndim > 2))
+    assert not ratio() <= 1, "groups whose largest is too large"
 
 
 def a_threshold_from_above(patch: pytest.MonkeyPatch, room: Any) -> None:
