@@ -2,8 +2,9 @@
 
 from parity_tests.mistakes.plant import SHARED, at
 
+BAND = "def in_window("  # in its file: other shared files have the same texts
 cross, bare = at(SHARED, "mha", "cross"), at(SHARED, "dot_product", "scaled")
-causal, capped = at(SHARED, "mha", "wide"), at(SHARED, "mha", "capped")
+causal, capped = (at(SHARED, "mha", example, beside=BAND) for example in ("wide", "capped"))
 
 SOFTMAX = "softmax(scores, allowed,"
 FILL = "scores = {where}(allowed, scores, -{np}.inf)"
