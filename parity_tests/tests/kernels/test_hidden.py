@@ -4,6 +4,8 @@ Who sees whom is computed from the words of the contract alone, and given to the
 the causality, the window, the pattern and the mask of which it is made.
 """
 
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -84,19 +86,49 @@ def spoilt(rng: np.random.Generator, inputs: Arrays, sees: np.ndarray) -> tuple[
     return clean, held
 
 
-SEEDS = {"numpy": range(150), "torch": range(150), "jax": range(6)}
+@cache
+def judgement(seed: int) -> tuple[Arrays, dict[str, Any], dict[str, Any]]:
+    """Arrays with anything where nobody looks, options, and what the textbook gives with 0 there, with its bounds."""
+    inputs, options, textbook, sees = call(seed)
+    clean, held_back = spoilt(np.random.default_rng(seed), inputs, sees)
+    cap = {name: x for name, x in options.items() if name == "softcap"}
+    return held_back, options, held(textbook | {name: clean[name] for name in "qkv"}, cap)
+
+
+# JAX compiles each call.
+SEEDS = {"numpy": range(150), "torch": range(150), "jax": range(5)}
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 def test_what_nobody_sees_reaches_nothing(tree: Tree) -> None:
     for seed in SEEDS[tree.name]:
-        inputs, options, textbook, sees = call(seed)
-        clean, held_back = spoilt(np.random.default_rng(seed), inputs, sees)
-        names = [name for name in textbook if name in "qkv"]
-        cap = {name: x for name, x in options.items() if name == "softcap"}
-        want = held(textbook | {name: clean[name] for name in names}, cap)
+        inputs, options, want = judgement(seed)
         if "pattern" in options:
-            options["pattern"] = options["pattern"].map(lambda axes, x: tree.array(x))
+            options = options | {"pattern": options["pattern"].map(lambda axes, x: tree.array(x))}
         settings = [*kernels.SMALL[tree.name], {}]
         with kernels.blocks(tree.package.__name__, settings[seed // 5 % len(settings)]):
-            judged(fused(tree, held_back, options), want)
+            judged(fused(tree, inputs, options), want)
+
+
+@pytest.mark.parametrize("tree", [TREES["numpy"], TREES["torch"]], ids=["numpy", "torch"])
+def test_who_sees_anything_and_what_anybody_sees(tree: Tree) -> None:
+    """Without a matrix of `t s`, by causality, window and a mask of any axes: as that matrix says."""
+    masks = import_module(f"{tree.package.__name__}._masks")
+    for seed in range(100):
+        inputs, options, _, sees = call(seed)
+        if "pattern" in options:
+            continue
+        (_, t, _, _), s, like = inputs["q"].shape, inputs["k"].shape[1], tree.array(inputs["q"])
+        mask = tree.array(inputs["mask"]) if "mask" in inputs else None
+        for found, spec, want in zip(
+            masks.visibility(mask, t, s, like=like, **options_of_places(options)),
+            ("bhts->bht", "bhts->bhs"),
+            (sees.any(3), sees.any(2)),
+            strict=True,
+        ):
+            got = True if found is None else tree.numpy(masks.any_visible(spec, found))
+            assert (np.broadcast_to(got, want.shape) == want).all(), (seed, spec)
+
+
+def options_of_places(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: x for name, x in options.items() if name in ("causal", "window")}
