@@ -84,9 +84,10 @@ def test_softmax_is_entmax_at_1(tree: Tree, axis: int) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1, 1.25, 1.5])
-def test_a_mask_may_have_fewer_axes_and_axes_of_1(tree: Tree, alpha: float) -> None:
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_a_mask_may_have_fewer_axes_and_axes_of_1(name: str, alpha: float) -> None:
     """It is the mask of all axes that it is broadcast to, along whichever axis the weights add up to 1."""
-    rng, scores = np.random.default_rng(5), given()[0]
+    tree, rng, scores = TREES[name], np.random.default_rng(5), given()[0]
     for axis in (-3, -2, 0, 1, 2):
         own = rng.random(3) < 0.5
         mask = rng.random(tuple(np.where(own, scores.shape, 1))[rng.integers(3) :]) < 0.7
