@@ -95,8 +95,8 @@ def judgement(seed: int) -> tuple[Arrays, dict[str, Any], dict[str, Any]]:
     return held_back, options, held(textbook | {name: clean[name] for name in "qkv"}, cap)
 
 
-# JAX compiles each call.
-SEEDS = {"numpy": range(150), "torch": range(150), "jax": range(5)}
+# JAX compiles each call: a few, one of them with a pattern alone.
+SEEDS = {"numpy": range(150), "torch": range(150), "jax": (0, 1, 2, 3, 90)}
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
