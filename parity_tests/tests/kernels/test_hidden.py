@@ -75,10 +75,11 @@ def call(seed: int) -> tuple[Arrays, dict[str, Any], Arrays, np.ndarray]:
 
 def spoilt(rng: np.random.Generator, inputs: Arrays, sees: np.ndarray) -> tuple[Arrays, Arrays]:
     """Places that nobody sees set to 0; and to NaN or inf, in one of the arrays or in all."""
-    b, _, t, s = sees.shape
+    b, _, _, s = sees.shape
     g = inputs["k"].shape[2]
-    keys = ~sees.any(2).reshape(b, g, H // g, s).any(2).swapaxes(1, 2)
-    unseen = {"q": ~sees.any(3).swapaxes(1, 2), "k": keys, "v": keys}
+    sees_any, seen_by_any = np.any(sees, 3), np.any(np.any(sees, 2).reshape(b, g, H // g, s), 2)
+    keys = ~np.swapaxes(seen_by_any, 1, 2)
+    unseen = {"q": ~np.swapaxes(sees_any, 1, 2), "k": keys, "v": keys}
     clean, held = dict(inputs), dict(inputs)
     for name in rng.choice(["q", "k", "v"], rng.choice([1, 3]), replace=False):
         clean[name] = np.where(unseen[name][..., None], 0.0, inputs[name])
@@ -96,7 +97,7 @@ def judgement(seed: int) -> tuple[Arrays, dict[str, Any], dict[str, Any]]:
 
 
 # JAX compiles each call: a few, one of them with a pattern alone.
-SEEDS = {"numpy": range(150), "torch": range(150), "jax": (0, 1, 2, 3, 90)}
+SEEDS = {"numpy": range(150), "torch": range(150), "jax": (1, 2, 3, 90)}
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
