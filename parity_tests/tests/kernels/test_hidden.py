@@ -97,7 +97,7 @@ def judgement(seed: int) -> tuple[Arrays, dict[str, Any], dict[str, Any]]:
 
 
 # JAX compiles each call: a few, one of them with a pattern alone.
-SEEDS = {"numpy": range(150), "torch": range(150), "jax": (1, 2, 3, 90)}
+SEEDS = {"numpy": range(150), "torch": range(150), "jax": (1, 2, 90)}
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
