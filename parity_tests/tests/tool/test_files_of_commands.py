@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 import attn_np
+import parity_tests
 from attn_np import contract
 from parity_tests.commands._shared import in_flags
 from parity_tests.commands.app import app
@@ -143,7 +144,8 @@ def test_workers_end_with_a_command_that_is_killed(name: str, tmp_path: Path) ->
     """No code of the command itself runs then."""
     script = tmp_path / "command.py"
     script.write_text(COMMAND)
-    command = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    env = os.environ | {"PYTHONPATH": str(Path(parity_tests.__file__).parents[1])}
+    command = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=env)
     assert command.stdout is not None
     with command.stdout as pipe:
         worker = int(pipe.readline())
