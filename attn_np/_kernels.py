@@ -56,10 +56,10 @@ class Arguments:
         pattern: None, or who may attend to whom besides.
         sinks: None, or `h`.
         log_base: log2(e) where weights in blocks are powers of 2, 1 where they are powers of e.
-        distance_bias: None, or `h n` with an axis of 1 for all heads: of the n = t + s - 1 diagonals from that of the
-            last query and the first key on.
-        largest_product: None, or what no score without that bias exceeds in size, `h`; no score with it is above
-            `SAFE_SCORE` then.
+        distance_bias: None, or `h n` with an axis of 1 for all heads, times `log_base`: of the n = t + s - 1 diagonals
+            from that of the last query and the first key on.
+        largest_product: None, or what no score without that bias exceeds in size, `h`, times `log_base`; no score with
+            it is above `SAFE_SCORE` then.
     """
 
     q: Array
@@ -157,7 +157,7 @@ def attend(
     dtype, q = q.dtype.name, upcast(q)
     sinks = None if sinks is None else sinks.astype(q.dtype)
     # Capped or biased scores would have to be multiplied by log2(e) one by one, which costs what powers of 2 save.
-    log_base = log2(e) if softcap is bias is distance_bias is None and exp2_is_fast(q.dtype) else 1.0
+    log_base = log2(e) if softcap is bias is None and exp2_is_fast(q.dtype) else 1.0
     if distance_bias is not None and not np.isfinite(distance_bias).all():  # it may hide, as a bias does
         pairs = per_pair(distance_bias, q.shape[1], k.shape[1])
         bias, distance_bias = pairs if bias is None else pairs + bias, None
@@ -182,9 +182,10 @@ def with_distance_bias(args: Arguments, distance_bias: Array) -> Arguments:
     largest = np.max(longest_query * longest_key, axis=0, initial=0) * abs(args.scale)
     safe = args.sinks is args.softcap is args.bias is None and values_are_moderate(args.v)
     if not (safe and distance_bias.size and np.max(largest, initial=0) <= SAFE_SCORE):  # which NaN is not, either
-        return replace(args, distance_bias=distance_bias)
+        return replace(args, distance_bias=distance_bias * distance_bias.dtype.type(args.log_base))
     top = np.max(distance_bias, axis=1) + largest - args.q.dtype.type(SAFE_SCORE)
-    return replace(args, distance_bias=distance_bias - top[:, None], largest_product=largest)
+    distance_bias, largest = ((x * x.dtype.type(args.log_base)) for x in (distance_bias - top[:, None], largest))
+    return replace(args, distance_bias=distance_bias, largest_product=largest)
 
 
 def attend_vjp(
@@ -293,7 +294,7 @@ def query_blocks(args: Arguments, min_blocks: int) -> list[Block]:
     """All queries, in at least `min_blocks` blocks where possible. The last come first: causal, they see more keys."""
     (b, t, h, _), g, (queries, keys) = args.q.shape, args.k.shape[2], block_shape(args)
     if fits_one_block(args):
-        return [Block(slice(b), slice(h), slice(g), Span(0, t))]
+        return [Block(slice(0, b), slice(0, h), slice(0, g), Span(0, t))]
     most_heads = BLOCK_QUERIES * BLOCK_KEYS // (queries * keys)
     batch, heads = max(1, min(most_heads // h, b // min_blocks)) if queries == t else 1, h
     if batch == 1:  # some heads: with keys of their own, or of those that share one
@@ -473,7 +474,7 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
         sink = args.sinks[block.heads, None] * dtype.type(args.log_base)
         top = top if bounded else np.maximum(top, sink)
         sums += np.where(sink != -np.inf, args.exp_(sink - top), 0.0)
-    scratch, least = Scratch(), log(np.finfo(dtype).tiny)
+    scratch, least = Scratch(), log(np.finfo(dtype).tiny) * args.log_base
     for part, keys, hidden in visible_blocks(args, block):
         low, high = score_range(args, part, keys)
         if bounded and high < least:
@@ -528,7 +529,7 @@ def backward(
     """Gradients of q, k, v, the biased scores and, if asked for, the diagonals, block by block."""
     args = result.args
     (b, t, h, _), (_, s, g, _), dtype = args.q.shape, args.k.shape, args.q.dtype
-    least, rows = log(np.finfo(dtype).tiny), min(t, EDGE_QUERIES)
+    least, rows = log(np.finfo(dtype).tiny) * args.log_base, min(t, EDGE_QUERIES)
     by_distance = by_distance and args.distance_bias is not None
     ddistance = np.zeros((b, h, t + s - 1), dtype) if by_distance else None
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))

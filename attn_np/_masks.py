@@ -85,7 +85,7 @@ def token_offsets(t: int, s: int, *, like: Array, step: Any = None) -> Array:
 
 
 def diagonal_offsets(t: int, s: int, *, like: Array) -> Array:
-    """The key's position minus the query's on each diagonal, from that of the last query and the first key on: `1 1 n`."""
+    """The key's position minus the query's on each diagonal, `1 1 n`: from the last query and the first key on."""
     return (arange(t + s - 1, like) + (1 - s))[None, None]
 
 

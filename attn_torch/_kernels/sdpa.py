@@ -11,8 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from attn_np.contract._band import Limits
+from attn_np.contract._band import Band, Limits, Span
 from attn_torch._kernels.small import has_tangent
+from attn_torch._ops import per_pair
+
+# Queries of a call by distance where causality or a window hides keys: the kernel is slow with fewer than 768.
+ROWS = 1024
 
 
 def serves(
@@ -46,3 +50,32 @@ def attend(
     shared = bool(q.shape[1] != k.shape[1])  # of compiled calls, sizes may be symbols
     context = scaled_dot_product_attention(q, k, v, bias, is_causal=limits[1] == 0, scale=scale, enable_gqa=shared)
     return context.transpose(1, 2)
+
+
+def serves_distances(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, distance_bias: Tensor
+) -> bool:
+    """Whether the kernel takes a bias by distance, as a view that serves all queries: one without a gradient."""
+    constant = not (distance_bias.requires_grad and torch.is_grad_enabled())
+    return mask is bias is None and constant and q.is_cpu and serves(q, k, v, None, distance_bias, (None, None), 1.0)
+
+
+def attend_by_distance(
+    q: Tensor, k: Tensor, v: Tensor, mask: None, bias: None, distance_bias: Tensor, limits: Limits, scale: float
+) -> Tensor:
+    """The context, `b t h v`, of calls with one number for each diagonal, `1 h 1 n`, -inf for those that are hidden."""
+    band = Band(q.shape[1], k.shape[1], *limits)
+    offset = torch.arange(band.t + band.s - 1, device=q.device) + (1 - band.s)
+    left, right = band.s if band.left is None else band.left, band.t if band.right is None else band.right
+    distance_bias = distance_bias.masked_fill((offset < -left) | (offset > right), -torch.inf)
+    rows = max(1, band.t) if limits == (None, None) else ROWS
+    contexts = []
+    for start in range(0, band.t, rows):
+        queries = Span(start, min(start + rows, band.t))
+        keys = band.keys(queries)
+        diagonals = distance_bias[..., band.t - queries.stop + keys.start :][..., : queries.length + keys.length - 1]
+        last_first = q[:, slice(*queries)].flip(1)  # as `per_pair` has the queries
+        by_pair = per_pair(diagonals, queries.length, keys.length)
+        of_keys = k[:, slice(*keys)], v[:, slice(*keys)]
+        contexts.append(attend(last_first, *of_keys, None, by_pair, (None, None), scale).flip(1))
+    return torch.cat(contexts, 1)
