@@ -554,7 +554,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, dy: Array) -> Any:
 
 
 def _add(x: Array, start: tuple[Any, ...], y: Array) -> Array:
-    """The array with another one, summed over the axes that have length 1 in the first, added to its part that begins at
+    """The array with another one, summed over axes that have length 1 in the first, added to its part that begins at
     `start`; XLA adds in place.
     """
     y = jnp.sum(y, [axis for axis, n in enumerate(x.shape) if n == 1 < y.shape[axis]], keepdims=True)
