@@ -54,12 +54,14 @@ def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
     """
     column = broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
     if allowed is not None:
-        finite: Any = unmasked_by_bias(None, column)
-        allowed = concatenate([broadcast_to(allowed, scores.shape), finite], -1)
+        sink_allowed: Any = unmasked_by_bias(None, column)
+        allowed = concatenate([broadcast_to(allowed, scores.shape), sink_allowed], -1)
     return softmax(concatenate([scores, column], -1), allowed)
 
 
-def fused(tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any) -> Array:
+def fast_path(
+    tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any
+) -> Array:
     """The context by the fast path, which needs a head axis: arrays without one get one."""
     mask, bias = record(tape, allowed=mask, bias=bias)
     q, k, v = record(tape, q=q, k=k, v=v)
@@ -135,10 +137,11 @@ def attend(
     arrays = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
     sizes = contract.check(arrays, options, rate, softmax_fn is not None, checked)
     check_pattern("attend", pattern, sizes, spec_of)
-    factor = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
+    scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
-    needed = {"return_weights": return_weights, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
-    fast = contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), keep=keep, **needed)
+    needs_weights = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
+    served = kernels.serves(q, k, v)
+    fast = contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **needs_weights)
     in_order, by_distance = step is None or step.start is not None, None
     if distance_bias is not None and fast and in_order and kernels.by_diagonal(q, k) and not wants_intermediates(tape):
         by_distance = distance_bias(diagonal_offsets(q.shape[1], k.shape[1], like=q))
@@ -152,7 +155,7 @@ def attend(
             causal, window, pattern = False, None, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
         masks["distance_bias"] = by_distance
-        return fused(tape, q, k, v, **masks, scale=factor, softcap=softcap, sinks=sinks), None
+        return fast_path(tape, q, k, v, **masks, scale=scale, softcap=softcap, sinks=sinks), None
     by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
     allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
     dtype = dtype_name(q)
@@ -164,7 +167,7 @@ def attend(
     v = zero_unseen(per_head("bhts->bshv", q), allowed, v)
     allowed, bias, keep = record(tape, allowed=allowed, bias=bias, keep=keep)
     q, k, v = record(tape, q=q, k=k, v=v)
-    scores = record(tape, scores=einsum(per_head("bthk,bshk->bhts", q), q, k) * factor)
+    scores = record(tape, scores=einsum(per_head("bthk,bshk->bhts", q), q, k) * scale)
     if softcap is not None:
         scores = record(tape, capped=softcap * tanh(scores / softcap))
     if bias is not None:
@@ -182,7 +185,7 @@ def attend(
     return to_dtype(context, dtype), to_dtype(probs, dtype) if return_weights else None
 
 
-def fused_vjp(tape: Tape, dcontext: Array, by_distance: bool) -> tuple[Array, Array, Array, Array | None]:
+def fast_path_vjp(tape: Tape, dcontext: Array, by_distance: bool) -> tuple[Array, Array, Array, Array | None]:
     """The gradients of q, k, v and the bias, by the fast path's own backward; those of the sinks are taped."""
     has_heads, residuals = dcontext.ndim == 4, residuals_of(tape)
     dcontext = dcontext if has_heads else dcontext[:, :, None]
@@ -229,10 +232,10 @@ def attend_vjp(
         dlse: gradient of the logarithms of the sums of exponentials, likewise.
     """
     if residuals_of(tape) is not None:
-        return fused_vjp(tape, dcontext, by_distance)
+        return fast_path_vjp(tape, dcontext, by_distance)
     q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
     allowed, bias, keep = tape.get("allowed"), tape.get("bias"), tape.get("keep")
-    factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
     dcontext = record(tape, dcontext=dcontext)
     dkept, dv = einsum_vjp(per_head("bhts,bshv->bthv", q), kept, v, dcontext)
     dkept = record(tape, dkept=dkept)
@@ -260,7 +263,7 @@ def attend_vjp(
         dscores = record(tape, dcapped=dscores)
         dscores = tanh_vjp(tape["capped"] / softcap, dscores)
     dscores = record(tape, dscores=dscores)
-    dq, dk = einsum_vjp(per_head("bthk,bshk->bhts", q), q, k, dscores * factor)
+    dq, dk = einsum_vjp(per_head("bthk,bshk->bhts", q), q, k, dscores * scale)
     dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
     dq = zero_unseen(per_head("bhts->bthk", q), allowed, dq)
     dk = zero_unseen(per_head("bhts->bshk", q), allowed, dk)
