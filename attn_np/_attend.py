@@ -30,6 +30,7 @@ from attn_np._ops import (
 from attn_np._vjp import (
     dropout_vjp,
     einsum_vjp,
+    per_pair_vjp,
     repeat_heads_vjp,
     softmax_vjp,
     sum_to,
@@ -200,7 +201,7 @@ def fast_path_vjp(tape: Tape, dcontext: Array, by_distance: bool) -> tuple[Array
 def distance_bias_vjp(tape: Tape, shape: tuple[int, ...]) -> Array:
     """The gradient of what `distance_bias` returned, in its shape, after `attend_vjp` with `by_distance`."""
     by_diagonal = tape.get("ddistance_bias")
-    return sum_to(tape["dbiased"] if by_diagonal is None else by_diagonal, shape)
+    return per_pair_vjp(shape, tape["dbiased"]) if by_diagonal is None else sum_to(by_diagonal, shape)
 
 
 def attend_vjp(

@@ -156,11 +156,11 @@ def attend(
     mask, bias = (x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, bias))
     dtype, q = q.dtype.name, upcast(q)
     sinks = None if sinks is None else sinks.astype(q.dtype)
-    # Capped or biased scores would have to be multiplied by log2(e) one by one, which costs what powers of 2 save.
-    log_base = log2(e) if softcap is bias is None and exp2_is_fast(q.dtype) else 1.0
     if distance_bias is not None and not np.isfinite(distance_bias).all():  # it may hide, as a bias does
         pairs = per_pair(distance_bias, q.shape[1], k.shape[1])
         bias, distance_bias = pairs if bias is None else pairs + bias, None
+    # Capped or biased scores would have to be multiplied by log2(e) one by one, which costs what powers of 2 save.
+    log_base = log2(e) if softcap is bias is None and exp2_is_fast(q.dtype) else 1.0
     band = Band.of(q.shape[1], k.shape[1], causal, window)
     args = Arguments(q, upcast(k), upcast(v), mask, bias, band, pattern, scale, softcap, sinks, log_base)
     with np.errstate(invalid="ignore", over="ignore"):  # hidden numbers may overflow or be NaN

@@ -7,6 +7,8 @@ it differs from the textbook in two ways, which are not checked for here:
 - it hides by adding -inf, so a hidden score of inf gives NaN, where the textbook selects.
 """
 
+from math import log
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -60,6 +62,18 @@ def serves_distances(
     return mask is bias is None and constant and q.is_cpu and serves(q, k, v, None, distance_bias, (None, None), 1.0)
 
 
+def weighs_nothing(q: Tensor, k: Tensor, distance_bias: Tensor, scale: float) -> Tensor:
+    """Where a bias by distance makes weights smaller than normal numbers, on which a processor is slow: `1 h 1 n`.
+
+    A query's own position is among its keys, and no product exceeds |q| |k| in size.
+    """
+    longest_query, longest_key = (x.detach().norm(dim=-1).amax((0, 1)) for x in (q, k))
+    longest_key = longest_key.repeat_interleave(len(longest_query) // len(longest_key))
+    largest = abs(scale) * (longest_query * longest_key)[:, None, None]
+    least = distance_bias[..., k.shape[1] - 1, None] - 2 * largest + log(torch.finfo(q.dtype).tiny)
+    return distance_bias < least
+
+
 def attend_by_distance(
     q: Tensor, k: Tensor, v: Tensor, mask: None, bias: None, distance_bias: Tensor, limits: Limits, scale: float
 ) -> Tensor:
@@ -67,7 +81,8 @@ def attend_by_distance(
     band = Band(q.shape[1], k.shape[1], *limits)
     offset = torch.arange(band.t + band.s - 1, device=q.device) + (1 - band.s)
     left, right = band.s if band.left is None else band.left, band.t if band.right is None else band.right
-    distance_bias = distance_bias.masked_fill((offset < -left) | (offset > right), -torch.inf)
+    hidden = (offset < -left) | (offset > right) | weighs_nothing(q, k, distance_bias, scale)
+    distance_bias = distance_bias.masked_fill(hidden, -torch.inf)
     rows = max(1, band.t) if limits == (None, None) else ROWS
     contexts = []
     for start in range(0, band.t, rows):
