@@ -1,5 +1,7 @@
 """What the kernel does in place to the scores of a block: select, and add up along diagonals."""
 
+from math import log
+
 import numpy as np
 
 from attn_np._ops import Array
@@ -19,6 +21,11 @@ def mask_with_neg_inf_(x: Array, hidden: Array | None) -> None:
     """
     if hidden is not None:
         np.fmin(x, (x.dtype.type(0.5) - hidden) * x.dtype.type(np.inf), out=x)
+
+
+def least_score(dtype: np.dtype) -> float:
+    """The score whose weight is the smallest normal number, and a little more: what is below weighs nothing."""
+    return log(np.finfo(dtype).tiny) + 0.5
 
 
 def zero_subnormal_(x: Array) -> None:

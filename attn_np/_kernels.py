@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attn_np._kernel_scores import add_to_strip, mask_with_neg_inf_, zero_hidden_, zero_subnormal_
+from attn_np._kernel_scores import add_to_strip, least_score, mask_with_neg_inf_, zero_hidden_, zero_subnormal_
 from attn_np._kernel_threads import Scratch, in_threads
 from attn_np._masks import block_table, unmasked_by_bias, visibility, visible_pairs, zero_unseen
 from attn_np._ops import Array, per_diagonal, per_pair, to_dtype, upcast
@@ -474,7 +474,7 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
         sink = args.sinks[block.heads, None] * dtype.type(args.log_base)
         top = top if bounded else np.maximum(top, sink)
         sums += np.where(sink != -np.inf, args.exp_(sink - top), 0.0)
-    scratch, least = Scratch(), log(np.finfo(dtype).tiny) * args.log_base
+    scratch, least = Scratch(), least_score(dtype) * args.log_base
     for part, keys, hidden in visible_blocks(args, block):
         low, high = score_range(args, part, keys)
         if bounded and high < least:
@@ -483,10 +483,10 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
         weights = scratch("weights", (*shape[:2], part.queries.length, keys.length), dtype)
         scores_(args, part, keys, q[at], weights)
         if bounded:
+            if args.distance_bias is not None and low < least:
+                np.maximum(weights, least, out=weights)  # what underflows takes several times as long
             args.exp_(weights)  # of hidden scores too: that of -inf takes several times as long
             zero_hidden_(weights, hidden)
-            if args.distance_bias is not None and low < least:
-                zero_subnormal_(weights)
         else:
             shrink = online_weights_(args, weights, hidden, top[at])
             values[at] *= shrink[..., None]
@@ -529,7 +529,7 @@ def backward(
     """Gradients of q, k, v, the biased scores and, if asked for, the diagonals, block by block."""
     args = result.args
     (b, t, h, _), (_, s, g, _), dtype = args.q.shape, args.k.shape, args.q.dtype
-    least, rows = log(np.finfo(dtype).tiny) * args.log_base, min(t, EDGE_QUERIES)
+    least, rows = least_score(dtype) * args.log_base, min(t, EDGE_QUERIES)
     by_distance = by_distance and args.distance_bias is not None
     ddistance = np.zeros((b, h, t + s - 1), dtype) if by_distance else None
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
@@ -553,10 +553,10 @@ def backward(
             weights, dscores = scratch("weights", shape, dtype), scratch("dscores", shape, dtype)
             tanh_scores = scores_(args, part, keys, q[at], weights)
             weights -= top
+            if args.distance_bias is not None and low - np.max(top) < least:
+                np.maximum(weights, least, out=weights)
             args.exp_(weights)
             zero_hidden_(weights, hidden)
-            if args.distance_bias is not None and low - np.max(top) < least:
-                zero_subnormal_(weights)
             dv[at_keys] += by_kv_head(weights, k).swapaxes(2, 3) @ part_dy
             np.matmul(part_dy, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
             dscores -= dy_delta[at]

@@ -65,7 +65,7 @@ def serves_distances(
 def weighs_nothing(q: Tensor, k: Tensor, distance_bias: Tensor, scale: float) -> Tensor:
     """Where a bias by distance makes weights smaller than normal numbers, on which a processor is slow: `1 h 1 n`.
 
-    A query's own position is among its keys, and no product exceeds |q| |k| in size.
+    Beside that of the query's own position, as no product exceeds |q| |k| in size.
     """
     longest_query, longest_key = (x.detach().norm(dim=-1).amax((0, 1)) for x in (q, k))
     longest_key = longest_key.repeat_interleave(len(longest_query) // len(longest_key))
@@ -81,7 +81,9 @@ def attend_by_distance(
     band = Band(q.shape[1], k.shape[1], *limits)
     offset = torch.arange(band.t + band.s - 1, device=q.device) + (1 - band.s)
     left, right = band.s if band.left is None else band.left, band.t if band.right is None else band.right
-    hidden = (offset < -left) | (offset > right) | weighs_nothing(q, k, distance_bias, scale)
+    hidden = (offset < -left) | (offset > right)
+    if band.t <= band.s:  # a query's own position is among its keys
+        hidden = hidden | weighs_nothing(q, k, distance_bias, scale)
     distance_bias = distance_bias.masked_fill(hidden, -torch.inf)
     rows = max(1, band.t) if limits == (None, None) else ROWS
     contexts = []
