@@ -94,9 +94,13 @@ class Arguments:
         pattern: Any = self.pattern
         return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
 
-    def exp_(self, x: Array) -> Array:
-        """The weight of a score times `log_base`, in place."""
-        return np.exp(x, out=x) if self.log_base == 1.0 else np.exp2(x, out=x)
+    def exp_(self, x: Array, least: float | None = None) -> Array:
+        """The weight of a score times `log_base`, in place; 0 below `least`, as what underflows is slow."""
+        exp = np.exp if self.log_base == 1.0 else np.exp2
+        if least is None:
+            return exp(x, out=x)
+        smallest = exp(np.full(64, least, x.dtype))[0]
+        return np.subtract(exp(np.maximum(x, least, out=x), out=x), smallest, out=x)
 
 
 @dataclass(frozen=True)
@@ -403,7 +407,9 @@ def scores_(args: Arguments, block: Block, keys: Span, q: Array, out: Array) -> 
 
 def score_range(args: Arguments, block: Block, keys: Span) -> tuple[float, float]:
     """What the scores of a block lie between, from its distances; all numbers where that is not known."""
-    if args.distance_bias is None or args.largest_product is None:
+    if args.distance_bias is None:
+        return np.inf, np.inf
+    if args.largest_product is None:
         return -np.inf, np.inf
     bias = block.of_diagonals(args.distance_bias, keys, args.band.t)
     largest = args.largest_product[block.heads, None]
@@ -483,9 +489,8 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
         weights = scratch("weights", (*shape[:2], part.queries.length, keys.length), dtype)
         scores_(args, part, keys, q[at], weights)
         if bounded:
-            if args.distance_bias is not None and low < least:
-                np.maximum(weights, least, out=weights)  # what underflows takes several times as long
-            args.exp_(weights)  # of hidden scores too: that of -inf takes several times as long
+            # Of hidden scores too: that of -inf takes several times as long.
+            args.exp_(weights, least if low < least else None)
             zero_hidden_(weights, hidden)
         else:
             shrink = online_weights_(args, weights, hidden, top[at])
@@ -553,9 +558,7 @@ def backward(
             weights, dscores = scratch("weights", shape, dtype), scratch("dscores", shape, dtype)
             tanh_scores = scores_(args, part, keys, q[at], weights)
             weights -= top
-            if args.distance_bias is not None and low - np.max(top) < least:
-                np.maximum(weights, least, out=weights)
-            args.exp_(weights)
+            args.exp_(weights, least if low - np.max(top) < least else None)
             zero_hidden_(weights, hidden)
             dv[at_keys] += by_kv_head(weights, k).swapaxes(2, 3) @ part_dy
             np.matmul(part_dy, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
