@@ -8,6 +8,7 @@ from attn_np._ops import (
     Tape,
     cached_array,
     clip,
+    concatenate,
     constants,
     einsum,
     gather_last,
@@ -27,6 +28,16 @@ def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str)
     rates = base ** -(xp.arange(0, width, 2, dtype=xp.float64) / width)
     angles = xp.arange(low, high, dtype=xp.float64)[:, None] * rates
     return xp.asarray(xp.concatenate([xp.sin(angles), xp.cos(angles)], axis=1), dtype=getattr(xp, dtype))
+
+
+def of_distances(x: Array, at: Array) -> Array:
+    """Factors of the encodings of distances as factors of those of the keys' positions: `b t h d`, queries' at `t d`.
+
+    sin(i - j) = sin i cos j - cos i sin j, cos(i - j) = cos i cos j + sin i sin j. The function is its own gradient.
+    """
+    half = at.shape[-1] // 2
+    (of_sin, of_cos), (sin, cos) = ((y[..., :half], y[..., half:]) for y in (x, at[:, None]))
+    return concatenate([of_cos * sin - of_sin * cos, of_sin * sin + of_cos * cos], -1)
 
 
 @cached_array
