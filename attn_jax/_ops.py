@@ -132,6 +132,11 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     return flat[..., t - 1 : t * n - 1].reshape(*x.shape[:2], t, n - 1)[..., :s]
 
 
+def as_keys_meet(x: Array) -> Array:
+    """What stands by diagonal, in the order that `per_pair` takes where its rows are keys and its columns queries."""
+    return x[..., ::-1]
+
+
 def per_diagonal(x: Array, n: int) -> Array:
     """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `per_pair` in reverse."""
     b, h, t, s = x.shape
