@@ -86,7 +86,7 @@ def attend(
         strip = None
         if distance_bias is not None:
             rows = queries_of_block(q, of_pattern)
-            strip = per_pair(distance_bias, rows, distance_bias.shape[-1] - rows + 1).flip(2)
+            strip = per_pair(distance_bias, rows, distance_bias.shape[-1] - rows + 1).flip(2).contiguous()
         context = BlockAttention.apply(*arrays, sinks, *pattern_arrays, strip, *limits, scale, softcap, text)
     return to_dtype(from_query(t - q.shape[1], context), dtype)
 
