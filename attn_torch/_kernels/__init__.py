@@ -64,12 +64,13 @@ def attend(
     all_at_once = few_scores(q, k) or any(small.has_tangent(x) for x in (q, k, v, mask, bias, sinks, distance_bias))
     if distance_bias is not None:
         first_query, first_key = t - q.shape[1], s - k.shape[1]
-        distance_bias = upcast(distance_bias).to(q.dtype)[..., first_key : t + s - 1 - first_query]
-        arrays = q, k, v, mask, bias, distance_bias
-        if softcap is sinks is pattern is None and not all_at_once and sdpa.serves_distances(*arrays):
-            return to_dtype(from_query(first_query, sdpa.attend_by_distance(*arrays, limits, float(scale))), dtype)
-        if all_at_once or sdpa.under_torch_func(*arrays):
-            by_pair = per_pair(distance_bias, q.shape[1], k.shape[1]).flip(2)
+        of_diagonals = distance_bias = upcast(distance_bias).to(q.dtype)[..., first_key : t + s - 1 - first_query]
+        plain = mask is bias is softcap is sinks is pattern is None
+        if plain and not all_at_once and sdpa.serves_distances(q, k, v, of_diagonals):
+            context = sdpa.attend_by_distance(q, k, v, of_diagonals, limits, float(scale))
+            return to_dtype(from_query(first_query, context), dtype)
+        if all_at_once or sdpa.under_torch_func(q, k, v, mask, bias, of_diagonals):
+            by_pair = per_pair(of_diagonals, q.shape[1], k.shape[1]).flip(2)
             bias, distance_bias = by_pair if bias is None else by_pair + bias, None
     if pattern is None or all_at_once:  # blocks see for themselves what a pattern hides
         q, k, v, mask = zero_unseen_inputs(q, k, v, mask, limits, pattern)

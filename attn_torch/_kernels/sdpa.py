@@ -54,12 +54,10 @@ def attend(
     return context.transpose(1, 2)
 
 
-def serves_distances(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, distance_bias: Tensor
-) -> bool:
+def serves_distances(q: Tensor, k: Tensor, v: Tensor, distance_bias: Tensor) -> bool:
     """Whether the kernel takes a bias by distance, as a view that serves all queries: one without a gradient."""
     constant = not (distance_bias.requires_grad and torch.is_grad_enabled())
-    return mask is bias is None and constant and q.is_cpu and serves(q, k, v, None, distance_bias, (None, None), 1.0)
+    return constant and q.is_cpu and serves(q, k, v, None, distance_bias, (None, None), 1.0)
 
 
 def weighs_nothing(q: Tensor, k: Tensor, distance_bias: Tensor, scale: float) -> Tensor:
@@ -74,9 +72,7 @@ def weighs_nothing(q: Tensor, k: Tensor, distance_bias: Tensor, scale: float) ->
     return distance_bias < least
 
 
-def attend_by_distance(
-    q: Tensor, k: Tensor, v: Tensor, mask: None, bias: None, distance_bias: Tensor, limits: Limits, scale: float
-) -> Tensor:
+def attend_by_distance(q: Tensor, k: Tensor, v: Tensor, distance_bias: Tensor, limits: Limits, scale: float) -> Tensor:
     """The context, `b t h v`, of calls with one number for each diagonal, `1 h 1 n`, -inf for those that are hidden."""
     band = Band(q.shape[1], k.shape[1], *limits)
     offset = torch.arange(band.t + band.s - 1, device=q.device) + (1 - band.s)

@@ -89,8 +89,8 @@ def test_a_bias_by_distance_is_that_bias_by_pairs(case: str, tree: Tree) -> None
 def one_key_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
     if tree.name == "numpy":
         real = _kernels.Block.of_diagonals
-        late = lambda block, x, keys, t: np.roll(real(block, x, keys, t), 1, -1)  # noqa: E731
-        patch.setattr(_kernels.Block, "of_diagonals", late)
+        rolled = lambda block, x, keys, t: np.roll(real(block, x, keys, t), 1, -1)  # noqa: E731
+        patch.setattr(_kernels.Block, "of_diagonals", rolled)
     elif tree.name == "torch":
         blocks = import_module("attn_torch._kernels.blocks")
         at = blocks.BlockedCall.in_strip

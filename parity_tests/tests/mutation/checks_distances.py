@@ -35,7 +35,7 @@ def drawn(case: str) -> tuple[Arrays, Arrays, dict[str, Any]]:
     options, names, g, t, s, heads = CASES[case]
     rng = np.random.default_rng(len(case))
     shapes = {"q": (2, t, H, WIDTH), "k": (2, s, g, WIDTH), "v": (2, s, g, WIDTH)}
-    arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    arrays: Arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     by_diagonal = rng.normal(size=(1, heads, 1, t + s - 1))
     distance = np.abs(np.arange(t + s - 1) - (s - 1))
     if case.startswith("steep"):  # the weights of all but the nearest keys are below the smallest number

@@ -212,14 +212,14 @@ def when_rows_go_at_once(alias: str) -> None:
         claim((weights is None) != at_once, f"{options}: weights")
         claim(same(np.asarray(context), want), f"{options}: another context")
     for keep, blocks in ((None, 0), (more["keep"], 1)):  # dropped weights need blocks
-        middle, called_with = Middle(), []
+        middle, called_with = Middle(), list[Any]()
 
-        def at_once(*call: Any) -> tuple[Any, Any]:
+        def all_rows(*call: Any) -> tuple[Any, Any]:
             called_with.append(call)  # noqa: B023
             return call[1], None
 
         with small_blocks(rows):
-            rows.by_rows(middle, None, *given, causal=True, **more | {"keep": keep}, at_once=at_once)
+            rows.by_rows(middle, None, *given, causal=True, **more | {"keep": keep}, at_once=all_rows)
         claim((len(middle.calls) > 0) == blocks and len(called_with) == 1 - blocks, "what takes all rows by itself")
         claim(not called_with or called_with[0][4:] == (more["mask"], more["bias"]), "its mask and bias")
     scores = B * H * T * 13
