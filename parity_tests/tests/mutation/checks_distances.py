@@ -1,5 +1,6 @@
 """What a bias by distance must do: on every path it is the same bias by pairs, and so is its gradient."""
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -59,6 +60,7 @@ def picked(table: Any, places: Any) -> Any:
     return table[0, :, 0][:, places[0]][None]
 
 
+@cache
 def expected(tree: str, case: str) -> dict[str, ErrArray]:
     """What the textbook gives of that bias by pairs, with bounds; the gradient of a diagonal is that of its pairs."""
     arrays, given, options = drawn(case)
