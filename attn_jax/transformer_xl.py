@@ -66,6 +66,10 @@ class TransformerXLAttention(Layer[Config]):
         table = sinusoids(low, high, sizes["d"], c.base, dtype_name(q), like=q)
         rel = record(tape, rel=einsum("xd,dhk->xhk", table, self.w_r))
 
+        def both_queries(tape: Tape, q: Array) -> Any:
+            q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
+            return record(tape, q_content=q_content, q_position=q_position)
+
         def attend_rows(
             tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
         ) -> Any:
@@ -76,8 +80,7 @@ class TransformerXLAttention(Layer[Config]):
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             distance = clip(-offset, low, high - 1)
             relative_index = record(tape, relative_index=distance - low)
-            q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
-            q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
+            q_content, q_position = both_queries(tape, q)
             # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
             content = einsum("bthk,bshk->bhts", q_content, k)
             position = score_distances(tape, "distance_scores", q_position, rel, relative_index, k.shape[1])
@@ -92,8 +95,7 @@ class TransformerXLAttention(Layer[Config]):
 
         def attend_at_once(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             t, s = q.shape[1], k.shape[1]
-            q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
-            q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
+            q_content, q_position = both_queries(tape, q)
             at_keys, at_queries = (sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t))
             by_position = of_distances(einsum("bthk,dhk->bthd", q_position, self.w_r), at_queries)
             positions = broadcast_to(at_keys[:, None], (*k.shape[:3], sizes["d"]))
