@@ -253,6 +253,16 @@ def distances_scored(alias: str) -> None:
             claim(("scores" in tape) == (rows is by_pair), "all scores are taped where all are made")
             back = parts.score_distances_vjp(tape, "scores", q, table, rows, dy)
             claim(same(back[0], dq) and same(back[1], dtable), "gradients")
+        k = rng.integers(-3, 4, size=(B, s, H, 2)).astype(np.float64)
+        want, dk, dtable = np.zeros(dy.shape), np.zeros(k.shape), np.zeros(table.shape)
+        for b, h, i, j in np.ndindex(*dy.shape):
+            x = by_pair[0, i, j]
+            want[b, h, i, j] = k[b, j, h] @ table[x, h]
+            dk[b, j, h] += dy[b, h, i, j] * table[x, h]
+            dtable[x, h] += dy[b, h, i, j] * k[b, j, h]
+        claim(same(parts.score_distances_by_keys(k, table, by_diagonal, t), want), "scores of keys")
+        back = parts.score_distances_by_keys_vjp(k, table, by_diagonal, dy)
+        claim(same(back[0], dk) and same(back[1], dtable), "gradients of keys and of their rows")
 
 
 class Special(np.ndarray):
