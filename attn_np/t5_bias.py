@@ -43,7 +43,6 @@ class T5Attention(Layer[Config]):
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
-
         bias = record(tape, caller_bias=upcast(bias))
 
         def distance_bias(offset: Array) -> Array:
