@@ -19,8 +19,7 @@ Speed on a CPU. The caches want few scores at a time, XLA large products: it use
 2^23 multiplications for each head. Query heads that share a key/value head are rows of one product, so keys are never
 repeated. Keys and values are put in the order of the products once, before the loops.
 
-A bias by distance is a number for each diagonal of the scores. Every block of queries reads the same strip of rows,
-each one number further to the left than the row before, from another number on.
+A bias by distance is a number for each diagonal of the scores, read by all blocks of queries from one strip of rows.
 
 Small inputs take one block and no loop: quicker to compile and to run, and differentiable in every mode. A few queries
 of many keys, as in a step of decoding, read keys and values where they lie, up to the last key that a mask shows: to
@@ -220,6 +219,8 @@ def _attend(
     floats = q, k, v, bias, sinks, distance_bias
     zero: Any = jnp.zeros_like(sum(jnp.sum(x) for x in floats if x is not None))
     q, k, v, bias, sinks, distance_bias = (None if x is None else x + zero for x in floats)
+    if distance_bias is not None and distance_bias.shape[1] > 1:  # sharded as the queries' heads are
+        distance_bias += jnp.zeros_like(jnp.sum(q, (0, 1, 3)))[:, None, None]
     # In two steps: with explicit sharding an axis that is split is the only one.
     q = _pad(q * plan.scale, 1, blocks * queries).reshape(b, blocks, queries, h, q.shape[3])
     q = q.reshape(b, blocks, queries, g, plan.shared, q.shape[4]).transpose(1, 0, 3, 4, 2, 5)
