@@ -258,10 +258,9 @@ def _strip(plan: Plan, distance_bias: Array | None, g: int) -> Array | None:
     """
     if distance_bias is None:
         return None
-    filled, h = plan.blocks * plan.queries - plan.t, distance_bias.shape[1]
-    x = jnp.pad(distance_bias, ((0, 0), (0, 0), (0, 0), (filled, 0)))
+    x = jnp.pad(distance_bias, ((0, 0), (0, 0), (0, 0), (plan.blocks * plan.queries - plan.t, 0)))
     x = per_pair(x, plan.queries, x.shape[3] - plan.queries + 1)
-    return x.reshape(1, *((1, 1) if h == 1 else (g, h // g)), *x.shape[2:])
+    return x.reshape(1, *((1, 1) if x.shape[1] == 1 else (g, x.shape[1] // g)), *x.shape[2:])
 
 
 # One block of scores --------------------------------------------------------------------------------------------------

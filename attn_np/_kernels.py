@@ -265,9 +265,8 @@ class Block(NamedTuple):
 
     def of_diagonals(self, x: Array, keys: Span, t: int) -> Array:
         """A view of an array by distance, `h n`: the diagonals of this block."""
-        return x[self.heads if len(x) > 1 else slice(None), t - self.queries.stop + keys.start :][
-            :, : self.queries.length + keys.length - 1
-        ]
+        heads, first = self.heads if len(x) > 1 else slice(None), t - self.queries.stop + keys.start
+        return x[heads, first : first + self.queries.length + keys.length - 1]
 
     def at(self, part: "Block") -> tuple[slice, slice, slice]:
         """The index of a part's queries in an array `b h t` of the block."""
