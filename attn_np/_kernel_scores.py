@@ -1,11 +1,23 @@
-"""What the kernel does in place to the scores of a block: select, and add up along diagonals."""
+"""What the kernel does to the scores of a block: which are outside a window, selections in place, sums of diagonals."""
 
+from functools import lru_cache
 from math import log
 
 import numpy as np
 
 from attn_np._ops import Array
 from attn_np.contract._band import Span
+
+
+@lru_cache(maxsize=32)
+def outside_window(t: int, s: int, first_offset: int, left: int | None, right: int | None) -> Array:
+    """Which scores lie outside the window, `t s`, in a block whose first key is `first_offset` from its first query."""
+    offset = np.arange(s, dtype=np.int32) - np.arange(t, dtype=np.int32)[:, None] + first_offset
+    hidden = np.zeros((t, s), np.bool_)
+    hidden = hidden if right is None else hidden | (offset > right)
+    hidden = hidden if left is None else hidden | (offset < -left)
+    hidden.setflags(write=False)
+    return hidden
 
 
 def zero_hidden_(x: Array, hidden: Array | None) -> None:

@@ -21,14 +21,21 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import groupby
 from math import e, log, log2
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from attn_np._kernel_scores import add_to_strip, least_score, mask_with_neg_inf_, zero_hidden_, zero_subnormal_
+from attn_np._kernel_scores import (
+    add_to_strip,
+    least_score,
+    mask_with_neg_inf_,
+    outside_window,
+    zero_hidden_,
+    zero_subnormal_,
+)
 from attn_np._kernel_threads import Scratch, in_threads
 from attn_np._masks import block_table, unmasked_by_bias, visibility, visible_pairs, zero_unseen
 from attn_np._ops import Array, per_diagonal, per_pair, to_dtype, upcast
@@ -118,6 +125,11 @@ class ForwardResult:
     top: Array
     total: Array
 
+    def lse(self) -> Array:
+        """The logarithm of each row's sum of exponentials, `b h t`; -inf where it sees nothing."""
+        lse = self.top / self.top.dtype.type(self.args.log_base) + np.log(self.total)
+        return np.where(self.total == np.inf, -np.inf, lse)
+
 
 def serves(q: Array, k: Array, v: Array) -> bool:
     """Plain arrays and memmaps only: other types bring operations of their own, which the textbook path calls."""
@@ -151,16 +163,17 @@ def attend(
     sinks: Array | None,
     pattern: Pattern | None = None,
     distance_bias: Array | None = None,
+    return_lse: bool = False,
     tape: Any = None,
-) -> Array:
-    """Softmax attention as `attn_np.attend` defines it: `b t h k`, `b s g k`, `b s g v` -> `b t h v`.
-
-    A `distance_bias` is added to the scores, one number for each diagonal, `1 h 1 n`.
+) -> tuple[Array, Array | None]:
+    """The context `b t h v` as `attn_np.attend` defines it, of q, k and v; and, if asked for, the lse `b h t`. A
+    `distance_bias` is added to the scores, one number for each diagonal, `1 h 1 n`.
     """
     mask, bias = (x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, bias))
     dtype, q = q.dtype.name, upcast(q)
     sinks = None if sinks is None else sinks.astype(q.dtype)
-    if distance_bias is not None and not np.isfinite(distance_bias).all():  # it may hide, as a bias does
+    # It may hide, as a bias does; and what it is moved by is no part of the lse.
+    if distance_bias is not None and (return_lse or not np.isfinite(distance_bias).all()):
         pairs = per_pair(distance_bias, q.shape[1], k.shape[1])
         bias, distance_bias = pairs if bias is None else pairs + bias, None
     # Capped or biased scores would have to be multiplied by log2(e) one by one, which costs what powers of 2 save.
@@ -173,7 +186,7 @@ def attend(
         if not (mask is bias is pattern is None and band.full) and not np.isfinite(result.context).all():
             result = forward(args.without_unseen())
     save_residuals(tape, result)
-    return to_dtype(result.context, dtype)
+    return to_dtype(result.context, dtype), result.lse() if return_lse else None
 
 
 def with_distance_bias(args: Arguments, distance_bias: Array) -> Arguments:
@@ -193,16 +206,16 @@ def with_distance_bias(args: Arguments, distance_bias: Array) -> Arguments:
 
 
 def attend_vjp(
-    result: ForwardResult, dcontext: Array, by_distance: bool = False
+    result: ForwardResult, dcontext: Array, dlse: Array | None = None, by_distance: bool = False
 ) -> tuple[Array, Array, Array, Array | None, Array | None, Array | None]:
-    """The gradients of `attend` from that of its result, `b t h v`: of q, k, v, the sinks, the biased scores and, if
-    asked for, of the scores summed over each diagonal, `1 h 1 n`.
+    """The gradients of `attend` from those of its context, `b t h v`, and of its lse, `b h t`: of q, k, v, the sinks,
+    the biased scores and, if asked for, of the scores summed over each diagonal, `1 h 1 n`.
 
     With the weights p = exp(score - top) / total, the rule of the softmax is
 
         dscore = p (dp - delta),   delta = sum of p dp over the row = dcontext . context,
 
-    so that a row needs two numbers of the forward pass and one of this.
+    so that a row needs two numbers of the forward pass and one of this. The lse adds p dlse: delta is lower by dlse.
     """
     args = result.args
     with np.errstate(invalid="ignore", over="ignore"):
@@ -216,6 +229,7 @@ def attend_vjp(
         result = replace(result, args=args, top=result.top + top, total=result.total * args.exp_(-top))
         dcontext = dcontext.astype(dtype, copy=False)
         delta = np.einsum("bthv,bthv->bht", dcontext, result.context)
+        delta = delta if dlse is None else delta - dlse.astype(dtype, copy=False)
         dsinks = None
         if args.sinks is not None:
             # The sink's weight has no value, so its score gets what the others lose.
@@ -369,17 +383,6 @@ def outside_pattern(args: Arguments, block: Block, keys: Span) -> Array | None:
     part = pattern.map(lambda axes, x: block.of_batch(x)[(slice(None), *(parts[a] for a in axes.split()[1:]))])
     query_positions = np.arange(queries.start + first_position, queries.stop + first_position, dtype=np.int32)
     return ~visible_pairs(part, query_positions[None], np.arange(keys.start, keys.stop, dtype=np.int32)[None])
-
-
-@lru_cache(maxsize=32)
-def outside_window(t: int, s: int, first_offset: int, left: int | None, right: int | None) -> Array:
-    """Which scores lie outside the window, `t s`, in a block whose first key is `first_offset` from its first query."""
-    offset = np.arange(s, dtype=np.int32) - np.arange(t, dtype=np.int32)[:, None] + first_offset
-    hidden = np.zeros((t, s), np.bool_)
-    hidden = hidden if right is None else hidden | (offset > right)
-    hidden = hidden if left is None else hidden | (offset < -left)
-    hidden.setflags(write=False)
-    return hidden
 
 
 def scaled_queries(args: Arguments, block: Block) -> Array:

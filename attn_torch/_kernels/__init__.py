@@ -46,15 +46,16 @@ def attend(
     sinks: Tensor | None = None,
     pattern: Pattern | None = None,
     distance_bias: Tensor | None = None,
-) -> Tensor:
-    """Weighted average of the values, `b t h v`, of q `b t h k`, k `b s g k`, v `b s g v`; see `attn_torch.attend`.
-
-    A `distance_bias` is added to the scores, one number for each diagonal, `1 h 1 n`.
+    return_lse: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The context `b t h v` of q `b t h k`, k `b s g k`, v `b s g v`, as `attn_torch.attend` defines it; and, if asked
+    for, the lse `b h t`. A `distance_bias` is added to the scores, one number for each diagonal, `1 h 1 n`.
     """
     mask, bias = rank4(mask), rank4(bias)
     if is_sharded(q):
         arrays = {"mask": mask, "bias": bias, "sinks": sinks, "distance_bias": distance_bias}
         options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap}
+        options["return_lse"] = return_lse
         return attend_locally(attend, q, k, v, arrays, options, PatternArrays.of(pattern))
     dtype, t, s = dtype_name(q), q.shape[1], k.shape[1]
     q, k, v = upcast(q), upcast(k), upcast(v)
@@ -65,10 +66,10 @@ def attend(
     if distance_bias is not None:
         first_query, first_key = t - q.shape[1], s - k.shape[1]
         of_diagonals = distance_bias = upcast(distance_bias).to(q.dtype)[..., first_key : t + s - 1 - first_query]
-        plain = mask is bias is softcap is sinks is pattern is None
-        if plain and not all_at_once and sdpa.serves_distances(q, k, v, of_diagonals):
+        plain = mask is bias is softcap is sinks is pattern is None and not (all_at_once or return_lse)
+        if plain and sdpa.serves_distances(q, k, v, of_diagonals):
             context = sdpa.attend_by_distance(q, k, v, of_diagonals, limits, float(scale))
-            return to_dtype(from_query(first_query, context), dtype)
+            return to_dtype(from_query(first_query, context), dtype), None
         if all_at_once or sdpa.under_torch_func(q, k, v, mask, bias, of_diagonals):
             by_pair = per_pair(of_diagonals, q.shape[1], k.shape[1]).flip(2)
             bias, distance_bias = by_pair if bias is None else by_pair + bias, None
@@ -78,18 +79,24 @@ def attend(
     sinks = None if sinks is None else upcast(sinks).to(q.dtype)[None]
     scale, softcap = float(scale), None if softcap is None else float(softcap)
     arrays = q, k, v, mask, bias
-    if pattern is softcap is sinks is distance_bias is None and sdpa.serves(*arrays, limits, scale):
-        context = sdpa.attend(*arrays, limits, scale)
+    plain = pattern is softcap is sinks is distance_bias is None and not return_lse
+    if plain and sdpa.serves(*arrays, limits, scale):
+        context, lse = sdpa.attend(*arrays, limits, scale), None
     elif all_at_once:
-        context = small.attend(*arrays, sinks, limits, scale, softcap, pattern)
+        context, lse = small.attend(*arrays, sinks, limits, scale, softcap, pattern, return_lse)
     else:
         text, *pattern_arrays = of_pattern = PatternArrays.of(pattern)
         strip = None
         if distance_bias is not None:
             rows = queries_of_block(q, of_pattern)
             strip = per_pair(distance_bias, rows, distance_bias.shape[-1] - rows + 1).flip(2).contiguous()
-        context = BlockAttention.apply(*arrays, sinks, *pattern_arrays, strip, *limits, scale, softcap, text)
-    return to_dtype(from_query(t - q.shape[1], context), dtype)
+        inputs = *arrays, sinks, *pattern_arrays, strip
+        context, lse = BlockAttention.apply(*inputs, *limits, scale, softcap, text, return_lse)
+    first_query = t - q.shape[1]
+    if lse is not None and not statically_true(first_query == 0):
+        unseen = small.lse_of_nothing(sinks, lse).expand(*lse.shape[:2], first_query)
+        lse = torch.cat([unseen, lse], -1)
+    return to_dtype(from_query(first_query, context), dtype), lse if return_lse else None
 
 
 def from_query(first: int, context: Tensor) -> Tensor:
