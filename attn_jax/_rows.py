@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from attn_jax._masks import attention_mask, in_window, token_offsets
 from attn_jax._ops import Array, Tape
 from attn_np.contract._band import Band, Span
+from attn_np.contract._weighing import Weighing
 
 BLOCK = 2**20  # scores in a block
 ROWS = 16  # queries in a block at least: products of fewer are slow
@@ -44,6 +45,7 @@ def by_rows(
     return_weights: bool = False,
     implementation: str = "auto",
     larger: int = 1,
+    weighing: Weighing | None = None,
     at_once: AttendRows | None = None,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
@@ -59,6 +61,7 @@ def by_rows(
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
         larger: how many times as large as others a block is, where `attend_rows` cuts it or each block costs more.
+        weighing: what `attend_rows` computes, where it is a function of scores to weights; XLA needs not be told.
         at_once: (tape, q, k, v, mask, bias) -> context and weights, of all rows in memory that grows with t alone. It
             is called in place of blocks where no weights are dropped.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.

@@ -14,10 +14,12 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from attn_np.contract._band import Band, Span
+from attn_np.contract._weighing import Weighing
 from attn_torch._kernels.sdpa import under_torch_func
 from attn_torch._kernels.sharded import is_sharded
 from attn_torch._masks import attention_mask, in_window, token_offsets
-from attn_torch._ops import Array, Tape
+from attn_torch._ops import Array, Tape, shapes_may_vary
+from attn_torch._weigh import WeighedRows
 
 # Scores in a block: on a CPU they should stay in its caches, a GPU wants large products.
 CPU_BLOCK, GPU_BLOCK = 2**19, 2**25
@@ -50,6 +52,7 @@ def by_rows(
     return_weights: bool = False,
     implementation: str = "auto",
     larger: int = 1,
+    weighing: Weighing | None = None,
     at_once: AttendRows | None = None,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
@@ -68,6 +71,7 @@ def by_rows(
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
         larger: how many times as large as others a block is, where `attend_rows` cuts it or each block costs more.
+        weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         at_once: (tape, q, k, v, mask, bias) -> context and weights, of all rows in memory that grows with t alone. It
             is called in place of blocks where no weights are dropped.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
@@ -89,6 +93,10 @@ def by_rows(
     if at_once is not None and by_score["keep"] is None:
         return at_once(tape, q, k, v, mask, by_score["bias"])
     band = Band.of(t, s, causal, window)
+    if weighing is not None and by_score["keep"] is None and q.is_cpu and shapes_may_vary(q):
+        blocks = tuple(band.row_blocks(CPU_BLOCK, ROWS))
+        context: Any = WeighedRows.apply(q, k, v, mask, by_score["bias"], weighing, band, blocks)
+        return context, None
 
     def block(rows: Span, keys: Span) -> Array:
         """The context of some rows. `attend_rows` gets the last one first, as `per_pair` has them."""
