@@ -220,7 +220,8 @@ def _attend(
     # adding a zero of all here, so that JAX sums its gradient over them.
     floats = q, k, v, bias, sinks, distance_bias
     zero: Any = jnp.zeros_like(sum(jnp.sum(x) for x in floats if x is not None))
-    q, k, v, bias, sinks, distance_bias = (None if x is None else x + zero for x in floats)
+    q, k, v = q + zero, k + zero, v + zero
+    bias, sinks, distance_bias = (None if x is None else x + zero for x in floats[3:])
     if distance_bias is not None and distance_bias.shape[1] > 1:  # sharded as the queries' heads are
         distance_bias += jnp.zeros_like(jnp.sum(q, (0, 1, 3)))[:, None, None]
     # In two steps: with explicit sharding an axis that is split is the only one.
