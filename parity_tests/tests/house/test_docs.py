@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from attn_np import contract
@@ -178,6 +179,18 @@ def test_a_lesson_that_says_something_else_is_noticed() -> None:
     for wrong in (f"{drawn}{drawing}", f"{printing}{drawn}", f"{drawing}{printing}{drawn}"):
         with pytest.raises(ValueError, match="expected one figure of the block above, got 0; draw one"):
             course.with_pictures(wrong, course.run_lesson(wrong, "page"), "page", "page.ipynb")
+
+
+@pytest.mark.usefixtures("as_a_reader")
+def test_what_follows_an_answer_does_not_need_it() -> None:
+    """A reader who answers an exercise otherwise gets the same numbers below."""
+    setting = "```python\nimport numpy as np\nrng, a = np.random.default_rng(0), 1\n```\n"
+    answer = ":::{dropdown} Answer\n```python\na, b = rng.random(), 2\n```\n```python\nprint(b)\n```\n:::\n"
+    first = np.random.default_rng(0).random()
+    printing = f"```python\nprint(a, rng.random())\n```\n```text\n1 {first}\n```\n"
+    assert not course.mismatches(course.run_lesson(setting + answer + printing, "page"), "page")
+    with pytest.raises(NameError, match="'b' is not defined"):
+        course.run_lesson(f"{setting}{answer}```python\nprint(b)\n```\n", "page")
 
 
 # Pages of the variants ------------------------------------------------------------------------------------------------
