@@ -4,7 +4,6 @@ Pages are found by discovery, like everything else: a new contract module is a n
 page leaves out.
 """
 
-import ast
 import inspect
 import json
 import re
@@ -15,6 +14,7 @@ from typing import Any
 import functions
 import numpy as np
 import pictures
+import sources
 
 from attn_np import contract, weights
 from attn_np.contract import Config
@@ -107,50 +107,45 @@ def typename(annotation: Any) -> str:
     return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
 
 
-# Sources --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Source:
-    """The code of one file: its classes and functions without their backward pass, and the backward pass alone."""
-
-    forward: str
-    backward: str
-
-    @property
-    def twin_lines(self) -> str:
-        lines = [i for i, line in enumerate(self.forward.splitlines(), 1) if "# twin:" in line]
-        return ",".join(map(str, lines))
-
-
-def source(path: Path) -> Source:
-    text = path.read_text("utf-8")
-    lines, forward, backward = text.splitlines(), [], []
-
-    def cut(node: ast.stmt, first: int | None = None, last: int | None = None) -> str:
-        decorators = [d.lineno for d in getattr(node, "decorator_list", [])]
-        start = min([node.lineno, *decorators]) if first is None else first
-        return "\n".join(lines[start - 1 : node.end_lineno if last is None else last]).rstrip()
-
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef):
-            (backward if node.name.endswith("_vjp") else forward).append(cut(node))
-        if isinstance(node, ast.ClassDef):
-            kept, start = [], min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            for item in node.body:
-                if isinstance(item, ast.FunctionDef) and item.name == "vjp":
-                    first = min([item.lineno, *(d.lineno for d in item.decorator_list)])
-                    kept.append("\n".join(lines[start - 1 : first - 1]).rstrip())
-                    header = "\n".join(lines[node.lineno - 1 : node.body[0].lineno - 1]).rstrip()
-                    backward.append(f"{header}\n    ...\n\n{cut(item)}")
-                    start = (item.end_lineno or item.lineno) + 1
-            kept.append("\n".join(lines[start - 1 : node.end_lineno]).rstrip())
-            forward.append("\n".join(part for part in kept if part.strip()))
-    return Source("\n\n\n".join(forward), "\n\n\n".join(backward))
+# Parts of a page -------------------------------------------------------------------------------------------------------
 
 
 def block(text: str, *options: str) -> list[str]:
     return ["````{code-block} python", *options, "", text, "````", ""]
+
+
+def three_trees(variant: str, files: dict[str, sources.Source]) -> list[str]:
+    """The forward in three trees: side by side in a wide window, else in tabs."""
+    out = ["The same lines in three trees; what cannot be equal is marked.", ""]
+    out += ["`````{tab-set}", ":sync-group: tree", ":class: trees", ""]
+    for tree, file in files.items():
+        marked = [f":emphasize-lines: {file.twin_lines}"] if file.twin_lines else []
+        out += [f"````{{tab-item}} {tree}", f":sync: {tree.lower()}", ""]
+        out += ["```{code-block} python", f":caption: {TREES[tree]}/{variant}.py", *marked, "", file.forward, "```"]
+        out += ["````", ""]
+    return [*out, "`````", ""]
+
+
+def line_by_line(path: Path) -> list[str]:
+    """Each line of the forward that computes something, beside its formula; the functions that it calls."""
+    rows = [(code(line), f"${formula}$") for line, formula in sources.line_by_line(path)]
+    boxes = sources.opened(path, backward=False)
+    out = ["### Line by line", "", "Each product as the sum that it is: over the letters that its result lacks.", ""]
+    out = [*out, *table(("Line", "Formula"), rows)] if rows else []
+    return [*out, "### What it calls", "", *boxes] if boxes else out
+
+
+def backward(path: Path, file: sources.Source) -> list[str]:
+    """The backward pass: its code, what each step computes, and the rules that it calls."""
+    out = ["### Backward", "", "The forward read upwards, by hand, in NumPy: for each of its lines one that takes the "]
+    out[-1] += "gradient of the result, `d` and its name, to the gradients of the operands."
+    out += ["", *block(file.backward, f":caption: attn_np/{path.name}")]
+    rows = [
+        (code(line), "<br>".join(f"${formula}$" for formula in formulas) or sources.escaped(sentence))
+        for line, formulas, sentence in sources.backward_steps(path)
+    ]
+    out += table(("Step", "What it computes"), rows)
+    return [*out, *sources.opened(path, backward=True)]
 
 
 # One run --------------------------------------------------------------------------------------------------------------
@@ -265,7 +260,7 @@ def page(variant: str, drawn: tuple[str, str] | None) -> str:
     examples = contract.examples(variant)
     title = getattr(config, "title", variant)
     paths = {tree: ROOT / package / f"{variant}.py" for tree, package in TREES.items()}
-    sources = {tree: source(path) for tree, path in paths.items() if path.exists()}
+    files = {tree: sources.source(path) for tree, path in paths.items() if path.exists()}
     out = [f"# {title}", ""]
 
     def get(name: str) -> Any:
@@ -290,20 +285,13 @@ def page(variant: str, drawn: tuple[str, str] | None) -> str:
         out += ["## Notation", ""]
         out += table(("In the paper", "Here"), [(code(a), code(b)) for a, b in config.notation.items()])
 
-    if sources:
+    if files:
         out += ["## Use", "", *use(variant, examples), ""]
-        out += ["## The code", "", "The same lines in three trees; what cannot be equal is marked.", ""]
-        out += ["`````{tab-set}", ":sync-group: tree", ""]
-    for tree, found in sources.items():
-        marked = [f":emphasize-lines: {found.twin_lines}"] if found.twin_lines else []
-        out += [f"````{{tab-item}} {tree}", f":sync: {tree.lower()}", ""]
-        out += ["```{code-block} python", f":caption: {TREES[tree]}/{variant}.py", *marked, "", found.forward, "```"]
-        out += ["````", ""]
-    if sources:
-        out += ["`````", ""]
-    if "NumPy" in sources and sources["NumPy"].backward:
-        out += ["### Backward", "", "The forward read upwards, by hand, in NumPy.", ""]
-        out += block(sources["NumPy"].backward, f":caption: attn_np/{variant}.py")
+        out += ["## The code", "", *three_trees(variant, files)]
+    if "NumPy" in files:
+        out += line_by_line(paths["NumPy"])
+    if "NumPy" in files and files["NumPy"].backward:
+        out += backward(paths["NumPy"], files["NumPy"])
 
     out += ["## Fields", ""]
     told = meanings(config)
