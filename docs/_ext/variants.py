@@ -126,12 +126,17 @@ def three_trees(variant: str, files: dict[str, sources.Source]) -> list[str]:
     return [*out, "`````", ""]
 
 
+def steps(lines: list[str]) -> list[str]:
+    """A table whose lines of code are broken where the page ends."""
+    return [":::{div} steps", *lines, ":::", ""] if lines else []
+
+
 def line_by_line(path: Path) -> list[str]:
     """Each line of the forward that computes something, beside its formula; the functions that it calls."""
     rows = [(code(line), f"${formula}$") for line, formula in sources.line_by_line(path)]
     boxes = sources.opened(path, backward=False)
     out = ["### Line by line", "", "Each product as the sum that it is: over the letters that its result lacks.", ""]
-    out = [*out, *table(("Line", "Formula"), rows)] if rows else []
+    out = [*out, *steps(table(("Line", "Formula"), rows))] if rows else []
     return [*out, "### What it calls", "", *boxes] if boxes else out
 
 
@@ -144,7 +149,7 @@ def backward(path: Path, file: sources.Source) -> list[str]:
         (code(line), "<br>".join(f"${formula}$" for formula in formulas) or sources.escaped(sentence))
         for line, formulas, sentence in sources.backward_steps(path)
     ]
-    out += table(("Step", "What it computes"), rows)
+    out += steps(table(("Step", "What it computes"), rows))
     return [*out, *sources.opened(path, backward=True)]
 
 
