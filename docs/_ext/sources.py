@@ -5,6 +5,7 @@ sentence for each step, and the functions that they call, to be opened in place.
 import ast
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -225,9 +226,8 @@ def definitions(path: Path, *, backward: bool) -> list[ast.FunctionDef]:
 
 
 def tree_of(function: Callable[..., Any]) -> ast.FunctionDef:
-    node = ast.parse(inspect.cleandoc("\n" + inspect.getsource(function))).body[0]
-    assert isinstance(node, ast.FunctionDef)
-    return node
+    nodes = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function))))
+    return next(node for node in nodes if isinstance(node, ast.FunctionDef))
 
 
 def line_by_line(path: Path) -> list[tuple[str, str]]:
@@ -336,7 +336,14 @@ def opened(path: Path, *, backward: bool) -> list[str]:
         for function in functions:
             file, name = function.__module__.rpartition(".")[2], function.__name__
             out += [f"{fence}{{dropdown}} `{name}`: {escaped(first_sentence(function.__doc__))}", ""]
-            out += ["```{code-block} python", f":caption: attn_np/{file}.py", "", inspect.getsource(function), "```", ""]
+            out += [
+                "```{code-block} python",
+                f":caption: attn_np/{file}.py",
+                "",
+                inspect.getsource(function),
+                "```",
+                "",
+            ]
             if depth < 1:
                 out += boxes([tree_of(function)], import_module(function.__module__), depth + 1)
             out += [fence, ""]

@@ -7,18 +7,17 @@ page leaves out.
 import inspect
 import json
 import re
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 import functions
-import numpy as np
 import pictures
 import sources
+from ideas import FREE, Picture, arrays, call, picture, plain
 
 from attn_np import contract, weights
 from attn_np.contract import Config
-from attn_np.contract._base import shape_of
 from attn_np.contract._letters import LETTERS
 from attn_np.weights import layouts
 
@@ -32,13 +31,8 @@ KINDS = {
     "marks": "boolean, broadcastable; True = marked",
     "tokens": "integer array",
 }
-# Widths that come with the call, where the config does not fix them.
-FREE = dict.fromkeys(LETTERS, 3) | {"k": 4}
-# An untrained layer looks nearly evenly at everything; wider inputs and parameters make its weights differ visibly.
-FACTORS, SHARPNESS = (1.0, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0), 0.6
 # field=value, dotted.name, snake_case
 IDENTIFIER = r"[A-Za-z]\w*=[\w.]+|[A-Za-z]\w+(?:\.\w{2,})+|[A-Za-z]\w*_\w+"
-WEIGHTS, STATES = ("probs", "weights"), ("hidden", "states", "h", "y")
 
 
 # Text -----------------------------------------------------------------------------------------------------------------
@@ -75,16 +69,6 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
         return []
     lines = [head, tuple("---" for _ in head), *rows]
     return ["", *(f"| {' | '.join(line)} |" for line in lines), ""]
-
-
-def call(config: Config) -> str:
-    """The arguments that give a config: only those that differ from the default."""
-    given = []
-    for f in fields(config):
-        value = getattr(config, f.name)
-        if f.default is MISSING or value != f.default:
-            given.append(f"{f.name}={value!r}")
-    return ", ".join(given)
 
 
 def meanings(config: type[Config]) -> dict[str, str]:
@@ -153,114 +137,10 @@ def backward(path: Path, file: sources.Source) -> list[str]:
     return [*out, *sources.opened(path, backward=True)]
 
 
-# One run --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Run:
-    """The arrays of one call of the NumPy layer, and how it was called."""
-
-    config: Config
-    tape: dict[str, Any]
-
-    def maps(self) -> list[np.ndarray]:
-        """The attention weights on the tape, one array for each part that attends."""
-        named = (np.asarray(x) for name, x in self.tape.items() if last(name) in WEIGHTS)
-        return [x for x in named if x.ndim in (3, 4)]
-
-    def weights(self) -> np.ndarray | None:
-        """The attention weights. Where parts of a layer serve different queries, as in `longformer`, a row is that of
-        the part that serves it: the others give it zeros. Where they attend along different axes, as in `axial`, the
-        weights are those along the first.
-        """
-        maps = self.maps()
-        alike = [x for x in maps if x.shape == maps[0].shape]
-        return sum(alike[1:], start=alike[0]) if alike else None
-
-    def visible(self) -> np.ndarray:
-        """Which keys each query sees in any part, in the shape of the weights."""
-        shape = self.maps()[0].shape
-        masks = [np.asarray(x) for name, x in self.tape.items() if last(name) == "allowed"]
-        parts = [np.broadcast_to(x, shape) for x in masks if x.ndim <= len(shape)]
-        return np.any(parts, axis=0) if parts else np.ones(shape, bool)
-
-
-def last(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
-def sharpness(weights: np.ndarray | None) -> float:
-    """The largest weight of a query, averaged over the later queries: causality leaves the first ones few keys."""
-    return SHARPNESS if weights is None else float(weights.max(-1)[..., weights.shape[-2] // 2 :].mean())
-
-
-def arrays(config: Config, sizes: dict[str, int], mask: bool = False, factor: float = 1.0) -> dict[str, np.ndarray]:
-    """One argument for each that the call needs, by its axes; with `mask`, one that hides the last key."""
-    rng, given = np.random.default_rng(0), {}
-    declared = config.arguments()
-    alone = all(
-        arg.default is None or sizes.get(arg.axes.split()[-1]) == sizes.get(declared[arg.default].axes.split()[-1])
-        for arg in declared.values()
-    )
-    for name, arg in declared.items():
-        shape = shape_of(arg.axes, sizes)
-        if arg.kind == "mask" and mask and len(shape) > 1:
-            given[name] = np.arange(shape[-1]) < shape[-1] - 1
-        elif arg.kind == "marks":
-            given[name] = np.arange(shape[-1]) < 1
-        elif arg.optional or (arg.default is not None and alone):
-            continue
-        elif arg.kind == "tokens":
-            given[name] = rng.integers(0, sizes.get("u", 2), shape)
-        elif arg.kind == "array":
-            given[name] = factor * rng.normal(size=shape)
-    return given
-
-
-def run(variant: str) -> Run:
-    """The variant's NumPy layer on a small example: causal where it can be, else with the last key hidden."""
-    import attn_np
-
-    examples = list(contract.examples(variant).values())
-    config = next((c for c in examples if getattr(c, "causal", False)), examples[0])
-    if "causal" in config.fields() and not config.causal:  # type: ignore[attr-defined]
-        config = replace(config, causal=True)  # type: ignore[call-arg]
-    causal = getattr(config, "causal", False)
-    sizes = FREE | {"b": 1, "t": 6, "s": 6} | config.sizes()
-    layer = attn_np.build(variant, seed=0, dtype="float64", **config.as_dict())
-    runs, drawn = [], layer.params()
-    for factor in FACTORS:
-        layer.set_params({name: factor * x for name, x in drawn.items()})
-        given = arrays(config, sizes, mask=not causal, factor=factor)
-        runs.append(Run(config, attn_np.trace(layer, **given)[1]))
-    return min(runs, key=lambda r: abs(sharpness(r.weights()) - SHARPNESS))
-
-
-def picture(variant: str) -> tuple[str, str] | None:
-    """An SVG of the variant at work and its caption; None where there is nothing to draw."""
-    found = run(variant)
-    about = f"`{found.config.layer}({call(found.config)})`, with random weights and inputs."
-    probs = found.weights()
-    if probs is not None:
-        rows, seen = (x[0] if probs.ndim == 4 else x[:1] for x in (probs, found.visible()))
-        over = "The weights of each query (row) over the keys (columns)"
-        if getattr(found.config, "normalize_over", "keys") == "queries":
-            over = "The weights of each key (column) over the queries (rows)"
-        heads = rows.shape[0] if probs.ndim == 4 else 0
-        hidden = "" if seen.all() else " Hatched keys are hidden from the query."
-        return pictures.heatmaps(rows, seen, heads), f"{over}. {about}{hidden}"
-    for wanted in STATES:
-        for name, x in found.tape.items():
-            if last(name) == wanted and np.ndim(x) == 3:
-                text = f"The array `{name}` over time: one row per unit, orange negative and blue positive. {about}"
-                return pictures.states(np.asarray(x)[0].T), text
-    return None
-
-
 # Pages ----------------------------------------------------------------------------------------------------------------
 
 
-def page(variant: str, drawn: tuple[str, str] | None) -> str:
+def page(variant: str, drawn: Picture | None) -> str:
     config = contract.get(variant).Config
     examples = contract.examples(variant)
     title = getattr(config, "title", variant)
@@ -283,7 +163,7 @@ def page(variant: str, drawn: tuple[str, str] | None) -> str:
             f":file: {variant}.svg",
             "```",
             "",
-            f"<p class='picture-caption'>{pictures.caption(drawn[1])}</p>",
+            f"<p class='picture-caption'>{pictures.caption(drawn.caption)}</p>",
             "",
         ]
     if get("notation"):
@@ -291,7 +171,7 @@ def page(variant: str, drawn: tuple[str, str] | None) -> str:
         out += table(("In the paper", "Here"), [(code(a), code(b)) for a, b in config.notation.items()])
 
     if files:
-        out += ["## Use", "", *use(variant, examples), ""]
+        out += ["## Use", "", *use(variant), ""]
         out += ["## The code", "", *three_trees(variant, files)]
     if "NumPy" in files:
         out += line_by_line(paths["NumPy"])
@@ -350,9 +230,9 @@ def page(variant: str, drawn: tuple[str, str] | None) -> str:
     return "\n".join(out)
 
 
-def use(variant: str, examples: dict[str, Config]) -> list[str]:
-    """The same call in three tabs, with the first example's config."""
-    config = next(iter(examples.values()))
+def use(variant: str) -> list[str]:
+    """The same call of a plain layer in three tabs."""
+    config = plain(variant)
     sizes = FREE | {"b": 2, "t": 5, "s": 5} | config.sizes()
     given = arrays(config, sizes, mask=False)
     build = f'layer = attn.build("{variant}", seed=0{", " + call(config) if call(config) else ""})'
@@ -454,7 +334,7 @@ def write(folder: Path) -> list[Path]:
         drawn = picture(variant) if (ROOT / "attn_np" / f"{variant}.py").exists() else None
         pages[f"{variant}.md"] = page(variant, drawn)
         if drawn:
-            pages[f"{variant}.svg"] = drawn[0]
+            pages[f"{variant}.svg"] = drawn.svg
     for old in folder.iterdir():
         if old.name not in pages:
             old.unlink()
