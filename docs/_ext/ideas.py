@@ -5,6 +5,7 @@ Without an entry in `IDEAS` the picture is the attention weights, or the states 
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,7 @@ class Run:
         """
         maps = self.maps()
         alike = [x for x in maps if x.shape == maps[0].shape]
-        return sum(alike[1:], start=alike[0]) if alike else None
+        return np.sum(alike, axis=0) if alike else None
 
     def visible(self, shape: tuple[int, ...]) -> np.ndarray:
         """Which keys each query sees in any part, in the shape of what is drawn."""
@@ -192,17 +193,19 @@ def arrays(config: Config, sizes: dict[str, int], mask: bool = False, factor: fl
     return given
 
 
+@cache
 def run(variant: str) -> Run:
     """The variant's NumPy layer on a small example: causal where it can be, and step by step where it can be."""
     idea = IDEAS.get(variant, Idea())
     config = plain(variant, **idea.fields)
-    if "causal" in config.fields() and not config.causal and variant != "dilated":  # type: ignore[attr-defined]
-        config = replace(config, causal=True)  # type: ignore[call-arg]
-    if "form" in config.fields() and "chunk_size" in config.fields() and not idea.array:
-        config = replace(config, form="recurrent")  # type: ignore[call-arg]
+    wanted: dict[str, Any] = {} if variant == "dilated" else {"causal": True}
+    if "chunk_size" in config.fields() and not idea.array:
+        wanted["form"] = "recurrent"
+    config = replace(config, **{name: value for name, value in wanted.items() if name in config.fields()})
     causal = getattr(config, "causal", False)
     sizes = FREE | {"b": 1, "t": idea.length, "s": idea.length} | config.sizes()
-    layer = attn_np.build(variant, seed=0, dtype="float64", **config.as_dict())
+    build: Any = attn_np.build
+    layer = build(variant, seed=0, dtype="float64", **config.as_dict())
     runs, drawn = [], layer.params()
     for factor in FACTORS:
         layer.set_params({name: factor * x for name, x in drawn.items()})

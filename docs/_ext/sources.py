@@ -89,7 +89,7 @@ def spec_of(node: ast.expr) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) and "->" in node.value else None
 
 
-def called_name(node: ast.expr) -> str:
+def called_name(node: ast.AST | None) -> str:
     return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
 
 

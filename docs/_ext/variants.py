@@ -31,6 +31,22 @@ KINDS = {
     "marks": "boolean, broadcastable; True = marked",
     "tokens": "integer array",
 }
+# Families in the order in which one learns them: their titles, and what their members have in common.
+FAMILIES = {
+    "dense": ("Softmax attention", "Every query weighs every key: how it is scored, projected and computed."),
+    "heads": (
+        "Heads that share and mix",
+        "Fewer keys to cache, a latent in their place, or heads that hear of each other.",
+    ),
+    "positions": ("Positions", "How the order of the words gets into the scores."),
+    "sparse": ("Patterns", "Each query looks at fewer keys."),
+    "scores": ("Other weighings", "Something else than a softmax, or something done to the scores before it."),
+    "linear": (
+        "States instead of caches",
+        "Attention without a softmax is a state of one size, which every position changes.",
+    ),
+    "recurrent": ("Where attention began", "Recurrent networks, the first to attend."),
+}
 # field=value, dotted.name, snake_case
 IDENTIFIER = r"[A-Za-z]\w*=[\w.]+|[A-Za-z]\w+(?:\.\w{2,})+|[A-Za-z]\w*_\w+"
 
@@ -91,7 +107,7 @@ def typename(annotation: Any) -> str:
     return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
 
 
-# Parts of a page -------------------------------------------------------------------------------------------------------
+# Parts of a page ------------------------------------------------------------------------------------------------------
 
 
 def block(text: str, *options: str) -> list[str]:
@@ -260,13 +276,28 @@ def use(variant: str) -> list[str]:
     return [*out, "````"]
 
 
-def catalogue() -> str:
-    families: dict[str, list[str]] = {}
+def year(variant: str) -> str:
+    """The year of a variant's paper."""
+    return next(iter(re.findall(r"\b(?:19|20)\d\d\b", getattr(contract.get(variant).Config, "paper", ""))), "")
+
+
+def by_family() -> dict[str, list[str]]:
+    """The variants of each family, the oldest first; the families in the order in which one learns them."""
+    found: dict[str, list[str]] = {}
     for variant in contract.variants():
-        families.setdefault(getattr(contract.get(variant).Config, "family", "other"), []).append(variant)
-    out = ["# Catalogue", "", f"{len(contract.variants())} variants, by family. Each is written three times.", ""]
-    for family, members in sorted(families.items()):
-        out += [f"## {family[:1].upper()}{family[1:]}", "", "::::{grid} 1 1 2 2", ":gutter: 3", ""]
+        found.setdefault(getattr(contract.get(variant).Config, "family", "other"), []).append(variant)
+    order = [*FAMILIES, *sorted(found.keys() - FAMILIES.keys())]
+    return {family: sorted(found[family], key=lambda name: (year(name), name)) for family in order if family in found}
+
+
+def catalogue() -> str:
+    families = by_family()
+    out = ["# Catalogue", "", f"{len(contract.variants())} variants, by family, each written three times. New to "]
+    out[-1] += "attention? Begin with [`dot_product`](dot_product.md), [`mha`](mha.md) and [`gqa`](gqa.md), or with "
+    out += ["[the course](../course/index.md).", ""]
+    for family, members in families.items():
+        title, about = FAMILIES.get(family, (f"{family[:1].upper()}{family[1:]}", ""))
+        out += [f"## {title}", "", about, "", "::::{grid} 1 1 2 2", ":gutter: 3", ""]
         for variant in members:
             config = contract.get(variant).Config
             out += [
@@ -275,7 +306,7 @@ def catalogue() -> str:
                 ":link-type: doc",
                 "",
             ]
-            out += [f"`{variant}`", "", prose_plain(getattr(config, "idea", "")), ":::", ""]
+            out += [f"`{variant}`, {year(variant)}", "", prose_plain(getattr(config, "idea", "")), ":::", ""]
         out += ["::::", ""]
         also = [
             f"- `{name}`, {preset.title}: [`{variant}`]({variant}.md) with "
@@ -284,7 +315,15 @@ def catalogue() -> str:
             if variant in members
         ]
         out += [*also, ""] if also else []
-    out += ["```{toctree}", ":hidden:", ":maxdepth: 1", "", *contract.variants(), "```", ""]
+    out += [
+        "```{toctree}",
+        ":hidden:",
+        ":maxdepth: 1",
+        "",
+        *(variant for members in families.values() for variant in members),
+        "```",
+        "",
+    ]
     return "\n".join(out)
 
 
@@ -329,7 +368,7 @@ def write(folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     pages = {"index.md": catalogue()}
     pages |= {"letters.txt": letters(), "refusals.txt": refusals(), "layouts.txt": foreign()}
-    pages["functions.txt"] = functions.reference()
+    pages["reference.txt"] = functions.reference()
     for variant in contract.variants():
         drawn = picture(variant) if (ROOT / "attn_np" / f"{variant}.py").exists() else None
         pages[f"{variant}.md"] = page(variant, drawn)
