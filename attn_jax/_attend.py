@@ -41,12 +41,14 @@ def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
     """
     column = broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
     if allowed is not None:
-        finite: Any = unmasked_by_bias(None, column)
-        allowed = concatenate([broadcast_to(allowed, scores.shape), finite], -1)
+        sink_allowed: Any = unmasked_by_bias(None, column)
+        allowed = concatenate([broadcast_to(allowed, scores.shape), sink_allowed], -1)
     return softmax(concatenate([scores, column], -1), allowed)
 
 
-def fused(tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any) -> Array:
+def fast_path(
+    tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any
+) -> Array:
     """The context by the fast path, which needs a head axis: arrays without one get one."""
     mask, bias = record(tape, allowed=mask, bias=bias)
     q, k, v = record(tape, q=q, k=k, v=v)
@@ -118,16 +120,17 @@ def attend(
     arrays = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
     sizes = contract.check(arrays, options, rate, softmax_fn is not None, checked)
     check_pattern("attend", pattern, sizes, spec_of)
-    factor = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
+    scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
-    needed = {"return_weights": return_weights, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
-    if contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), keep=keep, **needed):
+    needs_weights = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
+    served = kernels.serves(q, k, v)
+    if contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **needs_weights):
         if step is not None and step.start is None:
             by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
             mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
             causal, window, pattern = False, None, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
-        return fused(tape, q, k, v, **masks, scale=factor, softcap=softcap, sinks=sinks), None
+        return fast_path(tape, q, k, v, **masks, scale=scale, softcap=softcap, sinks=sinks), None
     by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
     allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
     dtype = dtype_name(q)
@@ -139,7 +142,7 @@ def attend(
     v = zero_unseen(per_head("bhts->bshv", q), allowed, v)
     allowed, bias, keep = record(tape, allowed=allowed, bias=bias, keep=keep)
     q, k, v = record(tape, q=q, k=k, v=v)
-    scores = record(tape, scores=einsum(per_head("bthk,bshk->bhts", q), q, k) * factor)
+    scores = record(tape, scores=einsum(per_head("bthk,bshk->bhts", q), q, k) * scale)
     if softcap is not None:
         scores = record(tape, capped=softcap * tanh(scores / softcap))
     if bias is not None:

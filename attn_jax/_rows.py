@@ -1,6 +1,6 @@
 """Rows of queries do not depend on each other: calls that form all scores form those of some queries at a time.
 
-A variant states its middle, from queries, keys and values to the context, as a function of some rows of queries, and of
+A variant states how it attends, from queries, keys and values to the context, as a function of some rows of queries and
 the keys that these see. Small calls, and those that show their weights or intermediates, call it once, with all rows.
 Others call it for one block of rows after the other, in memory that grows with t, not with t s. The backward pass
 computes a block's scores again (Chen et al. 2016, arXiv:1604.06174).
@@ -23,15 +23,15 @@ from attn_np.contract._band import Band, Span
 
 BLOCK = 2**20  # scores in a block
 ROWS = 16  # queries in a block at least: products of fewer are slow
-FEW = 2**20  # scores of a call that are formed all at once
+ONE_BLOCK_SCORES = 2**20  # a call with at most so many scores is one block
 PARTS = 4  # loops of a causal call
 
 # (tape, q, k, v, mask, key position minus query position, arrays by scores) -> the context and the weights.
-Middle = Callable[..., tuple[Array, Array]]
+AttendRows = Callable[..., tuple[Array, Array]]
 
 
 def by_rows(
-    middle: Middle,
+    attend_rows: AttendRows,
     tape: Tape,
     q: Array,
     k: Array,
@@ -49,7 +49,7 @@ def by_rows(
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
 
     Args:
-        middle: (tape, q, k, v, allowed, offset, **by_score) -> context and weights, for any rows of queries and a
+        attend_rows: (tape, q, k, v, allowed, offset, **by_score) -> context and weights, for any rows of queries and a
             stretch of keys with all that these rows see. The offset is the key's position minus the query's: `b t s`,
             or `1 1 n` for each diagonal of a block, which `per_pair` takes.
         tape: that of the call.
@@ -57,41 +57,48 @@ def by_rows(
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
-        larger: how many times as large as others a block is, where `middle` cuts it itself or each block costs more.
+        larger: how many times as large as others a block is, where `attend_rows` cuts it or each block costs more.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     (b, t, h), s = q.shape[:3], k.shape[1]
-    whole = (
+    one_block = (
         tape is not None
         or return_weights
         or implementation == "textbook"
         or step is not None
         or any(map(jax.export.is_symbolic_dim, (b, t, s)))
     )
-    if whole or b * h * t * s <= FEW:
+    if one_block or b * h * t * s <= ONE_BLOCK_SCORES:
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **limits)
-        return middle(tape, q, k, v, allowed, token_offsets(t, s, like=q, step=step), **by_score)
+        return attend_rows(tape, q, k, v, allowed, token_offsets(t, s, like=q, step=step), **by_score)
     band, by_score = Band.of(t, s, causal, window), {"mask": mask} | by_score
     parts = PARTS if band.right is not None and band.right < s // 2 else 1
     edges = [t * i // parts for i in range(parts + 1)]
     spans = [Span(*edge) for edge in pairwise(edges)]
     return jnp.concatenate(
-        [loop(middle, q, k, v, by_score, band, rows, larger) for rows in spans if rows.length], 1
+        [loop(attend_rows, q, k, v, by_score, band, rows, larger) for rows in spans if rows.length], 1
     ), None
 
 
 def loop(
-    middle: Middle, q: Array, k: Array, v: Array, by_score: dict[str, Array | None], band: Band, rows: Span, larger: int
+    attend_rows: AttendRows,
+    q: Array,
+    k: Array,
+    v: Array,
+    by_score: dict[str, Array | None],
+    band: Band,
+    rows: Span,
+    larger: int,
 ) -> Array:
     """The context of some rows, block by block, each with a stretch of keys of the same length."""
     t, s, heads = rows.length, band.s, q.shape[0] * q.shape[2]
     seen = band.keys(rows)
-    most = max(1, seen.length)
-    near = band.left + band.right if band.left is not None and band.right is not None else most
-    size = min(t, max(ROWS, larger * BLOCK // (heads * min(most, near + ROWS))))
+    num_seen = max(1, seen.length)
+    width = band.left + band.right if band.left is not None and band.right is not None else num_seen
+    size = min(t, max(ROWS, larger * BLOCK // (heads * min(num_seen, width + ROWS))))
     size = -(-t // -(-t // size))
-    length = min(most, near + size)  # of the stretch of keys
+    length = min(num_seen, width + size)  # of the stretch of keys
     count = -(-t // size)
 
     def in_blocks(x: Array, axis: int) -> Array:
@@ -100,27 +107,27 @@ def loop(
         x = jnp.pad(x, [(0, count * size - t) if i == axis else (0, 0) for i in range(x.ndim)])
         return jnp.moveaxis(x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]), axis, 0)
 
-    given = {name: jnp.asarray(x) for name, x in by_score.items() if x is not None}
-    by_row = {name: in_blocks(x, x.ndim - 2) for name, x in given.items() if x.ndim > 1 and x.shape[-2] > 1}
+    present = {name: jnp.asarray(x) for name, x in by_score.items() if x is not None}
+    by_row = {name: in_blocks(x, x.ndim - 2) for name, x in present.items() if x.ndim > 1 and x.shape[-2] > 1}
 
     def block(i: Array, q: Array, by_row: dict[str, Array]) -> Array:
         row = rows.start + i * size  # the block's first
         first = min(seen.start, s - 1)
-        if length < most:
-            first = jnp.clip(row + s - band.t - (band.left or 0), first, first + most - length)
-        keys = lambda x, axis: x if x.shape[axis] == 1 < s else jax.lax.dynamic_slice_in_dim(x, first, length, axis)  # noqa: E731
-        arrays = {name: None if x is None else by_row.get(name, given[name]) for name, x in by_score.items()}
-        arrays = {name: x if x is None or x.ndim == 0 else keys(x, x.ndim - 1) for name, x in arrays.items()}
+        if length < num_seen:
+            first = jnp.clip(row + s - band.t - (band.left or 0), first, first + num_seen - length)
+        seen_by = lambda x, axis: x if x.shape[axis] == 1 < s else jax.lax.dynamic_slice_in_dim(x, first, length, axis)  # noqa: E731
+        arrays = {name: None if x is None else by_row.get(name, present[name]) for name, x in by_score.items()}
+        arrays = {name: x if x is None or x.ndim == 0 else seen_by(x, x.ndim - 1) for name, x in arrays.items()}
         positions = (row + jnp.arange(size) + (s - band.t))[None], (first + jnp.arange(length))[None]
         allowed = arrays.pop("mask")
         if band.left is not None or band.right is not None:
-            visible = in_window(*positions, band.left, band.right)
-            allowed = visible if allowed is None else visible & allowed
+            in_band = in_window(*positions, band.left, band.right)
+            allowed = in_band if allowed is None else in_band & allowed
         diagonals = jnp.arange(1 - size, length)[None, None] + first - (row + s - band.t)
-        return middle(None, q, keys(k, 1), keys(v, 1), allowed, diagonals, **arrays)[0]
+        return attend_rows(None, q, seen_by(k, 1), seen_by(v, 1), allowed, diagonals, **arrays)[0]
 
     # The backward pass of a loop keeps what every turn computes, unless it is computed again.
-    again = jax.checkpoint(block, prevent_cse=False)
-    context = jax.lax.map(lambda turn: again(*turn), (jnp.arange(count), in_blocks(q, 1), by_row))
+    recompute = jax.checkpoint(block, prevent_cse=False)
+    context = jax.lax.map(lambda turn: recompute(*turn), (jnp.arange(count), in_blocks(q, 1), by_row))
     context = jnp.moveaxis(context, 0, 1)
     return context.reshape(context.shape[0], count * size, *context.shape[3:])[:, :t]

@@ -49,7 +49,7 @@ class BlockwiseAttention(Layer[Config]):
         q, k, v = prepare_inputs(tape, "bts", query, key, value, step=step)
         k, v = append(step, k=k, v=v)
         (b, t, width), s = q.shape, k.shape[1]
-        factor = 1 / sqrt(width) if c.scale is None else c.scale
+        scale = 1 / sqrt(width) if c.scale is None else c.scale
         mask = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
         allowed = full_mask(mask, (b, t, s), q)
         q = zero_unseen("bts->btk", allowed, q)
@@ -59,7 +59,7 @@ class BlockwiseAttention(Layer[Config]):
         def add_block(carry, xs):
             has_key, top, total, sums = carry
             k, v, visible = xs
-            scores = where(visible, einsum("btk,bck->bct", q, k) * factor, -inf)
+            scores = where(visible, einsum("btk,bck->bct", q, k) * scale, -inf)
             has_key = has_key | any_visible("bct->bt", visible)
             new_top = maximum(top, amax(scores, 1))
             # A query without a visible key so far has no largest score to subtract.

@@ -54,12 +54,14 @@ def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
     """
     column = broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
     if allowed is not None:
-        finite: Any = unmasked_by_bias(None, column)
-        allowed = concatenate([broadcast_to(allowed, scores.shape), finite], -1)
+        sink_allowed: Any = unmasked_by_bias(None, column)
+        allowed = concatenate([broadcast_to(allowed, scores.shape), sink_allowed], -1)
     return softmax(concatenate([scores, column], -1), allowed)
 
 
-def fused(tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any) -> Array:
+def fast_path(
+    tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any
+) -> Array:
     """The context by the fast path, which needs a head axis: arrays without one get one."""
     mask, bias = record(tape, allowed=mask, bias=bias)
     q, k, v = record(tape, q=q, k=k, v=v)
@@ -132,16 +134,17 @@ def attend(
     arrays = specs("attend", q=q, k=k, v=v, mask=mask, bias=bias, sinks=sinks, keep=keep)
     sizes = contract.check(arrays, options, rate, softmax_fn is not None, checked)
     check_pattern("attend", pattern, sizes, spec_of)
-    factor = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
+    scale = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
     softcap = None if softcap is None else float(softcap)
-    needed = {"return_weights": return_weights, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
-    if contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), keep=keep, **needed):
+    needs_weights = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
+    served = kernels.serves(q, k, v)
+    if contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **needs_weights):
         if step is not None and step.start is None:
             by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
             mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
             causal, window, pattern = False, None, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
-        return fused(tape, q, k, v, **masks, scale=factor, softcap=softcap, sinks=sinks), None
+        return fast_path(tape, q, k, v, **masks, scale=scale, softcap=softcap, sinks=sinks), None
     by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
     allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
     dtype = dtype_name(q)
@@ -153,7 +156,7 @@ def attend(
     v = zero_unseen(per_head("bhts->bshv", q), allowed, v)
     allowed, bias, keep = record(tape, allowed=allowed, bias=bias, keep=keep)
     q, k, v = record(tape, q=q, k=k, v=v)
-    scores = record(tape, scores=einsum(per_head("bthk,bshk->bhts", q), q, k) * factor)
+    scores = record(tape, scores=einsum(per_head("bthk,bshk->bhts", q), q, k) * scale)
     if softcap is not None:
         scores = record(tape, capped=softcap * tanh(scores / softcap))
     if bias is not None:
@@ -171,7 +174,7 @@ def attend(
     return to_dtype(context, dtype), to_dtype(probs, dtype) if return_weights else None
 
 
-def fused_vjp(tape: Tape, dcontext: Array) -> tuple[Array, Array, Array, Array | None]:
+def fast_path_vjp(tape: Tape, dcontext: Array) -> tuple[Array, Array, Array, Array | None]:
     """The gradients of q, k, v and the bias, by the fast path's own backward; those of the sinks are taped."""
     has_heads = dcontext.ndim == 4
     *dinputs, dsinks, dbiased = kernels.attend_vjp(residuals_of(tape), dcontext if has_heads else dcontext[:, :, None])
@@ -209,10 +212,10 @@ def attend_vjp(
         dlse: gradient of the logarithms of the sums of exponentials, likewise.
     """
     if residuals_of(tape) is not None:
-        return fused_vjp(tape, dcontext)
+        return fast_path_vjp(tape, dcontext)
     q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
     allowed, bias, keep = tape.get("allowed"), tape.get("bias"), tape.get("keep")
-    factor = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
     dcontext = record(tape, dcontext=dcontext)
     dkept, dv = einsum_vjp(per_head("bhts,bshv->bthv", q), kept, v, dcontext)
     dkept = record(tape, dkept=dkept)
@@ -240,7 +243,7 @@ def attend_vjp(
         dscores = record(tape, dcapped=dscores)
         dscores = tanh_vjp(tape["capped"] / softcap, dscores)
     dscores = record(tape, dscores=dscores)
-    dq, dk = einsum_vjp(per_head("bthk,bshk->bhts", q), q, k, dscores * factor)
+    dq, dk = einsum_vjp(per_head("bthk,bshk->bhts", q), q, k, dscores * scale)
     dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
     dq = zero_unseen(per_head("bhts->bthk", q), allowed, dq)
     dk = zero_unseen(per_head("bhts->bshk", q), allowed, dk)

@@ -1,6 +1,6 @@
 """Rows of queries do not depend on each other: calls that form all scores form those of some queries at a time.
 
-A variant states its middle, from queries, keys and values to the context, as a function of some rows of queries, and of
+A variant states how it attends, from queries, keys and values to the context, as a function of some rows of queries and
 the keys that these see. Small calls, and those that show their weights or intermediates, call it once, with all rows.
 Others call it for one block of rows after the other, in memory that grows with t, not with t s. The backward pass
 computes a block's scores again (Chen et al. 2016, arXiv:1604.06174).
@@ -15,14 +15,14 @@ import numpy as np
 from attn_np._masks import attention_mask, in_window, token_offsets
 from attn_np._ops import Array, Tape, record
 from attn_np.contract._band import Band, Span
-from attn_np.contract._tape import Residuals, residuals_of, save, wants_intermediates
+from attn_np.contract._tape import Residuals, residuals_of, save_residuals, wants_intermediates
 
 BLOCK = 2**19  # scores in a block: few enough for a core's caches
 ROWS = 16  # queries in a block at least: products of fewer are slow
-FEW = 2**20  # scores of a call that are formed all at once
+ONE_BLOCK_SCORES = 2**20  # a call with at most so many scores is one block
 
 # (tape, q, k, v, mask, key position minus query position, arrays by scores) -> the context and the weights.
-Middle = Callable[..., tuple[Array, Array]]
+AttendRows = Callable[..., tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
@@ -30,30 +30,23 @@ class Rows:
     """A call that is made for one block of rows after the other.
 
     Attributes:
-        middle: the function that is called.
+        attend_rows: the function that is called.
         arrays: q by queries, `b t ...`; k and v by keys, `b s ...`; the others broadcastable to `b h t s`.
         band: who sees whom by causality and window.
-        size: scores in a block.
+        scores: how many scores a block has.
     """
 
-    middle: Middle
+    attend_rows: AttendRows
     arrays: dict[str, Array | None]
     band: Band
-    size: int
+    scores: int
 
     def blocks(self) -> Iterator[tuple[Span, Span]]:
-        """The rows of each block, and the keys that any of them sees, at least one."""
-        band, heads = self.band, self.arrays["q"].shape[0] * self.arrays["q"].shape[2]  # type: ignore[union-attr]
-        start = 0
-        while start < band.t:
-            keys = band.keys(Span(start, min(start + ROWS, band.t)))
-            stop = min(band.t, start + max(ROWS, self.size // (heads * max(1, keys.length))))
-            keys = band.keys(Span(start, stop))
-            first = min(keys.start, band.s - 1)
-            yield Span(start, stop), Span(first, max(keys.stop, first + 1))
-            start = stop
+        """The rows of each block, and the keys that any of them sees."""
+        b, _, h = self.arrays["q"].shape[:3]  # type: ignore[union-attr]
+        return self.band.row_blocks(self.scores // (b * h), ROWS)
 
-    def part(self, name: str, rows: Span, keys: Span) -> Any:
+    def block_index(self, name: str, rows: Span, keys: Span) -> Any:
         """The index of a block in one of the arrays; an axis of length 1 serves all."""
         if name in ("q", "k", "v"):
             return (slice(None), slice(*(rows if name == "q" else keys)))
@@ -64,19 +57,19 @@ class Rows:
     def call(self, tape: Tape, rows: Span, keys: Span) -> tuple[Array, Array]:
         """The function's results for a block."""
         band = self.band
-        arrays = {n: x if x is None else x[self.part(n, rows, keys)] for n, x in self.arrays.items()}
+        arrays = {n: x if x is None else x[self.block_index(n, rows, keys)] for n, x in self.arrays.items()}
         positions = np.arange(*rows)[None] + (band.s - band.t), np.arange(*keys)[None]
         mask, q, k, v = (arrays.pop(name) for name in ("mask", "q", "k", "v"))
         if not band.covers(rows, keys):
-            near = in_window(*positions, band.left, band.right)
-            mask = near if mask is None else near & mask
+            in_band = in_window(*positions, band.left, band.right)
+            mask = in_band if mask is None else in_band & mask
         first, last = keys.start - (rows.stop - 1), keys.stop - 1 - rows.start
         offset = np.arange(first, last + 1)[None, None] - (band.s - band.t)
-        return self.middle(tape, q, k, v, mask, offset, **arrays)
+        return self.attend_rows(tape, q, k, v, mask, offset, **arrays)
 
 
 def by_rows(
-    middle: Middle,
+    attend_rows: AttendRows,
     tape: Tape,
     q: Array,
     k: Array,
@@ -94,7 +87,7 @@ def by_rows(
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
 
     Args:
-        middle: (tape, q, k, v, allowed, offset, **by_score) -> context and weights, for any rows of queries and a
+        attend_rows: (tape, q, k, v, allowed, offset, **by_score) -> context and weights, for any rows of queries and a
             stretch of keys with all that these rows see. The offset is the key's position minus the query's: `b t s`,
             or `1 1 n` for each diagonal of a block, which `per_pair` takes.
         tape: that of the call.
@@ -102,40 +95,40 @@ def by_rows(
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
-        larger: how many times as large as others a block is, where `middle` cuts it itself or each block costs more.
+        larger: how many times as large as others a block is, where `attend_rows` cuts it or each block costs more.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     band, arrays = Band.of(q.shape[1], k.shape[1], causal, window), {"q": q, "k": k, "v": v, "mask": mask} | by_score
     plain = all(x is None or type(x) in (np.ndarray, np.memmap) for x in arrays.values())
-    few = q.shape[0] * q.shape[2] * band.t * band.s <= FEW
+    one_block = q.shape[0] * q.shape[2] * band.t * band.s <= ONE_BLOCK_SCORES
     in_order = step is None or step.start is not None
-    shown = return_weights or wants_intermediates(tape)
-    if few or not plain or not in_order or shown or implementation == "textbook":
+    needs_weights = return_weights or wants_intermediates(tape)
+    if one_block or not plain or not in_order or needs_weights or implementation == "textbook":
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, band.t, band.s, like=q, **limits)
-        return middle(tape, q, k, v, allowed, token_offsets(band.t, band.s, like=q, step=step), **by_score)
-    call = Rows(middle, arrays, band, larger * BLOCK)
-    save(tape, call)
+        return attend_rows(tape, q, k, v, allowed, token_offsets(band.t, band.s, like=q, step=step), **by_score)
+    call = Rows(attend_rows, arrays, band, larger * BLOCK)
+    save_residuals(tape, call)
     context = np.concatenate([call.call(None, rows, keys)[0] for rows, keys in call.blocks()], 1)
     return record(tape, context=context), None
 
 
 def by_rows_vjp(
-    middle_vjp: Callable[[Tape, Array], dict[str, Array | None]], tape: Tape, dcontext: Array
+    attend_rows_vjp: Callable[[Tape, Array], dict[str, Array | None]], tape: Tape, dcontext: Array
 ) -> dict[str, Any]:
     """The gradients of q, k, v, of the arrays by scores and of parameters, by name.
 
     Args:
-        middle_vjp: (tape, gradient of the context) -> these gradients, from the tape of one call of `middle`.
+        attend_rows_vjp: (tape, gradient of the context) -> these gradients, from the tape of one call of `attend_rows`.
     """
     call = residuals_of(tape)
     if not isinstance(call, Rows):
-        return middle_vjp(tape, dcontext)
+        return attend_rows_vjp(tape, dcontext)
     grads: dict[str, Any] = {}
     for rows, keys in call.blocks():
         tape = Residuals()
         call.call(tape, rows, keys)
-        for name, grad in middle_vjp(tape, dcontext[:, slice(*rows)]).items():
+        for name, grad in attend_rows_vjp(tape, dcontext[:, slice(*rows)]).items():
             x = call.arrays.get(name)
             if grad is None:
                 grads[name] = None
@@ -143,5 +136,5 @@ def by_rows_vjp(
                 grads[name] = grads[name] + grad if name in grads else grad
             else:
                 total = grads.setdefault(name, np.zeros(x.shape, grad.dtype))
-                total[call.part(name, rows, keys)] += grad
+                total[call.block_index(name, rows, keys)] += grad
     return grads

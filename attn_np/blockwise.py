@@ -50,7 +50,7 @@ class BlockwiseAttention(Layer[Config]):
         q, k, v = prepare_inputs(tape, "bts", query, key, value, step=step)
         k, v = append(step, k=k, v=v)
         (b, t, width), s = q.shape, k.shape[1]
-        factor = 1 / sqrt(width) if c.scale is None else c.scale
+        scale = 1 / sqrt(width) if c.scale is None else c.scale
         mask = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
         allowed = full_mask(mask, (b, t, s), q)
         q = zero_unseen("bts->btk", allowed, q)
@@ -60,7 +60,7 @@ class BlockwiseAttention(Layer[Config]):
         def add_block(carry, xs):
             has_key, top, total, sums = carry
             k, v, visible = xs
-            scores = where(visible, einsum("btk,bck->bct", q, k) * factor, -inf)
+            scores = where(visible, einsum("btk,bck->bct", q, k) * scale, -inf)
             has_key = has_key | any_visible("bct->bt", visible)
             new_top = maximum(top, amax(scores, 1))
             # A query without a visible key so far has no largest score to subtract.
@@ -84,7 +84,7 @@ class BlockwiseAttention(Layer[Config]):
         """The gradients, block by block: the weights are recomputed from the largest score and the sum."""
         c, dtype = self.config, dtype_name(dy)
         q, k, v, top, total = (tape[name] for name in ("q", "k", "v", "top", "total"))
-        factor = 1 / sqrt(q.shape[2]) if c.scale is None else c.scale
+        scale = 1 / sqrt(q.shape[2]) if c.scale is None else c.scale
         dy = cotangent(tape, dy)
         # sum_s p_ts dp_ts over all keys is dy . y, because dp_ts = dy_t . v_s.
         mean_dprobs = einsum("btv,btv->bt", dy, tape["y"])
@@ -92,11 +92,11 @@ class BlockwiseAttention(Layer[Config]):
 
         def add_block(dq, xs):
             k, v, visible = xs
-            scores = where(visible, einsum("btk,bck->bct", q, k) * factor, -inf)
+            scores = where(visible, einsum("btk,bck->bct", q, k) * scale, -inf)
             probs = part_of_softmax(scores, top[:, None], total[:, None], count)
             dprobs, dv = einsum_vjp("bct,bcv->btv", probs, v, dy)
             dscores = part_of_softmax_vjp(probs, dprobs, mean_dprobs[:, None], count)
-            dq_block, dk = einsum_vjp("btk,bck->bct", q, k, dscores * factor)
+            dq_block, dk = einsum_vjp("btk,bck->bct", q, k, dscores * scale)
             return dq + dq_block, (dk, dv)
 
         count = xs[0].shape[1]

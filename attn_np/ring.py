@@ -68,7 +68,7 @@ class RingAttention(Layer[Config]):
         q, k, v = prepare_inputs(tape, "bts", query, key, value, step=step)
         k, v = append(step, k=k, v=v)
         (b, t, width), s = q.shape, k.shape[1]
-        factor = 1 / sqrt(width) if c.scale is None else c.scale
+        scale = 1 / sqrt(width) if c.scale is None else c.scale
         mask = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
         allowed = full_mask(mask, (b, t, s), q)
         q = zero_unseen("bts->btk", allowed, q)
@@ -79,7 +79,7 @@ class RingAttention(Layer[Config]):
         def add_shard(carry, xs):
             (k, v), has_key, top, total, sums = carry
             (visible,) = xs
-            scores = where(visible, einsum("bntk,bnsk->bnts", q_shards, k) * factor, -inf)
+            scores = where(visible, einsum("bntk,bnsk->bnts", q_shards, k) * scale, -inf)
             has_key = has_key | any_visible("bnts->bnt", visible)
             new_top = maximum(top, amax(scores, 3))
             # A query without a visible key so far has no largest score to subtract.
@@ -105,7 +105,7 @@ class RingAttention(Layer[Config]):
         """The gradients, in one more round: those of a shard of keys and values travel with it and come home."""
         c, dtype = self.config, dtype_name(dy)
         q, k, v, top, total = (tape[name] for name in ("q", "k", "v", "top", "total"))
-        factor = 1 / sqrt(q.shape[2]) if c.scale is None else c.scale
+        scale = 1 / sqrt(q.shape[2]) if c.scale is None else c.scale
         dy = cotangent(tape, dy)
         # sum_s p_ts dp_ts over all keys is dy . y, because dp_ts = dy_t . v_s.
         mean_dprobs = einsum("btv,btv->bt", dy, tape["y"])
@@ -114,11 +114,11 @@ class RingAttention(Layer[Config]):
         def add_shard(carry, xs):
             k, v, dk, dv, dq = carry
             (visible,) = xs
-            scores = where(visible, einsum("bntk,bnsk->bnts", q_shards, k) * factor, -inf)
+            scores = where(visible, einsum("bntk,bnsk->bnts", q_shards, k) * scale, -inf)
             probs = part_of_softmax(scores, top[..., None], total[..., None], c.shards)
             dprobs, dv_shard = einsum_vjp("bnts,bnsv->bntv", probs, v, dy_shards)
             dscores = part_of_softmax_vjp(probs, dprobs, mean_dprobs[..., None], c.shards)
-            dq_shard, dk_shard = einsum_vjp("bntk,bnsk->bnts", q_shards, k, dscores * factor)
+            dq_shard, dk_shard = einsum_vjp("bntk,bnsk->bnts", q_shards, k, dscores * scale)
             return (*map(to_next_device, (k, v, dk + dk_shard, dv + dv_shard)), dq + dq_shard), ()
 
         keys, values = split(k, c.shards), split(v, c.shards)

@@ -1,12 +1,13 @@
 """Rows of queries do not depend on each other: calls that form all scores form those of some queries at a time.
 
-A variant states its middle, from queries, keys and values to the context, as a function of some rows of queries, and of
+A variant states how it attends, from queries, keys and values to the context, as a function of some rows of queries and
 the keys that these see. Small calls, and those that show their weights or intermediates, call it once, with all rows.
 Others call it for one block of rows after the other, in memory that grows with t, not with t s. The backward pass
 computes a block's scores again (Chen et al. 2016, arXiv:1604.06174).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,25 +22,13 @@ from attn_torch._ops import Array, Tape
 # Scores in a block: on a CPU they should stay in its caches, a GPU wants large products.
 CPU_BLOCK, GPU_BLOCK = 2**19, 2**25
 ROWS = 16  # queries in a block at least: products of fewer are slow
-FEW = 2**20  # scores of a call that are formed all at once
+ONE_BLOCK_SCORES = 2**20  # a call with at most so many scores is one block
 
 # (tape, q, k, v, mask, key position minus query position, arrays by scores) -> the context and the weights.
-Middle = Callable[..., tuple[Array, Array]]
+AttendRows = Callable[..., tuple[Array, Array]]
 
 
-def blocks(band: Band, heads: int, scores: int) -> Iterator[tuple[Span, Span]]:
-    """The rows of each block, and the keys that any of them sees, at least one."""
-    start = 0
-    while start < band.t:
-        keys = band.keys(Span(start, min(start + ROWS, band.t)))
-        stop = min(band.t, start + max(ROWS, scores // (heads * max(1, keys.length))))
-        keys = band.keys(Span(start, stop))
-        first = min(keys.start, band.s - 1)
-        yield Span(start, stop), Span(first, max(keys.stop, first + 1))
-        start = stop
-
-
-def part(x: Array | None, rows: Span, keys: Span) -> Array | None:
+def block_of(x: Array | None, rows: Span, keys: Span) -> Array | None:
     """The block's part of an array broadcastable to `b h t s`, the last row first; an axis of length 1 serves all."""
     if x is None or x.ndim == 0:
         return x
@@ -48,7 +37,7 @@ def part(x: Array | None, rows: Span, keys: Span) -> Array | None:
 
 
 def by_rows(
-    middle: Middle,
+    attend_rows: AttendRows,
     tape: Tape,
     q: Array,
     k: Array,
@@ -69,7 +58,7 @@ def by_rows(
     a function that is computed again.
 
     Args:
-        middle: (tape, q, k, v, allowed, offset, **by_score) -> context and weights, for any rows of queries and a
+        attend_rows: (tape, q, k, v, allowed, offset, **by_score) -> context and weights, for any rows of queries and a
             stretch of keys with all that these rows see. The offset is the key's position minus the query's: `b t s`,
             or `1 1 n` for each diagonal of a block, which `per_pair` takes.
         tape: that of the call.
@@ -77,39 +66,40 @@ def by_rows(
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
-        larger: how many times as large as others a block is, where `middle` cuts it itself or each block costs more.
+        larger: how many times as large as others a block is, where `attend_rows` cuts it or each block costs more.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     (b, t, h), s = q.shape[:3], k.shape[1]
     arrays = q, k, v, mask, *by_score.values()
-    whole = (
+    one_block = (
         tape is not None
         or return_weights
         or implementation == "textbook"
         or torch.compiler.is_compiling()
         or is_sharded(q)
     )
-    whole = whole or (step is not None and step.start is None) or b * h * t * s <= FEW
-    if whole or any(x is not None and x.is_meta for x in arrays) or under_torch_func(*arrays):
+    one_block = one_block or (step is not None and step.start is None) or b * h * t * s <= ONE_BLOCK_SCORES
+    if one_block or any(x is not None and x.is_meta for x in arrays) or under_torch_func(*arrays):
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **limits)
-        return middle(tape, q, k, v, allowed, token_offsets(t, s, like=q, step=step), **by_score)
+        return attend_rows(tape, q, k, v, allowed, token_offsets(t, s, like=q, step=step), **by_score)
     band = Band.of(t, s, causal, window)
 
     def block(rows: Span, keys: Span) -> Array:
-        """The context of some rows. The middle gets the last one first, as `per_pair` has them."""
-        at, to = (torch.arange(*span, device=q.device)[None] for span in (rows, keys))
-        at, visible = at.flip(1), part(mask, rows, keys)
+        """The context of some rows. `attend_rows` gets the last one first, as `per_pair` has them."""
+        allowed = block_of(mask, rows, keys)
         if not band.covers(rows, keys):
-            near = in_window(at + (s - t), to, band.left, band.right)
-            visible = near if visible is None else near & visible
-        arrays = {name: part(x, rows, keys) for name, x in by_score.items()}
+            query_positions = torch.arange(*rows, device=q.device).flip(0)[None] + (s - t)
+            key_positions = torch.arange(*keys, device=q.device)[None]
+            in_band = in_window(query_positions, key_positions, band.left, band.right)
+            allowed = in_band if allowed is None else in_band & allowed
+        arrays = {name: block_of(x, rows, keys) for name, x in by_score.items()}
         first, last = keys.start - (rows.stop - 1), keys.stop - 1 - rows.start
         offset = torch.arange(first, last + 1, device=q.device)[None, None] - (s - t)
         queries, columns = q[:, slice(*rows)].flip(1), slice(*keys)
-        return middle(None, queries, k[:, columns], v[:, columns], visible, offset, **arrays)[0].flip(1)
+        return attend_rows(None, queries, k[:, columns], v[:, columns], allowed, offset, **arrays)[0].flip(1)
 
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
-    again = torch.is_grad_enabled()
-    cuts = blocks(band, b * h, larger * CPU_BLOCK if q.is_cpu else GPU_BLOCK)
-    return torch.cat([checkpoint(block, *cut, **options) if again else block(*cut) for cut in cuts], 1), None
+    attend_block: Any = partial(checkpoint, block, **options) if torch.is_grad_enabled() else block
+    blocks = band.row_blocks((larger * CPU_BLOCK if q.is_cpu else GPU_BLOCK) // (b * h), ROWS)
+    return torch.cat([attend_block(rows, keys) for rows, keys in blocks], 1), None

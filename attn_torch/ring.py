@@ -67,7 +67,7 @@ class RingAttention(Layer[Config]):
         q, k, v = prepare_inputs(tape, "bts", query, key, value, step=step)
         k, v = append(step, k=k, v=v)
         (b, t, width), s = q.shape, k.shape[1]
-        factor = 1 / sqrt(width) if c.scale is None else c.scale
+        scale = 1 / sqrt(width) if c.scale is None else c.scale
         mask = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
         allowed = full_mask(mask, (b, t, s), q)
         q = zero_unseen("bts->btk", allowed, q)
@@ -78,7 +78,7 @@ class RingAttention(Layer[Config]):
         def add_shard(carry, xs):
             (k, v), has_key, top, total, sums = carry
             (visible,) = xs
-            scores = where(visible, einsum("bntk,bnsk->bnts", q_shards, k) * factor, -inf)
+            scores = where(visible, einsum("bntk,bnsk->bnts", q_shards, k) * scale, -inf)
             has_key = has_key | any_visible("bnts->bnt", visible)
             new_top = maximum(top, amax(scores, 3))
             # A query without a visible key so far has no largest score to subtract.

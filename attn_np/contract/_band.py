@@ -1,5 +1,6 @@
 """Causality and windows as a band of the attention matrix: two numbers instead of an array."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,6 +70,17 @@ class Band:
         start = 0 if self.left is None else max(0, queries.start + first_position - self.left)
         stop = self.s if self.right is None else min(self.s, queries.stop + first_position + self.right)
         return Span(start, max(start, stop))
+
+    def row_blocks(self, scores: int, min_rows: int) -> Iterator[tuple[Span, Span]]:
+        """All queries in blocks of about `scores` scores or of `min_rows` rows, each with the keys that it may see."""
+        start = 0
+        while start < self.t:
+            keys = self.keys(Span(start, min(start + min_rows, self.t)))
+            stop = min(self.t, start + max(min_rows, scores // max(1, keys.length)))
+            keys = self.keys(Span(start, stop))
+            first = min(keys.start, self.s - 1)
+            yield Span(start, stop), Span(first, max(keys.stop, first + 1))
+            start = stop
 
     def queries(self, keys: Span) -> Span:
         """The queries that see any of these keys."""

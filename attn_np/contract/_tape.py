@@ -46,7 +46,7 @@ def unscoped(tape: Any) -> tuple[Any, str]:
     return tape, prefix
 
 
-def save(tape: Any, value: Any) -> None:
+def save_residuals(tape: Any, value: Any) -> None:
     """Save the residuals of the fast path, if the tape is for the backward pass alone."""
     tape, prefix = unscoped(tape)
     if isinstance(tape, Residuals):

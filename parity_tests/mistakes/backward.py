@@ -114,12 +114,12 @@ MUTANTS = (
         ", q), kept, v, dcontext)",
         ", q), probs, v, dcontext)",
     ),
-    attend("scale missing in the backward", SCALE_RULE, "q, k, dscores * factor)", "q, k, dscores)"),
+    attend("scale missing in the backward", SCALE_RULE, "q, k, dscores * scale)", "q, k, dscores)"),
     attend(
         "scale twice in the backward",
         SCALE_RULE,
-        "q, k, dscores * factor)",
-        "q, k, dscores * factor * factor)",
+        "q, k, dscores * scale)",
+        "q, k, dscores * scale * scale)",
     ),
     attend(
         "softcap missing in the backward",
@@ -145,7 +145,7 @@ MUTANTS = (
         "gradient of the scores' bias scaled",
         "the bias was added after the scale: its gradient is that of the scores",
         "dbias = sum_to(dscores, bias.shape)",
-        "dbias = sum_to(dscores * factor, bias.shape)",
+        "dbias = sum_to(dscores * scale, bias.shape)",
     ),
     at("luong.py", "luong", "concat", trees=NUMPY)(
         "tanh forgotten in the backward",

@@ -5,7 +5,7 @@ from parity_tests.mistakes.plant import SHARED, at
 cross, wide, capped = (at(SHARED, "mha", example) for example in ("cross", "wide", "capped"))
 additive, concat = at("additive.py", "additive", "cross"), at("luong.py", "luong", "concat")
 
-SCORES = 'scores=einsum(per_head("bthk,bshk->bhts", q), q, k) * factor'
+SCORES = 'scores=einsum(per_head("bthk,bshk->bhts", q), q, k) * scale'
 CAPPED = "capped=softcap * tanh(scores / softcap)"
 IN_ORDER = """\
     if softcap is not None:
@@ -26,7 +26,7 @@ MUTANTS = (
     cross(
         "scale missing",
         "divide the scores by sqrt(head_dim) before the softmax",
-        ", q), q, k) * factor)",
+        ", q), q, k) * scale)",
         ", q), q, k))",
     ),
     cross(
@@ -74,14 +74,14 @@ MUTANTS = (
     cross(
         "scale the wrong way up",
         "multiply by 1/sqrt(head_dim), or divide by sqrt(head_dim); not the other way round",
-        "q, k) * factor)",
-        "q, k) / factor)",
+        "q, k) * scale)",
+        "q, k) / scale)",
     ),
     at(SHARED, "dot_product", "capped")(
         "scale applied twice",
         "scale once: either the queries or the scores, not both",
-        "q, k) * factor)",
-        "q, k) * factor * factor)",
+        "q, k) * scale)",
+        "q, k) * scale * scale)",
     ),
     wide(
         "configured scale ignored",
@@ -107,7 +107,7 @@ MUTANTS = (
         "softcap before the scale",
         "scale first, then cap: softcap * tanh(scale * q k / softcap)",
         CAPPED,
-        "capped=factor * (softcap * tanh(scores / factor / softcap))",
+        "capped=scale * (softcap * tanh(scores / scale / softcap))",
     ),
     capped(
         "softcap after the bias",
@@ -146,7 +146,7 @@ MUTANTS = (
         "bias before the scale",
         "scale the product of queries and keys alone; the bias is added unscaled",
         "biased=scores + bias)",
-        "biased=scores + bias * factor)",
+        "biased=scores + bias * scale)",
     ),
     cross(
         "bias multiplied with the scores",

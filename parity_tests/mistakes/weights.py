@@ -48,7 +48,7 @@ MUTANTS = (
         "scale after the softmax",
         "scale the scores before the softmax, not the weights after it",
         PROBS,
-        "probs=softmax(scores / factor, allowed, contract.AXES[normalize_over]) * factor)",
+        "probs=softmax(scores / scale, allowed, contract.AXES[normalize_over]) * scale)",
     ),
     cross(
         "no softmax",
@@ -220,8 +220,8 @@ MUTANTS = (
     cross(
         "scores rounded to float16",
         WIDE,
-        "q, k) * factor)",
-        'q, k) * factor)\n    scores = to_dtype(to_dtype(scores, "float16"), dtype_name(q))',
+        "q, k) * scale)",
+        'q, k) * scale)\n    scores = to_dtype(to_dtype(scores, "float16"), dtype_name(q))',
     ),
     cross(
         "softmax in float32 for float64 inputs",

@@ -1038,7 +1038,7 @@ BUGS: list[tuple[str, str, str, str, str, Callable[[Tree], None]]] = [
      lambda t: plus_infinity(t)),
     ("NaN made 0", "torch", SHARED, "return e / where(total == 0, 1.0, total)",
      "return torch.nan_to_num(e / where(total == 0, 1.0, total))", lambda t: overflow(t)),
-    ("scores kept in float16", "numpy", SHARED, "q, k) * factor)", "q, k).astype('float16') * factor)",
+    ("scores kept in float16", "numpy", SHARED, "q, k) * scale)", "q, k).astype('float16') * scale)",
      lambda t: huge_scores(t)),
     ("epsilon under the weights", "numpy", SHARED, "np.where(total == 0, 1.0, total)",
      "np.where(total == 0, 1.0, total + 1e-6)", lambda t: uniform(t, "float32")),

@@ -516,7 +516,7 @@ def test_gradients_shared_in_turn_are_seen(groups: int) -> None:
 SUNK = {
     "the sink's weight kept in place of the first key's": ("probs_and_sink[..., :-1]", "probs_and_sink[..., 1:]"),
     "a sink for each key in place of each head": ("sinks[:, None, None]", "sinks[None, None, :1]"),
-    "the sink scaled as the scores are": ("record(tape, sinks=sinks)", "record(tape, sinks=factor * sinks)"),
+    "the sink scaled as the scores are": ("record(tape, sinks=sinks)", "record(tape, sinks=scale * sinks)"),
     "weights of the keys normalised without the sink": (
         "probs=probs_and_sink[..., :-1]",
         "probs=softmax(scores, allowed)",

@@ -15,7 +15,7 @@ from attn_np.contract._tape import Residuals
 from parity_tests.judge.kernels import visible
 from parity_tests.tests.mutation.calls import Arrays, Parts, claim, claim_same, same
 
-SMALL = {"ROWS": 3, "BLOCK": 24, "FEW": 0}
+SMALL = {"ROWS": 3, "BLOCK": 24, "ONE_BLOCK_SCORES": 0}
 B, H, T = 2, 3, 9
 
 
@@ -215,7 +215,7 @@ def when_rows_go_at_once(alias: str) -> None:
     for few, at_once in ((scores, True), (scores - 1, False)):
         middle = Middle()
         with small_blocks(rows):
-            vars(rows)["FEW"] = few
+            vars(rows)["ONE_BLOCK_SCORES"] = few
             rows.by_rows(middle, None, *given, causal=True, **more)
         claim((len(middle.calls) == 1) == at_once, f"{few} scores are few: {len(middle.calls)} calls")
 
