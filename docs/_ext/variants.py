@@ -126,6 +126,11 @@ def three_trees(variant: str, files: dict[str, sources.Source]) -> list[str]:
     return [*out, "`````", ""]
 
 
+def legend(letters: set[str]) -> str:
+    """What the letters of axes mean."""
+    return "Axes: " + ", ".join(f"`{x}` {meaning}" for x, meaning in LETTERS.items() if x in letters) + "."
+
+
 def steps(lines: list[str]) -> list[str]:
     """A table whose lines of code are broken where the page ends."""
     return [":::{div} steps", *lines, ":::", ""] if lines else []
@@ -135,8 +140,9 @@ def line_by_line(path: Path) -> list[str]:
     """Each line of the forward that computes something, beside its formula; the functions that it calls."""
     rows = [(code(line), f"${formula}$") for line, formula in sources.line_by_line(path)]
     boxes = sources.opened(path, backward=False)
-    out = ["### Line by line", "", "Each product as the sum that it is: over the letters that its result lacks.", ""]
-    out = [*out, *steps(table(("Line", "Formula"), rows))] if rows else []
+    letters = set("".join(re.findall(r"_\{([a-z]+)\}", "".join(formula for _, formula in rows))))
+    about = "Each product as the sum that it is: over the letters that its result lacks. " + legend(letters)
+    out = ["### Line by line", "", about, "", *steps(table(("Line", "Formula"), rows))] if rows else []
     return [*out, "### What it calls", "", *boxes] if boxes else out
 
 
@@ -223,8 +229,7 @@ def page(variant: str, drawn: Picture | None) -> str:
         absent = f"{code(arg.default)} stands in" if arg.default else ("optional" if arg.optional else "required")
         rows.append((code(n), code(arg.axes), KINDS.get(arg.kind, arg.kind), absent))
     out += ["## Arguments of a call", "", *table(("Argument", "Axes", "Holds", "When left out"), rows)]
-    legend = [f"`{letter}` {meaning}" for letter, meaning in LETTERS.items() if letter in letters]
-    out += ["Axes: " + ", ".join(legend) + ".", ""]
+    out += [legend(letters), ""]
 
     if get("cost"):
         out += ["## Cost", "", prose(config.cost), ""]
