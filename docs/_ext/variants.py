@@ -45,7 +45,8 @@ FAMILIES = {
         "States instead of caches",
         "Attention without a softmax is a state of one size, which every position changes.",
     ),
-    "recurrent": ("Where attention began", "Recurrent networks, the first to attend."),
+    "alignment": ("Where attention began", "Which word of a sentence belongs to which of its translation."),
+    "recurrent": ("Recurrent networks", "The networks that were the first to attend."),
 }
 # field=value, dotted.name, snake_case
 IDENTIFIER = r"[A-Za-z]\w*=[\w.]+|[A-Za-z]\w+(?:\.\w{2,})+|[A-Za-z]\w*_\w+"
