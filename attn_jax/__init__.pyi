@@ -295,7 +295,7 @@ def build(
     form: str = "auto",
     chunk_size: int = 64,
     use_norm: bool = True,
-    eps: float = 1e-06,
+    norm_eps: float = 1e-06,
 ) -> DeltaRule: ...
 @overload
 def build(
@@ -460,7 +460,7 @@ def build(
     value_head_dim: int | None = None,
     form: str = "auto",
     chunk_size: int = 64,
-    eps: float = 1e-06,
+    norm_eps: float = 1e-06,
     conv_size: int | None = None,
 ) -> GatedDeltaRule: ...
 @overload
@@ -668,8 +668,8 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     norm: str = "rms",
-    over: str = "head",
-    eps: float = 1e-06,
+    norm_over: str = "head",
+    norm_eps: float = 1e-06,
 ) -> QKNormAttention: ...
 @overload
 def build(
@@ -687,7 +687,7 @@ def build(
     form: str = "auto",
     chunk_size: int = 64,
     norm: str = "layer",
-    eps: float = 1e-05,
+    norm_eps: float = 1e-05,
     use_bias: bool = False,
     rope_base: float | None = None,
     layout: str = "interleaved",
@@ -783,10 +783,10 @@ def build(
     seed: int = 0,
     dtype: DType = "float32",
     device: Device = None,
-    inputs_dim: int,
+    input_dim: int,
     hidden_dim: int,
     num_layers: int = 1,
-    outputs_dim: int | None = None,
+    output_dim: int | None = None,
     dropout: float = 0.0,
     vocab_size: int | None = None,
 ) -> Seq2Seq: ...
@@ -1039,7 +1039,7 @@ def build(
     form: str = "auto",
     chunk_size: int = 64,
     norm: str = "layer",
-    eps: float = 1e-05,
+    norm_eps: float = 1e-05,
     use_bias: bool = False,
     rope_base: float | None = 10000.0,
     layout: str = "interleaved",

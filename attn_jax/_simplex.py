@@ -20,6 +20,7 @@ from attn_jax._ops import (
     where,
     zeros,
 )
+from attn_jax._sparse import entmax15, sparsemax
 from attn_np.contract import _functions as contract
 
 # After this many halvings an interval of length log n is shorter than a rounding error.
@@ -82,7 +83,7 @@ def entmax_over(scores: Array, allowed: Array | None, alpha: float, axis: int) -
     if scores.shape[axis] == 0:
         return scores
     if alpha in (1, 1.5, 2):
-        return {1: ops.softmax, 1.5: ops.entmax15, 2: ops.sparsemax}[alpha](scores, allowed, axis)
+        return {1: ops.softmax, 1.5: entmax15, 2: sparsemax}[alpha](scores, allowed, axis)
     allowed = None if allowed is None else broadcast_to(allowed, scores.shape).swapaxes(axis, -1)
     return bisected_entmax(scores.swapaxes(axis, -1), allowed, alpha).swapaxes(axis, -1)
 

@@ -8,8 +8,9 @@ from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._masks import unmasked_by_bias
-from attn_jax._ops import Array, Tape, dtype_name, hardmax, linear, record, softmax, straight_through, upcast
+from attn_jax._ops import Array, Tape, dtype_name, linear, record, softmax, upcast
 from attn_jax._rows import by_rows
+from attn_jax._sparse import hardmax, straight_through
 from attn_np.contract.hard import Config
 
 

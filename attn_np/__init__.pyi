@@ -297,7 +297,7 @@ def build(
     form: str = "auto",
     chunk_size: int = 64,
     use_norm: bool = True,
-    eps: float = 1e-06,
+    norm_eps: float = 1e-06,
 ) -> DeltaRule: ...
 @overload
 def build(
@@ -462,7 +462,7 @@ def build(
     value_head_dim: int | None = None,
     form: str = "auto",
     chunk_size: int = 64,
-    eps: float = 1e-06,
+    norm_eps: float = 1e-06,
     conv_size: int | None = None,
 ) -> GatedDeltaRule: ...
 @overload
@@ -670,8 +670,8 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     norm: str = "rms",
-    over: str = "head",
-    eps: float = 1e-06,
+    norm_over: str = "head",
+    norm_eps: float = 1e-06,
 ) -> QKNormAttention: ...
 @overload
 def build(
@@ -689,7 +689,7 @@ def build(
     form: str = "auto",
     chunk_size: int = 64,
     norm: str = "layer",
-    eps: float = 1e-05,
+    norm_eps: float = 1e-05,
     use_bias: bool = False,
     rope_base: float | None = None,
     layout: str = "interleaved",
@@ -785,10 +785,10 @@ def build(
     seed: int = 0,
     dtype: DType = "float32",
     device: Device = None,
-    inputs_dim: int,
+    input_dim: int,
     hidden_dim: int,
     num_layers: int = 1,
-    outputs_dim: int | None = None,
+    output_dim: int | None = None,
     dropout: float = 0.0,
     vocab_size: int | None = None,
 ) -> Seq2Seq: ...
@@ -1041,7 +1041,7 @@ def build(
     form: str = "auto",
     chunk_size: int = 64,
     norm: str = "layer",
-    eps: float = 1e-05,
+    norm_eps: float = 1e-05,
     use_bias: bool = False,
     rope_base: float | None = 10000.0,
     layout: str = "interleaved",

@@ -23,6 +23,7 @@ from attn_np._ops import (
     where,
     zeros,
 )
+from attn_np._sparse import entmax15, sparsemax
 from attn_np._vjp import entmax15_vjp, entmax_vjp, softmax_vjp, sparsemax_vjp, vjp_of
 from attn_np.contract import _functions as contract
 
@@ -88,7 +89,7 @@ def entmax_over(scores: Array, allowed: Array | None, alpha: float, axis: int) -
     if scores.shape[axis] == 0:
         return scores
     if alpha in (1, 1.5, 2):
-        return {1: ops.softmax, 1.5: ops.entmax15, 2: ops.sparsemax}[alpha](scores, allowed, axis)
+        return {1: ops.softmax, 1.5: entmax15, 2: sparsemax}[alpha](scores, allowed, axis)
     allowed = None if allowed is None else broadcast_to(allowed, scores.shape).swapaxes(axis, -1)
     return bisected_entmax(scores.swapaxes(axis, -1), allowed, alpha).swapaxes(axis, -1)
 

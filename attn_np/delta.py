@@ -198,8 +198,8 @@ class DeltaRule(Layer[Config]):
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
-        q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.eps))
-        k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.eps))
+        q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.norm_eps))
+        k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.norm_eps))
         q_unit, k_unit = record(tape, q_unit=q_unit, k_unit=k_unit)
         start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
         size = chunk_length(c.form, c.chunk_size, sizes["t"])
@@ -209,7 +209,7 @@ class DeltaRule(Layer[Config]):
             context, end = chunked(q_unit, k_unit, v, beta, start, size, tape)
         write_state(step, state=end)
         context = record(tape, context=context)
-        normed = record(tape, normed=rms_norm(context, self.w_norm, c.eps) if c.use_norm else context)
+        normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) if c.use_norm else context)
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, None))
         return cast_output(dtype, y)
 
@@ -222,7 +222,7 @@ class DeltaRule(Layer[Config]):
         dnormed, w["w_o"], _ = linear_vjp("bthv,hvd->btd", tape["normed"], self.w_o, None, dy)
         dcontext = dnormed = record(tape, dnormed=dnormed)
         if c.use_norm:
-            dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.eps, dnormed)
+            dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
         dcontext = record(tape, dcontext=dcontext)
         size = chunk_length(c.form, c.chunk_size, q.shape[1])
         if size is None:
@@ -230,8 +230,8 @@ class DeltaRule(Layer[Config]):
         else:
             dq_unit, dk_unit, dv, dbeta = chunked_vjp(tape, q_unit, k_unit, v, beta, size, dcontext)
         dq_unit, dk_unit = record(tape, dq_unit=dq_unit, dk_unit=dk_unit)
-        dq = silu_vjp(q, l2_norm_vjp(silu(q), c.eps, zero_unseen("bt->bthk", real, dq_unit)))
-        dk = silu_vjp(k, l2_norm_vjp(silu(k), c.eps, zero_unseen("bt->bthk", real, dk_unit)))
+        dq = silu_vjp(q, l2_norm_vjp(silu(q), c.norm_eps, zero_unseen("bt->bthk", real, dq_unit)))
+        dk = silu_vjp(k, l2_norm_vjp(silu(k), c.norm_eps, zero_unseen("bt->bthk", real, dk_unit)))
         dq, dk, dv, dbeta = record(tape, dq=dq, dk=dk, dv=dv, dbeta=dbeta)
         dx_beta, w["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
         dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)

@@ -22,16 +22,16 @@ from attn_np.contract.qk_norm import Config
 
 def normalised(c: Config, x: Array, weight: Array | None) -> Array:
     """x normalised: each head by itself, or all heads of a position together."""
-    together = c.over == "all"
+    together = c.norm_over == "all"
     width = x.shape[2] * x.shape[3]
     flat = x.reshape(*x.shape[:2], width) if together else x
     weight = upcast(weight).reshape(width) if together and weight is not None else weight
     if c.norm == "l2":
-        unit = l2_norm(flat, c.eps)
+        unit = l2_norm(flat, c.norm_eps)
     elif c.norm == "rms":
-        unit = rms_norm(flat, weight, c.eps)
+        unit = rms_norm(flat, weight, c.norm_eps)
     else:
-        unit = layer_norm(flat, weight, None, c.eps)
+        unit = layer_norm(flat, weight, None, c.norm_eps)
     return unit.reshape(x.shape)
 
 
@@ -75,8 +75,8 @@ class QKNormAttention(Layer[Config]):
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
-        q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.over == "head" else self.w_q_all))
-        k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.over == "head" else self.w_k_all))
+        q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_all))
+        k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.norm_over == "head" else self.w_k_all))
         scale = 1.0 if c.scale is None and c.norm == "l2" else c.scale
         if self.w_scale is not None:
             q = q * upcast(self.w_scale)[:, None]
@@ -102,7 +102,7 @@ class QKNormAttention(Layer[Config]):
             w["w_scale"] = np.sum(dq * tape["q_norm"], axis=(0, 1, 3))
             dq = dq * upcast(self.w_scale)[:, None]
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
-        suffix = "norm" if c.over == "head" else "all"
+        suffix = "norm" if c.norm_over == "head" else "all"
         dq, w[f"w_q_{suffix}"] = normalised_vjp(c, tape["q_proj"], getattr(self, f"w_q_{suffix}"), dq)
         dk, w[f"w_k_{suffix}"] = normalised_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)
@@ -114,14 +114,14 @@ class QKNormAttention(Layer[Config]):
 
 def normalised_vjp(c: Config, x: Array, weight: Array | None, dy: Array) -> tuple[Array, Array | None]:
     """The gradients of x and of the norm weight, in their shapes."""
-    together = c.over == "all"
+    together = c.norm_over == "all"
     width = x.shape[2] * x.shape[3]
     flat, dflat = (a.reshape(*a.shape[:2], width) if together else a for a in (x, dy))
     flat_weight = upcast(weight).reshape(width) if together and weight is not None else weight
     if c.norm == "l2":
-        dx, dweight = l2_norm_vjp(flat, c.eps, dflat), None
+        dx, dweight = l2_norm_vjp(flat, c.norm_eps, dflat), None
     elif c.norm == "rms":
-        dx, dweight = rms_norm_vjp(flat, flat_weight, c.eps, dflat)
+        dx, dweight = rms_norm_vjp(flat, flat_weight, c.norm_eps, dflat)
     else:
-        dx, dweight, _ = layer_norm_vjp(flat, flat_weight, None, c.eps, dflat)
+        dx, dweight, _ = layer_norm_vjp(flat, flat_weight, None, c.norm_eps, dflat)
     return dx.reshape(x.shape), None if weight is None or dweight is None else dweight.reshape(weight.shape)

@@ -211,7 +211,7 @@ class Retention(Layer[Config]):
             cos, sin = rotation(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
         context = record(tape, context=self.context(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
-        norm = layer_norm(context, None, None, c.eps) if c.norm == "layer" else rms_norm(context, None, c.eps)
+        norm = layer_norm(context, None, None, c.norm_eps) if c.norm == "layer" else rms_norm(context, None, c.norm_eps)
         g = linear("btd,dhv->bthv", x, self.w_g, self.b_g)
         normed, g = record(tape, normed=norm, g=g)
         gated = record(tape, gated=silu(g) * normed)
@@ -238,9 +238,9 @@ class Retention(Layer[Config]):
         dnormed, dg = record(tape, dnormed=dgated * silu(g), dg=silu_vjp(g, dgated * normed))
         dx_g, w["w_g"], w["b_g"] = linear_vjp("btd,dhv->bthv", x, self.w_g, self.b_g, dg)
         if c.norm == "layer":
-            dcontext = layer_norm_vjp(context, None, None, c.eps, dnormed)[0]
+            dcontext = layer_norm_vjp(context, None, None, c.norm_eps, dnormed)[0]
         else:
-            dcontext = rms_norm_vjp(context, None, c.eps, dnormed)[0]
+            dcontext = rms_norm_vjp(context, None, c.norm_eps, dnormed)[0]
         dcontext = record(tape, dcontext=dcontext)
         is_real = full_mask(real, x.shape[:2], x)
         dq, dk, dv = self.context_vjp(tape, q * scale, k, v, is_real, dcontext)

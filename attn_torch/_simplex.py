@@ -21,6 +21,7 @@ from attn_torch._ops import (
     where,
     zeros,
 )
+from attn_torch._sparse import entmax15, sparsemax
 
 # After this many halvings an interval of length log n is shorter than a rounding error.
 HALVINGS = {"float64": 60, "float32": 32}
@@ -82,7 +83,7 @@ def entmax_over(scores: Array, allowed: Array | None, alpha: float, axis: int) -
     if scores.shape[axis] == 0:
         return scores
     if alpha in (1, 1.5, 2):
-        return {1: ops.softmax, 1.5: ops.entmax15, 2: ops.sparsemax}[alpha](scores, allowed, axis)
+        return {1: ops.softmax, 1.5: entmax15, 2: sparsemax}[alpha](scores, allowed, axis)
     allowed = None if allowed is None else broadcast_to(allowed, scores.shape).swapaxes(axis, -1)
     return bisected_entmax(scores.swapaxes(axis, -1), allowed, alpha).swapaxes(axis, -1)
 

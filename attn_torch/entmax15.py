@@ -8,8 +8,9 @@ from attn_np.contract.entmax15 import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._ops import Array, Tape, dtype_name, entmax15, linear, record
+from attn_torch._ops import Array, Tape, dtype_name, linear, record
 from attn_torch._rows import by_rows
+from attn_torch._sparse import entmax15
 
 
 class EntmaxAttention(Layer[Config]):

@@ -9,8 +9,9 @@ from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._masks import unmasked_by_bias
-from attn_torch._ops import Array, Tape, dtype_name, hardmax, linear, record, softmax, straight_through, upcast
+from attn_torch._ops import Array, Tape, dtype_name, linear, record, softmax, upcast
 from attn_torch._rows import by_rows
+from attn_torch._sparse import hardmax, straight_through
 
 
 class HardAttention(Layer[Config]):

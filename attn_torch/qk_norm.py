@@ -11,16 +11,16 @@ from attn_torch._ops import Array, Tape, dtype_name, l2_norm, layer_norm, linear
 
 def normalised(c: Config, x: Array, weight: Array | None) -> Array:
     """x normalised: each head by itself, or all heads of a position together."""
-    together = c.over == "all"
+    together = c.norm_over == "all"
     width = x.shape[2] * x.shape[3]
     flat = x.reshape(*x.shape[:2], width) if together else x
     weight = upcast(weight).reshape(width) if together and weight is not None else weight
     if c.norm == "l2":
-        unit = l2_norm(flat, c.eps)
+        unit = l2_norm(flat, c.norm_eps)
     elif c.norm == "rms":
-        unit = rms_norm(flat, weight, c.eps)
+        unit = rms_norm(flat, weight, c.norm_eps)
     else:
-        unit = layer_norm(flat, weight, None, c.eps)
+        unit = layer_norm(flat, weight, None, c.norm_eps)
     return unit.reshape(x.shape)
 
 
@@ -64,8 +64,8 @@ class QKNormAttention(Layer[Config]):
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
-        q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.over == "head" else self.w_q_all))
-        k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.over == "head" else self.w_k_all))
+        q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_all))
+        k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.norm_over == "head" else self.w_k_all))
         scale = 1.0 if c.scale is None and c.norm == "l2" else c.scale
         if self.w_scale is not None:
             q = q * upcast(self.w_scale)[:, None]

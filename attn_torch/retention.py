@@ -161,7 +161,7 @@ class Retention(Layer[Config]):
             cos, sin = rotation(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
         context = record(tape, context=self.context(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
-        norm = layer_norm(context, None, None, c.eps) if c.norm == "layer" else rms_norm(context, None, c.eps)
+        norm = layer_norm(context, None, None, c.norm_eps) if c.norm == "layer" else rms_norm(context, None, c.norm_eps)
         g = linear("btd,dhv->bthv", x, self.w_g, self.b_g)
         normed, g = record(tape, normed=norm, g=g)
         gated = record(tape, gated=silu(g) * normed)

@@ -92,7 +92,7 @@ FORMULAS = {
     "rotary": Formula(QUADRATIC),
     "segments": Formula(LINEAR, 1.0),
     "self_attention": Formula(QUADRATIC),
-    "seq2seq": Formula(QUADRATIC, fields={"inputs_dim": WIDTH, "hidden_dim": WIDTH}),
+    "seq2seq": Formula(QUADRATIC, fields={"input_dim": WIDTH, "hidden_dim": WIDTH}),
     "shaw": Formula(QUADRATIC, 4.0),
     "sigmoid_attention": Formula(QUADRATIC, 1.2),
     "sinks": Formula(QUADRATIC),

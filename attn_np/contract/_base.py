@@ -206,9 +206,10 @@ class Config:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
             raise field_error(self.variant, f"{name} in [0, 1)", repr(value), "it is the share of weights set to 0")
 
-    def number(self, name: str, *, above: float | None = None, needed: bool = False) -> None:
-        """The named field is a number that float64 can hold (above a limit), or None unless it is needed."""
-        if not needed and getattr(self, name) is None:
+    def number(self, name: str, *, above: float | None = None) -> None:
+        """The named field is a number that float64 can hold (above a limit); None passes if its type says so."""
+        field = self.__dataclass_fields__.get(name)
+        if getattr(self, name) is None and (field is None or isinstance(None, field.type)):
             return
         value = getattr(self, name)
         fits = not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= float_info.max

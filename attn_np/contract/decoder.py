@@ -141,9 +141,9 @@ class Config(Rotary):
     def __post_init__(self) -> None:
         self.positive("d_model", "num_heads", "num_kv_heads", "head_dim", "value_head_dim")
         self.number("scale")
-        self.number("norm_offset", needed=True)
+        self.number("norm_offset")
         self.number("softcap", above=0.0)
-        self.number("norm_eps", above=0.0, needed=True)
+        self.number("norm_eps", above=0.0)
         self.limits("window")
         self.rate("dropout")
         self.flag("causal", "qkv_bias", "output_bias", "sinks", "gate")

@@ -22,7 +22,7 @@ class Config(_base.Config):
             than one chunk.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         use_norm: each head's context is divided by its root mean square and scaled by learned weights.
-        eps: added under the roots of that norm and of the norms of queries and keys.
+        norm_eps: added under the roots of that norm and of the norms of queries and keys.
     """
 
     layer = "DeltaRule"
@@ -67,11 +67,11 @@ class Config(_base.Config):
     form: str = "auto"
     chunk_size: int = 64
     use_norm: bool = True
-    eps: float = 0.000001
+    norm_eps: float = 0.000001
 
     def __post_init__(self) -> None:
         self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
-        self.number("eps", above=0.0)
+        self.number("norm_eps", above=0.0)
         self.one_of("form", FORMS)
         self.flag("use_norm")
         self.divisible("d_model", "num_heads", unless="head_dim")
@@ -102,6 +102,6 @@ class Config(_base.Config):
 
 EXAMPLES = {
     "whole": Config(d_model=6, num_heads=2, form="parallel"),
-    "recurrent": Config(d_model=7, num_heads=3, head_dim=5, form="recurrent", use_norm=False, eps=0.25),
+    "recurrent": Config(d_model=7, num_heads=3, head_dim=5, form="recurrent", use_norm=False, norm_eps=0.25),
     "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, chunk_size=2),
 }

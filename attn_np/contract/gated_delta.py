@@ -22,7 +22,7 @@ class Config(_base.Config):
             from chunk to chunk, and "parallel" takes the sequence as one chunk. "auto": "chunked" where there is more
             than one chunk.
         chunk_size: how many positions a chunk has; the last one may have fewer.
-        eps: added under the roots of the norms of queries, keys and contexts.
+        norm_eps: added under the roots of the norms of queries, keys and contexts.
         conv_size: how many positions, the current one last, a convolution spans; it acts on each dimension of queries,
             keys and values before SiLU. None: no convolution.
     """
@@ -78,12 +78,12 @@ class Config(_base.Config):
     value_head_dim: int | None = None
     form: str = "auto"
     chunk_size: int = 64
-    eps: float = 0.000001
+    norm_eps: float = 0.000001
     conv_size: int | None = None
 
     def __post_init__(self) -> None:
         self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size", "conv_size")
-        self.number("eps", above=0.0)
+        self.number("norm_eps", above=0.0)
         self.one_of("form", FORMS)
         self.divisible("d_model", "num_heads", unless="head_dim")
 
@@ -138,6 +138,6 @@ def spread(low: float, high: float, n: int) -> tuple[float, ...]:
 
 EXAMPLES = {
     "whole": Config(d_model=6, num_heads=2, form="parallel"),
-    "recurrent": Config(d_model=7, num_heads=3, head_dim=5, form="recurrent", eps=0.25, conv_size=2),
+    "recurrent": Config(d_model=7, num_heads=3, head_dim=5, form="recurrent", norm_eps=0.25, conv_size=2),
     "chunked": Config(d_model=5, num_heads=2, head_dim=3, value_head_dim=7, chunk_size=2, conv_size=3),
 }

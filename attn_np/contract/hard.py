@@ -71,9 +71,6 @@ class Config(mha.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.one_of("estimator", ("straight_through", "argmax"))
-        _base.require(
-            self.temperature is not None, self.variant, "temperature to be a number", "None", "set temperature="
-        )
         self.number("temperature", above=0.0)
         _base.require(
             self.estimator == "straight_through" or self.temperature == 1.0,

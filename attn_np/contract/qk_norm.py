@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from attn_np.contract import mha
-from attn_np.contract._base import Param, require
+from attn_np.contract._base import Param
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,8 @@ class Config(mha.Config):
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
         norm: "rms": divided by the root of the mean square; "layer": after the mean is subtracted; "l2": by the length.
-        over: "head": each head by itself, with one weight for all heads; "all": all heads of a position together.
-        eps: added under the root.
+        norm_over: "head": each head by itself, with one weight for all heads; "all": all heads of a position together.
+        norm_eps: added under the root.
     """
 
     layer = "QKNormAttention"
@@ -43,8 +43,8 @@ class Config(mha.Config):
     )
     notation = {
         "LN(X W^Q), LN(X W^K)": 'q_norm, k_norm with norm="layer"; before: q_proj, k_proj',
-        "gamma of q_norm and k_norm (Qwen3), over=head": "w_q_norm, w_k_norm, axis k",
-        "gamma of q_norm and k_norm (OLMo 2), over=all": "w_q_all, w_k_all, axes h k",
+        "gamma of q_norm and k_norm (Qwen3), norm_over=head": "w_q_norm, w_k_norm, axis k",
+        "gamma of q_norm and k_norm (OLMo 2), norm_over=all": "w_q_all, w_k_all, axes h k",
         "g (learned scale of L2 normalisation)": "w_scale, one for each head h, sqrt(K) at the start",
     }
     cost = "time b t s h (k + v); memory b h t s on the textbook path; the norms take time (b t + b s) h k"
@@ -54,7 +54,7 @@ class Config(mha.Config):
         "section 2 (layer norm, here without its bias); OLMo Team 2024, 2 OLMo 2 Furious, "
         "arXiv:2501.00656 (rms over all heads together)"
     )
-    equals = ('over="all" with num_heads=1: over="head"',)
+    equals = ('norm_over="all" with num_heads=1: norm_over="head"',)
     traps = (
         "over each head or over all heads together: Qwen3 has the one, OLMo 2 the other, and with equal weights the "
         "shapes of the results are the same",
@@ -65,20 +65,19 @@ class Config(mha.Config):
     )
 
     norm: str = "rms"
-    over: str = "head"
-    eps: float = 1e-6
+    norm_over: str = "head"
+    norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.one_of("norm", ("rms", "layer", "l2"))
-        self.one_of("over", ("head", "all"))
-        self.number("eps", above=0.0)
-        require(self.eps is not None, self.variant, "eps to be a number above 0", "None", "set eps=")
+        self.one_of("norm_over", ("head", "all"))
+        self.number("norm_eps", above=0.0)
 
     def own_params(self) -> dict[str, Param]:
         if self.norm == "l2":
             return super().own_params() | {"w_scale": Param("h", "k", init=lambda: sqrt(self.sizes()["k"]))}
-        axes, end = ("k", "norm") if self.over == "head" else ("h k", "all")
+        axes, end = ("k", "norm") if self.norm_over == "head" else ("h k", "all")
         return super().own_params() | {f"w_{x}_{end}": Param(axes, "k", init=1.0) for x in "qk"}
 
     def exempt(self) -> dict[str, str]:
@@ -86,7 +85,7 @@ class Config(mha.Config):
             "twice_the_scores_square_the_weights": "larger queries are normalised to the same length",
             "the_scale_belongs_to_the_queries": "larger queries are normalised to the same length",
         }
-        if self.over == "all":
+        if self.norm_over == "all":
             reasons["heads_stand_alone"] = "the norm of a head depends on the other heads"
         if self.norm == "l2":
             reasons["the_default_scale_is_that_of_the_head"] = "w_scale is the scale"
@@ -97,7 +96,7 @@ EXAMPLES = {
     "head": Config(d_model=5, num_heads=3, head_dim=7, causal=True, window=(2, None), scale=0.375, use_bias=False),
     "all": Config(
         d_model=7, num_heads=2, head_dim=3, value_head_dim=11, key_dim=13, value_dim=5, softcap=1.5, dropout=0.25,
-        norm="layer", over="all", eps=1e-3,
+        norm="layer", norm_over="all", norm_eps=1e-3,
     ),
     "l2": Config(d_model=11, num_heads=2, head_dim=5, value_head_dim=3, norm="l2", causal=True),
 }  # fmt: skip

@@ -27,7 +27,7 @@ class Config(_base.Config):
             makes for any length.
         chunk_size: how many positions a chunk has; the last one may have fewer.
         norm: "layer" subtracts the mean of a head's context and divides by the deviation, "rms" divides only.
-        eps: added to the mean square in that norm.
+        norm_eps: added to the mean square in that norm.
         use_bias: biases on the five projections.
         rope_base: queries and keys are rotated by their positions, their first pair by 1 per position and the last by
             about 1 / rope_base; None: no rotation.
@@ -83,7 +83,7 @@ class Config(_base.Config):
     form: str = "auto"
     chunk_size: int = 64
     norm: str = "layer"
-    eps: float = 0.00001
+    norm_eps: float = 0.00001
     use_bias: bool = False
     rope_base: float | None = None
     layout: str = "interleaved"
@@ -92,7 +92,7 @@ class Config(_base.Config):
     def __post_init__(self) -> None:
         self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
         self.number("exponent", above=0.0)
-        self.number("eps", above=0.0)
+        self.number("norm_eps", above=0.0)
         self.one_of("form", FORMS)
         self.one_of("norm", ("layer", "rms"))
         self.flag("use_bias")
@@ -187,7 +187,7 @@ EXAMPLES = {
         exponent=1.0,
         form="recurrent",
         norm="rms",
-        eps=0.25,
+        norm_eps=0.25,
         rope_base=50.0,
         layout="half",
         spacing="open",

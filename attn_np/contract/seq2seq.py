@@ -11,29 +11,29 @@ class DecoderConfig(_base.Config):
     """Fields of the decoder.
 
     Attributes:
-        inputs_dim: width of the targets that it is fed.
+        input_dim: width of the targets that it is fed.
         hidden_dim: width of its state and of the memory that it looks back at.
         num_layers: layers of its gated recurrent unit.
-        outputs_dim: width of the outputs.
+        output_dim: width of the outputs.
         dropout: share set to 0 in training, of the attention weights and between the recurrent layers.
     """
 
     layer = "AttentionDecoder"
 
-    inputs_dim: int
+    input_dim: int
     hidden_dim: int
     num_layers: int = 1
-    outputs_dim: int
+    output_dim: int
     dropout: float = 0.0
 
     def sizes(self) -> dict[str, int]:
         """`l` counts the recurrent layers, `w` the connections between them."""
         return {
-            "d": self.inputs_dim,
+            "d": self.input_dim,
             "e": self.hidden_dim,
             "l": self.num_layers,
             "w": self.num_layers - 1,
-            "o": self.outputs_dim,
+            "o": self.output_dim,
         }
 
     def own_params(self) -> dict[str, Param]:
@@ -44,7 +44,7 @@ class DecoderConfig(_base.Config):
         return {
             "attention": additive.Config(query_dim=e, key_dim=e, hidden_dim=e, dropout=self.dropout),
             "gru": gru.Config(
-                input_dim=e + self.inputs_dim, hidden_dim=e, num_layers=self.num_layers, dropout=self.dropout
+                input_dim=e + self.input_dim, hidden_dim=e, num_layers=self.num_layers, dropout=self.dropout
             ),
         }
 
@@ -64,10 +64,10 @@ class Config(_base.Config):
     """Fields of an encoder and a decoder with attention.
 
     Attributes:
-        inputs_dim: width of sources and targets; with a vocabulary, of the tokens' embeddings.
+        input_dim: width of sources and targets; with a vocabulary, of the tokens' embeddings.
         hidden_dim: width of all states, of the memory and of the attention's hidden layer.
         num_layers: recurrent layers, of the encoder and of the decoder.
-        outputs_dim: width of the outputs; vocab_size by default, else inputs_dim.
+        output_dim: width of the outputs; vocab_size by default, else input_dim.
         dropout: share set to 0 in training, of the attention weights and between recurrent layers.
         vocab_size: how many tokens there are; sources and targets are then tokens, outputs a score for each token.
     """
@@ -107,33 +107,33 @@ class Config(_base.Config):
         "running the encoder over padding: the state that the decoder starts from depends on how much there was",
     )
 
-    inputs_dim: int
+    input_dim: int
     hidden_dim: int
     num_layers: int = 1
-    outputs_dim: int | None = None
+    output_dim: int | None = None
     dropout: float = 0.0
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        self.positive("inputs_dim", "hidden_dim", "outputs_dim", "vocab_size")
+        self.positive("input_dim", "hidden_dim", "output_dim", "vocab_size")
         self.count("num_layers")
         self.rate("dropout")
         _base.require(
-            self.vocab_size is None or self.outputs_dim in (None, self.vocab_size),
+            self.vocab_size is None or self.output_dim in (None, self.vocab_size),
             self.variant,
             "one output for each token of the vocabulary",
-            f"outputs_dim={self.outputs_dim}, vocab_size={self.vocab_size}",
-            "leave outputs_dim out",
+            f"output_dim={self.output_dim}, vocab_size={self.vocab_size}",
+            "leave output_dim out",
         )
 
     def sizes(self) -> dict[str, int]:
         """`l` counts the recurrent layers, `w` the connections between them."""
         sizes = {
-            "d": self.inputs_dim,
+            "d": self.input_dim,
             "e": self.hidden_dim,
             "l": self.num_layers,
             "w": self.num_layers - 1,
-            "o": self.outputs_dim or self.vocab_size or self.inputs_dim,
+            "o": self.output_dim or self.vocab_size or self.input_dim,
         }
         return sizes if self.vocab_size is None else sizes | {"u": self.vocab_size}
 
@@ -143,16 +143,16 @@ class Config(_base.Config):
     def children(self) -> dict[str, _base.Config | list[_base.Config]]:
         return {
             "encoder": gru.Config(
-                input_dim=self.inputs_dim,
+                input_dim=self.input_dim,
                 hidden_dim=self.hidden_dim,
                 num_layers=self.num_layers,
                 dropout=self.dropout,
             ),
             "decoder": DecoderConfig(
-                inputs_dim=self.inputs_dim,
+                input_dim=self.input_dim,
                 hidden_dim=self.hidden_dim,
                 num_layers=self.num_layers,
-                outputs_dim=self.sizes()["o"],
+                output_dim=self.sizes()["o"],
                 dropout=self.dropout,
             ),
         }
@@ -177,7 +177,7 @@ class Config(_base.Config):
             steps: how many outputs are asked for.
             words: whether tokens are asked for.
         """
-        d, o = self.inputs_dim, self.sizes()["o"]
+        d, o = self.input_dim, self.sizes()["o"]
         if words:
             _base.require(
                 self.vocab_size is not None,
@@ -197,8 +197,8 @@ class Config(_base.Config):
             _base.require(
                 o == d,
                 self.variant,
-                "outputs_dim equal to inputs_dim, so that outputs can be fed back",
-                f"outputs_dim={o}, inputs_dim={d}",
+                "output_dim equal to input_dim, so that outputs can be fed back",
+                f"output_dim={o}, input_dim={d}",
                 "pass every target, or build with equal widths",
             )
         _base.require(t == 1, self.variant, "one first input (t=1)", f"t={t}", "pass target[:, :1]")
@@ -207,7 +207,7 @@ class Config(_base.Config):
 
 
 EXAMPLES = {
-    "plain": Config(inputs_dim=7, hidden_dim=5, outputs_dim=3),
-    "free": Config(inputs_dim=5, hidden_dim=3, num_layers=2, dropout=0.25),
-    "words": Config(inputs_dim=3, hidden_dim=7, num_layers=3, vocab_size=11),
+    "plain": Config(input_dim=7, hidden_dim=5, output_dim=3),
+    "free": Config(input_dim=5, hidden_dim=3, num_layers=2, dropout=0.25),
+    "words": Config(input_dim=3, hidden_dim=7, num_layers=3, vocab_size=11),
 }

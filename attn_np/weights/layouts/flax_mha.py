@@ -24,7 +24,7 @@ LAYOUT = Layout(
             sizes=SIZES,
             flags=FLAGS,
             free=FREE,
-            fixed={"norm": "layer", "over": "head", "eps": 1e-6},
+            fixed={"norm": "layer", "norm_over": "head", "norm_eps": 1e-6},
         ),
         "mha": Table(rules=rules("out", "h"), sizes=SIZES, flags=FLAGS, free=FREE),
         "gqa": Table(rules=rules("out", "g"), sizes=SIZES | {"num_kv_heads": "g"}, flags=FLAGS, free=FREE),

@@ -3,7 +3,7 @@
 from parity_tests.mistakes.plant import at
 
 head, joint, l2 = (at("qk_norm.py", "qk_norm", example) for example in ("head", "all", "l2"))
-KEY = 'k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.over == "head" else self.w_k_all))'
+KEY = 'k = record(tape, k_norm=normalised(c, k, self.w_k_norm if c.norm_over == "head" else self.w_k_all))'
 MUTANTS = (
     head(
         "weight of the queries' norm used for the keys",
@@ -14,25 +14,25 @@ MUTANTS = (
     head(
         "norm over all heads in place of each",
         "normalise each head by itself: over the last axis of (b, t, h, k)",
-        "unit = rms_norm(flat, weight, c.eps)",
-        "unit = rms_norm(flat.reshape(*x.shape[:2], width), None, c.eps).reshape(x.shape) * upcast(weight)",
+        "unit = rms_norm(flat, weight, c.norm_eps)",
+        "unit = rms_norm(flat.reshape(*x.shape[:2], width), None, c.norm_eps).reshape(x.shape) * upcast(weight)",
     ),
     joint(
         "norm of each head in place of all",
         "normalise all heads of a word together, before they are split",
-        "unit = layer_norm(flat, weight, None, c.eps)",
-        "unit = layer_norm(x, None, None, c.eps).reshape(flat.shape) * weight",
+        "unit = layer_norm(flat, weight, None, c.norm_eps)",
+        "unit = layer_norm(x, None, None, c.norm_eps).reshape(flat.shape) * weight",
     ),
     joint(
         "mean left in before the norm",
         "a layer norm subtracts the mean first; without it it is an rms norm",
-        "unit = layer_norm(flat, weight, None, c.eps)",
-        "unit = rms_norm(flat, weight, c.eps)",
+        "unit = layer_norm(flat, weight, None, c.norm_eps)",
+        "unit = rms_norm(flat, weight, c.norm_eps)",
     ),
     joint(
         "another eps in the norm",
         "take the eps that the layer was trained with",
-        "unit = layer_norm(flat, weight, None, c.eps)",
+        "unit = layer_norm(flat, weight, None, c.norm_eps)",
         "unit = layer_norm(flat, weight, None, 1e-6)",
     ),
     l2(

@@ -59,7 +59,8 @@ def hints(variant: str, *wanted: str) -> list[str]:
 
 NUMBERS = {
     "int": ("int", "int | None"),
-    "float": ("float", "float | None"),
+    "float": ("float",),
+    "number": ("float | None",),
     "str": ("str",),
     "word": ("str | None",),
     "bool": ("bool",),
@@ -69,7 +70,8 @@ NUMBERS = {
 }
 WRONG: dict[str, tuple[Any, ...]] = {
     "int": (-1, True, 2.0, "3", [3]),
-    "float": (float("nan"), float("inf"), -float("inf"), True, "1"),
+    "float": (float("nan"), float("inf"), -float("inf"), True, "1", None),
+    "number": (float("nan"), float("inf"), -float("inf"), True, "1"),
     "str": ("frobnicate", 3, None),
     "word": ("frobnicate", 3),
     "factors": (3, "ab", (1.0, "2")),

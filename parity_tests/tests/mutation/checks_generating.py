@@ -16,8 +16,8 @@ def decodings(config: Any, dtype: str) -> dict[str, dict[str, Any]]:
     """Calls of `generate` or `greedy`: without and with a state to begin with and a mask that shows padding."""
     rng, b, s, kind = np.random.default_rng(9), 3, 5, DTYPES[dtype]
     if config.vocab_size is None:
-        fixed: dict[str, Any] = {"source": rng.normal(size=(b, s, config.inputs_dim)).astype(kind)}
-        fixed |= {"target": rng.normal(size=(b, 1, config.inputs_dim)).astype(kind), "steps": 4}
+        fixed: dict[str, Any] = {"source": rng.normal(size=(b, s, config.input_dim)).astype(kind)}
+        fixed |= {"target": rng.normal(size=(b, 1, config.input_dim)).astype(kind), "steps": 4}
     else:
         fixed = {"source": rng.integers(0, config.vocab_size, size=(b, s)), "target": np.array([[1], [2], [0]])}
         fixed |= {"steps": 6, "stop": 0}

@@ -126,8 +126,7 @@ class Port:
         return x * (self.w[name] + (self.field("norm_offset") or 0.0)) if name in self.w else x
 
     def eps(self) -> float:
-        eps = self.field("norm_eps")
-        return self.field("eps") if eps is None else eps
+        return self.field("norm_eps")
 
     def unit(self, x: Any) -> Any:
         squares = self.lib.sum(x * x, -1)[..., None]

@@ -33,7 +33,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "mla": {"d_model": 12, "num_heads": 3, "kv_rank": 7, "nope_dim": 5, "rope_dim": 4, "value_head_dim": 3},
     "t5_bias": {"d_model": 12, "num_heads": 3, "num_buckets": 8, "max_distance": 16, "scale": 1.0},
     "alibi": {"d_model": 12, "num_heads": 4, "causal": True},
-    "qk_norm": {"d_model": 12, "num_heads": 3, "norm": "l2", "eps": 1e-6},
+    "qk_norm": {"d_model": 12, "num_heads": 3, "norm": "l2", "norm_eps": 1e-6},
     "sinks": {"d_model": 12, "num_heads": 3, "softcap": 2.0, "sink": "learned"},
     "gated": {"d_model": 12, "num_heads": 3},
     "sigmoid_attention": {"d_model": 12, "num_heads": 3, "offset": -2.0},

@@ -32,7 +32,7 @@ def projected(x: list[float], w: Any, h: int) -> list[float]:
 
 def unit(config: Config, x: list[float]) -> list[float]:
     x = [a / (1 + exp(-a)) for a in x]
-    size = sqrt(sum(a * a for a in x) + config.eps)
+    size = sqrt(sum(a * a for a in x) + config.norm_eps)
     return [a / size for a in x]
 
 
@@ -56,7 +56,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
             state = stepped(state, k, projected(row, w["w_v"], h), beta)
             o = [sum(a * b for a, b in zip(line, q, strict=True)) for line in state]
             if config.use_norm:
-                size = sqrt(sum(a * a for a in o) / len(o) + config.eps)
+                size = sqrt(sum(a * a for a in o) / len(o) + config.norm_eps)
                 o = [a / size * b for a, b in zip(o, w["w_norm"], strict=True)]
             for c, a in enumerate(o):
                 for d in range(config.d_model):
@@ -108,7 +108,7 @@ def test_torch_solve_triangular() -> None:
     leaves |= {name: torch.from_numpy(p).requires_grad_() for name, p in weights.items()}
     q, k, v = (torch.einsum("btd,dhk->bhtk", leaves["query"], leaves[f"w_{p}"]) for p in "qkv")
     q, k = (torch.nn.functional.silu(z) for z in (q, k))
-    q, k = (z / torch.sqrt((z * z).sum(-1, keepdim=True) + config.eps) for z in (q, k))
+    q, k = (z / torch.sqrt((z * z).sum(-1, keepdim=True) + config.norm_eps) for z in (q, k))
     beta = torch.sigmoid(torch.einsum("btd,dh->bht", leaves["query"], leaves["w_beta"]))[..., None]
     system = torch.tril(beta * k @ k.mT, -1) + torch.eye(7, dtype=torch.float64)
     corrected = torch.linalg.solve_triangular(system, beta * v, upper=False, unitriangular=True)

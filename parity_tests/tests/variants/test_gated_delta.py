@@ -51,7 +51,7 @@ def mixed(rows: list[list[float]], weights: Any) -> list[list[float]]:
 
 def unit(config: Config, x: list[float]) -> list[float]:
     x = [swish(a) for a in x]
-    size = sqrt(sum(a * a for a in x) + config.eps)
+    size = sqrt(sum(a * a for a in x) + config.norm_eps)
     return [a / size for a in x]
 
 
@@ -79,7 +79,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
             alpha = exp(-exp(w["a_log"][h]) * log(1 + exp(gate(row, w["w_a"], h) + w["dt_bias"][h])))
             state = stepped(state, k, v, alpha, beta)
             o = [sum(a * b for a, b in zip(line, q, strict=True)) / sqrt(len(q)) for line in state]
-            size = sqrt(sum(a * a for a in o) / len(o) + config.eps)
+            size = sqrt(sum(a * a for a in o) / len(o) + config.norm_eps)
             for c, a in enumerate(o):
                 for d in range(config.d_model):
                     y[t][d] += a / size * w["w_norm"][c] * g[c] * w["w_o"][h][c][d]
@@ -161,7 +161,7 @@ def test_torch_autograd_of_the_recurrence() -> None:
     leaves |= {name: torch.from_numpy(p).requires_grad_() for name, p in weights.items()}
     q, k, v, g = (torch.einsum("btd,dhk->bthk", leaves["query"], leaves[f"w_{p}"]) for p in "qkvg")
     q, k, v = (torch.nn.functional.silu(z) for z in (q, k, v))
-    q, k = (z / torch.sqrt((z * z).sum(-1, keepdim=True) + FORMS.eps) for z in (q, k))
+    q, k = (z / torch.sqrt((z * z).sum(-1, keepdim=True) + FORMS.norm_eps) for z in (q, k))
     beta, a = (torch.einsum("btd,dh->bth", leaves["query"], leaves[name]) for name in ("w_beta", "w_a"))
     beta = torch.sigmoid(beta)[..., None, None]
     alpha = torch.exp(-torch.exp(leaves["a_log"]) * torch.nn.functional.softplus(a + leaves["dt_bias"]))[
@@ -172,7 +172,7 @@ def test_torch_autograd_of_the_recurrence() -> None:
         key, value = k[:, t, :, None], v[:, t, ..., None]
         state = alpha[:, t] * (state - beta[:, t] * (state @ key.mT) @ key) + beta[:, t] * value @ key
         found.append((state @ q[:, t, ..., None])[..., 0] / sqrt(3))
-    context = torch.nn.functional.rms_norm(torch.stack(found, 1), (7,), leaves["w_norm"], FORMS.eps)
+    context = torch.nn.functional.rms_norm(torch.stack(found, 1), (7,), leaves["w_norm"], FORMS.norm_eps)
     y = torch.einsum("bthv,hvd->btd", context * torch.nn.functional.silu(g), leaves["w_o"])
     want = bounded(FORMS, {"query": x}, weights)
     assert ratio(y.detach(), want["y"]) <= 1
@@ -214,7 +214,7 @@ def test_torch_convolution() -> None:
         found = torch.nn.functional.conv1d(rows, taps, padding=3, groups=rows.shape[1])[..., :7]
         parts[name] = found.unflatten(1, (2, -1)).permute(0, 3, 1, 2)
     q, k = (torch.nn.functional.silu(parts[name]) for name in "qk")
-    q, k = (z / torch.sqrt((z * z).sum(-1, keepdim=True) + plain.eps) for z in (q, k))
+    q, k = (z / torch.sqrt((z * z).sum(-1, keepdim=True) + plain.norm_eps) for z in (q, k))
     v, state, read = torch.nn.functional.silu(parts["v"]), torch.zeros(2, 2, 3, 7, dtype=torch.float64), []
     beta = torch.sigmoid(torch.einsum("btd,dh->bth", x, leaves["w_beta"]))
     step = torch.nn.functional.softplus(torch.einsum("btd,dh->bth", x, leaves["w_a"]) + leaves["dt_bias"])
@@ -224,7 +224,7 @@ def test_torch_convolution() -> None:
         known = torch.einsum("bhkv,bhk->bhv", state, k[:, n])
         state = state + torch.einsum("bhk,bhv->bhkv", k[:, n], beta[:, n, :, None] * (v[:, n] - known))
         read.append(torch.einsum("bhk,bhkv->bhv", q[:, n] / sqrt(3), state))
-    normed = torch.nn.functional.rms_norm(torch.stack(read, 1), (7,), leaves["w_norm"], plain.eps)
+    normed = torch.nn.functional.rms_norm(torch.stack(read, 1), (7,), leaves["w_norm"], plain.norm_eps)
     gate = torch.nn.functional.silu(torch.einsum("btd,dhv->bthv", x, leaves["w_g"]))
     y = torch.einsum("bthv,hvd->btd", gate * normed, leaves["w_o"])
     assert ratio(y.detach(), want["y"]) <= 1

@@ -134,7 +134,7 @@ def test_the_argmax_passes_nothing_back(tree: Tree) -> None:
     [
         ({"estimator": "soft"}, "expected estimator to be one of straight_through, argmax, got 'soft'"),
         ({"temperature": 0.0}, "expected temperature to be a finite int or float above 0.0, got 0.0"),
-        ({"temperature": None}, "expected temperature to be a number, got None"),
+        ({"temperature": None}, "expected temperature to be a finite int or float above 0.0, got None"),
         ({"temperature": 2.0, "estimator": "argmax"}, "expected temperature=1.0 with estimator='argmax', got"),
     ],
 )

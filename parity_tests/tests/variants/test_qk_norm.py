@@ -45,7 +45,7 @@ def brought_to_length(config: Config, x: list[float]) -> list[float]:
         mean = sum(x) / len(x)
         x = [a - mean for a in x]
     size = sum(a * a for a in x) / (1 if config.norm == "l2" else len(x))
-    return [a / sqrt(size + config.eps) for a in x]
+    return [a / sqrt(size + config.norm_eps) for a in x]
 
 
 def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
@@ -60,14 +60,14 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     w: Any = {name: p.tolist() for name, p in params.items()}
 
     def turn(name: str, heads: list[list[float]]) -> list[list[float]]:
-        if config.over == "head":
+        if config.norm_over == "head":
             found = [brought_to_length(config, x) for x in heads]
         else:
             joint, k = brought_to_length(config, [a for x in heads for a in x]), len(heads[0])
             found = [joint[k * h : k * h + k] for h in range(len(heads))]
         if config.norm == "l2":
             return [[a * w["w_scale"][h] for a in x] for h, x in enumerate(found)] if name == "q" else found
-        if config.over == "head":
+        if config.norm_over == "head":
             return [[a * b for a, b in zip(x, w[f"w_{name}_norm"], strict=True)] for x in found]
         return [[a * b for a, b in zip(x, own, strict=True)] for x, own in zip(found, w[f"w_{name}_all"], strict=True)]
 
@@ -89,20 +89,20 @@ def test_scalar_loops(example: str, call: str) -> None:
 
 def torch_norm(config: Config, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
     """PyTorch's function; its L2 norm has no eps under the root, so one more entry of sqrt(eps) stands for it."""
-    flat = x.flatten(2) if config.over == "all" else x
+    flat = x.flatten(2) if config.norm_over == "all" else x
     weight = weight if weight is None else weight.flatten()
     if config.norm == "l2":
-        longer = functional.pad(flat, (0, 1), value=sqrt(config.eps))
+        longer = functional.pad(flat, (0, 1), value=sqrt(config.norm_eps))
         return functional.normalize(longer, dim=-1)[..., :-1].reshape(x.shape)
     function = functional.rms_norm if config.norm == "rms" else functional.layer_norm
-    return function(flat, flat.shape[-1:], weight, eps=config.eps).reshape(x.shape)
+    return function(flat, flat.shape[-1:], weight, eps=config.norm_eps).reshape(x.shape)
 
 
 @pytest.mark.parametrize("over", ["head", "all"])
 @pytest.mark.parametrize("norm", ["rms", "layer", "l2"])
 def test_torch_norms(norm: str, over: str) -> None:
     """Forward and every gradient, with PyTorch's norms and its attention between einsums."""
-    config = Config(d_model=7, num_heads=3, head_dim=5, norm=norm, over=over)
+    config = Config(d_model=7, num_heads=3, head_dim=5, norm=norm, norm_over=over)
     w, x = weights_of(config), normal(2, 6, 7)
     mask = np.random.default_rng(1).random((2, 3, 6, 6)) < 0.6
     mask[..., 0] = True
@@ -131,7 +131,7 @@ def test_torch_norms(norm: str, over: str) -> None:
 @pytest.mark.parametrize("norm", ["rms", "layer", "l2"])
 def test_the_length_of_a_query_does_not_matter(tree: Tree, norm: str) -> None:
     """Projections 2^20 times as large give the same weights, up to what eps is beside them."""
-    config = Config(d_model=7, num_heads=3, head_dim=5, norm=norm, use_bias=False, eps=2.0**-80)
+    config = Config(d_model=7, num_heads=3, head_dim=5, norm=norm, use_bias=False, norm_eps=2.0**-80)
     w, inputs = weights_of(config), {"query": normal(2, 5, 7)}
     want = bounded(config, inputs, w)["out1"]
     loud = w | {name: w[name] * 2.0**20 for name in ("w_q", "w_k")}
@@ -160,7 +160,7 @@ def test_shapes_of_any_size_are_told() -> None:
 def test_one_head_is_all_heads(tree: Tree) -> None:
     """Outputs and gradients: with one head there is nothing else to be normalised with."""
     fields: Any = {"d_model": 7, "num_heads": 1, "head_dim": 5, "norm": "layer", "causal": True}
-    config, alone = Config(over="all", **fields), Config(over="head", **fields)
+    config, alone = Config(norm_over="all", **fields), Config(norm_over="head", **fields)
     w, inputs = weights_of(config), {"query": normal(2, 6, 7)}
     renamed = {
         name.replace("_all", "_norm"): x.reshape(alone.shapes()[name.replace("_all", "_norm")]) for name, x in w.items()
@@ -188,8 +188,8 @@ def test_words_of_zeros_have_finite_gradients(tree: Tree) -> None:
 
 REFUSED = {
     "norm": ("batch", r"norm to be one of rms, layer, l2, got 'batch'"),
-    "over": ("heads", r"over to be one of head, all, got 'heads'"),
-    "eps": (0.0, r"eps to be a finite int or float above 0.0, got 0.0"),
+    "norm_over": ("heads", r"norm_over to be one of head, all, got 'heads'"),
+    "norm_eps": (0.0, r"norm_eps to be a finite int or float above 0.0, got 0.0"),
 }
 
 
@@ -198,8 +198,6 @@ def test_fields_are_checked(tree: Tree, name: str) -> None:
     value, words = REFUSED[name]
     with pytest.raises(ValueError, match=rf"qk_norm: expected {words}; set {name}="):
         tree.package.build("qk_norm", d_model=6, num_heads=2, **{name: value})
-    with pytest.raises(ValueError, match="qk_norm: expected eps to be a number above 0, got None"):
-        tree.package.build("qk_norm", d_model=6, num_heads=2, eps=None)
 
 
-QUERY = 'q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.over == "head" else self.w_q_all))'
+QUERY = 'q = record(tape, q_norm=normalised(c, q, self.w_q_norm if c.norm_over == "head" else self.w_q_all))'

@@ -34,7 +34,7 @@ def projected(x: list[float], w: Any, b: Any, h: int) -> list[float]:
 
 def normed(config: Config, x: list[float]) -> list[float]:
     mean = sum(x) / len(x) if config.norm == "layer" else 0.0
-    size = sqrt(sum((a - mean) ** 2 for a in x) / len(x) + config.eps)
+    size = sqrt(sum((a - mean) ** 2 for a in x) / len(x) + config.norm_eps)
     return [(a - mean) / size for a in x]
 
 
@@ -122,7 +122,7 @@ def test_torch_group_norm() -> None:
     decay = torch.tril(gamma[:, None, None] ** (places[:, None] - places).clamp(min=0))
     context = (q @ k.mT * decay / sqrt(3)) @ v
     rows = context.permute(0, 2, 1, 3).reshape(14, 14)
-    norm = torch.nn.functional.group_norm(rows, 2, eps=FORMS.eps).reshape(2, 7, 2, 7).permute(0, 2, 1, 3)
+    norm = torch.nn.functional.group_norm(rows, 2, eps=FORMS.norm_eps).reshape(2, 7, 2, 7).permute(0, 2, 1, 3)
     y = torch.einsum("bhtv,hvd->btd", torch.nn.functional.silu(g) * norm, leaves["w_o"]) + leaves["b_o"]
     want = bounded(FORMS, {"query": x}, weights)
     assert ratio(y.detach(), want["y"]) <= 1
@@ -149,7 +149,7 @@ def test_complex_numbers(layout: str, spacing: str) -> None:
     gamma, places = 1 - 2.0 ** (-1.0 - torch.arange(2.0, dtype=torch.float64)), torch.arange(7)
     decay = torch.tril(gamma[:, None, None] ** (places[:, None] - places).clamp(min=0))
     context = ((q @ k.mH).real * decay / sqrt(6)) @ v
-    norm = torch.nn.functional.layer_norm(context, (7,), eps=config.eps)
+    norm = torch.nn.functional.layer_norm(context, (7,), eps=config.norm_eps)
     gated = torch.nn.functional.silu(g) * norm
     y = torch.einsum("bhtv,hvd->btd", gated, torch.from_numpy(weights["w_o"])) + torch.from_numpy(weights["b_o"])
     assert ratio(y, bounded(config, {"query": x}, weights)["y"]) <= 1

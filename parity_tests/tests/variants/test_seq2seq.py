@@ -22,9 +22,9 @@ from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.variants.test_gru import step
 from parity_tests.tests.witness import bounded, cotangent, disagreement, layer_of, ratio, torch_gradients, weights_of
 
-SMALL = Config(inputs_dim=3, hidden_dim=5, num_layers=2, outputs_dim=2)
-FREE = replace(SMALL, outputs_dim=None)
-WORDS = Config(inputs_dim=3, hidden_dim=5, num_layers=2, vocab_size=7)
+SMALL = Config(input_dim=3, hidden_dim=5, num_layers=2, output_dim=2)
+FREE = replace(SMALL, output_dim=None)
+WORDS = Config(input_dim=3, hidden_dim=5, num_layers=2, vocab_size=7)
 
 
 @pytest.fixture(params=list(TREES))
@@ -260,7 +260,7 @@ def test_normalised_over_the_queries_a_decoder_never_learns_to_attend() -> None:
 
 def test_shapes_of_the_usual_example(tree: Tree) -> None:
     """Four sources of eight steps, one step of the target, ten wide, twenty hidden, two layers, eight outputs."""
-    layer = tree.build(Config(inputs_dim=10, hidden_dim=20, num_layers=2, outputs_dim=8, dropout=0.1))
+    layer = tree.build(Config(input_dim=10, hidden_dim=20, num_layers=2, output_dim=8, dropout=0.1))
     inputs = {"source": normal(4, 8, 10), "target": normal(4, 1, 10)}
     y, state, probs = tree(layer, inputs, return_weights=True)
     assert (y.shape, state.shape, probs.shape) == ((4, 1, 8), (2, 4, 20), (4, 1, 8))
@@ -490,7 +490,7 @@ def test_generation_drops_nothing(tree: Tree) -> None:
 
 
 REFUSED = {
-    "narrow": (SMALL, "generate", 1, {"steps": 3}, "outputs_dim=2, inputs_dim=3; pass every target"),
+    "narrow": (SMALL, "generate", 1, {"steps": 3}, "output_dim=2, input_dim=3; pass every target"),
     "words": (WORDS, "generate", 1, {"steps": 3}, "scores for vocab_size=7 tokens; call greedy"),
     "vectors": (FREE, "greedy", 1, {"steps": 3, "stop": 0}, "vocab_size=None; set vocab_size=, or call generate"),
     "long": (FREE, "generate", 2, {"steps": 3}, r"one first input \(t=1\), got t=2; pass target\[:, :1\]"),
@@ -509,9 +509,9 @@ def test_generation_that_cannot_be(tree: Tree, why: str, unchecked: None) -> Non
 
 def test_a_vocabulary_sets_the_outputs() -> None:
     assert WORDS.sizes()["o"] == 7
-    assert replace(WORDS, outputs_dim=7).shapes() == WORDS.shapes()
-    with pytest.raises(ValueError, match=r"^seq2seq: expected one output for each token .* leave outputs_dim out"):
-        replace(WORDS, outputs_dim=5)
+    assert replace(WORDS, output_dim=7).shapes() == WORDS.shapes()
+    with pytest.raises(ValueError, match=r"^seq2seq: expected one output for each token .* leave output_dim out"):
+        replace(WORDS, output_dim=5)
 
 
 # JAX ------------------------------------------------------------------------------------------------------------------
@@ -532,7 +532,7 @@ def test_the_program_does_not_grow_with_the_sequences() -> None:
 
 def test_traces_inside_jit_grad_and_vmap() -> None:
     config = EXAMPLES["plain"]
-    weights, x = weights_of(config), normal(3, 2, 5, config.inputs_dim)
+    weights, x = weights_of(config), normal(3, 2, 5, config.input_dim)
     layer = layer_of(TREES["jax"], config, weights)
 
     def taped(x: Any) -> Any:
