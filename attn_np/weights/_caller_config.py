@@ -120,7 +120,7 @@ def infer_config(
         expected = f"a {CONFIG} of this family beside it, or this field"
         raise ConfigMismatchError(file.path, "rope_base", expected, "none", todo)
     shapes = {key[len(prefix.own) :]: file.entries[key].shape for key in file.entries if key.startswith(prefix.own)}
-    outside = {key: prefix.key(table, key) for key in (*table.shared, *table.above)}
+    outside = {key: prefix.key(table, key) for key in (*table.shared, *table.stack_keys)}
     shapes |= {key: file.entries[name].shape for key, name in outside.items() if name in file.entries}
     fields = infer(table, shapes, known)
     missing = [prefix.key(table, key) for key in table.required_keys() if key not in shapes]

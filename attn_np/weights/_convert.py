@@ -55,7 +55,7 @@ def convert_checked(
         )
         lost = differences(config, round_trip)
         for step in steps(table, target if forward else config) if not lost else ():
-            converted |= step.ours(values) if forward else step.theirs(values)
+            converted |= step.to_params(values) if forward else step.to_arrays(values)
     except ValueError as error:
         raise ConfigMismatchError(
             file, "config", f"a config that {to} can express", str(error), "choose another variant"

@@ -33,8 +33,9 @@ def read_foreign(
         file, prefix = DottedNames(file, layout.separator), prefix.replace(layout.separator, ".")
     table_name = find_table(name, layout, request.variant, file, prefix)
     table, variant = layout.tables[table_name], layout.variant_of(table_name)
+    part = find_part(layout, part)
     key_prefix = locate_layer(file, layout, table, layer, part, prefix)
-    from_family = family_config(file.path, layout, key_prefix.layer, find_part(layout, part))
+    from_family = family_config(file.path, layout, key_prefix.layer, part)
     if from_family is not None:
         table = layout.tables[from_family[0]]
         config = merge_caller_fields(file.path, name, table, from_family[1], request)
@@ -68,7 +69,7 @@ def read_table(
     values = {}
     # The largest first: their arrays are gone when the next are read, so the peak is that of the last ones.
     for step in sorted(plan, key=lambda step: -prod(step.key_shape()) * len(step.keys)):
-        values |= step.ours(
+        values |= step.to_params(
             {key: checked_cast(file.path, keys[key], file.read(keys[key]), dtype, request.finite) for key in step.keys}
         )
     shapes = config.shapes()
@@ -112,7 +113,7 @@ def write_foreign(
             raise ConfigMismatchError(file, key, f"zeros, as {name} does not have it", "other numbers", todo)
     arrays: dict[str, np.ndarray] = {}
     for step in plan:
-        arrays |= {key_prefix.key(table, key): x for key, x in step.theirs(values).items()}
+        arrays |= {key_prefix.key(table, key): x for key, x in step.to_arrays(values).items()}
     write_tensors(file, arrays, layout.metadata)
 
 

@@ -18,36 +18,34 @@ class KeyPrefix:
     Attributes:
         own: of the layer's own keys, such as `encoder.layer.3.`.
         first: of keys that only layer 0 has, for every layer.
-        above: of keys beside the layers, such as `encoder.`.
+        stack: of keys of the stack of layers, such as `encoder.`.
         layer: the layer's number.
     """
 
     own: str
     first: str
-    above: str
+    stack: str
     layer: int
 
     def key(self, table: Table, key: str) -> str:
         """A key of the table with its prefix."""
-        return (self.first if key in table.shared else self.above if key in table.above else self.own) + key
+        return (self.first if key in table.shared else self.stack if key in table.stack_keys else self.own) + key
 
 
 def prefix_for(prefix: str, form: str, own: str, layer: int) -> KeyPrefix:
     """The prefixes of a layer, from the caller's prefix, the layout's form and that form with the layer's number."""
-    above = form.partition("{layer}")[0].rstrip(".").rpartition(".")
-    return KeyPrefix(prefix + own, prefix + form.format(layer=0), prefix + above[0] + above[1], layer)
+    stack, dot, _ = form.partition("{layer}")[0].rstrip(".").rpartition(".")
+    return KeyPrefix(prefix + own, prefix + form.format(layer=0), prefix + stack + dot, layer)
 
 
-def locate_layer(
-    file: Tensors, layout: Layout, table: Table, layer: int | None, part: str | None, prefix: str
-) -> KeyPrefix:
-    """The prefixes of a layer's block in a file.
+def locate_layer(file: Tensors, layout: Layout, table: Table, layer: int | None, part: str, prefix: str) -> KeyPrefix:
+    """The prefixes of a part of a layer in a file.
 
     Raises:
-        MissingKeysError, UnexpectedKeysError, ValueError: as `match_prefix` and `find_part`.
+        MissingKeysError, UnexpectedKeysError, ValueError: as `match_prefix`.
     """
     keys = [key[len(prefix) :] for key in file.entries if key.startswith(prefix)]
-    return prefix_for(prefix, *match_prefix(file.path, layout.prefixes_of(find_part(layout, part)), table, layer, keys))
+    return prefix_for(prefix, *match_prefix(file.path, layout.prefixes_of(part), table, layer, keys))
 
 
 def find_part(layout: Layout, part: str | None) -> str:
@@ -82,7 +80,7 @@ def match_prefix(
     if layer is not None and (not numbered or isinstance(layer, bool) or not isinstance(layer, int) or layer < 0):
         rule = "layer= to be an integer from 0" if numbered else "no layer=, as this layout has one layer"
         raise ValueError(f"weights: expected {rule}, got {layer!r}; {'correct it' if numbered else 'leave it out'}")
-    outside = {*table.shared, *table.above}
+    outside = {*table.shared, *table.stack_keys}
     names = tuple(key for keys, _ in table.rules.values() for key in as_tuple(keys) if key not in outside)
     first_keys = {name.format(n=0) for name in names}
     layers: dict[str, tuple[int, str]] = {}

@@ -92,10 +92,10 @@ def read_pretrained(
     folder, file = find_weights(path_text(path))
     hf = read_hf_config(os.path.join(folder, CONFIG))
     name, family = find_family(hf, layout)
-    block = find_part(family, part)
+    part = find_part(family, part)
     if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
         raise ValueError(f"weights: expected layer= to be an integer from 0, got {layer!r}; correct it")
-    table_name, config = layer_config(hf, family, layer, block, fields)
+    table_name, config = layer_config(hf, family, layer, part, fields)
     hf.finish([allow] if isinstance(allow, str) else allow)
     table = family.tables[table_name]
     request = Request(config, config.variant, {}, dtype, cast, finite)

@@ -192,7 +192,7 @@ def judge_foreign(found: WeightFile, said: Plain) -> None:
     layout = layouts.get(FOREIGN["layout"])
     theirs: dict[str, np.ndarray] = {}
     for step in _base.steps(layout.tables[found.config.variant], found.config):
-        theirs |= step.theirs(found.values)
+        theirs |= step.to_arrays(found.values)
     held = bits(theirs)
     starts = [start.format(layer=FOREIGN["layer"]) for start in layout.prefixes]
     fits = any(all(said.get(start + key) == x for key, x in held.items()) for start in starts)

@@ -124,7 +124,7 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         if is_module:
             mapped = {key for step in moves for key in step.keys}
             refuse_unmapped({n: x for n, x in theirs.items() if n not in mapped})
-        mine = {n: x for step in moves for n, x in step.ours(theirs).items()} if is_module else theirs
+        mine = {n: x for step in moves for n, x in step.to_params(theirs).items()} if is_module else theirs
         collect(outcome, "grads", {f"d{n}": x for n, x in mine.items()}, np.asarray)
         return outcome
 

@@ -132,7 +132,7 @@ def read_weights(weights: Weights, config: Config, held: Mapping[str, np.ndarray
                     f"assert_parity: expected {key!r} of shape {step.key_shape()} ({step.key_axes()}), "
                     f"got {held[key].shape}; check the pattern in weights= and the config"
                 )
-        params |= step.ours(held)
+        params |= step.to_params(held)
     return params, moves
 
 

@@ -103,7 +103,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
             grads = {f"d{name}": by_key[name] for name in (*leaves, *weights)}
             collect(outcome, "grads", grads, from_torch)
             theirs = {name: from_torch(by_key["own", name]) for name in used}
-            mine = {f"d{name}": x for step in moves for name, x in step.ours(theirs).items()}
+            mine = {f"d{name}": x for step in moves for name, x in step.to_params(theirs).items()}
             collect(outcome, "grads", mine, np.asarray)
             moved = in_our_axes({name: by_key["tap", name] for name in taps}, names, sizes)
             collect(outcome, "cotangents", {scoped(name): x for name, x in moved.items()}, from_torch)

@@ -30,10 +30,10 @@ class Table:
         free: fields that the caller gives, because the origin's weights are the same for every value.
         fixed: fields that have one value in the origin.
         constants: letters whose size never varies.
-        theirs: for an origin that is a variant of ours: fields of its Config that must have this value.
+        origin_fixed: for an origin that is a variant of ours: fields of its Config that must have this value.
         zeros: parameters that the origin does not have and that are 0 here: a bias on two of three projections.
         shared: keys that only layer 0 has, for every layer.
-        above: keys beside the layers, before `layer.{layer}.`, for every layer.
+        stack_keys: keys of the stack of layers, outside of `layer.{layer}.`, for every layer.
         variant: the table's variant, if its name is another: an origin may have several tables for one variant.
     """
 
@@ -44,10 +44,10 @@ class Table:
     free: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, int] = field(default_factory=dict)
-    theirs: Mapping[str, Any] = field(default_factory=dict)
+    origin_fixed: Mapping[str, Any] = field(default_factory=dict)
     zeros: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
-    above: tuple[str, ...] = ()
+    stack_keys: tuple[str, ...] = ()
     variant: str | None = None
 
     def fields(self) -> tuple[str, ...]:
@@ -145,19 +145,19 @@ class Step:
         axes = [axis[0] if len(axis) == 1 else f"({' '.join(axis)})" for axis in left]
         return " ".join(axes[1:] if len(self.keys) > 1 else axes)
 
-    def ours(self, theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def to_params(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Their arrays as our parameters."""
         concat = concatenation(self.pattern)
         if concat:
-            return dict(zip(self.params, concat.split(theirs[self.keys[0]], self.sizes), strict=True))
-        return move(self.pattern, self.sizes, [theirs[key] for key in self.keys], self.params)
+            return dict(zip(self.params, concat.split(arrays[self.keys[0]], self.sizes), strict=True))
+        return move(self.pattern, self.sizes, [arrays[key] for key in self.keys], self.params)
 
-    def theirs(self, ours: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def to_arrays(self, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Our parameters as their arrays."""
         concat = concatenation(self.pattern)
         if concat:
-            return {self.keys[0]: concat.join([ours[name] for name in self.params], self.sizes)}
-        return move(reverse(self.pattern), self.sizes, [ours[name] for name in self.params], self.keys)
+            return {self.keys[0]: concat.join([params[name] for name in self.params], self.sizes)}
+        return move(reverse(self.pattern), self.sizes, [params[name] for name in self.params], self.keys)
 
 
 def move(
@@ -182,13 +182,13 @@ def expand_rules(
     """
     if params is None:
         params = {name.format(n=0) for names in table.rules for name in as_tuple(names)}
-    for ours, (theirs, pattern) in table.rules.items():
+    for rule_params, (rule_keys, pattern) in table.rules.items():
         for n in itertools.count():
-            names = tuple(name.format(n=n) for name in as_tuple(ours))
+            names = tuple(name.format(n=n) for name in as_tuple(rule_params))
             if not all(name in params for name in names):
                 break
-            yield names, tuple(key.format(n=n) for key in as_tuple(theirs)), pattern
-            if names == as_tuple(ours):
+            yield names, tuple(key.format(n=n) for key in as_tuple(rule_keys)), pattern
+            if names == as_tuple(rule_params):
                 break
 
 
@@ -331,4 +331,4 @@ def converted_fields(table: Table, source: Config, target: str, *, forward: bool
     Forward is from the layout's own variant to ours.
     """
     shared = set(source.fields()) & set(get(target).Config.fields())
-    return {name: getattr(source, name) for name in shared} | dict(table.fixed if forward else table.theirs)
+    return {name: getattr(source, name) for name in shared} | dict(table.fixed if forward else table.origin_fixed)

@@ -56,7 +56,7 @@ LAYOUT = Layout(
             flags={"norm_rel": ("w_rel_norm", "b_rel")},
             free=("max_distance", "buckets", "terms", "norm_eps"),
             fixed={"p2c_view": "query", "shared": True},
-            above=("rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"),
+            stack_keys=("rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"),
         )
     },
     ignored=("attention.output.LayerNorm.*", "intermediate.dense.*", "output.dense.*", "output.LayerNorm.*"),

@@ -13,7 +13,7 @@ LAYOUT = Layout(
                 "w_o": ("w_o", "h k d -> h k d"),
                 "b_o": ("b_o", "d -> d"),
             },
-            theirs={"use_output": True},
+            origin_fixed={"use_output": True},
         ),
         "self_attention": Table(
             rules={
@@ -23,7 +23,7 @@ LAYOUT = Layout(
                 "b_o": ("b_o", "d -> d"),
             },
             constants={"h": 1},
-            theirs={"num_heads": 1},
+            origin_fixed={"num_heads": 1},
         ),
     },
 )

@@ -61,7 +61,7 @@ def from_transformers(name: str, module: Any, weights: Arrays) -> Iterator[Atten
             if all(x is not None for x in theirs.values()):
                 params: Arrays = {}
                 for step in plan:
-                    params |= step.ours({key: widened(x) for key, x in theirs.items() if x is not None})
+                    params |= step.to_params({key: widened(x) for key, x in theirs.items() if x is not None})
                 keys = {step.params[0]: (at + step.keys[0], step.pattern) for step in plan if len(step.params) == 1}
                 yield Attention(config.variant, config.as_dict(), params, keys)
                 return

@@ -150,7 +150,10 @@ def test_a_table_speaks_of_parameters_and_fields_that_exist(name: str, variant: 
             pairs = zip(parse(pattern)[1], params[ours[0]].split(), strict=True)
             assert all(axis == (letter,) for axis, letter in pairs if len(axis) == 1)
     assert covered >= set(params)
-    assert {key for keys, _ in table.rules.values() for key in _base.as_tuple(keys)} >= {*table.shared, *table.above}
+    assert {key for keys, _ in table.rules.values() for key in _base.as_tuple(keys)} >= {
+        *table.shared,
+        *table.stack_keys,
+    }
 
 
 def drawn(config: Config, dtype: str = "float32") -> Arrays:
@@ -684,7 +687,7 @@ INVENTED = layouts.Layout(
             flags={"use_bias": ("b_o",)},
             zeros=("b_k",),
             shared=("relative.weight",),
-            above=("o.bias",),
+            stack_keys=("o.bias",),
         ),
         "without biases": layouts.Table(
             rules={
