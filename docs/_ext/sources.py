@@ -13,13 +13,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# What turns a call into what it computes: its operands follow, and what else it takes says where, not what.
+# Calls that change a value's type or record it; the value is their first argument.
 PASSED_ON = ("upcast", "to_dtype", "record")
-# A value where it counts, 0 elsewhere.
+# Calls that put 0 in hidden places; the value is their last argument.
 HIDING = ("zero_unseen",)
+# How many arguments of a function are operands, where others are options.
 OPERANDS = {"softmax": 1, "dropout": 1, "attend": 3, "repeat_heads": 1, "rotate": 1, "rms_norm": 1, "l2_norm": 1}
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: r"\,", ast.Div: "/"}
-# Modules whose functions are the implementation of the fast path, or serve every call: they aren't opened.
+# Not opened on a page: the fast path, and the functions that every layer calls for its arguments and types.
 CLOSED = ("_kernels", "_layer", "_decode")
 PLUMBING = ("record", "to_dtype", "upcast", "dtype_name", "grads", "cotangent", "checked", "total", "scope", "fused")
 PLUMBING += ("fused_vjp", "zeros", "arange", "constants")
