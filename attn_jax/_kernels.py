@@ -43,6 +43,7 @@ from attn_jax._ops import (
     dtype_name,
     einsum,
     exp,
+    log,
     maximum,
     repeat_heads,
     tanh,
@@ -156,8 +157,9 @@ def attend(
     softcap: float | None,
     sinks: Array | None,
     pattern: Pattern | None = None,
-) -> Array:
-    """Softmax dot-product attention with the arguments of `attn_jax.attend`, all checked: `b t h v`."""
+    return_lse: bool = False,
+) -> tuple[Array, Array | None]:
+    """The context `b t h v` by the arguments of `attn_jax.attend`, all checked; and, if asked for, the lse `b h t`."""
     left, right = window_limits(window)
     right = 0 if causal else right
     if _are_numbers(q.shape[1], k.shape[1]):
@@ -165,8 +167,8 @@ def attend(
         right = None if right is None or right >= q.shape[1] - 1 else right  # and the last
     q, k, v = (x[...] if isinstance(x, nnx.Variable) else jnp.asarray(x) for x in (q, k, v))
     without_extras = all(x is None for x in (mask, bias, softcap, sinks, pattern))
-    if without_extras and cudnn_serves(q, k, v, left, right):
-        return by_cudnn(q, k, v, left, right, scale)
+    if without_extras and not return_lse and cudnn_serves(q, k, v, left, right):
+        return by_cudnn(q, k, v, left, right, scale), None
     dtype = dtype_name(q)
     q, k, v = (upcast(x) for x in (q, k, v))
     if k.shape[2] > 1 and k.shape[2] % _head_shards(q):  # a group of heads lies on several devices
@@ -175,7 +177,8 @@ def attend(
     without_arrays = pattern and pattern.map(lambda axes, x: None)
     plan = _plan(q, k, v, left, right, float(scale), softcap, without_arrays)
     pattern_arrays = () if pattern is None else tuple(jnp.asarray(x) for _, x in pattern.arrays())
-    return to_dtype(_attend(plan, q, k, v, bias, sinks, mask, pattern_arrays), dtype)
+    context, lse = _attend(plan, q, k, v, bias, sinks, mask, pattern_arrays)
+    return to_dtype(context, dtype), lse if return_lse else None
 
 
 def _head_shards(q: Array) -> int:
@@ -195,7 +198,7 @@ def _attend(
     sinks: Array | None,
     mask: Array | None,
     pattern_arrays: tuple[Array, ...],
-) -> Array:
+) -> tuple[Array, Array]:
     (b, t, h, _), g, blocks, queries = q.shape, k.shape[2], plan.blocks, plan.queries
     # In `shard_map` an array that devices share becomes each one's own by an operation with one that they do not: by
     # adding a zero of all here, so that JAX sums its gradient over them.
@@ -209,9 +212,12 @@ def _attend(
     mask, bias = _grouped(plan, mask, g), _grouped(plan, bias, g)
     sinks = None if sinks is None else sinks.reshape(1, g, plan.shared, 1, 1)
     path = _one_block if (queries, plan.keys) == (t, plan.s) and not plan.in_place else _blocks
-    y: Any = path(plan, q, k, v, bias, sinks, mask, pattern_arrays)
+    results: Any = path(plan, q, k, v, bias, sinks, mask, pattern_arrays)
+    y, lse = results
     y = y.reshape(blocks, b, g, plan.shared, queries, v.shape[3]).transpose(1, 0, 4, 2, 3, 5)
-    return y.reshape(b, blocks, queries, h, v.shape[3]).reshape(b, blocks * queries, h, v.shape[3])[:, :t]
+    y = y.reshape(b, blocks, queries, h, v.shape[3]).reshape(b, blocks * queries, h, v.shape[3])[:, :t]
+    lse = lse.reshape(blocks, b, g, plan.shared, queries).transpose(1, 2, 3, 0, 4)
+    return y, lse.reshape(b, g, plan.shared, blocks * queries).reshape(b, h, blocks * queries)[:, :, :t]
 
 
 def _pad(x: Array, axis: int, size: int) -> Array:
@@ -356,13 +362,13 @@ def _online_sums(x: Array, v: Array, before: Sums | None = None) -> Sums:
 def _average(plan: Plan, sums: Sums, v: Array, sinks: Array | None, hides: bool) -> Sums:
     """From the sums over all keys: the average of the values, the largest score and the sum of exponentials.
 
-    A sink is one more key, whose value is 0. For a query that sees no key the largest score is set to inf, so that all
+    A sink is one more key, whose value is 0. For a query that sees none the largest score is set to inf, so that all
     its exponentials are 0.
     """
-    empty = (sums[0] == -jnp.inf) & hides
     if sinks is not None:
         sums = _online_sums(_rows(plan, sinks), jnp.zeros_like(v[:, :, :1]), sums)
     top, total, context = sums
+    empty = (top == -jnp.inf) & hides
     total = where(empty, 1.0, where(top == _lowest(top), jnp.nan, total))
     return where(empty[..., None], 0.0, context / total[..., None]), where(empty, jnp.inf, top), total
 
@@ -376,12 +382,19 @@ def _one_block(
     sinks: Array | None,
     mask: Array | None,
     pattern_arrays: tuple[Array, ...],
-) -> Array:
+) -> tuple[Array, Array]:
     allowed = _visible(plan, 0, 0, bias, mask, pattern_arrays)
     q, k = zero_unseen("bgnc->bgnk", allowed, q[0]), zero_unseen("bgnc->bgkc", allowed, k.transpose(0, 2, 3, 1))
     v = zero_unseen("bgnc->bgcv", allowed, v.swapaxes(1, 2))
     x, _ = _scores(plan, q, k, bias, allowed)
-    return _average(plan, _online_sums(x, v), v, sinks, allowed is not None or plan.s == 0)[0][None]
+    y, top, total = _average(plan, _online_sums(x, v), v, sinks, allowed is not None or plan.s == 0)
+    return y[None], _lse(top, total)[None]
+
+
+def _lse(top: Array, total: Array) -> Array:
+    """The logarithm of a query's sum of exponentials; -inf where it sees no key, whose largest score is set to inf."""
+    empty = top == jnp.inf
+    return where(empty, -jnp.inf, where(empty, 0.0, top) + log(total))
 
 
 # Blocks of scores -----------------------------------------------------------------------------------------------------
@@ -440,24 +453,25 @@ def _blocks(
     sinks: Array | None,
     mask: Array | None,
     pattern_arrays: tuple[Array, ...],
-) -> Array:
-    return _forward(plan, q, k, v, bias, sinks, mask, pattern_arrays)[0]
+) -> tuple[Array, Array]:
+    y, top, total = _forward(plan, q, k, v, bias, sinks, mask, pattern_arrays)
+    return y, _lse(top, total)
 
 
-def _blocks_fwd(plan: Plan, *arrays: Any) -> tuple[Array, Any]:
+def _blocks_fwd(plan: Plan, *arrays: Any) -> tuple[tuple[Array, Array], Any]:
     y, top, total = _forward(plan, *arrays)
-    return y, (arrays, y, top, total)
+    return (y, _lse(top, total)), (arrays, y, top, total)
 
 
-def _blocks_bwd(plan: Plan, residuals: Any, dy: Array) -> Any:
-    """Gradients: ds = p (dy v - dy y), and of the products dq = ds k, dk = ds q, dv = p dy.
+def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> Any:
+    """Gradients: ds = p (dy v - dy y + dlse), and of the products dq = ds k, dk = ds q, dv = p dy.
 
-    The exponentials stand for the weights p, because dy is divided by their sum beforehand.
+    The exponentials stand for the weights p, because dy and dlse are divided by their sum beforehand.
     """
     (q, k, v, bias, sinks, mask, pattern_arrays), y, top, total = residuals
-    empty = (top == jnp.inf)[..., None]
-    q, dy = where(empty, 0.0, q), where(empty, 0.0, dy / total[..., None])
-    delta = jnp.sum(dy * y, -1)
+    (dy, dlse), empty = cotangents, top == jnp.inf
+    q, dy = (where(empty[..., None], 0.0, x) for x in (q, dy / total[..., None]))
+    delta = jnp.sum(dy * y, -1) - where(empty, 0.0, dlse / total)
     key_loop = _key_loop(plan, pattern_arrays, q)
     k_rows, k, v = k.swapaxes(1, 2), k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from attn_jax._ops import (
     Array,
+    Tape,
     amax,
     amin,
     any_over,
@@ -14,8 +15,10 @@ from attn_jax._ops import (
     clip,
     concatenate,
     cumsum,
+    record,
     reorder,
     stack,
+    upcast,
     where,
 )
 from attn_np.contract._band import FAR, Band, Limits, window_limits
@@ -214,3 +217,45 @@ def zero_unseen(spec: str, allowed: Array | None, x: Any) -> Any:
     `zero_unseen("bhts->bthk", allowed, q)`. Even NaN there then reaches neither outputs nor gradients.
     """
     return x if allowed is None else where(any_visible(spec, allowed), x, 0.0)
+
+
+def prepare_inputs(
+    tape: Tape,
+    axes: str,
+    query: Array,
+    key: Array | None = None,
+    value: Array | None = None,
+    *,
+    mask: Array | None = None,
+    causal: bool = False,
+    window: Limits | None = None,
+    pattern: Pattern | None = None,
+    step: Any = None,
+) -> tuple[Array, Array, Array]:
+    """Query, key and value, upcast; a missing key is the query, a missing value the key.
+
+    Keys that no query sees and queries that see no key become 0, and in a step of decoding new positions that are not
+    real: padding, whatever it holds, reaches no projection. The tape gets the arrays that were passed (`x` alone for
+    self-attention), the two masks and the three results.
+
+    Args:
+        axes: of the attention matrices, "bhts" or "bts".
+        mask, causal, window, pattern: who may attend to whom.
+        step: the step of decoding; None in a full pass.
+    """
+    if key is None and value is None:
+        query = key = value = record(tape, x=upcast(query))
+    else:
+        query, key, value = record(tape, query=upcast(query), key=upcast(key), value=upcast(value))
+        key = query if key is None else key
+        value = key if value is None else value
+    arrays: Any = (query, key, value)
+    if step is None:
+        by_position: Any = {"causal": causal, "window": window, "pattern": pattern}
+        queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, **by_position)
+        queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
+        query = zero_unseen(f"{axes}->btd", queries, query)
+        key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
+    elif step.accepted is not None:
+        query, key, value = (where(step.accepted[:, :, None], x, 0.0) for x in arrays)
+    return record(tape, seen_query=query, seen_key=key, seen_value=value)

@@ -22,11 +22,13 @@ from attn_np._ops import (
     record,
     repeat_heads,
     softmax,
+    stack,
     tanh,
     to_dtype,
     upcast,
     zeros,
 )
+from attn_np._simplex import log_sum_exp
 from attn_np._vjp import (
     dropout_vjp,
     einsum_vjp,
@@ -59,10 +61,19 @@ def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
     return softmax(concatenate([scores, column], -1), allowed)
 
 
+def lse_of(scores: Array, allowed: Array | None, sinks: Array | None) -> Array:
+    """The logarithm of the sum of the exponentials of each row of scores, its sink's among them: `b h t`."""
+    lse = log_sum_exp(scores, allowed)
+    if sinks is not None:
+        column = broadcast_to(sinks[:, None], lse.shape)
+        lse = log_sum_exp(stack([lse, column], -1))
+    return lse
+
+
 def fast_path(
     tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any
-) -> Array:
-    """The context by the fast path, which needs a head axis: arrays without one get one."""
+) -> tuple[Array, Array | None]:
+    """The context and the lse by the fast path, which needs a head axis: arrays without one get one."""
     mask, bias = record(tape, allowed=mask, bias=bias)
     q, k, v = record(tape, q=q, k=k, v=v)
     has_heads = q.ndim == 4
@@ -71,8 +82,9 @@ def fast_path(
         mask = mask if mask is None or mask.ndim < 3 else mask[:, None]
         bias = bias if bias is None or bias.ndim < 3 else bias[:, None]
     options["tape"] = tape  # only in NumPy: the kernel saves what its hand-written backward reads
-    context = kernels.attend(q, k, v, mask=mask, bias=bias, **options)
-    return record(tape, context=context if has_heads else context[:, :, 0])
+    context, lse = kernels.attend(q, k, v, mask=mask, bias=bias, **options)
+    lse = lse if has_heads or lse is None else lse[:, 0]
+    return record(tape, context=context if has_heads else context[:, :, 0]), lse
 
 
 def attend(
@@ -96,7 +108,8 @@ def attend(
     tape: Tape = None,
     implementation: str = "auto",
     return_weights: bool = False,
-) -> tuple[Array, Array | None]:
+    return_lse: bool = False,
+) -> Any:
     """Weighted average of the values; returns it (`b t h v`) and the weights before dropout (`b h t s`), if asked for.
 
     Scores are scaled, capped, biased, masked and normalised, in this order; masked scores are replaced by -inf. Without
@@ -122,6 +135,7 @@ def attend(
         implementation: "auto" for the fast path where it computes the same, but with a tape the textbook path;
             "textbook"; or "fused" for the fast path, which never forms the weights and tapes q, k, v and context.
         return_weights: whether to return the weights; else None.
+        return_lse: whether to return the logarithms of the sums of exponentials, `b h t`, as a third result.
 
     Raises:
         ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.
@@ -144,7 +158,9 @@ def attend(
             mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
             causal, window, pattern = False, None, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
-        return fast_path(tape, q, k, v, **masks, scale=scale, softcap=softcap, sinks=sinks), None
+        numbers = {"scale": scale, "softcap": softcap, "sinks": sinks}
+        context, lse = fast_path(tape, q, k, v, **masks, **numbers, return_lse=return_lse)
+        return (context, None, lse) if return_lse else (context, None)
     by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
     allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
     dtype = dtype_name(q)
@@ -171,13 +187,16 @@ def attend(
         probs = record(tape, probs=probs_and_sink[..., :-1])
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))
-    return to_dtype(context, dtype), to_dtype(probs, dtype) if return_weights else None
+    results = to_dtype(context, dtype), to_dtype(probs, dtype) if return_weights else None
+    return (*results, lse_of(scores, allowed, sinks)) if return_lse else results
 
 
-def fast_path_vjp(tape: Tape, dcontext: Array) -> tuple[Array, Array, Array, Array | None]:
+def fast_path_vjp(tape: Tape, dcontext: Array, dlse: Array | None) -> tuple[Array, Array, Array, Array | None]:
     """The gradients of q, k, v and the bias, by the fast path's own backward; those of the sinks are taped."""
     has_heads = dcontext.ndim == 4
-    *dinputs, dsinks, dbiased = kernels.attend_vjp(residuals_of(tape), dcontext if has_heads else dcontext[:, :, None])
+    if not has_heads:
+        dcontext, dlse = dcontext[:, :, None], None if dlse is None else dlse[:, None]
+    *dinputs, dsinks, dbiased = kernels.attend_vjp(residuals_of(tape), dcontext, dlse)
     dq, dk, dv = (x if has_heads else x[:, :, 0] for x in dinputs)
     dbiased = dbiased if has_heads or dbiased is None else dbiased[:, 0]
     dbiased = record(tape, dbiased=dbiased, dsinks=dsinks)[0]
@@ -212,7 +231,7 @@ def attend_vjp(
         dlse: gradient of the logarithms of the sums of exponentials, likewise.
     """
     if residuals_of(tape) is not None:
-        return fast_path_vjp(tape, dcontext)
+        return fast_path_vjp(tape, dcontext, dlse)
     q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
     allowed, bias, keep = tape.get("allowed"), tape.get("bias"), tape.get("keep")
     scale = 1 / sqrt(q.shape[-1]) if scale is None else scale

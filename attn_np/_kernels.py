@@ -107,6 +107,11 @@ class ForwardResult:
     top: Array
     total: Array
 
+    def lse(self) -> Array:
+        """The logarithm of each row's sum of exponentials, `b h t`; -inf where it sees nothing."""
+        lse = self.top / self.top.dtype.type(self.args.log_base) + np.log(self.total)
+        return np.where(self.total == np.inf, -np.inf, lse)
+
 
 def serves(q: Array, k: Array, v: Array) -> bool:
     """Plain arrays and memmaps only: other types bring operations of their own, which the textbook path calls."""
@@ -134,9 +139,10 @@ def attend(
     softcap: float | None,
     sinks: Array | None,
     pattern: Pattern | None = None,
+    return_lse: bool = False,
     tape: Any = None,
-) -> Array:
-    """Softmax attention as `attn_np.attend` defines it: `b t h k`, `b s g k`, `b s g v` -> `b t h v`."""
+) -> tuple[Array, Array | None]:
+    """The context `b t h v` as `attn_np.attend` defines it, of q, k and v; and, if asked for, the lse `b h t`."""
     mask, bias = (x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, bias))
     dtype, q = q.dtype.name, upcast(q)
     sinks = None if sinks is None else sinks.astype(q.dtype)
@@ -149,17 +155,19 @@ def attend(
         if not (mask is bias is pattern is None and band.full) and not np.isfinite(result.context).all():
             result = forward(args.without_unseen())
     save_residuals(tape, result)
-    return to_dtype(result.context, dtype)
+    return to_dtype(result.context, dtype), result.lse() if return_lse else None
 
 
-def attend_vjp(result: ForwardResult, dcontext: Array) -> tuple[Array, Array, Array, Array | None, Array | None]:
-    """The gradients of `attend` from that of its result, `b t h v`.
+def attend_vjp(
+    result: ForwardResult, dcontext: Array, dlse: Array | None = None
+) -> tuple[Array, Array, Array, Array | None, Array | None]:
+    """The gradients of `attend` from those of its context, `b t h v`, and of its lse, `b h t`.
 
     With the weights p = exp(score - top) / total, the rule of the softmax is
 
         dscore = p (dp - delta),   delta = sum of p dp over the row = dcontext . context,
 
-    so that a row needs two numbers of the forward pass and one of this.
+    so that a row needs two numbers of the forward pass and one of this. The lse adds p dlse: delta is lower by dlse.
     """
     args = result.args
     with np.errstate(invalid="ignore", over="ignore"):
@@ -173,6 +181,7 @@ def attend_vjp(result: ForwardResult, dcontext: Array) -> tuple[Array, Array, Ar
         result = replace(result, args=args, top=result.top + top, total=result.total * args.exp_(-top))
         dcontext = dcontext.astype(dtype, copy=False)
         delta = np.einsum("bthv,bthv->bht", dcontext, result.context)
+        delta = delta if dlse is None else delta - dlse.astype(dtype, copy=False)
         dsinks = None
         if args.sinks is not None:
             # The sink's weight has no value, so its score gets what the others lose.

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, upcast
+from attn_np._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, upcast, where
 from attn_np._rotary import rotate, rotation
 from attn_np._vjp import (
     Grads,
@@ -27,7 +27,7 @@ def offset_weight(c: Config, weight: Array | None) -> Array | None:
     return weight if weight is None or c.norm_offset == 0.0 else weight + c.norm_offset
 
 
-def normalize(c: Config, x: Array, weight: Array | None) -> Array:
+def normalize(c: Config, x: Array, weight: Array | None, bias: Array | None) -> Array:
     """x normalised: each head over its last axis, or all heads of a position as one."""
     if c.norm is None:
         return x
@@ -35,23 +35,36 @@ def normalize(c: Config, x: Array, weight: Array | None) -> Array:
     if c.norm_over == "all":
         x = x.reshape((*shape[:2], shape[2] * shape[3]))
         weight = None if weight is None else weight.reshape((shape[2] * shape[3],))
-    x = rms_norm(x, weight, c.norm_eps) if c.norm == "rms" else layer_norm(x, weight, None, c.norm_eps)
+    x = rms_norm(x, weight, c.norm_eps) if c.norm == "rms" else layer_norm(x, weight, upcast(bias), c.norm_eps)
     return x.reshape(shape)
 
 
-def normalize_vjp(c: Config, x: Array, weight: Array | None, dy: Array) -> tuple[Array, Array | None]:
-    """The gradients of x and of the norm weight, on the same axes."""
+def normalize_vjp(
+    c: Config, x: Array, weight: Array | None, bias: Array | None, dy: Array
+) -> tuple[Array, Array | None, Array | None]:
+    """The gradients of x, of the norm weight and of its bias, on the same axes."""
     if c.norm is None:
-        return dy, None
+        return dy, None, None
     shape, full_weight = x.shape, offset_weight(c, weight)
     if c.norm_over == "all":
         x, dy = (a.reshape((*shape[:2], shape[2] * shape[3])) for a in (x, dy))
         full_weight = None if full_weight is None else full_weight.reshape((shape[2] * shape[3],))
+    dbias = None
     if c.norm == "rms":
         dx, dweight = rms_norm_vjp(x, full_weight, c.norm_eps, dy)
     else:
-        dx, dweight, _ = layer_norm_vjp(x, full_weight, None, c.norm_eps, dy)
-    return dx.reshape(shape), None if weight is None or dweight is None else dweight.reshape(weight.shape)
+        dx, dweight, dbias = layer_norm_vjp(x, full_weight, bias, c.norm_eps, dy)
+    return dx.reshape(shape), None if weight is None or dweight is None else dweight.reshape(weight.shape), dbias
+
+
+def clipped(x: Array, limit: float) -> Array:
+    """x, with numbers above the limit in size replaced by the limit."""
+    return where(x > limit, limit, where(x < -limit, -limit, x))
+
+
+def clipped_vjp(x: Array, limit: float, dy: Array) -> Array:
+    """The gradient of x: 0 beyond the limit."""
+    return where(x > limit, 0.0, where(x < -limit, 0.0, dy))
 
 
 class DecoderAttention(Layer[Config]):
@@ -69,6 +82,8 @@ class DecoderAttention(Layer[Config]):
     b_o: Float[Array, "d"] | None
     w_q_norm: Float[Array, "k"] | None
     w_k_norm: Float[Array, "k"] | None
+    b_q_norm: Float[Array, "k"] | None
+    b_k_norm: Float[Array, "k"] | None
     w_q_all: Float[Array, "h k"] | None
     w_k_all: Float[Array, "g k"] | None
     sinks: Float[Array, "h"] | None
@@ -94,8 +109,13 @@ class DecoderAttention(Layer[Config]):
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsd,dgv->bsgv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
-        q = record(tape, q_norm=normalize(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all))
-        k = record(tape, k_norm=normalize(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all))
+        w_q, w_k = (self.w_q_norm, self.w_k_norm) if c.norm_weight == "shared" else (self.w_q_all, self.w_k_all)
+        q = record(tape, q_norm=normalize(c, q, w_q, self.b_q_norm))
+        k = record(tape, k_norm=normalize(c, k, w_k, self.b_k_norm))
+        if c.clip_qkv is not None:
+            v = record(tape, v_proj=v)
+            q, k = record(tape, q_clip=clipped(q, c.clip_qkv), k_clip=clipped(k, c.clip_qkv))
+            v = record(tape, v_clip=clipped(v, c.clip_qkv))
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
         k, v = append(step, k=k, v=v)
@@ -134,10 +154,16 @@ class DecoderAttention(Layer[Config]):
         w["sinks"] = None if self.sinks is None else tape["dsinks"]
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
         dq, dk = rotate(dq, cos, sin, c.layout, inverse=True), rotate(dk, cos, sin, c.layout, inverse=True)
+        if c.clip_qkv is not None:
+            dq, dk, dv = record(tape, dq_clip=dq, dk_clip=dk, dv_clip=dv)
+            unclipped = zip(("q_norm", "k_norm", "v_proj"), (dq, dk, dv), strict=True)
+            dq, dk, dv = (clipped_vjp(tape[name], c.clip_qkv, dx) for name, dx in unclipped)
+            dv = record(tape, dv_proj=dv)
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
         suffix = "norm" if c.norm_weight == "shared" else "all"
-        dk, w[f"w_k_{suffix}"] = normalize_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)
-        dq, w[f"w_q_{suffix}"] = normalize_vjp(c, tape["q_proj"], getattr(self, f"w_q_{suffix}"), dq)
+        w_q, w_k = getattr(self, f"w_q_{suffix}"), getattr(self, f"w_k_{suffix}")
+        dk, w[f"w_k_{suffix}"], w["b_k_norm"] = normalize_vjp(c, tape["k_proj"], w_k, self.b_k_norm, dk)
+        dq, w[f"w_q_{suffix}"], w["b_q_norm"] = normalize_vjp(c, tape["q_proj"], w_q, self.b_q_norm, dq)
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dgk->bsgk", key, self.w_k, self.b_k, dk)

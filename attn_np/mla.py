@@ -6,9 +6,9 @@ from jaxtyping import Bool, Float, Int
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, record, rms_norm
+from attn_np._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, linear, record, rms_norm
 from attn_np._rotary import rotate, rotation
-from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, prepare_inputs_vjp, rms_norm_vjp, total
+from attn_np._vjp import Grads, cotangent, einsum_vjp, grads, linear_vjp, prepare_inputs_vjp, rms_norm_vjp, total
 from attn_np.contract.mla import Config
 
 
@@ -24,6 +24,10 @@ class MultiHeadLatentAttention(Layer[Config]):
     w_uk: Float[Array, "z h q"]
     w_uv: Float[Array, "z h v"]
     w_o: Float[Array, "h v d"]
+    b_dq: Float[Array, "e"] | None
+    b_dkv: Float[Array, "z"] | None
+    b_k_rot: Float[Array, "y"] | None
+    b_o: Float[Array, "d"] | None
 
     def __call__(
         self,
@@ -44,14 +48,15 @@ class MultiHeadLatentAttention(Layer[Config]):
         positions = record(tape, positions=positions)
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         if self.w_dq is not None:
-            query = record(tape, q_down=einsum("btd,de->bte", query, self.w_dq))
+            query = record(tape, q_down=linear("btd,de->bte", query, self.w_dq, self.b_dq))
             query = record(tape, q_latent=rms_norm(query, self.w_q_norm, c.norm_eps))
         q = einsum("bte,ehk->bthk", query, self.w_q)
         q_nope, q_rot = q[..., : sizes["q"]], rotate(q[..., sizes["q"] :], cos, sin, c.layout)
         q_nope, q_rot = record(tape, q_nope=q_nope, q_rot=q_rot)
-        latent = record(tape, kv_down=einsum("bsd,dz->bsz", value, self.w_dkv))
+        latent = record(tape, kv_down=linear("bsd,dz->bsz", value, self.w_dkv, self.b_dkv))
         latent = record(tape, latent=rms_norm(latent, self.w_kv_norm, c.norm_eps))
-        k_rot = record(tape, k_rot=rotate(einsum("bsd,dy->bsy", key, self.w_k_rot), cos, sin, c.layout))
+        k_rot = linear("bsd,dy->bsy", key, self.w_k_rot, self.b_k_rot)
+        k_rot = record(tape, k_rot=rotate(k_rot, cos, sin, c.layout))
         latent, k_rot = append(step, latent=latent, k_rot=k_rot)
         if c.absorbed:
             q_nope = record(tape, q_absorbed=einsum("bthq,zhq->bthz", q_nope, self.w_uk))
@@ -68,7 +73,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         )  # fmt: skip
         if c.absorbed:
             context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))
-        y = record(tape, y=einsum("bthv,hvd->btd", context, self.w_o))
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
@@ -78,7 +83,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         latent, dtype, dy = tape["latent"], dtype_name(dy), cotangent(tape, dy)
         cos, sin = rotation(c, tape.get("positions"), dy.shape[1], like=dy)
         if c.absorbed:
-            dexpanded, w["w_o"] = einsum_vjp("bthv,hvd->btd", tape["expanded"], self.w_o, dy)
+            dexpanded, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["expanded"], self.w_o, self.b_o, dy)
             dexpanded = record(tape, dexpanded=dexpanded)
             dcontext, w["w_uv"] = einsum_vjp("bthz,zhv->bthv", tape["context"], self.w_uv, dexpanded)
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.factor(), rate=c.dropout, kv_heads=1)
@@ -87,7 +92,7 @@ class MultiHeadLatentAttention(Layer[Config]):
             dq_nope = record(tape, dq_absorbed=dq_nope)
             dq_nope, w["w_uk"] = einsum_vjp("bthq,zhq->bthz", tape["q_nope"], self.w_uk, dq_nope)
         else:
-            dcontext, w["w_o"] = einsum_vjp("bthv,hvd->btd", tape["context"], self.w_o, dy)
+            dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.factor(), rate=c.dropout)
             dq_nope, dq_rot = dq[..., : sizes["q"]], dq[..., sizes["q"] :]
             dvalues, w["w_uv"] = einsum_vjp("bsz,zhv->bshv", latent, self.w_uv, dv)
@@ -95,9 +100,10 @@ class MultiHeadLatentAttention(Layer[Config]):
             dlatent, dk_rot = total(dkeys, dvalues), np.sum(dk[..., sizes["q"] :], axis=2)
         dlatent, dk_rot, dq_nope, dq_rot = record(tape, dlatent=dlatent, dk_rot=dk_rot, dq_nope=dq_nope, dq_rot=dq_rot)
         dk_rot = rotate(dk_rot, cos, sin, c.layout, inverse=True)
-        dkey, w["w_k_rot"] = einsum_vjp("bsd,dy->bsy", key, self.w_k_rot, dk_rot)
+        dkey, w["w_k_rot"], w["b_k_rot"] = linear_vjp("bsd,dy->bsy", key, self.w_k_rot, self.b_k_rot, dk_rot)
         dlatent, w["w_kv_norm"] = rms_norm_vjp(tape["kv_down"], self.w_kv_norm, c.norm_eps, dlatent)
-        dvalue, w["w_dkv"] = einsum_vjp("bsd,dz->bsz", value, self.w_dkv, record(tape, dkv_down=dlatent))
+        dlatent = record(tape, dkv_down=dlatent)
+        dvalue, w["w_dkv"], w["b_dkv"] = linear_vjp("bsd,dz->bsz", value, self.w_dkv, self.b_dkv, dlatent)
         dq = concatenate([dq_nope, rotate(dq_rot, cos, sin, c.layout, inverse=True)], -1)
         if self.w_dq is None:
             dquery, w["w_q"] = einsum_vjp("bte,ehk->bthk", query, self.w_q, dq)
@@ -105,5 +111,6 @@ class MultiHeadLatentAttention(Layer[Config]):
             dquery, w["w_q"] = einsum_vjp("bte,ehk->bthk", tape["q_latent"], self.w_q, dq)
             dquery = record(tape, dq_latent=dquery)
             dquery, w["w_q_norm"] = rms_norm_vjp(tape["q_down"], self.w_q_norm, c.norm_eps, dquery)
-            dquery, w["w_dq"] = einsum_vjp("btd,de->bte", query, self.w_dq, record(tape, dq_down=dquery))
+            dquery = record(tape, dq_down=dquery)
+            dquery, w["w_dq"], w["b_dq"] = linear_vjp("btd,de->bte", query, self.w_dq, self.b_dq, dquery)
         return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

@@ -23,10 +23,12 @@ from attn_torch._ops import (
     record,
     repeat_heads,
     softmax,
+    stack,
     tanh,
     to_dtype,
     upcast,
 )
+from attn_torch._simplex import log_sum_exp
 
 
 def per_head(spec: str, q: Array) -> str:
@@ -46,10 +48,19 @@ def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
     return softmax(concatenate([scores, column], -1), allowed)
 
 
+def lse_of(scores: Array, allowed: Array | None, sinks: Array | None) -> Array:
+    """The logarithm of the sum of the exponentials of each row of scores, its sink's among them: `b h t`."""
+    lse = log_sum_exp(scores, allowed)
+    if sinks is not None:
+        column = broadcast_to(sinks[:, None], lse.shape)
+        lse = log_sum_exp(stack([lse, column], -1))
+    return lse
+
+
 def fast_path(
     tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any
-) -> Array:
-    """The context by the fast path, which needs a head axis: arrays without one get one."""
+) -> tuple[Array, Array | None]:
+    """The context and the lse by the fast path, which needs a head axis: arrays without one get one."""
     mask, bias = record(tape, allowed=mask, bias=bias)
     q, k, v = record(tape, q=q, k=k, v=v)
     has_heads = q.ndim == 4
@@ -57,8 +68,9 @@ def fast_path(
         q, k, v = q[:, :, None], k[:, :, None], v[:, :, None]
         mask = mask if mask is None or mask.ndim < 3 else mask[:, None]
         bias = bias if bias is None or bias.ndim < 3 else bias[:, None]
-    context = kernels.attend(q, k, v, mask=mask, bias=bias, **options)
-    return record(tape, context=context if has_heads else context[:, :, 0])
+    context, lse = kernels.attend(q, k, v, mask=mask, bias=bias, **options)
+    lse = lse if has_heads or lse is None else lse[:, 0]
+    return record(tape, context=context if has_heads else context[:, :, 0]), lse
 
 
 def attend(
@@ -82,7 +94,8 @@ def attend(
     tape: Tape = None,
     implementation: str = "auto",
     return_weights: bool = False,
-) -> tuple[Array, Array | None]:
+    return_lse: bool = False,
+) -> Any:
     """Weighted average of the values; returns it (`b t h v`) and the weights before dropout (`b h t s`), if asked for.
 
     Scores are scaled, capped, biased, masked and normalised, in this order; masked scores are replaced by -inf. Without
@@ -108,6 +121,7 @@ def attend(
         implementation: "auto" for the fast path where it computes the same, but with a tape the textbook path;
             "textbook"; or "fused" for the fast path, which never forms the weights and tapes q, k, v and context.
         return_weights: whether to return the weights; else None.
+        return_lse: whether to return the logarithms of the sums of exponentials, `b h t`, as a third result.
 
     Raises:
         ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.
@@ -130,7 +144,9 @@ def attend(
             mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
             causal, window, pattern = False, None, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
-        return fast_path(tape, q, k, v, **masks, scale=scale, softcap=softcap, sinks=sinks), None
+        numbers = {"scale": scale, "softcap": softcap, "sinks": sinks}
+        context, lse = fast_path(tape, q, k, v, **masks, **numbers, return_lse=return_lse)
+        return (context, None, lse) if return_lse else (context, None)
     by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
     allowed = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
     dtype = dtype_name(q)
@@ -157,4 +173,5 @@ def attend(
         probs = record(tape, probs=probs_and_sink[..., :-1])
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))
-    return to_dtype(context, dtype), to_dtype(probs, dtype) if return_weights else None
+    results = to_dtype(context, dtype), to_dtype(probs, dtype) if return_weights else None
+    return (*results, lse_of(scores, allowed, sinks)) if return_lse else results

@@ -10,7 +10,6 @@ from attn_np.contract._band import Limits
 from attn_np.contract._offset import Moved, MovedEach
 from attn_np.contract._patterns import Pattern, Prefix
 from attn_torch._layer import specs
-from attn_torch._masks import unmasked_by_bias
 from attn_torch._ops import (
     Array,
     Tape,
@@ -107,7 +106,7 @@ def attend(
             "textbook"; or "fused" for the fast path, which never forms the weights and tapes q, k, v and context.
         return_weights: whether to return the weights; else None.
         return_lse: whether to return a third result, `b h t`: the logarithm of the sum of the exponentials of each
-            query's scores, its sink's among them, -inf where it sees no key. It takes the textbook path, as weights do.
+            query's scores, its sink's among them, -inf where it sees no key.
 
     Raises:
         ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.
@@ -119,25 +118,12 @@ def attend(
         by_position = placed(by_position, number(offset), lengths, q, k)
     options = contract.numbers_of(number, scale, softcap, rate)
     if return_lse:
-        contract.check_lse(implementation, normalize_over, softmax_fn is not None)
-        implementation, tape = "textbook", {} if tape is None else tape
-    context, weights = core.attend(
+        contract.check_lse(normalize_over, softmax_fn is not None)
+    return core.attend(
         q, k, v, mask=mask, bias=bias, **by_position, **options, sinks=sinks, keep=keep, normalize_over=normalize_over,
         softmax_fn=softmax_fn, tape=tape, implementation=implementation, return_weights=return_weights,
+        return_lse=return_lse,
     )  # fmt: skip
-    if not return_lse:
-        return context, weights
-    scores, allowed = last_scores(tape), unmasked_by_bias(tape.get("allowed"), tape.get("bias"))
-    lse = log_sum_exp(scores, allowed)
-    if sinks is not None:
-        column = broadcast_to(tape["sinks"][:, None], lse.shape)
-        lse = log_sum_exp(stack([lse, column], -1))
-    return context, weights, lse
-
-
-def last_scores(tape: Tape) -> Array:
-    """The scores that the softmax got: biased, else capped, else as they are."""
-    return next(tape[name] for name in ("biased", "capped", "scores") if name in tape)
 
 
 def merge(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:

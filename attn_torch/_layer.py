@@ -1,4 +1,4 @@
-"""The base of PyTorch's layers: parameters, checks of a call, inputs and outputs, and decoding."""
+"""The base of PyTorch's layers: parameters, checks of a call, outputs, and decoding."""
 
 from importlib import import_module
 from typing import Any, ClassVar, Generic, TypeVar, get_args
@@ -7,57 +7,13 @@ import torch
 from torch import Tensor
 
 from attn_np.contract import Config, annotated_names, check_config, check_dtype, under_prefix
-from attn_np.contract._band import Limits
 from attn_np.contract._decode import Decodes, check_arguments, check_step
-from attn_np.contract._patterns import Pattern
 from attn_torch._decode import Cache, begin_step, empty_cache, end_step
-from attn_torch._masks import visibility, zero_unseen
-from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, checked, dtype_name, record, to_dtype, upcast, where
+from attn_torch._masks import prepare_inputs as prepare_inputs
+from attn_torch._ops import DTYPES, Array, Tape, autocast_dtype, checked, dtype_name, to_dtype, upcast
 
 C = TypeVar("C", bound=Config)
 Output = Any  # y, or (y, weights) with return_weights=True
-
-
-def prepare_inputs(
-    tape: Tape,
-    axes: str,
-    query: Array,
-    key: Array | None = None,
-    value: Array | None = None,
-    *,
-    mask: Array | None = None,
-    causal: bool = False,
-    window: Limits | None = None,
-    pattern: Pattern | None = None,
-    step: Any = None,
-) -> tuple[Array, Array, Array]:
-    """Query, key and value, upcast; a missing key is the query, a missing value the key.
-
-    Keys that no query sees and queries that see no key become 0, and in a step of decoding new positions that are not
-    real: padding, whatever it holds, reaches no projection. The tape gets the arrays that were passed (`x` alone for
-    self-attention), the two masks and the three results.
-
-    Args:
-        axes: of the attention matrices, "bhts" or "bts".
-        mask, causal, window, pattern: who may attend to whom.
-        step: the step of decoding; None in a full pass.
-    """
-    if key is None and value is None:
-        query = key = value = record(tape, x=upcast(query))
-    else:
-        query, key, value = record(tape, query=upcast(query), key=upcast(key), value=upcast(value))
-        key = query if key is None else key
-        value = key if value is None else value
-    arrays: Any = (query, key, value)
-    if step is None:
-        by_position: Any = {"causal": causal, "window": window, "pattern": pattern}
-        queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, **by_position)
-        queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
-        query = zero_unseen(f"{axes}->btd", queries, query)
-        key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
-    elif step.accepted is not None:
-        query, key, value = (where(step.accepted[:, :, None], x, 0.0) for x in arrays)
-    return record(tape, seen_query=query, seen_key=key, seen_value=value)
 
 
 def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weights: bool = False) -> Output:

@@ -6,7 +6,7 @@ from attn_np.contract.decoder import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, upcast
+from attn_torch._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, upcast, where
 from attn_torch._rotary import rotate, rotation
 
 
@@ -16,7 +16,7 @@ def offset_weight(c: Config, weight: Array | None) -> Array | None:
     return weight if weight is None or c.norm_offset == 0.0 else weight + c.norm_offset
 
 
-def normalize(c: Config, x: Array, weight: Array | None) -> Array:
+def normalize(c: Config, x: Array, weight: Array | None, bias: Array | None) -> Array:
     """x normalised: each head over its last axis, or all heads of a position as one."""
     if c.norm is None:
         return x
@@ -24,8 +24,13 @@ def normalize(c: Config, x: Array, weight: Array | None) -> Array:
     if c.norm_over == "all":
         x = x.reshape((*shape[:2], shape[2] * shape[3]))
         weight = None if weight is None else weight.reshape((shape[2] * shape[3],))
-    x = rms_norm(x, weight, c.norm_eps) if c.norm == "rms" else layer_norm(x, weight, None, c.norm_eps)
+    x = rms_norm(x, weight, c.norm_eps) if c.norm == "rms" else layer_norm(x, weight, upcast(bias), c.norm_eps)
     return x.reshape(shape)
+
+
+def clipped(x: Array, limit: float) -> Array:
+    """x, with numbers above the limit in size replaced by the limit."""
+    return where(x > limit, limit, where(x < -limit, -limit, x))
 
 
 class DecoderAttention(Layer[Config]):
@@ -43,6 +48,8 @@ class DecoderAttention(Layer[Config]):
     b_o: Float[Array, "d"] | None
     w_q_norm: Float[Array, "k"] | None
     w_k_norm: Float[Array, "k"] | None
+    b_q_norm: Float[Array, "k"] | None
+    b_k_norm: Float[Array, "k"] | None
     w_q_all: Float[Array, "h k"] | None
     w_k_all: Float[Array, "g k"] | None
     sinks: Float[Array, "h"] | None
@@ -68,8 +75,13 @@ class DecoderAttention(Layer[Config]):
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsd,dgv->bsgv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
-        q = record(tape, q_norm=normalize(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all))
-        k = record(tape, k_norm=normalize(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all))
+        w_q, w_k = (self.w_q_norm, self.w_k_norm) if c.norm_weight == "shared" else (self.w_q_all, self.w_k_all)
+        q = record(tape, q_norm=normalize(c, q, w_q, self.b_q_norm))
+        k = record(tape, k_norm=normalize(c, k, w_k, self.b_k_norm))
+        if c.clip_qkv is not None:
+            v = record(tape, v_proj=v)
+            q, k = record(tape, q_clip=clipped(q, c.clip_qkv), k_clip=clipped(k, c.clip_qkv))
+            v = record(tape, v_clip=clipped(v, c.clip_qkv))
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
         k, v = append(step, k=k, v=v)

@@ -6,7 +6,7 @@ from attn_np.contract.mla import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, record, rms_norm
+from attn_torch._ops import Array, Tape, broadcast_to, concatenate, dtype_name, einsum, linear, record, rms_norm
 from attn_torch._rotary import rotate, rotation
 
 
@@ -22,6 +22,10 @@ class MultiHeadLatentAttention(Layer[Config]):
     w_uk: Float[Array, "z h q"]
     w_uv: Float[Array, "z h v"]
     w_o: Float[Array, "h v d"]
+    b_dq: Float[Array, "e"] | None
+    b_dkv: Float[Array, "z"] | None
+    b_k_rot: Float[Array, "y"] | None
+    b_o: Float[Array, "d"] | None
 
     def forward(
         self,
@@ -42,14 +46,15 @@ class MultiHeadLatentAttention(Layer[Config]):
         positions = record(tape, positions=positions)
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         if self.w_dq is not None:
-            query = record(tape, q_down=einsum("btd,de->bte", query, self.w_dq))
+            query = record(tape, q_down=linear("btd,de->bte", query, self.w_dq, self.b_dq))
             query = record(tape, q_latent=rms_norm(query, self.w_q_norm, c.norm_eps))
         q = einsum("bte,ehk->bthk", query, self.w_q)
         q_nope, q_rot = q[..., : sizes["q"]], rotate(q[..., sizes["q"] :], cos, sin, c.layout)
         q_nope, q_rot = record(tape, q_nope=q_nope, q_rot=q_rot)
-        latent = record(tape, kv_down=einsum("bsd,dz->bsz", value, self.w_dkv))
+        latent = record(tape, kv_down=linear("bsd,dz->bsz", value, self.w_dkv, self.b_dkv))
         latent = record(tape, latent=rms_norm(latent, self.w_kv_norm, c.norm_eps))
-        k_rot = record(tape, k_rot=rotate(einsum("bsd,dy->bsy", key, self.w_k_rot), cos, sin, c.layout))
+        k_rot = linear("bsd,dy->bsy", key, self.w_k_rot, self.b_k_rot)
+        k_rot = record(tape, k_rot=rotate(k_rot, cos, sin, c.layout))
         latent, k_rot = append(step, latent=latent, k_rot=k_rot)
         if c.absorbed:
             q_nope = record(tape, q_absorbed=einsum("bthq,zhq->bthz", q_nope, self.w_uk))
@@ -66,5 +71,5 @@ class MultiHeadLatentAttention(Layer[Config]):
         )  # fmt: skip
         if c.absorbed:
             context = record(tape, expanded=einsum("bthz,zhv->bthv", context, self.w_uv))
-        y = record(tape, y=einsum("bthv,hvd->btd", context, self.w_o))
+        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

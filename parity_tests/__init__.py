@@ -1,7 +1,7 @@
 """The tests, and the tool that checks whether implementations of attention agree.
 
 As a library: `assert_parity` judges an implementation of your own, `assert_decoding_parity` its steps with a cache,
-`compare` walks two traces, `compare_modules` finds where any two modules part.
+`compare` walks two traces, `compare_modules` finds where any two modules part, `show` makes a page of a call.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from parity_tests.ports.modules.walk import compare_recordings
     from parity_tests.ports.parity import ParityError, Verdict, assert_parity, replay
     from parity_tests.ports.trace import Trace, load, record
+    from parity_tests.viewer.page import show
 
 __all__ = [
     "ModuleComparison",
@@ -31,12 +32,14 @@ __all__ = [
     "record",
     "record_modules",
     "replay",
+    "show",
 ]
 ROOMS = {
-    "trace": ("Trace", "load", "record"),
-    "compare": ("compare",),
-    "decoding": ("assert_decoding_parity",),
-    "modules": ("ModuleComparison", "compare_modules", "compare_recordings", "load_modules", "record_modules"),
+    "ports.trace": ("Trace", "load", "record"),
+    "ports.compare": ("compare",),
+    "ports.decoding": ("assert_decoding_parity",),
+    "ports.modules": ("ModuleComparison", "compare_modules", "compare_recordings", "load_modules", "record_modules"),
+    "viewer.page": ("show",),
 }
 
 
@@ -46,5 +49,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    room = next((room for room, names in ROOMS.items() if name in names), "parity")
-    return getattr(import_module(f"{__name__}.ports.{room}"), name)
+    room = next((room for room, names in ROOMS.items() if name in names), "ports.parity")
+    return getattr(import_module(f"{__name__}.{room}"), name)

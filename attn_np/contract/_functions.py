@@ -73,8 +73,8 @@ def check_places(specs: Mapping[str, Spec | None], offset: Any, causal: Any, win
         require(fits, "attend", f"{name} of shape (b,) = {shape}", spec and spec[0], "give one for each sequence")
 
 
-def check_lse(implementation: str, normalize_over: str, has_softmax_fn: bool) -> None:
-    """Refuse a sum of exponentials where there is none, or on the fast path.
+def check_lse(normalize_over: str, has_softmax_fn: bool) -> None:
+    """Refuse a sum of exponentials where there is none.
 
     Raises:
         ValueError: naming the option.
@@ -82,8 +82,6 @@ def check_lse(implementation: str, normalize_over: str, has_softmax_fn: bool) ->
     expected = "return_lse=True with the softmax over the keys"
     got = "softmax_fn" if has_softmax_fn else repr(normalize_over)
     require(not has_softmax_fn and normalize_over == "keys", "attend", expected, got, "leave one of them out")
-    expected = "return_lse=True without implementation='fused'"
-    require(implementation != "fused", "attend", expected, repr(implementation), "it takes the textbook path")
 
 
 def checked_pairs(parts: Any) -> list[Any]:

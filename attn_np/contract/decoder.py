@@ -28,8 +28,11 @@ class Config(Rotary):
         norm: of queries and keys before the rotation: "rms", "layer" (the mean is subtracted first), or None.
         norm_over: "head": each head by itself; "all": all heads of a position together.
         norm_weight: "shared": one weight for all heads; "own": each head has its own; None: no weight.
+        norm_bias: the norm adds a bias, which all heads share; for norm="layer" with norm_weight="shared".
         norm_offset: added to the stored norm weight; 1.0 in Gemma 3 and Qwen3-Next.
         norm_eps: added under the root.
+        clip_qkv: queries, keys and values are clipped to numbers of at most this size, after the norm and before the
+            rotation; None: no limit.
         sinks: each head has a learned score that takes part in the softmax and has no value.
         gate: each head's output is multiplied, element by element, by a sigmoid of the input.
         rope_base: pair i rotates by rope_base^(-2i / rotary_dim) per position; None: no rotation.
@@ -78,6 +81,7 @@ class Config(Rotary):
         "Phi-1, Phi-2, GPT-NeoX": "qkv_bias, output_bias, rotary_dim; Phi-3: scaling='longrope'",
         "GPT-J": "layout='interleaved', rotary_dim=64",
         "Cohere Command R+": "layout='interleaved', norm='layer', norm_weight='own'",
+        "OLMo": "clip_qkv; OLMoE: norm='rms', norm_over='all', norm_weight='own', clip_qkv",
         "OLMo 2": "norm='rms', norm_over='all', norm_weight='own'",
         "gpt-oss": "sinks, qkv_bias, output_bias, scaling='yarn' with truncate=False, a window in every other layer",
     }
@@ -118,8 +122,10 @@ class Config(Rotary):
     norm: str | None = None
     norm_over: str = "head"
     norm_weight: str | None = "shared"
+    norm_bias: bool = False
     norm_offset: float = 0.0
     norm_eps: float = 0.000001
+    clip_qkv: float | None = None
     sinks: bool = False
     gate: bool = False
     rope_base: float | None = 10000.0
@@ -144,9 +150,10 @@ class Config(Rotary):
         self.number("norm_offset")
         self.number("softcap", above=0.0)
         self.number("norm_eps", above=0.0)
+        self.number("clip_qkv", above=0.0)
         self.limits("window")
         self.rate("dropout")
-        self.flag("causal", "qkv_bias", "output_bias", "sinks", "gate")
+        self.flag("causal", "qkv_bias", "output_bias", "norm_bias", "sinks", "gate")
         for name, words in (("norm", ("rms", "layer")), ("norm_weight", ("shared", "own"))):
             if getattr(self, name) is not None:
                 self.one_of(name, words)
@@ -156,6 +163,10 @@ class Config(Rotary):
         if self.norm_over == "all":
             own = self.norm_weight != "shared"
             _base.require(own, self.variant, "norm_weight='own' or None over all heads", "'shared'", "set norm_weight=")
+        if self.norm_bias:
+            shared = self.norm == "layer" and self.norm_weight == "shared"
+            got, todo = f"norm={self.norm!r}, norm_weight={self.norm_weight!r}", "leave norm_bias out"
+            _base.require(shared, self.variant, "norm='layer' with a shared weight for norm_bias=", got, todo)
         if self.norm_offset != 0.0:
             learned = self.norm is not None and self.norm_weight is not None
             got = f"norm={self.norm!r}, norm_weight={self.norm_weight!r}"
@@ -185,6 +196,8 @@ class Config(Rotary):
         start = 1.0 - self.norm_offset
         if self.norm is not None and self.norm_weight == "shared":
             params |= {"w_q_norm": Param("k", "k", init=start), "w_k_norm": Param("k", "k", init=start)}
+        if self.norm_bias:
+            params |= {"b_q_norm": Param("k", "k", init=0.0), "b_k_norm": Param("k", "k", init=0.0)}
         if self.norm is not None and self.norm_weight == "own":
             params |= {"w_q_all": Param("h k", "k", init=start), "w_k_all": Param("g k", "k", init=start)}
         return params | ({"sinks": Param("h", "k")} if self.sinks else {})
@@ -196,6 +209,12 @@ class Config(Rotary):
         if self.norm is not None:
             reasons["twice_the_scores_square_the_weights"] = "larger queries are normalised to the same length"
             reasons["the_scale_belongs_to_the_queries"] = "larger queries are normalised to the same length"
+        if self.norm_bias:
+            reasons["indifferent_scores_share_evenly"] = "of a query that is 0 the norm leaves its bias"
+        if self.clip_qkv is not None:
+            reasons["twice_the_scores_square_the_weights"] = "larger queries are clipped"
+            reasons["the_scale_belongs_to_the_queries"] = "larger queries are clipped"
+            reasons["the_output_is_the_weights_times_the_values"] = "the values are clipped"
         if self.norm is not None and self.norm_over == "all":
             reasons["heads_stand_alone"] = "the norm of a head depends on the other heads"
         if self.sinks:
@@ -221,7 +240,8 @@ EXAMPLES = {
         window=(3, None),
         qkv_bias=True,
         output_bias=True,
-        norm="rms",
+        norm="layer",
+        norm_bias=True,
         norm_offset=1.0,
         sinks=True,
         rotary_dim=4,
@@ -248,6 +268,7 @@ EXAMPLES = {
         norm_over="all",
         norm_weight="own",
         norm_eps=0.0625,
+        clip_qkv=0.5,
         gate=True,
         rope_base=50.0,
         layout="interleaved",

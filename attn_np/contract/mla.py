@@ -20,6 +20,7 @@ class Config(Rotary):
         q_rank: width of the latent that queries are made from; None makes them from the input.
         absorbed: False computes every head's keys and values; True multiplies w_uk into the queries and w_uv into the
             output instead and attends to the latents themselves. The numbers are the same, and so are the weights.
+        use_bias: biases on the projections to the latents, to the shared key and to the output.
         norm_eps: added to the mean of squares in the norms of the latents.
         scale: factor on the scores; 1/sqrt(nope_dim + rope_dim) by default.
         causal: a position sees itself and earlier ones.
@@ -92,6 +93,7 @@ class Config(Rotary):
     value_head_dim: int
     q_rank: int | None = None
     absorbed: bool = False
+    use_bias: bool = False
     norm_eps: float = 0.000001
     scale: float | None = None
     causal: bool = False
@@ -116,7 +118,7 @@ class Config(Rotary):
         self.number("norm_eps", above=0.0)
         self.number("scale")
         self.rate("dropout")
-        self.flag("absorbed", "causal")
+        self.flag("absorbed", "causal", "use_bias")
         self.check_rotary()
 
     def rotary_width(self) -> int:
@@ -140,7 +142,9 @@ class Config(Rotary):
 
     def own_params(self) -> dict[str, Param]:
         queries = {"w_dq": Param("d e", "d"), "w_q_norm": Param("e", "e", init=1.0)} if self.q_rank is not None else {}
-        return queries | {
+        biases = {"b_dkv": Param("z", "d"), "b_k_rot": Param("y", "d"), "b_o": Param("d", "h v")}
+        biases |= {"b_dq": Param("e", "d")} if self.q_rank is not None else {}
+        weights = queries | {
             "w_q": Param("e h k", "e"),
             "w_dkv": Param("d z", "d"),
             "w_kv_norm": Param("z", "z", init=1.0),
@@ -149,6 +153,7 @@ class Config(Rotary):
             "w_uv": Param("z h v", "z"),
             "w_o": Param("h v d", "h v"),
         }
+        return weights | biases if self.use_bias else weights
 
     def exempt(self) -> dict[str, str]:
         return {"keys_have_no_order": "scores depend on the distance of queries and keys"}
@@ -181,6 +186,7 @@ EXAMPLES = {
         rope_dim=2,
         value_head_dim=2,
         q_rank=7,
+        use_bias=True,
         absorbed=True,
         norm_eps=0.0625,
         causal=True,

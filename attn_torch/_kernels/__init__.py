@@ -11,6 +11,7 @@ are widened to float32 before: PyTorch's kernels round the weights to 16 bits be
 rounding more than we promise, and on a CPU they are no faster.
 """
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -44,12 +45,16 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     pattern: Pattern | None = None,
-) -> Tensor:
-    """Weighted average of the values, `b t h v`, of q `b t h k`, k `b s g k`, v `b s g v`; see `attn_torch.attend`."""
+    return_lse: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The context `b t h v` of q `b t h k`, k `b s g k`, v `b s g v`, as `attn_torch.attend` defines it; and, if asked
+    for, the lse `b h t`.
+    """
     mask, bias = rank4(mask), rank4(bias)
     if is_sharded(q):
         arrays = {"mask": mask, "bias": bias, "sinks": sinks}
         options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap}
+        options["return_lse"] = return_lse
         return attend_locally(attend, q, k, v, arrays, options, PatternArrays.of(pattern))
     dtype, t = dtype_name(q), q.shape[1]
     q, k, v = upcast(q), upcast(k), upcast(v)
@@ -63,15 +68,19 @@ def attend(
     sinks = None if sinks is None else upcast(sinks).to(q.dtype)[None]
     scale, softcap = float(scale), None if softcap is None else float(softcap)
     arrays = q, k, v, mask, bias
-    if pattern is softcap is sinks is None and sdpa.serves(*arrays, limits, scale):
-        context = sdpa.attend(*arrays, limits, scale)
+    if pattern is softcap is sinks is None and not return_lse and sdpa.serves(*arrays, limits, scale):
+        context, lse = sdpa.attend(*arrays, limits, scale), None
     elif all_at_once:
-        context = small.attend(*arrays, sinks, limits, scale, softcap, pattern)
+        context, lse = small.attend(*arrays, sinks, limits, scale, softcap, pattern, return_lse)
     else:
         text, *pattern_arrays = PatternArrays.of(pattern)
-        context = BlockAttention.apply(*arrays, sinks, *pattern_arrays, *limits, scale, softcap, text)
-    first_query = t - q.shape[1]
-    return to_dtype(context if statically_true(first_query == 0) else pad(context, (0, 0, 0, 0, first_query, 0)), dtype)
+        context, lse = BlockAttention.apply(*arrays, sinks, *pattern_arrays, *limits, scale, softcap, text, return_lse)
+    if not statically_true((first_query := t - q.shape[1]) == 0):
+        context = pad(context, (0, 0, 0, 0, first_query, 0))
+        if lse is not None:
+            unseen = small.lse_of_nothing(sinks, lse).expand(*lse.shape[:2], first_query)
+            lse = torch.cat([unseen, lse], -1)
+    return to_dtype(context, dtype), lse if return_lse else None
 
 
 def rank4(x: Tensor | None) -> Tensor | None:

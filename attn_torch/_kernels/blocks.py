@@ -232,8 +232,8 @@ class BlockedCall:
         scores[..., block.masked_keys].masked_fill_(~allowed, -torch.inf)
         return ~allowed.any(-1, keepdim=True) if block.masked_keys == ALL else None
 
-    def weights(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The weights, `(b g) (r t) s`; the queries that see no key, whose weights are NaN; the tanh of the softcap."""
+    def scores(self, block: Block) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The scores, `(b g) (r t) s`; the queries that have -inf alone; the tanh of the softcap."""
         scores = tanh = self.product("scores", self.queries(self.q, block), self.keys(self.k, block).mT)
         if self.softcap is not None:
             tanh = scores.div_(self.softcap).tanh_()
@@ -244,8 +244,10 @@ class BlockedCall:
             key_scores += without_sink.of(self.bias, "bgrts")
         empty = self.mask_with_neg_inf_(key_scores, without_sink)
         if self.sinks is not None:
-            with_sink[..., 0] = block.of(self.sinks, "bgr")[..., None]
-        return torch.softmax(scores, -1, out=scores), empty, tanh
+            sinks = block.of(self.sinks, "bgr")[..., None]
+            with_sink[..., 0] = sinks
+            empty = None if empty is None else empty & (sinks == -torch.inf)[..., None]  # a sink has a weight
+        return scores, empty, tanh
 
 
 def count(keys: slice | Tensor) -> int:
@@ -273,34 +275,41 @@ ARRAYS = 9  # of the inputs; the last three are `PatternArrays`
 SCHEMA = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks"
 SCHEMA += ", Tensor? by_query, Tensor? by_key, Tensor? by_batch"
 SCHEMA += ", SymInt? left, SymInt? right, float scale, float? softcap, str text"
+Outputs = tuple[Tensor, Tensor]
 
 
-@torch.library.custom_op(f"{PACKAGE}::blocks", mutates_args=(), schema=f"({SCHEMA}) -> Tensor")
+@torch.library.custom_op(f"{PACKAGE}::blocks", mutates_args=(), schema=f"({SCHEMA}, bool with_lse) -> (Tensor, Tensor)")
 @without_autocast
-def forward(*inputs: Any) -> Tensor:
-    """The context, `b t h v`; masks have four axes, sinks are `1 h` or `b h`."""
-    call, out = BlockedCall(*inputs), context_like(*inputs[:3])
+def forward(*inputs: Any) -> Outputs:
+    """The context, `b t h v`, and the lse, `b h t`, of size 0 unless it is asked for; masks have four axes, sinks are
+    `1 h` or `b h`.
+    """
+    *call_inputs, with_lse = inputs
+    call, (out, lse) = BlockedCall(*call_inputs), outputs_like(*inputs)
     context = call.heads_first(out)
     for block in call.blocks():
-        probs, empty, _ = call.weights(block)
+        scores, empty, _ = call.scores(block)
+        if with_lse:
+            block.of(call.by_group(lse), "bgrt").copy_(call.by_axes(scores, block).logsumexp(-1))
+        probs = torch.softmax(scores, -1, out=scores)
         if call.sink_columns:
             probs[..., 0] = 0.0
         part = call.by_axes(call.product("context", probs, call.keys(call.v, block)), block)
         block.of(context, "bgrtk").copy_(part if empty is None else part.masked_fill_(empty, 0.0))
-    return out
+    return out, lse
 
 
 @torch.library.custom_op(
     f"{PACKAGE}::blocks_backward",
     mutates_args=(),
-    schema=f"(Tensor dout, Tensor out, {SCHEMA}, bool with_bias) -> Tensor[]",
+    schema=f"(Tensor dout, Tensor delta, {SCHEMA}, bool with_bias) -> Tensor[]",
 )
 @without_autocast
-def backward(dout: Tensor, out: Tensor, *inputs: Any) -> list[Tensor]:
+def backward(dout: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
     """The gradients of q, k and v, then of the sinks if there are any, then of the bias if it is asked for.
 
-    Every block's weights again, then the rules of the textbook. delta, the sum over the keys of probs dprobs, which the
-    softmax's rule needs, is that of dout out over the width.
+    Every block's weights again, then the rules of the textbook. delta, `b t h 1`, is what the softmax's rule needs of
+    each row.
     """
     *forward_inputs, with_bias = inputs
     call = BlockedCall(*forward_inputs)
@@ -308,9 +317,10 @@ def backward(dout: Tensor, out: Tensor, *inputs: Any) -> list[Tensor]:
     dsinks = None if call.sinks is None else torch.zeros_like(call.sinks)
     dbias = torch.zeros_like(call.bias) if call.bias is not None and with_bias else None
     dcontext, dqueries = call.heads_first(dout), call.heads_first(dq)
-    delta = call.heads_first((dout * out).sum(-1, keepdim=True))
+    delta = call.heads_first(delta)
     for block in call.blocks():
-        probs, empty, tanh = call.weights(block)
+        scores, empty, tanh = call.scores(block)
+        probs = torch.softmax(scores, -1, out=scores)
         if empty is not None:
             call.by_axes(probs, block).masked_fill_(empty, 0.0)
         dy = call.queries(dcontext, block)
@@ -336,12 +346,13 @@ def backward(dout: Tensor, out: Tensor, *inputs: Any) -> list[Tensor]:
 
 
 @forward.register_fake
-def context_like(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+def outputs_like(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Outputs:
+    (b, t, h, _), with_lse = q.shape, rest[-1]
+    return q.new_empty((b, t, h, v.shape[-1])), q.new_empty((b, h, t if with_lse else 0))
 
 
 @backward.register_fake
-def _(dout: Tensor, out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
+def _(dout: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
     bias, sinks, with_bias = *rest[1:3], rest[-1]
     return [x.new_empty(x.shape) for x in (q, k, v, sinks, bias if with_bias else None) if x is not None]
 
@@ -355,22 +366,26 @@ class BlockAttention(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q, k, v, mask, bias, sinks, by_query, by_key, by_batch, left, right, scale, softcap, text):
-        return forward(q, k, v, mask, bias, sinks, by_query, by_key, by_batch, left, right, scale, softcap, text)
+    def forward(q, k, v, mask, bias, sinks, by_query, by_key, by_batch, left, right, scale, softcap, text, with_lse):
+        arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch
+        return forward(*arrays, left, right, scale, softcap, text, with_lse)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(output, *inputs[:ARRAYS])
-        ctx.options = inputs[ARRAYS:]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
+        ctx.save_for_backward(output[0], *inputs[:ARRAYS])
+        *ctx.options, ctx.with_lse = inputs[ARRAYS:]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        (dout,) = grad_outputs
-        saved = ctx.saved_tensors  # read once: where the call is computed again, it is freed then
-        sinks, with_bias = saved[6], ctx.needs_input_grad[4]  # a bias may be as large as all scores
-        dq, dk, dv, *more = BlockGradients.apply(dout, *saved, *ctx.options, with_bias)
+        dout, dlse = grad_outputs
+        out, *arrays = ctx.saved_tensors  # read once: where the call is computed again, it is freed then
+        sinks, with_bias = arrays[5], ctx.needs_input_grad[4]  # a bias may be as large as all scores
+        # The sum over the keys of probs dprobs is that of dout out over the width; the lse adds probs dlse to dscores.
+        delta = (dout * out).sum(-1, keepdim=True)
+        delta = delta - dlse.mT[..., None] if ctx.with_lse else delta
+        dq, dk, dv, *more = BlockGradients.apply(dout, delta, *arrays, *ctx.options, with_bias)
         dsinks = more.pop(0) if sinks is not None else None
-        return dq, dk, dv, None, more[0] if with_bias else None, dsinks, *[None] * 8
+        return dq, dk, dv, None, more[0] if with_bias else None, dsinks, *[None] * 9
 
 
 class BlockGradients(Function):
@@ -380,10 +395,10 @@ class BlockGradients(Function):
 
     @staticmethod
     def forward(
-        dout, out, q, k, v, mask, bias, sinks, by_query, by_key, by_batch, left, right, scale, softcap, text, with_bias
+        dy, delta, q, k, v, mask, bias, sinks, by_query, by_key, by_batch, left, right, scale, softcap, text, with_bias
     ):
         arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch
-        return tuple(backward(dout, out, *arrays, left, right, scale, softcap, text, with_bias))
+        return tuple(backward(dy, delta, *arrays, left, right, scale, softcap, text, with_bias))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -407,10 +422,10 @@ def into_batch(n: int, dims: tuple[Any, ...], arrays: tuple[Any, ...]) -> list[A
 
 
 @forward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Outputs, tuple[int, int]]:
     n = info.batch_size
-    out = forward(*into_batch(n, in_dims[:ARRAYS], inputs[:ARRAYS]), *inputs[ARRAYS:])
-    return out.unflatten(0, (n, -1)), 0
+    out, lse = forward(*into_batch(n, in_dims[:ARRAYS], inputs[:ARRAYS]), *inputs[ARRAYS:])
+    return (out.unflatten(0, (n, -1)), lse.unflatten(0, (n, -1))), (0, 0)
 
 
 @backward.register_vmap

@@ -22,15 +22,15 @@ def is_sharded(x: Tensor) -> bool:
 
 
 def attend_locally(
-    attend: Callable[..., Tensor],
+    attend: Callable[..., tuple[Tensor, Tensor | None]],
     q: Any,
     k: Any,
     v: Any,
     arrays: dict[str, Any],
     options: dict[str, Any],
     pattern: PatternArrays,
-) -> Tensor:
-    """What `attend` gives of the local parts of DTensors, as a DTensor sharded as the queries are.
+) -> tuple[Tensor, Tensor | None]:
+    """What `attend` gives of the local parts of DTensors, as DTensors sharded as the queries are.
 
     Args:
         arrays: mask and bias with four axes and sinks, or None.
@@ -52,25 +52,27 @@ def attend_locally(
             letter = None
         letters.append(letter)
 
-    def placements(x: Tensor, axes: str, absent: Placement) -> list[Placement]:
+    def placements(shape: Any, axes: str, absent: Placement) -> list[Placement]:
         """How the mesh splits an array: along the axes that queries are split along; `absent` for those it lacks."""
-        at = {letter: axes.index(letter) for letter in axes if x.shape[axes.index(letter)] > 1}
+        at = {letter: axes.index(letter) for letter in axes if shape[axes.index(letter)] > 1}
         return [Shard(at[a]) if a in at else Replicate() if a is None else absent for a in letters]
 
     arrays = {"q": q, "k": k, "v": v} | arrays | pattern._asdict()
     present = [(arrays[name], axes, name) for name, axes in AXES.items() if arrays[name] is not None]
 
-    def local(*parts: Tensor) -> Tensor:
+    def local(*parts: Tensor) -> tuple[Tensor, Tensor | None]:
         local_arrays = dict.fromkeys(AXES) | dict(zip((name for _, _, name in present), parts, strict=True))
         pattern_arrays = [local_arrays.pop(name) for name in pattern._fields[1:]]
         local_pattern = PatternArrays(pattern.text, *pattern_arrays).pattern()
         return attend(**local_arrays, pattern=local_pattern, **options)
 
+    b, t, h, _ = q.shape
+    lse = placements((b, h, t), "bht", Replicate()) if options["return_lse"] else None
     mapped: Any = local_map(
         local,
-        out_placements=placements(q, "bthv", Replicate()),
-        in_placements=tuple(placements(x, a, Replicate()) for x, a, _ in present),
-        in_grad_placements=tuple(placements(x, a, Partial()) for x, a, _ in present),
+        out_placements=(placements(q.shape, "bthv", Replicate()), lse),
+        in_placements=tuple(placements(x.shape, a, Replicate()) for x, a, _ in present),
+        in_grad_placements=tuple(placements(x.shape, a, Partial()) for x, a, _ in present),
         device_mesh=mesh,
         redistribute_inputs=True,
     )

@@ -15,6 +15,11 @@ def has_tangent(x: Tensor | None) -> bool:
     return x is not None and not torch.compiler.is_compiling() and forward_ad.unpack_dual(x).tangent is not None
 
 
+def lse_of_nothing(sinks: Tensor | None, like: Tensor) -> Tensor:
+    """The lse of a query that sees no key, by axes `b h t` of 1: its head's sink, -inf without one."""
+    return like.new_full((1, 1, 1), -torch.inf) if sinks is None else sinks[:, :, None]
+
+
 @without_autocast
 def attend(
     q: Tensor,
@@ -27,8 +32,9 @@ def attend(
     scale: float,
     softcap: float | None,
     pattern: Pattern | None = None,
-) -> Tensor:
-    """The context, `b t h v`; sinks are `1 h`, masks have four axes."""
+    return_lse: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The context, `b t h v`, and the lse, `b h t`; sinks are `1 h`, masks have four axes."""
     (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
     rows = t * (h // g)  # of scores: the queries of all heads that share a key/value head
     q = q.transpose(1, 2).reshape(b, g, rows, width)
@@ -48,4 +54,8 @@ def attend(
         scores = torch.cat([scores, sinks[:, :, None, None].expand(b, h, t, 1)], -1)
     probs = torch.softmax(scores, -1)[..., :s]
     context = (probs.reshape(b, g, rows, s) @ v.transpose(1, 2)).view(b, h, t, v.shape[-1])
-    return (context if empty is None else context.masked_fill(empty, 0.0)).transpose(1, 2)
+    lse = torch.logsumexp(scores, -1) if return_lse else None
+    if empty is not None:
+        context = context.masked_fill(empty, 0.0)
+        lse = None if lse is None else torch.where(empty[..., 0], lse_of_nothing(sinks, lse), lse)
+    return context.transpose(1, 2), lse

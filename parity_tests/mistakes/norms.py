@@ -7,21 +7,33 @@ decoder, shared_norm = at("decoder.py", "decoder", "sinks"), at(SHARED, "decoder
 SQUARES = "{np}.sum(x * x, {axis}=-1, {keepdims}=True)"
 UNDER_THE_ROOT = "add eps under the root: x / sqrt(mean(x^2) + eps)"
 NORMED = """\
-        q = record(tape, q_norm=normalize(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all))
-        k = record(tape, k_norm=normalize(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all))
+        q = record(tape, q_norm=normalize(c, q, w_q, self.b_q_norm))
+        k = record(tape, k_norm=normalize(c, k, w_k, self.b_k_norm))
+"""
+TURNED = """\
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
+"""
+CLIPPED = """\
+        if c.clip_qkv is not None:
+            v = record(tape, v_proj=v)
+            q, k = record(tape, q_clip=clipped(q, c.clip_qkv), k_clip=clipped(k, c.clip_qkv))
+            v = record(tape, v_clip=clipped(v, c.clip_qkv))
 """
 TURNED_FIRST = """\
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
         q, k = rotate(q, cos, sin, c.layout), rotate(k, cos, sin, c.layout)
-        q = normalize(c, q, self.w_q_norm if c.norm_weight == "shared" else self.w_q_all)
-        k = normalize(c, k, self.w_k_norm if c.norm_weight == "shared" else self.w_k_all)
+        q, k = normalize(c, q, w_q, self.b_q_norm), normalize(c, k, w_k, self.b_k_norm)
         q, k = record(tape, q_rot=q, k_rot=k)
 """
 
 MUTANTS = (
-    decoder("norm after the rotation", "norm queries and keys before they are rotated", NORMED, TURNED_FIRST),
+    decoder(
+        "norm after the rotation",
+        "norm queries and keys before they are rotated",
+        NORMED + CLIPPED + TURNED,
+        TURNED_FIRST,
+    ),
     shared_norm(
         "eps of the norm added to the root",
         UNDER_THE_ROOT,

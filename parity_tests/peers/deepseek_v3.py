@@ -28,4 +28,5 @@ PEERS = {
         "DeepseekV3ForCausalLM", OWN | {"rope_parameters": LONGER | {"attention_factor": 1.25}}, AT, layers=(1,)
     ),
     "direct": Model("DeepseekV3ForCausalLM", OWN | {"q_lora_rank": None}, AT, layers=(1,)),
+    "biases": Model("DeepseekV3ForCausalLM", OWN | {"attention_bias": True}, AT, layers=(1,)),
 }

@@ -4,13 +4,14 @@ Everything that matters is in the page itself: headline, heat map, failures. A s
 single cases from a compact block of JSON when they are opened. Nothing is fetched, and no file exceeds `LIMIT`.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from parity_tests.explain.findings import Finding
@@ -133,6 +134,23 @@ def facts(result: Result) -> list[tuple[str, str]]:
     return [*found, *sorted(held.items(), key=lambda item: item[0] == "platform")]
 
 
+def environment(*rooms: str) -> Environment:
+    """The templates of some rooms, with values escaped and none left out."""
+    return Environment(
+        loader=ChoiceLoader([PackageLoader(room) for room in rooms]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def json_block(data: Any) -> Markup:
+    """Data as JSON that stands inside a script element of a page."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
 def write_html(
     path: Path,
     result: Result,
@@ -168,13 +186,7 @@ def page(
     room: Room,
 ) -> str:
     """The text of a report that shows as much as there is room for."""
-    env = Environment(
-        loader=PackageLoader("parity_tests.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    env = environment("parity_tests.report")
     env.filters |= {"figure": figure, "marked": marked, "counted": counted}
     groups = grouped(result)
     known = {(finding.candidate, finding.case) for finding in findings}

@@ -107,6 +107,11 @@ def biases(hf: HFConfig, *, default: bool = False) -> dict[str, Any]:
     return dict.fromkeys(BIASES, hf.flag("attention_bias", default))
 
 
+def clip(hf: HFConfig) -> dict[str, Any]:
+    """Our field for the limit of queries, keys and values; no field if it is null."""
+    return {} if hf.get("clip_qkv") is None else {"clip_qkv": hf.number("clip_qkv")}
+
+
 def unrotated(hf: HFConfig) -> dict[str, Any]:
     """Our field for a layer without rotation: the file's positions are about other layers."""
     hf.skip("rope_parameters", "rope_theta", "rope_scaling")

@@ -14,7 +14,6 @@ from attn_np.weights.layouts.llama import LAYOUT as LLAMA
 def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `DeepseekV3Config`: `head_dim` is its rotary part; the norms have a fixed epsilon."""
     heads = hf.integer("num_attention_heads")
-    hf.only("attention_bias", False)
     hf.only("num_key_value_heads", heads)
     # The other rotary layout has tensors of the same shapes, so its files could not be told apart from ours.
     hf.only("rope_interleave", True)
@@ -33,6 +32,7 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
         "rope_dim": rope_dim,
         "value_head_dim": hf.integer("v_head_dim", 128),
         "causal": True,
+        "use_bias": hf.flag("attention_bias", False),
     }
     fields |= full_rotary(hf, rope_dim) | score_scale(hf, nope_dim + rope_dim)
     if hf.is_null("q_lora_rank"):
@@ -56,7 +56,10 @@ DIRECT = Table(
         "w_kv_norm": ("self_attn.kv_a_layernorm.weight", "z -> z"),
         ("w_uk", "w_uv"): ("self_attn.kv_b_proj.weight", "(h (q | v)) z -> z h q, z h v"),
         "w_o": ("self_attn.o_proj.weight", "d (h v) -> h v d"),
+        ("b_dkv", "b_k_rot"): ("self_attn.kv_a_proj_with_mqa.bias", "(z | y) -> z, y"),
+        "b_o": ("self_attn.o_proj.bias", "d -> d"),
     },
+    flags={"use_bias": ("b_dkv", "b_k_rot", "b_o")},
     sizes={
         "d_model": "d",
         "num_heads": "h",
@@ -75,7 +78,9 @@ LATENT = Table(
         "w_dq": ("self_attn.q_a_proj.weight", "e d -> d e"),
         "w_q_norm": ("self_attn.q_a_layernorm.weight", "e -> e"),
         "w_q": ("self_attn.q_b_proj.weight", "(h k) e -> e h k"),
+        "b_dq": ("self_attn.q_a_proj.bias", "e -> e"),
     },
+    flags={"use_bias": ("b_dq", "b_dkv", "b_k_rot", "b_o")},
     sizes={**DIRECT.sizes, "q_rank": "e"},
     free=DIRECT.free,
     fixed=DIRECT.fixed,

@@ -9,7 +9,7 @@ MUTANTS = (
         "queries normed once more after they turn",
         "norm queries and keys once, before they turn",
         "q_rot=rotate(q, cos, sin, c.layout), ",
-        "q_rot=normalize(c, rotate(q, cos, sin, c.layout), self.w_q_norm), ",
+        "q_rot=normalize(c, rotate(q, cos, sin, c.layout), w_q, self.b_q_norm), ",
     ),
     sinks(
         "offset of the norm's weight forgotten",
@@ -27,14 +27,26 @@ MUTANTS = (
     gated(
         "mean kept in the layer norm of queries and keys",
         "a layer norm subtracts the mean; an rms norm does not",
-        'if c.norm == "rms" else layer_norm(x, weight, None, c.norm_eps)',
-        'if c.norm != "none" else layer_norm(x, weight, None, c.norm_eps)',
+        'if c.norm == "rms" else layer_norm(x, weight, upcast(bias), c.norm_eps)',
+        'if c.norm != "none" else layer_norm(x, weight, upcast(bias), c.norm_eps)',
+    ),
+    sinks(
+        "bias of the norm of keys left out",
+        "Phi's and Persimmon's norms of queries and keys have a bias each",
+        "k_norm=normalize(c, k, w_k, self.b_k_norm)",
+        "k_norm=normalize(c, k, w_k, None)",
     ),
     gated(
         "gate without its sigmoid",
         "the gate is a sigmoid of its projection",
         "gate=sigmoid(linear(",
         "gate=(linear(",
+    ),
+    gated(
+        "values of the decoder not clipped",
+        "OLMo clips values as it clips queries and keys",
+        "v_clip=clipped(v, c.clip_qkv)",
+        "v_clip=v",
     ),
     sinks(
         "learned sinks of the decoder taken as zero",

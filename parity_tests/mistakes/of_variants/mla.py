@@ -13,8 +13,8 @@ MUTANTS = (
     expanded(
         "shared key not turned",
         "turn the shared key by its position before it is kept",
-        'rotate(einsum("bsd,dy->bsy", key, self.w_k_rot), cos, sin, c.layout)',
-        'einsum("bsd,dy->bsy", key, self.w_k_rot)',
+        "k_rot=rotate(k_rot, cos, sin, c.layout)",
+        "k_rot=k_rot",
     ),
     expanded(
         "latent not normed",

@@ -12,6 +12,7 @@ import attn_np
 from attn_np._ops import DTYPES
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
+from parity_tests.judge import kernels
 from parity_tests.mistakes import SHARED, Mutant, planted
 from parity_tests.tests.inputs import TREES, Arrays, Tree, same
 from parity_tests.tests.kernels.test_attend import given
@@ -22,6 +23,8 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "masked": ({"softcap": 1.5}, "mask"),
     "all": ({"causal": True, "softcap": 1.5}, "mask bias sinks"),
 }
+# The textbook path, the fast one of a small call, and that in blocks.
+PATHS = ("textbook", "fused", "blocks")
 
 
 @pytest.fixture(params=list(TREES))
@@ -64,20 +67,26 @@ def differentiated(tree: Tree, call: Any, inputs: Arrays, *dys: np.ndarray) -> t
     return [np.asarray(y) for y in outputs], {f"d{name}": np.asarray(x) for name, x in grads.items()}
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_lse_and_its_gradients_stay_within_their_bounds(tree: Tree, call: str) -> None:
+def results(tree: Tree, package: Any, call: str, path: str) -> tuple[Arrays, dict[str, Any]]:
+    """The context, the lse and every gradient by a path of a package, and their bounds."""
     options, names = CALLS[call]
     inputs: Any = given(2, names)
     want, dy, dlse = held(inputs, options)
-    if tree.name == "numpy":
-        (y, _, lse), pull = attn_np.value_and_vjp(attn_np.attend, **inputs, **options, return_lse=True)
-        outputs, grads = [y, lse], {f"d{name}": x for name, x in pull(dy, None, dlse).inputs.items()}
-    else:
-        attend = tree.package.attend
-        outputs, grads = differentiated(
-            tree, lambda **x: attend(**x, **options, return_lse=True)[::2], inputs, dy, dlse
-        )
-    for name, x in ({"context": outputs[0], "lse": outputs[1]} | grads).items():
+    options = options | {"implementation": "fused" if path == "blocks" else path, "return_lse": True}
+    with kernels.blocks(package.__name__, kernels.SMALL[tree.name][0] if path == "blocks" else {}):
+        if tree.name == "numpy":
+            (y, _, lse), pull = package.value_and_vjp(package.attend, **inputs, **options)
+            outputs, grads = [y, lse], {f"d{name}": x for name, x in pull(dy, None, dlse).inputs.items()}
+        else:
+            outputs, grads = differentiated(tree, lambda **x: package.attend(**x, **options)[::2], inputs, dy, dlse)
+    return {"context": outputs[0], "lse": outputs[1]} | grads, want
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("call", CALLS)
+def test_lse_and_its_gradients_stay_within_their_bounds(tree: Tree, call: str, path: str) -> None:
+    outputs, want = results(tree, tree.package, call, path)
+    for name, x in outputs.items():
         assert ratio(x, want[name]) <= 1, name
 
 
@@ -177,7 +186,6 @@ def test_what_cannot_be_merged_is_refused(tree: Tree, case: str) -> None:
     [
         ({"normalize_over": "queries"}, "with the softmax over the keys, got 'queries'"),
         ({"softmax_fn": lambda scores, allowed: scores}, "with the softmax over the keys, got softmax_fn"),
-        ({"implementation": "fused"}, "without implementation='fused', got 'fused'"),
     ],
 )
 def test_an_lse_that_there_is_not_is_refused(tree: Tree, options: dict[str, Any], got: str) -> None:
@@ -190,7 +198,6 @@ BUGS = {
     "the largest score not added again": ('float("-inf"), top + ops.log(', 'float("-inf"), ops.log('),
     "hidden scores counted": ("lse = log_sum_exp(scores, allowed)", "lse = log_sum_exp(scores)"),
     "the sink forgotten": ("lse = log_sum_exp(stack([lse, column], -1))", "lse = lse + 0 * column"),
-    "scores before the softcap": ('for name in ("biased", "capped", "scores")', 'for name in ("scores", "capped")'),
 }
 
 
@@ -201,6 +208,7 @@ def test_a_planted_bug_is_seen(bug: str, package: str) -> None:
     options, names = CALLS["all"]
     inputs = given(2, names)
     with planted(Mutant(bug, SHARED, *BUGS[bug], "", ""), package) as alias:
+        options = options | {"implementation": "textbook"}
         lse = __import__(alias).attend(**tree.arrays(inputs), **options, return_lse=True)[2]
     assert not ratio(tree.numpy(lse), held(inputs, options)[0]["lse"]) <= 1
 
@@ -216,7 +224,44 @@ def test_a_planted_bug_of_the_rule_is_seen(old: str, new: str) -> None:
     options, names = CALLS["all" if "sink" in old else "masked"]
     inputs: Any = given(2, names)
     want, dy, dlse = held(inputs, options)
+    options = options | {"implementation": "textbook"}
     with planted(Mutant("rule", SHARED, old, new, "", ""), "attn_np") as alias:
         package = __import__(alias)
         grads = package.value_and_vjp(package.attend, **inputs, **options, return_lse=True)[1](dy, None, dlse).inputs
     assert not ratio(grads["q"], want["dq"]) <= 1
+
+
+KERNEL_BUGS: dict[tuple[str, str], tuple[str, str, str]] = {  # by tree and name: the path and the edit
+    ("numpy", "its gradient forgotten"): ("fused", "delta - dlse.astype(dtype, copy=False)", "delta"),
+    ("numpy", "the largest score not added again"): ("blocks", "lse = self.top /", "lse = 0 * self.top /"),
+    ("jax", "its gradient forgotten"): ("blocks", "- where(empty, 0.0, dlse / total)", ""),
+    ("jax", "its gradient not divided by the sum"): ("blocks", "dlse / total)", "dlse)"),
+    ("jax", "the largest score not added again"): ("fused", "where(empty, 0.0, top) + log(", "log("),
+    ("torch", "its gradient forgotten"): ("blocks", "delta - dlse.mT[..., None] if ctx.with_lse else delta", "delta"),
+    ("torch", "no sink for a query without keys"): ("blocks", "empty & (sinks == -torch.inf)[..., None]", "empty"),
+    ("torch", "the sink forgotten"): ("blocks", "block).logsumexp(", "block)[..., call.sink_columns :].logsumexp("),
+}
+
+
+@pytest.mark.parametrize(("name", "bug"), KERNEL_BUGS)
+def test_a_planted_bug_of_a_fast_path_is_seen(name: str, bug: str) -> None:
+    path, old, new = KERNEL_BUGS[name, bug]
+    tree = TREES[name]
+    file = "_kernels/blocks.py" if name == "torch" else "_kernels.py"
+    with planted(Mutant(bug, file, old, new, "", ""), tree.package.__name__) as alias:
+        outputs, want = results(tree, __import__(alias), "all", path)
+    assert any(not ratio(x, want[name]) <= 1 for name, x in outputs.items())
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("names", ["", "sinks"])
+def test_queries_before_the_first_key_have_their_sink_alone(tree: Tree, names: str, path: str) -> None:
+    """More queries than keys: -inf without sinks, and what the others' rows are is not touched."""
+    inputs = given(2, names)
+    inputs |= {name: inputs[name][:, :2] for name in "kv"}
+    want = held(inputs, {"causal": True})[0]["lse"]
+    options: dict[str, Any] = {"causal": True, "implementation": "fused" if path == "blocks" else path}
+    with kernels.blocks(tree.package.__name__, kernels.SMALL[tree.name][0] if path == "blocks" else {}):
+        lse = tree.numpy(tree.package.attend(**tree.arrays(inputs), **options, return_lse=True)[2])
+    assert ratio(lse, want) <= 1
+    assert names or np.all(lse[..., :3] == -inf)

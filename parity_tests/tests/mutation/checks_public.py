@@ -347,10 +347,12 @@ def merged_parts(alias: str) -> None:
             want, back = attn_np.value_and_vjp(attn_np.attend, **carried, **options, return_lse=True)
             dlse = np.where(np.isfinite(want[2].v), np.cos(np.arange(want[2].size)).reshape(want[2].shape), 0.0)
             slopes: Any = back(ErrArray(dy, 0.0), None, ErrArray(dlse, 0.0)).inputs
-        found, pull = package.value_and_vjp(package.attend, **some, **options, return_lse=True)
-        claim(found[1] is None and compare(found[2], want[2])["ratio"] <= 1, "lse")
-        for name, grad in pull(dy, None, dlse).inputs.items():
-            claim(compare(grad, slopes[name])["ratio"] <= 1, f"d{name}")
+        for path in ("fused", "textbook"):
+            asked: dict[str, Any] = {**some, **options, "return_lse": True, "implementation": path}
+            found, pull = package.value_and_vjp(package.attend, **asked)
+            claim(found[1] is None and compare(found[2], want[2])["ratio"] <= 1, "lse")
+            for name, grad in pull(dy, None, dlse).inputs.items():
+                claim(compare(grad, slopes[name])["ratio"] <= 1, f"d{name}")
         tape: dict[str, Any] = {}
         claim(
             same(package.attend(**some, **options, return_lse=True, tape=tape)[2], found[2]) and "q" in tape, "a tape"
@@ -394,6 +396,6 @@ def merged_parts(alias: str) -> None:
     ]
     for given, error, words in wrong:
         refuses(lambda given=given: package.merge(given), error, f"merge: {words}")
-    for options in ({"normalize_over": "queries"}, {"softmax_fn": doubled}, {"implementation": "fused"}):
+    for options in ({"normalize_over": "queries"}, {"softmax_fn": doubled}):
         call = partial(package.attend, **some, **options, return_lse=True)
         refuses(call, ValueError, "attend: expected return_lse=True with")

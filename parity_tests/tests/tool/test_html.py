@@ -454,7 +454,8 @@ def test_script_shades_as_the_page_does() -> None:
 
 
 def test_every_shade_has_a_colour_in_light_and_dark() -> None:
-    style = (Path(html.__file__).parent / "templates" / "report.css").read_text(encoding="utf-8")
+    templates = Path(html.__file__).parent / "templates"
+    style = "".join((templates / f"{name}.css").read_text(encoding="utf-8") for name in ("base", "report"))
     light, dark = re.findall(r":root \{(.*?)\}", style, flags=re.DOTALL)[:2]
     values = ["z", "x", *(f"{sign}{level + 1}" for sign in "nq" for level in range(pictures.VALUE_LEVELS))]
     for name in [name for name, _ in cells.legend()] + values:

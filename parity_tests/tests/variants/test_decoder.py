@@ -38,10 +38,11 @@ def normal(*shape: int) -> np.ndarray:
 # Scalar loops ---------------------------------------------------------------------------------------------------------
 
 
-def normed(c: Config, x: list[float], weight: list[float]) -> list[float]:
+def normed(c: Config, x: list[float], weight: list[float], shift: list[float] | None = None) -> list[float]:
     mean = sum(x) / len(x) if c.norm == "layer" else 0.0
     size = sqrt(sum((a - mean) ** 2 for a in x) / len(x) + c.norm_eps)
-    return [(a - mean) / size * (c.norm_offset + g) for a, g in zip(x, weight, strict=True)]
+    y = [(a - mean) / size * (c.norm_offset + g) for a, g in zip(x, weight, strict=True)]
+    return y if shift is None else [a + b for a, b in zip(y, shift, strict=True)]
 
 
 def projected(w: Any, name: str, word: list[float]) -> list[list[float]]:
@@ -53,8 +54,12 @@ def projected(w: Any, name: str, word: list[float]) -> list[list[float]]:
     return made if shift is None else [[a + b for a, b in zip(made[h], shift[h], strict=True)] for h in heads]
 
 
+def clipped(c: Config, x: list[float]) -> list[float]:
+    return x if c.clip_qkv is None else [max(-c.clip_qkv, min(a, c.clip_qkv)) for a in x]
+
+
 def compared(c: Config, w: Any, name: str, word: list[float], place: int, thetas: list[float]) -> list[list[float]]:
-    """Queries or keys of a word: normed, then turned."""
+    """Queries or keys of a word: normed, then clipped, then turned."""
     heads = projected(w, name, word)
     if c.norm is not None:
         shared, own = w.get(f"w_{name}_norm"), w.get(f"w_{name}_all")
@@ -64,7 +69,8 @@ def compared(c: Config, w: Any, name: str, word: list[float], place: int, thetas
             n = len(heads[0])
             heads = [flat[h * n : h * n + n] for h in range(len(heads))]
         else:
-            heads = [normed(c, x, weight) for x, weight in zip(heads, weights, strict=True)]
+            heads = [normed(c, x, weight, w.get(f"b_{name}_norm")) for x, weight in zip(heads, weights, strict=True)]
+    heads = [clipped(c, x) for x in heads]
     return [turned(c, x, place, thetas) for x in heads] if c.rope_base is not None else heads
 
 
@@ -72,7 +78,8 @@ def loops(c: Config, w: Any, x: Any, places: Any, thetas: Any, mask: Any, bias: 
     """Output and weights of one batch row, one number at a time."""
     (left, right), t = c.window or (None, None), len(x)
     q, k = ([compared(c, w, name, word, m, thetas) for word, m in zip(x, places, strict=True)] for name in "qk")
-    v, r = [projected(w, "v", word) for word in x], c.num_heads // (c.num_kv_heads or c.num_heads)
+    v = [[clipped(c, head) for head in projected(w, "v", word)] for word in x]
+    r = c.num_heads // (c.num_kv_heads or c.num_heads)
     y, weights = [list(w.get("b_o", [0.0] * c.d_model)) for _ in x], []
     for h in range(c.num_heads):
         alphas = []
@@ -231,6 +238,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "scale": ({"scale": 10**400}, "scale to be a finite int or float, got 1000"),
     "offset of nothing": ({"norm_offset": None}, "norm_offset to be a finite int or float, got None; set norm_offset="),
     "offset": ({"norm_offset": 1.0}, "a norm with a weight for norm_offset=, got norm=None, norm_weight='shared'"),
+    "a norm's bias": (
+        {"norm": "rms", "norm_bias": True},
+        "norm='layer' with a shared weight for norm_bias=, got norm='rms'",
+    ),
+    "a bias of a word": ({"norm_bias": "yes"}, "norm_bias to be True or False, got 'yes'"),
+    "no room": ({"clip_qkv": 0.0}, "clip_qkv to be a finite int or float above 0.0, got 0.0; set clip_qkv="),
     "turning": ({"rope_base": None, "rotary_dim": 4}, "rope_base for scaling= or rotary_dim=, got none"),
     "scaling": ({"scaling": "yarn"}, "scaling_factor for scaling='yarn', got none"),
 }

@@ -39,8 +39,9 @@ def normal(*shape: int) -> np.ndarray:
 # Scalar loops, from equations 37 to 47 --------------------------------------------------------------------------------
 
 
-def times(x: list[float], w: list[list[float]]) -> list[float]:
-    return [sum(a * row[c] for a, row in zip(x, w, strict=True)) for c in range(len(w[0]))]
+def times(x: list[float], w: list[list[float]], shift: list[float] | None = None) -> list[float]:
+    y = [sum(a * row[c] for a, row in zip(x, w, strict=True)) for c in range(len(w[0]))]
+    return y if shift is None else [a + b for a, b in zip(y, shift, strict=True)]
 
 
 def normed(x: list[float], weight: list[float], eps: float) -> list[float]:
@@ -54,10 +55,13 @@ def loops(
     """Output and weights of one batch row: every head's keys and values are made, one number at a time."""
     t, n = len(x), c.nope_dim
     scale = 1 / sqrt(c.nope_dim + c.rope_dim) if c.scale is None else c.scale
-    y, weights = [[0.0] * c.d_model for _ in x], []
-    asked = x if c.q_rank is None else [normed(times(word, w["w_dq"]), w["w_q_norm"], c.norm_eps) for word in x]
-    latents = [normed(times(word, w["w_dkv"]), w["w_kv_norm"], c.norm_eps) for word in x]
-    shared = [turned(c, times(word, w["w_k_rot"]), m, thetas) for word, m in zip(x, places, strict=True)]
+    y, weights = [list(w.get("b_o", [0.0] * c.d_model)) for _ in x], []
+    asked = x
+    if c.q_rank is not None:
+        asked = [normed(times(word, w["w_dq"], w.get("b_dq")), w["w_q_norm"], c.norm_eps) for word in x]
+    latents = [normed(times(word, w["w_dkv"], w.get("b_dkv")), w["w_kv_norm"], c.norm_eps) for word in x]
+    keys = [times(word, w["w_k_rot"], w.get("b_k_rot")) for word in x]
+    shared = [turned(c, key, m, thetas) for key, m in zip(keys, places, strict=True)]
     for h in range(c.num_heads):
         w_q, w_uk, w_uv = ([row[h] for row in w[name]] for name in ("w_q", "w_uk", "w_uv"))
         q = [times(word, w_q) for word in asked]
@@ -196,6 +200,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "odd": ({"rope_dim": 3}, "an even number of rotated dimensions, got 3"),
     "rank": ({"kv_rank": 0}, "kv_rank to be an integer of at least 1, got 0"),
     "form": ({"absorbed": "yes"}, "absorbed to be True or False, got 'yes'"),
+    "bias": ({"use_bias": 1}, "use_bias to be True or False, got 1"),
     "eps": ({"norm_eps": 0.0}, "norm_eps to be a finite int or float above 0.0, got 0.0"),
     "factors": (
         {"scaling": "longrope", "original_max_positions": 8, "short_factor": (1.0, 1.0), "long_factor": (1.0,)},

@@ -323,6 +323,11 @@ PUBLISHED: dict[str, tuple[Fields, int, contract.Config]] = {
     "gpt-oss 20B, whole": (GPT_OSS, 1, decoder(**OURS_OSS)),
     "gpt-oss without types": (GPT_OSS | {"layer_types": None}, 0, decoder(**OURS_OSS, window=(127, None))),
     "DeepSeek-V3": (DEEPSEEK, 60, contract.config("mla", **LATENT, **RAISED, q_rank=1536)),
+    "DeepSeek-V3 with biases": (
+        DEEPSEEK | {"attention_bias": True},
+        60,
+        contract.config("mla", **LATENT, **RAISED, q_rank=1536, use_bias=True),
+    ),
     "DeepSeek-V3 without a latent of queries": (
         DEEPSEEK | {"q_lora_rank": None, "rope_scaling": None, "rope_interleave": True},
         0,
@@ -406,7 +411,6 @@ REFUSED: dict[str, tuple[Fields, str]] = {
         GPT_OSS | {"rope_scaling": None},
         "'rope_parameters': expected how positions are scaled, got none",
     ),
-    "DeepSeek-V3 with biases": (DEEPSEEK | {"attention_bias": True}, "'attention_bias': expected one of False"),
     "DeepSeek-V3 that turns halves": (DEEPSEEK | {"rope_interleave": False}, "'rope_interleave': expected one of True"),
     "DeepSeek-V3 with shared heads": (
         DEEPSEEK | {"num_key_value_heads": 8},
