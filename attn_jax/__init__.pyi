@@ -10,6 +10,7 @@ from attn_jax._api import trace as trace
 from attn_jax._functions import attend as attend
 from attn_jax._functions import merge as merge
 from attn_jax._ops import Device, DType
+from attn_jax._recur import recur as recur
 from attn_jax._relative import alibi_slopes as alibi_slopes
 from attn_jax._relative import relative_buckets as relative_buckets
 from attn_jax._rotations import rotary_angles as rotary_angles
@@ -33,9 +34,11 @@ from attn_jax.entmax15 import EntmaxAttention as EntmaxAttention
 from attn_jax.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_jax.gated import GatedAttention as GatedAttention
 from attn_jax.gated_delta import GatedDeltaRule as GatedDeltaRule
+from attn_jax.gla import GatedLinearAttention as GatedLinearAttention
 from attn_jax.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_jax.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_jax.hard import HardAttention as HardAttention
+from attn_jax.kda import KimiDeltaAttention as KimiDeltaAttention
 from attn_jax.linear import LinearAttention as LinearAttention
 from attn_jax.longformer import LongformerAttention as LongformerAttention
 from attn_jax.luong import LuongAttention as LuongAttention
@@ -77,9 +80,11 @@ __all__ = [
     "FusedQKVAttention",
     "GatedAttention",
     "GatedDeltaRule",
+    "GatedLinearAttention",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "HardAttention",
+    "KimiDeltaAttention",
     "LinearAttention",
     "LongformerAttention",
     "LuongAttention",
@@ -110,6 +115,7 @@ __all__ = [
     "load_pretrained",
     "merge",
     "patterns",
+    "recur",
     "relative_buckets",
     "rotary_angles",
     "rotate",
@@ -467,6 +473,24 @@ def build(
 ) -> GatedDeltaRule: ...
 @overload
 def build(
+    variant: Literal["gla"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    rank: int = 16,
+    temperature: float = 16.0,
+    form: str = "auto",
+    chunk_size: int = 64,
+    norm_eps: float = 1e-06,
+) -> GatedLinearAttention: ...
+@overload
+def build(
     variant: Literal["gqa"],
     /,
     *,
@@ -524,6 +548,24 @@ def build(
     estimator: str = "straight_through",
     temperature: float = 1.0,
 ) -> HardAttention: ...
+@overload
+def build(
+    variant: Literal["kda"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    form: str = "auto",
+    chunk_size: int = 64,
+    norm_eps: float = 1e-06,
+    conv_size: int | None = None,
+    rank: int | None = None,
+) -> KimiDeltaAttention: ...
 @overload
 def build(
     variant: Literal["linear"],
@@ -689,8 +731,10 @@ def build(
     exponent: float = 5.0,
     form: str = "auto",
     chunk_size: int = 64,
+    decay: tuple[float, ...] | None = None,
     norm: str = "layer",
     norm_eps: float = 1e-05,
+    use_gate: bool = True,
     use_bias: bool = False,
     rope_base: float | None = None,
     layout: str = "interleaved",
@@ -1041,8 +1085,10 @@ def build(
     exponent: float = 5.0,
     form: str = "auto",
     chunk_size: int = 64,
+    decay: tuple[float, ...] | None = None,
     norm: str = "layer",
     norm_eps: float = 1e-05,
+    use_gate: bool = True,
     use_bias: bool = False,
     rope_base: float | None = 10000.0,
     layout: str = "interleaved",

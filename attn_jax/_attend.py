@@ -73,6 +73,14 @@ def fast_path(
     return record(tape, context=context if has_heads else context[:, :, 0]), lse
 
 
+def forms_no_weights(
+    q: Array, k: Array, v: Array, *, keep: Array | None, tape: Tape, implementation: str, return_weights: bool
+) -> bool:
+    """Whether `attend` takes the fast path for a softmax over the keys."""
+    options: Any = {"keep": keep, "return_weights": return_weights, "normalize_over": "keys", "softmax_fn": None}
+    return contract.takes_fast_path(implementation, tape, kernels.serves(q, k, v), **options)
+
+
 def attend(
     q: Array,
     k: Array,

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from attn_jax._masks import attention_mask, in_window, token_offsets
 from attn_jax._ops import Array, Tape
 from attn_np.contract._band import Band, Span
+from attn_np.contract._weighing import Weighing
 
 BLOCK = 2**20  # scores in a block
 ROWS = 16  # queries in a block at least: products of fewer are slow
@@ -44,6 +45,7 @@ def by_rows(
     return_weights: bool = False,
     implementation: str = "auto",
     larger: int = 1,
+    weighing: Weighing | None = None,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -58,6 +60,7 @@ def by_rows(
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
         larger: how many times as large as others a block is, where `attend_rows` cuts it or each block costs more.
+        weighing: what `attend_rows` computes, where it is a function of scores to weights; XLA needs not be told.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     (b, t, h), s = q.shape[:3], k.shape[1]

@@ -1,30 +1,40 @@
 """Sparse weights from scores: sparsemax, 1.5-entmax and the one-hot weights of hard attention."""
 
+from typing import Any
+
 import jax
+import jax.export
 import jax.numpy as jnp
 
 from attn_jax._ops import Array, arange, argmax, broadcast_to, maximum, sqrt, where
+
+GROUP = 16  # z of which the largest is looked for
+NEAR = 2.0**-7  # steps that are shorter are not made with these
 
 
 def support_of(z: Array, power: int, axis: int) -> Array:
     """Where z is above the threshold tau for which the sum of max(z - tau, 0)^power is 1; the largest z is 0.
 
-    By Newton's steps from below, which never pass the threshold: the sum is convex (Michelot 1986). They need no sorted
-    row, and mostly fewer than ten.
+    By Newton's steps from below, which never pass the threshold: the sum is convex (Michelot 1986). They begin where
+    the largest of every few z alone would have it, since more of them only raise it.
     """
 
-    def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        tau, _ = state
-        above = maximum(z - tau, 0.0)
-        size, slope = (above, above > 0) if power == 1 else (above * above, 2.0 * above)
-        slope = jnp.sum(slope, axis=axis, keepdims=True, dtype=z.dtype)
-        better = tau + (jnp.sum(size, axis=axis, keepdims=True) - 1.0) / where(slope == 0, 1.0, slope)
-        better = where(better > tau, better, tau)
-        return better, jnp.any(better > tau)
+    def threshold(z: Array, tau: Array, enough: Any) -> Array:
+        def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
+            tau, _ = state
+            above = maximum(z - tau, 0.0)
+            size, slope = (above, above > 0) if power == 1 else (above * above, 2.0 * above)
+            slope = jnp.sum(slope, axis=axis, keepdims=True, dtype=z.dtype)
+            better = tau + (jnp.sum(size, axis=axis, keepdims=True) - 1.0) / where(slope == 0, 1.0, slope)
+            return maximum(better, tau), jnp.any(better > tau + enough)
 
-    least = -jnp.ones_like(jnp.max(z, axis=axis, keepdims=True))
-    tau, _ = jax.lax.while_loop(lambda state: state[1], step, (least, jnp.any(least < 0)))
-    return z > tau
+        return jax.lax.while_loop(lambda state: state[1], step, (tau, jnp.any(tau < 0)))[0]
+
+    tau, n = -jnp.ones_like(jnp.max(z, axis=axis, keepdims=True)), z.shape[axis]
+    if axis % z.ndim == z.ndim - 1 and not jax.export.is_symbolic_dim(n) and n > 4 * GROUP:
+        groups = z[..., : n // GROUP * GROUP].reshape(*z.shape[:-1], GROUP, n // GROUP)
+        tau = threshold(jnp.max(groups, axis=-2), tau, NEAR)
+    return z > threshold(z, tau, jnp.finfo(z.dtype).eps)
 
 
 def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:

@@ -27,8 +27,8 @@ from attn_jax._ops import (
     where,
     zeros,
 )
+from attn_jax._recurrence import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_jax._rotary import rotate, rotation
-from attn_jax.linear import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_np.contract.retention import Config
 
 
@@ -115,7 +115,7 @@ class Retention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_g: Float[Array, "d h v"]
+    w_g: Float[Array, "d h v"] | None
     w_o: Float[Array, "h v d"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
@@ -135,6 +135,13 @@ class Retention(Layer[Config]):
             context, end = chunked(q, k, v, start, real, log_decays, size, tape)
         write_state(step, state=end)
         return context
+
+    def norm(self, context: Array) -> Array:
+        """Each head's context by the norm of the config, which has no parameters."""
+        c = self.config
+        if c.norm == "layer":
+            return layer_norm(context, None, None, c.norm_eps)
+        return rms_norm(context, None, c.norm_eps) if c.norm == "rms" else context
 
     def __call__(
         self,
@@ -161,9 +168,9 @@ class Retention(Layer[Config]):
             cos, sin = rotation(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
         context = record(tape, context=self.context(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
-        norm = layer_norm(context, None, None, c.norm_eps) if c.norm == "layer" else rms_norm(context, None, c.norm_eps)
-        g = linear("btd,dhv->bthv", x, self.w_g, self.b_g)
-        normed, g = record(tape, normed=norm, g=g)
-        gated = record(tape, gated=silu(g) * normed)
+        gated = normed = record(tape, normed=self.norm(context))
+        if self.w_g is not None:
+            g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, self.b_g))
+            gated = record(tape, gated=silu(g) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
         return cast_output(dtype, y)

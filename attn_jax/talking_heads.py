@@ -64,7 +64,7 @@ class TalkingHeadsAttention(Layer[Config]):
             factor = sizes["k"] ** -0.5 if c.scale is None else c.scale
             scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
             if self.w_mix_scores is not None:
-                scores = record(tape, mixed=einsum("bgts,gh->bhts", scores, self.w_mix_scores))
+                scores = record(tape, mixed=einsum("gh,bgts->bhts", self.w_mix_scores, scores))
             if c.softcap is not None:
                 scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
             if bias is not None:
@@ -72,7 +72,7 @@ class TalkingHeadsAttention(Layer[Config]):
             probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             if self.w_mix_weights is not None:
-                kept = record(tape, blended=einsum("bhts,hg->bgts", kept, self.w_mix_weights))
+                kept = record(tape, blended=einsum("hg,bhts->bgts", self.w_mix_weights, kept))
             context = record(tape, context=einsum("bgts,bsgv->btgv", kept, v))
             return context, probs
 

@@ -11,6 +11,7 @@ from attn_np._api import value_and_vjp as value_and_vjp
 from attn_np._functions import attend as attend
 from attn_np._functions import merge as merge
 from attn_np._ops import Device, DType
+from attn_np._recur import recur as recur
 from attn_np._relative import alibi_slopes as alibi_slopes
 from attn_np._relative import relative_buckets as relative_buckets
 from attn_np._rotations import rotary_angles as rotary_angles
@@ -35,9 +36,11 @@ from attn_np.entmax15 import EntmaxAttention as EntmaxAttention
 from attn_np.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_np.gated import GatedAttention as GatedAttention
 from attn_np.gated_delta import GatedDeltaRule as GatedDeltaRule
+from attn_np.gla import GatedLinearAttention as GatedLinearAttention
 from attn_np.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_np.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_np.hard import HardAttention as HardAttention
+from attn_np.kda import KimiDeltaAttention as KimiDeltaAttention
 from attn_np.linear import LinearAttention as LinearAttention
 from attn_np.longformer import LongformerAttention as LongformerAttention
 from attn_np.luong import LuongAttention as LuongAttention
@@ -78,9 +81,11 @@ __all__ = [
     "FusedQKVAttention",
     "GatedAttention",
     "GatedDeltaRule",
+    "GatedLinearAttention",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "HardAttention",
+    "KimiDeltaAttention",
     "LinearAttention",
     "LongformerAttention",
     "LuongAttention",
@@ -111,6 +116,7 @@ __all__ = [
     "load_pretrained",
     "merge",
     "patterns",
+    "recur",
     "relative_buckets",
     "rotary_angles",
     "rotate",
@@ -469,6 +475,24 @@ def build(
 ) -> GatedDeltaRule: ...
 @overload
 def build(
+    variant: Literal["gla"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    rank: int = 16,
+    temperature: float = 16.0,
+    form: str = "auto",
+    chunk_size: int = 64,
+    norm_eps: float = 1e-06,
+) -> GatedLinearAttention: ...
+@overload
+def build(
     variant: Literal["gqa"],
     /,
     *,
@@ -526,6 +550,24 @@ def build(
     estimator: str = "straight_through",
     temperature: float = 1.0,
 ) -> HardAttention: ...
+@overload
+def build(
+    variant: Literal["kda"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    form: str = "auto",
+    chunk_size: int = 64,
+    norm_eps: float = 1e-06,
+    conv_size: int | None = None,
+    rank: int | None = None,
+) -> KimiDeltaAttention: ...
 @overload
 def build(
     variant: Literal["linear"],
@@ -691,8 +733,10 @@ def build(
     exponent: float = 5.0,
     form: str = "auto",
     chunk_size: int = 64,
+    decay: tuple[float, ...] | None = None,
     norm: str = "layer",
     norm_eps: float = 1e-05,
+    use_gate: bool = True,
     use_bias: bool = False,
     rope_base: float | None = None,
     layout: str = "interleaved",
@@ -1043,8 +1087,10 @@ def build(
     exponent: float = 5.0,
     form: str = "auto",
     chunk_size: int = 64,
+    decay: tuple[float, ...] | None = None,
     norm: str = "layer",
     norm_eps: float = 1e-05,
+    use_gate: bool = True,
     use_bias: bool = False,
     rope_base: float | None = 10000.0,
     layout: str = "interleaved",

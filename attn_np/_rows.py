@@ -14,8 +14,10 @@ import numpy as np
 
 from attn_np._masks import attention_mask, in_window, token_offsets
 from attn_np._ops import Array, Tape, record
+from attn_np._weigh import Weighed
 from attn_np.contract._band import Band, Span
 from attn_np.contract._tape import Residuals, residuals_of, save_residuals, wants_intermediates
+from attn_np.contract._weighing import Weighing
 
 BLOCK = 2**19  # scores in a block: few enough for a core's caches
 ROWS = 16  # queries in a block at least: products of fewer are slow
@@ -82,6 +84,7 @@ def by_rows(
     return_weights: bool = False,
     implementation: str = "auto",
     larger: int = 1,
+    weighing: Weighing | None = None,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -96,6 +99,7 @@ def by_rows(
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
         larger: how many times as large as others a block is, where `attend_rows` cuts it or each block costs more.
+        weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     band, arrays = Band.of(q.shape[1], k.shape[1], causal, window), {"q": q, "k": k, "v": v, "mask": mask} | by_score
@@ -107,6 +111,10 @@ def by_rows(
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, band.t, band.s, like=q, **limits)
         return attend_rows(tape, q, k, v, allowed, token_offsets(band.t, band.s, like=q, step=step), **by_score)
+    if weighing is not None and by_score["keep"] is None:
+        weighed = Weighed(weighing, q, k, v, mask, by_score["bias"], band, tuple(band.row_blocks(BLOCK, ROWS)))
+        save_residuals(tape, weighed)
+        return record(tape, context=weighed.context()), None
     call = Rows(attend_rows, arrays, band, larger * BLOCK)
     save_residuals(tape, call)
     context = np.concatenate([call.call(None, rows, keys)[0] for rows, keys in call.blocks()], 1)
@@ -122,6 +130,8 @@ def by_rows_vjp(
         attend_rows_vjp: (tape, gradient of the context) -> these gradients, from the tape of one call of `attend_rows`.
     """
     call = residuals_of(tape)
+    if isinstance(call, Weighed):
+        return call.vjp(dcontext)
     if not isinstance(call, Rows):
         return attend_rows_vjp(tape, dcontext)
     grads: dict[str, Any] = {}

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from attn_np._attend import attend, attend_vjp, forms_no_weights
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import unmasked_by_bias, zero_unseen
@@ -20,6 +21,7 @@ from attn_np._ops import (
     record,
     repeat_heads,
     rms_norm,
+    scope,
     softmax,
     stack,
     tanh,
@@ -40,6 +42,7 @@ from attn_np._vjp import (
     softmax_vjp,
     sum_to,
     tanh_vjp,
+    total,
 )
 from attn_np.contract.differential import Config
 
@@ -83,6 +86,7 @@ class DifferentialAttention(Layer[Config]):
         positions: Int[Array, "b t"] | None = None,
         tape: Tape = None,
         return_weights: bool = False,
+        implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep, positions=positions)
@@ -128,10 +132,23 @@ class DifferentialAttention(Layer[Config]):
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs
 
-        context, probs = by_rows(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
-            return_weights=return_weights, bias=bias, keep=keep,
-        )  # fmt: skip
+        wanted: Any = {"tape": tape, "implementation": implementation, "return_weights": return_weights}
+        if forms_no_weights(q, k, v, keep=keep, **wanted):
+            bias = upcast(bias)  # once, so that its two gradients are rounded once
+            # What the difference of two maps averages is the difference of what they average.
+            first, second = (
+                attend(
+                    q[:, :, :, r], k[:, :, :, r], v, mask=mask, bias=bias, causal=c.causal, window=c.window,
+                    scale=c.scale, softcap=c.softcap, step=step, tape=scope(tape, name), implementation="fused",
+                )[0]
+                for r, name in enumerate(("first", "second"))
+            )  # fmt: skip
+            context, probs = record(tape, context=first - lambda_full * second), None
+        else:
+            context, probs = by_rows(
+                attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+                bias=bias, keep=keep, implementation=implementation, return_weights=return_weights,
+            )  # fmt: skip
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_constant()))
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
@@ -180,7 +197,15 @@ class DifferentialAttention(Layer[Config]):
             )
             return {"q": dq, "k": dk, "v": dv, "bias": dbias, "lambda_full": dlambda_full}
 
-        dq, dk, dv, dbias, dlambda_full = by_rows_vjp(attend_rows_vjp, tape, dcontext).values()
+        if "second.context" in tape:
+            options: Any = {"scale": c.scale, "softcap": c.softcap}
+            dq, dk, dv, dbias = attend_vjp(scope(tape, "first"), dcontext, **options)
+            dq_2, dk_2, dv_2, dbias_2 = attend_vjp(scope(tape, "second"), -lambda_full * dcontext, **options)
+            dq, dk, dv = stack([dq, dq_2], 3), stack([dk, dk_2], 3), total(dv, dv_2)
+            dbias = None if dbias is None or dbias_2 is None else total(dbias, dbias_2)
+            dlambda_full = -sum_to(dcontext * tape["second.context"], lambda_full.shape)
+        else:
+            dq, dk, dv, dbias, dlambda_full = by_rows_vjp(attend_rows_vjp, tape, dcontext).values()
         dlambda_full = record(tape, dlambda_full=dlambda_full)
         dlambda_exps = record(tape, dlambda_exps=concatenate([dlambda_full, -dlambda_full], 0))
         w["lambda_q"], w["lambda_k"] = einsum_vjp("rk,rk->r", self.lambda_q, self.lambda_k, dlambda_exps * lambda_exps)

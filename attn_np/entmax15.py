@@ -11,6 +11,7 @@ from attn_np._ops import Array, Tape, dtype_name, linear, record
 from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._sparse import entmax15
 from attn_np._vjp import Grads, cotangent, entmax15_vjp, grads, linear_vjp, prepare_inputs_vjp
+from attn_np.contract._weighing import Weighing
 from attn_np.contract.entmax15 import Config
 
 
@@ -57,9 +58,11 @@ class EntmaxAttention(Layer[Config]):
                 rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
             )  # fmt: skip
 
+        scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
         context, weights = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
+            weighing=Weighing("entmax15", scale, c.softcap),
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

@@ -27,6 +27,7 @@ from attn_np._ops import (
     where,
     zeros,
 )
+from attn_np._recurrence import causal_mask, chunk_length, from_chunks, to_chunks
 from attn_np._rotary import rotate, rotation
 from attn_np._vjp import (
     Grads,
@@ -40,7 +41,6 @@ from attn_np._vjp import (
     total,
 )
 from attn_np.contract.retention import Config
-from attn_np.linear import causal_mask, chunk_length, from_chunks, to_chunks
 
 
 class Decay(NamedTuple):
@@ -165,7 +165,7 @@ class Retention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
-    w_g: Float[Array, "d h v"]
+    w_g: Float[Array, "d h v"] | None
     w_o: Float[Array, "h v d"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
@@ -185,6 +185,13 @@ class Retention(Layer[Config]):
             context, end = chunked(q, k, v, start, real, log_decays, size, tape)
         write_state(step, state=end)
         return context
+
+    def norm(self, context: Array) -> Array:
+        """Each head's context by the norm of the config, which has no parameters."""
+        c = self.config
+        if c.norm == "layer":
+            return layer_norm(context, None, None, c.norm_eps)
+        return rms_norm(context, None, c.norm_eps) if c.norm == "rms" else context
 
     def __call__(
         self,
@@ -211,10 +218,10 @@ class Retention(Layer[Config]):
             cos, sin = rotation(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
             q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
         context = record(tape, context=self.context(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
-        norm = layer_norm(context, None, None, c.norm_eps) if c.norm == "layer" else rms_norm(context, None, c.norm_eps)
-        g = linear("btd,dhv->bthv", x, self.w_g, self.b_g)
-        normed, g = record(tape, normed=norm, g=g)
-        gated = record(tape, gated=silu(g) * normed)
+        gated = normed = record(tape, normed=self.norm(context))
+        if self.w_g is not None:
+            g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, self.b_g))
+            gated = record(tape, gated=silu(g) * normed)
         y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
         return cast_output(dtype, y)
 
@@ -226,6 +233,13 @@ class Retention(Layer[Config]):
             return recurrent_vjp(tape, q, k, v, real, log_decays, dcontext)
         return chunked_vjp(tape, q, k, v, real, log_decays, size, dcontext)
 
+    def norm_vjp(self, context: Array, dnormed: Array) -> Array:
+        """The gradient of a context: `norm` in reverse."""
+        c = self.config
+        if c.norm == "layer":
+            return layer_norm_vjp(context, None, None, c.norm_eps, dnormed)[0]
+        return rms_norm_vjp(context, None, c.norm_eps, dnormed)[0] if c.norm == "rms" else dnormed
+
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there."""
         c, w = self.config, {}
@@ -233,15 +247,14 @@ class Retention(Layer[Config]):
         x, q, k, v, g, real = (tape.get(name) for name in ("seen_query", *names, "v", "g", "real"))
         normed, context, scale = tape["normed"], tape["context"], 1 / sqrt(q.shape[-1])
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        dgated, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, self.b_o, dy)
-        dgated = record(tape, dgated=dgated)
-        dnormed, dg = record(tape, dnormed=dgated * silu(g), dg=silu_vjp(g, dgated * normed))
-        dx_g, w["w_g"], w["b_g"] = linear_vjp("btd,dhv->bthv", x, self.w_g, self.b_g, dg)
-        if c.norm == "layer":
-            dcontext = layer_norm_vjp(context, None, None, c.norm_eps, dnormed)[0]
-        else:
-            dcontext = rms_norm_vjp(context, None, c.norm_eps, dnormed)[0]
-        dcontext = record(tape, dcontext=dcontext)
+        gated, dxs = normed if self.w_g is None else tape["gated"], list[Array]()
+        dnormed, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", gated, self.w_o, self.b_o, dy)
+        if self.w_g is not None:
+            dgated = record(tape, dgated=dnormed)
+            dnormed, dg = record(tape, dnormed=dgated * silu(g), dg=silu_vjp(g, dgated * normed))
+            dx_g, w["w_g"], w["b_g"] = linear_vjp("btd,dhv->bthv", x, self.w_g, self.b_g, dg)
+            dxs = [dx_g]
+        dcontext = record(tape, dcontext=self.norm_vjp(context, dnormed))
         is_real = full_mask(real, x.shape[:2], x)
         dq, dk, dv = self.context_vjp(tape, q * scale, k, v, is_real, dcontext)
         dq = dq * scale
@@ -254,4 +267,4 @@ class Retention(Layer[Config]):
         dx_v, w["w_v"], w["b_v"] = linear_vjp("btd,dhv->bthv", x, self.w_v, self.b_v, dv)
         dx_k, w["w_k"], w["b_k"] = linear_vjp("btd,dhk->bthk", x, self.w_k, self.b_k, dk)
         dx_q, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
-        return grads(dtype, {"query": zero_unseen("bt->btd", real, total(dx_q, dx_k, dx_v, dx_g))}, w)
+        return grads(dtype, {"query": zero_unseen("bt->btd", real, total(dx_q, dx_k, dx_v, *dxs))}, w)

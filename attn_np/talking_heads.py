@@ -76,7 +76,7 @@ class TalkingHeadsAttention(Layer[Config]):
             factor = sizes["k"] ** -0.5 if c.scale is None else c.scale
             scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
             if self.w_mix_scores is not None:
-                scores = record(tape, mixed=einsum("bgts,gh->bhts", scores, self.w_mix_scores))
+                scores = record(tape, mixed=einsum("gh,bgts->bhts", self.w_mix_scores, scores))
             if c.softcap is not None:
                 scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
             if bias is not None:
@@ -84,7 +84,7 @@ class TalkingHeadsAttention(Layer[Config]):
             probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             if self.w_mix_weights is not None:
-                kept = record(tape, blended=einsum("bhts,hg->bgts", kept, self.w_mix_weights))
+                kept = record(tape, blended=einsum("hg,bhts->bgts", self.w_mix_weights, kept))
             context = record(tape, context=einsum("bgts,bsgv->btgv", kept, v))
             return context, probs
 
@@ -112,7 +112,7 @@ class TalkingHeadsAttention(Layer[Config]):
             dkept, dv = einsum_vjp("bgts,bsgv->btgv", blended, v, dcontext)
             if self.w_mix_weights is not None:
                 dblended = record(tape, dblended=dkept)
-                dkept, w["w_mix_weights"] = einsum_vjp("bhts,hg->bgts", kept, self.w_mix_weights, dblended)
+                w["w_mix_weights"], dkept = einsum_vjp("hg,bhts->bgts", self.w_mix_weights, kept, dblended)
             dkept = record(tape, dkept=dkept)
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
             dscores = softmax_vjp(probs, dprobs)
@@ -124,7 +124,7 @@ class TalkingHeadsAttention(Layer[Config]):
                 dscores = tanh_vjp(tape["capped"] / c.softcap, dscores)
             if self.w_mix_scores is not None:
                 dmixed = record(tape, dmixed=dscores)
-                dscores, w["w_mix_scores"] = einsum_vjp("bgts,gh->bhts", scores, self.w_mix_scores, dmixed)
+                w["w_mix_scores"], dscores = einsum_vjp("gh,bgts->bhts", self.w_mix_scores, scores, dmixed)
             dscores = record(tape, dscores=dscores)
             dq, dk = einsum_vjp("btgk,bsgk->bgts", q, k, dscores * factor)
             dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)

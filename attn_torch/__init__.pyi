@@ -11,6 +11,7 @@ from attn_torch._api import trace as trace
 from attn_torch._functions import attend as attend
 from attn_torch._functions import merge as merge
 from attn_torch._ops import Device, DType
+from attn_torch._recur import recur as recur
 from attn_torch._relative import alibi_slopes as alibi_slopes
 from attn_torch._relative import relative_buckets as relative_buckets
 from attn_torch._rotations import rotary_angles as rotary_angles
@@ -34,9 +35,11 @@ from attn_torch.entmax15 import EntmaxAttention as EntmaxAttention
 from attn_torch.fused_qkv import FusedQKVAttention as FusedQKVAttention
 from attn_torch.gated import GatedAttention as GatedAttention
 from attn_torch.gated_delta import GatedDeltaRule as GatedDeltaRule
+from attn_torch.gla import GatedLinearAttention as GatedLinearAttention
 from attn_torch.gqa import GroupedQueryAttention as GroupedQueryAttention
 from attn_torch.gru import GatedRecurrentUnit as GatedRecurrentUnit
 from attn_torch.hard import HardAttention as HardAttention
+from attn_torch.kda import KimiDeltaAttention as KimiDeltaAttention
 from attn_torch.linear import LinearAttention as LinearAttention
 from attn_torch.longformer import LongformerAttention as LongformerAttention
 from attn_torch.luong import LuongAttention as LuongAttention
@@ -77,9 +80,11 @@ __all__ = [
     "FusedQKVAttention",
     "GatedAttention",
     "GatedDeltaRule",
+    "GatedLinearAttention",
     "GatedRecurrentUnit",
     "GroupedQueryAttention",
     "HardAttention",
+    "KimiDeltaAttention",
     "LinearAttention",
     "LongformerAttention",
     "LuongAttention",
@@ -110,6 +115,7 @@ __all__ = [
     "load_pretrained",
     "merge",
     "patterns",
+    "recur",
     "relative_buckets",
     "rotary_angles",
     "rotate",
@@ -467,6 +473,24 @@ def build(
 ) -> GatedDeltaRule: ...
 @overload
 def build(
+    variant: Literal["gla"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    rank: int = 16,
+    temperature: float = 16.0,
+    form: str = "auto",
+    chunk_size: int = 64,
+    norm_eps: float = 1e-06,
+) -> GatedLinearAttention: ...
+@overload
+def build(
     variant: Literal["gqa"],
     /,
     *,
@@ -524,6 +548,24 @@ def build(
     estimator: str = "straight_through",
     temperature: float = 1.0,
 ) -> HardAttention: ...
+@overload
+def build(
+    variant: Literal["kda"],
+    /,
+    *,
+    seed: int = 0,
+    dtype: DType = "float32",
+    device: Device = None,
+    d_model: int,
+    num_heads: int,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    form: str = "auto",
+    chunk_size: int = 64,
+    norm_eps: float = 1e-06,
+    conv_size: int | None = None,
+    rank: int | None = None,
+) -> KimiDeltaAttention: ...
 @overload
 def build(
     variant: Literal["linear"],
@@ -689,8 +731,10 @@ def build(
     exponent: float = 5.0,
     form: str = "auto",
     chunk_size: int = 64,
+    decay: tuple[float, ...] | None = None,
     norm: str = "layer",
     norm_eps: float = 1e-05,
+    use_gate: bool = True,
     use_bias: bool = False,
     rope_base: float | None = None,
     layout: str = "interleaved",
@@ -1041,8 +1085,10 @@ def build(
     exponent: float = 5.0,
     form: str = "auto",
     chunk_size: int = 64,
+    decay: tuple[float, ...] | None = None,
     norm: str = "layer",
     norm_eps: float = 1e-05,
+    use_gate: bool = True,
     use_bias: bool = False,
     rope_base: float | None = 10000.0,
     layout: str = "interleaved",

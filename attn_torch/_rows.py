@@ -14,10 +14,12 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from attn_np.contract._band import Band, Span
+from attn_np.contract._weighing import Weighing
 from attn_torch._kernels.sdpa import under_torch_func
 from attn_torch._kernels.sharded import is_sharded
 from attn_torch._masks import attention_mask, in_window, token_offsets
-from attn_torch._ops import Array, Tape
+from attn_torch._ops import Array, Tape, shapes_may_vary
+from attn_torch._weigh import WeighedRows
 
 # Scores in a block: on a CPU they should stay in its caches, a GPU wants large products.
 CPU_BLOCK, GPU_BLOCK = 2**19, 2**25
@@ -50,6 +52,7 @@ def by_rows(
     return_weights: bool = False,
     implementation: str = "auto",
     larger: int = 1,
+    weighing: Weighing | None = None,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -67,6 +70,7 @@ def by_rows(
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
         larger: how many times as large as others a block is, where `attend_rows` cuts it or each block costs more.
+        weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     (b, t, h), s = q.shape[:3], k.shape[1]
@@ -84,6 +88,10 @@ def by_rows(
         allowed = attention_mask(mask, t, s, like=q, **limits)
         return attend_rows(tape, q, k, v, allowed, token_offsets(t, s, like=q, step=step), **by_score)
     band = Band.of(t, s, causal, window)
+    if weighing is not None and by_score["keep"] is None and q.is_cpu and shapes_may_vary(q):
+        blocks = tuple(band.row_blocks(CPU_BLOCK, ROWS))
+        context: Any = WeighedRows.apply(q, k, v, mask, by_score["bias"], weighing, band, blocks)
+        return context, None
 
     def block(rows: Span, keys: Span) -> Array:
         """The context of some rows. `attend_rows` gets the last one first, as `per_pair` has them."""

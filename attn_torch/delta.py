@@ -9,7 +9,6 @@ from attn_torch._masks import zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
-    arange,
     concatenate,
     dtype_name,
     einsum,
@@ -24,24 +23,14 @@ from attn_torch._ops import (
     where,
     zeros,
 )
-from attn_torch.linear import causal_mask, chunk_length, from_chunks, to_chunks
-
-
-def unit_lower_inverse(pairs: Array) -> Array:
-    """(I + A)^-1 for A below the diagonal, by halves: [[P, 0], [B, Q]]^-1 = [[P^-1, 0], [-Q^-1 B P^-1, Q^-1]]."""
-    b, t, h, _ = pairs.shape
-    if t == 1:
-        return 1.0 + zeros(pairs.shape, pairs)
-    if t % 2:
-        wide = concatenate([pairs, zeros((b, t, h, 1), pairs)], 3)
-        return unit_lower_inverse(concatenate([wide, zeros((b, 1, h, t + 1), pairs)], 1))[:, :t, :, :t]
-    half = t // 2
-    # Both halves are inverted together, as rows of one batch.
-    inverses = unit_lower_inverse(concatenate([pairs[:, :half, :, :half], pairs[:, half:, :, half:]], 0))
-    first, second = inverses[:b], inverses[b:]
-    corner = einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", pairs[:, half:, :, :half], first))
-    above, below = concatenate([first, zeros(first.shape, first)], 3), concatenate([-corner, second], 3)
-    return concatenate([above, below], 1)
+from attn_torch._recurrence import (
+    causal_mask,
+    chunk_length,
+    earlier_mask,
+    from_chunks,
+    to_chunks,
+    unit_lower_inverse,
+)
 
 
 def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, tape: Tape) -> tuple[Array, Array]:
@@ -53,9 +42,8 @@ def chunked(q: Array, k: Array, v: Array, beta: Array, start: Array, size: int, 
     b, t = q.shape[0], q.shape[1]
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
     scaled = k * beta
-    lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
-    pairs = where(lower[:, None], einsum("bthk,bshk->bths", scaled, k), 0.0)
+    pairs = where(earlier_mask(size, q)[:, None], einsum("bthk,bshk->bths", scaled, k), 0.0)
     inverse = record(tape, inverse=unit_lower_inverse(record(tape, pairs=pairs)))
     erasing, writing = einsum("bths,bshk->bthk", inverse, scaled), einsum("bths,bshv->bthv", inverse, v * beta)
     erasing, writing = record(tape, erasing=erasing, writing=writing)

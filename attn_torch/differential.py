@@ -5,6 +5,7 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 
 from attn_np.contract.differential import Config
+from attn_torch._attend import attend, forms_no_weights
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._masks import unmasked_by_bias, zero_unseen
@@ -19,6 +20,7 @@ from attn_torch._ops import (
     record,
     repeat_heads,
     rms_norm,
+    scope,
     softmax,
     tanh,
     upcast,
@@ -66,6 +68,7 @@ class DifferentialAttention(Layer[Config]):
         positions: Int[Array, "b t"] | None = None,
         tape: Tape = None,
         return_weights: bool = False,
+        implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep, positions=positions)
@@ -111,10 +114,23 @@ class DifferentialAttention(Layer[Config]):
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs
 
-        context, probs = by_rows(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
-            return_weights=return_weights, bias=bias, keep=keep,
-        )  # fmt: skip
+        wanted: Any = {"tape": tape, "implementation": implementation, "return_weights": return_weights}
+        if forms_no_weights(q, k, v, keep=keep, **wanted):
+            bias = upcast(bias)  # once, so that its two gradients are rounded once
+            # What the difference of two maps averages is the difference of what they average.
+            first, second = (
+                attend(
+                    q[:, :, :, r], k[:, :, :, r], v, mask=mask, bias=bias, causal=c.causal, window=c.window,
+                    scale=c.scale, softcap=c.softcap, step=step, tape=scope(tape, name), implementation="fused",
+                )[0]
+                for r, name in enumerate(("first", "second"))
+            )  # fmt: skip
+            context, probs = record(tape, context=first - lambda_full * second), None
+        else:
+            context, probs = by_rows(
+                attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
+                bias=bias, keep=keep, implementation=implementation, return_weights=return_weights,
+            )  # fmt: skip
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_constant()))
         y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

@@ -11,7 +11,6 @@ from attn_torch._masks import full_mask, zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
-    arange,
     concatenate,
     cumsum,
     dtype_name,
@@ -30,8 +29,14 @@ from attn_torch._ops import (
     where,
     zeros,
 )
-from attn_torch.delta import unit_lower_inverse
-from attn_torch.linear import causal_mask, chunk_length, from_chunks, to_chunks
+from attn_torch._recurrence import (
+    causal_mask,
+    chunk_length,
+    earlier_mask,
+    from_chunks,
+    to_chunks,
+    unit_lower_inverse,
+)
 from attn_torch.retention import Decay
 
 
@@ -59,10 +64,9 @@ def chunked(
     q, k, v, beta = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size), to_chunks(beta, size)[..., None]
     scaled = k * beta
     decay = decay_factors(to_chunks(log_decay, size))
-    lower = arange(size, q)[:, None] > arange(size, q)[None, :]
     # t 1 s: below the diagonal, for all heads
     decayed = einsum("bthk,bshk->bths", scaled, k) * decay.pairs.swapaxes(1, 2)
-    pairs = record(tape, pairs=where(lower[:, None], decayed, 0.0))
+    pairs = record(tape, pairs=where(earlier_mask(size, q)[:, None], decayed, 0.0))
     inverse = record(tape, inverse=unit_lower_inverse(pairs))
     erasing = einsum("bths,bshk->bthk", inverse, scaled * decay.from_start[..., None])
     writing = einsum("bths,bshv->bthv", inverse, v * beta)
@@ -114,6 +118,14 @@ def windows(x: Array, real: Array, start: Array, tape: Tape) -> tuple[Array, Arr
     return all_windows, end
 
 
+def convolve(name: str, x: Array, weight: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
+    """The causal convolution: a weight for each position and dimension of a window; the last window is cached."""
+    start = read_state(step, f"{name}_conv", zeros((x.shape[0], *weight.shape), x))
+    window, end = windows(x, real, start, scope(tape, name))
+    write_state(step, **{f"{name}_conv": end})
+    return einsum("btxhk,xhk->bthk", window, weight)
+
+
 class GatedDeltaRule(Layer[Config]):
     """The state decays by a factor that each position chooses, and the delta rule writes into it."""
 
@@ -130,13 +142,6 @@ class GatedDeltaRule(Layer[Config]):
     w_k_conv: Float[Array, "x h k"] | None
     w_v_conv: Float[Array, "x h v"] | None
     w_o: Float[Array, "h v d"]
-
-    def convolve(self, name: str, x: Array, weight: Array, real: Array, step: DecodeStep | None, tape: Tape) -> Array:
-        """The causal convolution: a weight for each position and dimension of a window; the last window is cached."""
-        start = read_state(step, f"{name}_conv", zeros((x.shape[0], *weight.shape), x))
-        window, end = windows(x, real, start, scope(tape, name))
-        write_state(step, **{f"{name}_conv": end})
-        return einsum("btxhk,xhk->bthk", window, weight)
 
     def forward(
         self,
@@ -156,9 +161,9 @@ class GatedDeltaRule(Layer[Config]):
         v = linear("btd,dhv->bthv", x, self.w_v, None)
         if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
             is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
-            q = self.convolve("q", q, self.w_q_conv, is_real, step, tape)
-            k = self.convolve("k", k, self.w_k_conv, is_real, step, tape)
-            v = self.convolve("v", v, self.w_v_conv, is_real, step, tape)
+            q = convolve("q", q, self.w_q_conv, is_real, step, tape)
+            k = convolve("k", k, self.w_k_conv, is_real, step, tape)
+            v = convolve("v", v, self.w_v_conv, is_real, step, tape)
         q, k, v = record(tape, q=q, k=k, v=v)
         beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
         a = record(tape, a=linear("btd,dh->bth", x, self.w_a, self.dt_bias))

@@ -9,54 +9,23 @@ from attn_torch._masks import any_visible, zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
-    arange,
     concatenate,
     cumsum,
     dtype_name,
     einsum,
     exp,
-    is_longer,
     linear,
     record,
     upcast,
     where,
     zeros,
 )
+from attn_torch._recurrence import causal_mask, chunk_length, from_chunks, to_chunks
 
 
 def features(x: Array) -> Array:
     """elu(x) + 1: positive, x + 1 above 0 and e^x below, where the exponential cannot overflow."""
     return where(x > 0, x + 1.0, exp(where(x > 0, 0.0, x)))
-
-
-def to_chunks(x: Array, size: int) -> Array:
-    """Chunks as batch rows, the last one padded with 0."""
-    b, t, *rest = x.shape
-    n = -(-t // size)
-    # b (n c) ... -> (b n) c ...
-    return concatenate([x, zeros((b, n * size - t, *rest), x)], 1).reshape(b * n, size, *rest)
-
-
-def from_chunks(x: Array, b: int, t: int) -> Array:
-    """The inverse of `to_chunks`: chunks in a row, without the padding."""
-    _, size, *rest = x.shape
-    # (b n) c ... -> b (n c) ...
-    return x.reshape(b, -(-t // size) * size, *rest)[:, :t]
-
-
-def causal_mask(t: int, like: Array) -> Array:
-    """The causal mask, `t s`: a query sees itself and earlier keys."""
-    return arange(t, like)[:, None] >= arange(t, like)[None, :]
-
-
-def chunk_length(form: str, size: int, t: int) -> int | None:
-    """How many of t positions a chunk has in a form; None: the state is passed from position to position.
-
-    "auto" is "recurrent" for a single position, "chunked" for more than `size`, and else "parallel": one chunk.
-    """
-    if form == "recurrent" or (form == "auto" and t == 1):
-        return None
-    return size if form == "chunked" or (form == "auto" and is_longer(t, size)) else max(t, 1)
 
 
 def running_states(added: Array, start: Array, tape: Tape) -> Array:

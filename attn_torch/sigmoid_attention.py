@@ -4,6 +4,7 @@ from typing import Any
 
 from jaxtyping import Bool, Float
 
+from attn_np.contract._weighing import Weighing
 from attn_np.contract.sigmoid_attention import Config
 from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
@@ -72,9 +73,11 @@ class SigmoidAttention(Layer[Config]):
                 rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
             )  # fmt: skip
 
+        scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
         context, weights = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
+            weighing=Weighing("sigmoid", scale, c.softcap, c.offset),
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

@@ -11,6 +11,7 @@ FUNCTIONS = {
     "attend": "_functions",
     "entmax": "_simplex",
     "merge": "_functions",
+    "recur": "_recur",
     "relative_buckets": "_relative",
     "rotary_angles": "_rotations",
     "rotate": "_rotations",

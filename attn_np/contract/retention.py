@@ -26,9 +26,12 @@ class Config(_base.Config):
             as one chunk. "auto": "chunked" where there is more than one chunk, but "parallel" in what `torch.export`
             makes for any length.
         chunk_size: how many positions a chunk has; the last one may have fewer.
-        norm: "layer" subtracts the mean of a head's context and divides by the deviation, "rms" divides only.
+        decay: for each head the factor by which its state decays per position, instead of those of `exponent`.
+        norm: "layer" subtracts the mean of a head's context and divides by the deviation, "rms" divides only, "none"
+            leaves it.
         norm_eps: added to the mean square in that norm.
-        use_bias: biases on the five projections.
+        use_gate: the normed context is multiplied by silu of a projection of the input.
+        use_bias: biases on the projections.
         rope_base: queries and keys are rotated by their positions, their first pair by 1 per position and the last by
             about 1 / rope_base; None: no rotation.
         layout: "interleaved", a pair is two neighbours (the authors' code), or "half", one dimension of each half.
@@ -82,8 +85,10 @@ class Config(_base.Config):
     exponent: float = 5.0
     form: str = "auto"
     chunk_size: int = 64
+    decay: tuple[float, ...] | None = None
     norm: str = "layer"
     norm_eps: float = 0.00001
+    use_gate: bool = True
     use_bias: bool = False
     rope_base: float | None = None
     layout: str = "interleaved"
@@ -94,13 +99,23 @@ class Config(_base.Config):
         self.number("exponent", above=0.0)
         self.number("norm_eps", above=0.0)
         self.one_of("form", FORMS)
-        self.one_of("norm", ("layer", "rms"))
-        self.flag("use_bias")
+        self.one_of("norm", ("layer", "rms", "none"))
+        self.flag("use_gate", "use_bias")
         self.number("rope_base", above=1.0)
         self.one_of("layout", LAYOUTS)
         self.one_of("spacing", SPACINGS)
         self.divisible("d_model", "num_heads", unless="head_dim")
 
+        factors = self.decay
+        are_numbers = isinstance(factors, tuple) and all(type(x) in (int, float) for x in factors)
+        are_factors = are_numbers and all(0 < x <= 1 for x in factors or ())
+        _base.require(
+            factors is None or (are_factors and len(factors) == self.num_heads),
+            self.variant,
+            f"decay to be {self.num_heads} numbers above 0 and at most 1",
+            repr(factors),
+            "give one factor for each head",
+        )
         width = self.sizes()["k"]
         _base.require(
             self.rope_base is None or width % 2 == 0,
@@ -121,6 +136,8 @@ class Config(_base.Config):
 
     def decays(self) -> tuple[float, ...]:
         """Logarithm of the factor by which each head's state decays per position."""
+        if self.decay is not None:
+            return tuple(log(factor) for factor in self.decay)
         return tuple(log(1 - 2 ** -(self.exponent + h)) for h in range(self.num_heads))
 
     def sizes(self) -> dict[str, int]:
@@ -142,6 +159,8 @@ class Config(_base.Config):
             "b_g": Param("h v", "d"),
             "b_o": Param("d", "h v"),
         }
+        if not self.use_gate:
+            del weights["w_g"], biases["b_g"]
         return weights | biases if self.use_bias else weights
 
     def arguments(self) -> dict[str, Arg]:
@@ -191,6 +210,17 @@ EXAMPLES = {
         rope_base=50.0,
         layout="half",
         spacing="open",
+    ),
+    "plain": Config(
+        d_model=7,
+        num_heads=3,
+        head_dim=5,
+        value_head_dim=2,
+        chunk_size=3,
+        decay=(0.9, 1.0, 0.25),
+        norm="none",
+        use_gate=False,
+        use_bias=True,
     ),
     "pairs": Config(d_model=6, num_heads=2, form="parallel", use_bias=True),
 }

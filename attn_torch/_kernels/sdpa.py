@@ -9,7 +9,7 @@ it differs from the textbook in two ways, which are not checked for here:
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attn_np.contract._band import Limits
 from attn_torch._kernels.small import has_tangent
@@ -19,7 +19,7 @@ def serves(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, limits: Limits, scale: float
 ) -> bool:
     """Whether the kernel means what we mean, and does not fall back to forming all scores."""
-    if v.shape[-1] != q.shape[-1] or 0 in (*q.shape, *k.shape) or under_torch_func(q, k, v, mask, bias):
+    if 0 in (*q.shape, *k.shape, *v.shape) or under_torch_func(q, k, v, mask, bias):
         return False
     if mask is None and bias is None:
         # It counts from the first key, and hides before it scales.
@@ -43,6 +43,11 @@ def attend(
     if mask is not None:
         bias = torch.where(mask, 0.0 if bias is None else bias, -torch.inf).to(q.dtype)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    missing = (width := v.shape[-1]) - q.shape[-1]
+    if missing > 0:  # of keys and values that differ in width the kernel would form all scores: zeros change none
+        q, k = pad(q, (0, missing)), pad(k, (0, missing))
+    elif missing < 0:
+        v = pad(v, (0, -missing))
     shared = bool(q.shape[1] != k.shape[1])  # of compiled calls, sizes may be symbols
     context = scaled_dot_product_attention(q, k, v, bias, is_causal=limits[1] == 0, scale=scale, enable_gqa=shared)
-    return context.transpose(1, 2)
+    return context[..., :width].transpose(1, 2)

@@ -233,8 +233,8 @@ MUTANTS = (
     cross(
         "context rounded to bfloat16 before the output projection",
         WIDE,
-        "return to_dtype(context, dtype), ",
-        f"return {rounded('context', 'v')}, ",
+        "results = to_dtype(context, dtype), ",
+        f"results = {rounded('context', 'v')}, ",
     ),
     cross(
         "output rounded to float16 first",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from parity_tests.mistakes.plant import Mutant
+from parity_tests.mistakes.plant import SHARED, Mutant
 
 
 def planted(name: str, fix: str, old: str, new: str, example: str, **own: Any) -> Mutant:
@@ -17,12 +17,14 @@ MUTANTS = (
         "corrected = beta[..., None] * v",
         "recurrent",
     ),
-    planted(
+    Mutant(
         "triangular system not solved",
-        "solve for all corrected values: the later half of a chunk takes the corrected values of the earlier half",
+        SHARED,
         'einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", pairs[:, half:, :, :half], first))',
         "pairs[:, half:, :, :half]",
+        "delta",
         "whole",
+        fix="solve for all corrected values: the later half of a chunk takes those of the earlier half",
     ),
     planted(
         "queries of a chunk read the given values",

@@ -2,34 +2,34 @@
 
 from parity_tests.mistakes.plant import NUMPY, at
 
-MIXED = 'mixed=einsum("bgts,gh->bhts", scores, self.w_mix_scores)'
-BLENDED = 'blended=einsum("bhts,hg->bgts", kept, self.w_mix_weights)'
+MIXED = 'mixed=einsum("gh,bgts->bhts", self.w_mix_scores, scores)'
+BLENDED = 'blended=einsum("hg,bhts->bgts", self.w_mix_weights, kept)'
 scores, weights = (at("talking_heads.py", "talking_heads", example) for example in ("scores", "weights"))
 MUTANTS = (
     scores(
         "scores mixed by the transposed map",
         "sum the scores over the first axis of the map, the heads; its second are the softmaxes",
         MIXED,
-        MIXED.replace("gh->", "hg->"),
+        MIXED.replace("gh,", "hg,"),
     ),
     weights(
         "weights mixed by the transposed map",
         "sum the weights over the first axis of the map, the softmaxes; its second are the heads",
         BLENDED,
-        BLENDED.replace("hg->", "gh->"),
+        BLENDED.replace("hg,", "gh,"),
     ),
     scores(
         "scores masked before they are mixed",
         "hide keys after the scores are mixed, or what is hidden in one head shows in the others",
         MIXED,
-        MIXED.replace(", scores,", ", where(unmasked_by_bias(allowed, bias), scores, 0.0),"),
+        MIXED.replace(", scores)", ", where(unmasked_by_bias(allowed, bias), scores, 0.0))"),
         needs=("where",),
     ),
     weights(
         "dropout behind the mixing of the weights",
         "drop the weights of the softmaxes, then mix them",
         BLENDED,
-        'blended=dropout(einsum("bhts,hg->bgts", probs, self.w_mix_weights), keep, c.dropout)',
+        'blended=dropout(einsum("hg,bhts->bgts", self.w_mix_weights, probs), keep, c.dropout)',
     ),
     weights(
         "mixed weights returned",
@@ -41,13 +41,13 @@ MUTANTS = (
         "bias added before the scores are mixed",
         "mix the scores of the heads alone; the bias belongs to the softmaxes",
         f"{MIXED})\n",
-        f'{MIXED} + (0.0 if bias is None else einsum("bgts,gh->bhts", bias, self.w_mix_scores) - bias))\n',
+        f'{MIXED} + (0.0 if bias is None else einsum("gh,bgts->bhts", self.w_mix_scores, bias) - bias))\n',
     ),
     scores(
         "gradient of the scores not mixed back",
         "send the gradient of the mixed scores back through the map",
-        'dscores, w["w_mix_scores"] = einsum_vjp(',
-        '_, w["w_mix_scores"] = einsum_vjp(',
+        'w["w_mix_scores"], dscores = einsum_vjp(',
+        'w["w_mix_scores"], _ = einsum_vjp(',
         trees=NUMPY,
     ),
 )

@@ -55,6 +55,8 @@ def in_small_blocks(patch: pytest.MonkeyPatch, tree: str) -> Any:
     rows = import_module(f"{TREES[tree].package.__name__}._rows")
     for name, n in SMALL.items():
         patch.setattr(rows, name, n, raising=False)
+    if tree != "jax":
+        patch.setattr(import_module(f"{TREES[tree].package.__name__}._weigh"), "GROUP", 3)
     return rows
 
 
@@ -79,14 +81,18 @@ def an_edge_without_its_mask(patch: pytest.MonkeyPatch, rows: Any) -> None:
 
 def positions_from_the_block_on(patch: pytest.MonkeyPatch, rows: Any) -> None:
     near = rows.in_window
-    patch.setattr(rows, "in_window", lambda at, keys, left, right: near(at - at[:, :1], keys, left, right))
+    for room in (rows, import_module(rows.__name__.replace("_rows", "_weigh"))):
+        patch.setattr(room, "in_window", lambda at, keys, left, right: near(at - at[:, :1], keys, left, right))
 
 
 @pytest.mark.parametrize("tree", ["numpy", "torch"])
 @pytest.mark.parametrize("plant", [a_key_too_few, an_edge_without_its_mask, positions_from_the_block_on])
-def test_a_planted_bug_is_seen(tree: str, plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("variant", "example"), [("sigmoid_attention", "causal"), ("hard", "causal")])
+def test_a_planted_bug_is_seen(
+    tree: str, plant: Callable[..., None], variant: str, example: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(monkeypatch, in_small_blocks(monkeypatch, tree))
-    found = ratios(tree, "sigmoid_attention", "causal")
+    found = ratios(tree, variant, example)
     assert not all(ratio <= 1 for ratio in found.values()), found
 
 

@@ -399,3 +399,73 @@ def merged_parts(alias: str) -> None:
     for options in ({"normalize_over": "queries"}, {"softmax_fn": doubled}):
         call = partial(package.attend, **some, **options, return_lse=True)
         refuses(call, ValueError, "attend: expected return_lse=True with")
+
+
+RULES: dict[str, tuple[str, ...]] = {
+    "linear": ("beta",),
+    "gated": ("g", "g k", "b t g"),
+    "delta": ("", "beta"),
+    "gated_delta": ("b t g", "beta b t g k"),
+}
+
+
+def recurred_by(package: Any, some: dict[str, Any], options: dict[str, Any]) -> None:
+    """One call of `recur` and its gradients, beside those of the whole reference."""
+    wide: Any = {name: ErrArray(x, 0.0) for name, x in some.items()}
+    with precision(precision_of("float64")):
+        want, back = attn_np.value_and_vjp(attn_np.recur, **wide, **options)
+        dys = [np.cos(np.arange(y.size)).reshape(y.shape) for y in want]
+        slopes: Any = back(*(ErrArray(dy, 0.0) for dy in dys)).inputs
+    found, pull = package.value_and_vjp(package.recur, **some, **options)
+    claim(all(compare(x, y)["ratio"] <= 1 for x, y in zip(found, want, strict=True)), f"by {options}")
+    grads = pull(*dys).inputs
+    claim(set(grads) == set(some), "names of gradients")
+    claim(all(compare(x, slopes[name])["ratio"] <= 1 for name, x in grads.items()), f"gradients by {options}")
+
+
+def recurred(alias: str) -> None:
+    """Recurrences are within their bounds by every rule and in every form, and so are their gradients."""
+    package, rng = import_module(alias), np.random.default_rng(6)
+    q, k, v = (rng.normal(size=(2, 6, heads, width)) for heads, width in ((4, 3), (2, 3), (2, 5)))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    dims, some = {"b": 2, "t": 6, "g": 2, "k": 3}, dict[str, Any]()
+    for rule, kinds in RULES.items():
+        for kind in kinds:
+            some = {"q": q, "k": k, "v": v} | ({"beta": rng.random((2, 6, 2))} if "beta" in kind else {})
+            axes = kind.removeprefix("beta").split()
+            some |= {"decay": rng.random([dims[x] for x in axes])} if axes else {}
+            some |= {"state": rng.normal(size=(2, 2, 3, 5))} if "beta" in kind else {}
+            for form, size in (("recurrent", 64), ("chunked", 4), ("chunked", 3), ("auto", 64)):
+                recurred_by(package, some, {"rule": rule, "form": form, "chunk_size": size})
+    (y, end), pull = package.value_and_vjp(package.recur, **some, rule="gated_delta")
+    alone = pull(None, end).inputs
+    claim_same(alone, pull(np.zeros_like(y), end).inputs, "the state's gradient alone")
+    claim_same(pull(y).inputs, pull(y, np.zeros_like(end)).inputs, "the outputs' gradient alone")
+    half = {name: x.astype("float32" if name in ("decay", "state") else "float16") for name, x in some.items()}
+    y, state = package.recur(**half, rule="gated_delta", scale=np.float64(2))
+    wide = {name: x.astype("float32") for name, x in half.items()}
+    whole, end = package.recur(**wide, rule="gated_delta", scale=2)
+    claim(same(y, whole.astype("float16")) and same(state, end), "16 bits")
+    tape: dict[str, Any] = {}
+    package.recur(**some, rule="gated_delta", form="parallel", tape=tape)
+    names = {"scores", "pairs", "inverse", "erasing", "writing", "corrected", "states", "before"}
+    claim(set(tape) == names and tape["states"].shape == (2, 1, 2, 3, 5), "a tape")
+    claim(package.recur(q[:, :0], k[:, :0], v[:, :0])[0].shape == (2, 0, 4, 5), "no positions")
+    claim(package.recur(q[:, :1], k[:, :1], v[:, :1], tape=tape)[1].shape == (2, 2, 3, 5), "one position")
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"rule": "gru"}, ValueError, "rule to be one of"),
+        ({"form": 3}, ValueError, "form to be one of"),
+        ({"chunk_size": True}, ValueError, "chunk_size to be an integer"),
+        ({"scale": "1"}, ValueError, "scale to be a finite"),
+        ({"q": q[0]}, ValueError, "q with four axes"),
+        ({"k": k[:, :3]}, ValueError, "k of shape"),
+        ({"q": q[:, :, :3]}, ValueError, "queries with a multiple of the 2 heads"),
+        ({"decay": q}, ValueError, "no decay= with rule='linear'"),
+        ({"rule": "gated"}, ValueError, "decay= with rule='gated'"),
+        ({"rule": "gated", "decay": q}, ValueError, "decay of shape"),
+        ({"v": v.astype("float32")}, TypeError, "v of dtype float64"),
+        ({"v": v.tolist()}, TypeError, "v as a NumPy array"),
+    ]
+    for changed, error, words in wrong:
+        call = partial(package.recur, **{"q": q, "k": k, "v": v} | changed)
+        refuses(call, error, f"recur: expected {words}")

@@ -138,6 +138,7 @@ FUNCTIONS: dict[str, Any] = {
     "softmax": lambda x: TORCH.package.softmax(x),
     "entmax": lambda x: TORCH.package.entmax(x, alpha=1.25),
     "rotate": lambda x: TORCH.package.rotate(x, *TORCH.package.rotary_angles(ROTATED, 8, max_positions=4)),
+    "recur": lambda x: TORCH.package.recur(x, x, x, rule="gated", decay=x.sigmoid(), chunk_size=2, form="chunked")[0],
     "buckets": lambda x: x.sum() * TORCH.package.relative_buckets(ROTATED),
 }
 

@@ -26,7 +26,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
 # Those with heads; and of these, those that send something before the sum: talking heads are mixed, by definition, and
 # in the delta rules and the chunks of retention DTensor gathers what it need not.
 HEADS = tuple(v for v in contract.variants() if "num_heads" in contract.get(v).Config.fields())
-TALK = ("talking_heads", "delta", "gated_delta", "retention")
+TALK = ("talking_heads", "delta", "gated_delta", "kda", "retention")
 # How often a layer sums over its heads: axial projects its rows before it attends along its columns.
 SUMS = {"axial": 2}
 # Those with parameters, whose batch is split by FSDP2 and DDP.

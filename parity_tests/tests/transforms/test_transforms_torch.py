@@ -47,7 +47,8 @@ TRANSFORMS: dict[str, str] = {
     "DDP": "`DistributedDataParallel` over two processes: outputs and gradients",
     "DTensor": (
         "parameters as DTensors with the heads over two processes: nothing is sent but one sum after the output "
-        "projection (in `talking_heads`, which mixes heads, `delta`, `gated_delta` and `retention` more is)"
+        "projection (in `talking_heads`, which mixes heads, `delta`, `gated_delta`, `kda` and `retention` more "
+        "is)"
     ),
     "meta": '`device="meta"`, `to_empty`, `reset_parameters`: the layer that the constructor draws',
     "deepcopy": "a copy with the same bits and nothing in common",
@@ -56,7 +57,7 @@ TRANSFORMS: dict[str, str] = {
     "parametrize": "`torch.nn.utils.parametrize` of every parameter",
 }
 # Those that loop over positions or blocks, whatever their form.
-LOOPS = ("blockwise", "delta", "gated_delta", "gru", "seq2seq")
+LOOPS = ("blockwise", "delta", "gated_delta", "gla", "gru", "kda", "seq2seq")
 UNROLLED = (
     "loops over positions or blocks of them; `torch.compile` and `torch.export` write down every turn of a loop, and "
     "PyTorch 2.13 has no public `scan`, so each length is a program of its own (nor does it compile `torch.nn.GRU`)"
@@ -187,7 +188,7 @@ def test_compile(transform: str, variant: str) -> None:
 
 FORMS = [
     (variant, name)
-    for variant in ("linear", "retention", "delta", "gated_delta")
+    for variant in ("linear", "retention", "delta", "gated_delta", "gla", "kda")
     for name, config in contract.examples(variant).items()
     if getattr(config, "form", "auto") != "auto"
 ]

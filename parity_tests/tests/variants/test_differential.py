@@ -1,5 +1,6 @@
 """Differential attention against scalar loops, and against PyTorch's own attention and norm put together."""
 
+from importlib import import_module
 from math import cos, exp, sin, sqrt, tanh
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from attn_np.contract.differential import EXAMPLES, Config
+from parity_tests.judge import kernels
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.kernels.test_rows import ratios
 from parity_tests.tests.variants.test_mha import projected, sees
 from parity_tests.tests.witness import (
     bounded,
@@ -124,6 +127,51 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_scalar_loops(example: str, call: str) -> None:
     assert not disagreement(witness, Case("differential", example, call, "float64"))
+
+
+# The fast path of each map --------------------------------------------------------------------------------------------
+
+
+def ends(tree: Tree, name: str, example: str) -> dict[str, float]:
+    """Error/bound of a layer whose maps take the fast path in blocks of a few positions."""
+    package = tree.package.__name__
+    with kernels.blocks(package, kernels.SMALL[name][0]):
+        return ratios(name, "differential", example)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_the_fast_path_of_both_maps_keeps_the_bounds(name: str, example: str) -> None:
+    found = ends(TREES[name], name, example)
+    assert found and all(ratio <= 1 for ratio in found.values()), found
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_a_fast_path_of_one_map_twice_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = import_module(f"{TREES[name].package.__name__}.differential")
+    real, maps = room.attend, []
+
+    def first_map_twice(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        maps.append((q, k))
+        return real(*maps[0], v, **options)
+
+    monkeypatch.setattr(room, "attend", first_map_twice)
+    assert not all(ratio <= 1 for ratio in ends(TREES[name], name, "causal").values())
+
+
+def test_a_gradient_of_the_factor_without_the_second_map_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = import_module("attn_np.differential")
+    real = room.attend
+
+    def without_its_context(*arrays: Any, tape: Any, **options: Any) -> Any:
+        found = real(*arrays, tape=tape, **options)
+        if tape is not None:
+            tape.tap("context", 0.0 * found[0])
+        return found
+
+    monkeypatch.setattr(room, "attend", without_its_context)
+    found = ends(TREES["numpy"], "numpy", "causal")
+    assert {name for name, ratio in found.items() if not ratio <= 1} == {"dlambda_q", "dlambda_k"}
 
 
 # PyTorch's own functions ----------------------------------------------------------------------------------------------

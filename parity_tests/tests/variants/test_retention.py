@@ -33,6 +33,8 @@ def projected(x: list[float], w: Any, b: Any, h: int) -> list[float]:
 
 
 def normed(config: Config, x: list[float]) -> list[float]:
+    if config.norm == "none":
+        return x
     mean = sum(x) / len(x) if config.norm == "layer" else 0.0
     size = sqrt(sum((a - mean) ** 2 for a in x) / len(x) + config.norm_eps)
     return [(a - mean) / size for a in x]
@@ -55,8 +57,9 @@ def loops(config: Config, w: Any, x: Any) -> Any:
     """Outputs of one sequence: no state anywhere, every query meets every key up to its own."""
     y = [list(w.get("b_o", [0.0] * config.d_model)) for _ in x]
     for h in range(config.num_heads):
-        gamma = 1 - 2.0 ** (-config.exponent - h)
-        q, k, v, g = ([projected(row, w[f"w_{p}"], w.get(f"b_{p}"), h) for row in x] for p in "qkvg")
+        gamma = 1 - 2.0 ** (-config.exponent - h) if config.decay is None else config.decay[h]
+        names = "qkvg" if config.use_gate else "qkv"
+        q, k, v, *g = ([projected(row, w[f"w_{p}"], w.get(f"b_{p}"), h) for row in x] for p in names)
         q, k = ([turned(config, row, n) for n, row in enumerate(rows)] for rows in (q, k))
         for n in range(len(x)):
             o = [0.0] * len(v[0])
@@ -64,7 +67,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
                 score = sum(a * b for a, b in zip(q[n], k[m], strict=True)) / sqrt(len(q[n])) * gamma ** (n - m)
                 o = [a + score * b for a, b in zip(o, v[m], strict=True)]
             for c, a in enumerate(normed(config, o)):
-                swish = g[n][c] / (1 + exp(-g[n][c]))
+                swish = g[0][n][c] / (1 + exp(-g[0][n][c])) if g else 1.0
                 for d in range(config.d_model):
                     y[n][d] += swish * a * w["w_o"][h][c][d]
     return y

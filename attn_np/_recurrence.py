@@ -1,0 +1,396 @@
+"""Linear recurrences, position by position or in chunks: a state that decays, is erased along a key, and is written."""
+
+from typing import Any
+
+import numpy as np
+
+from attn_np._ops import Array, Tape, arange, concatenate, einsum, is_longer, record, scan, where, zeros
+from attn_np._vjp import einsum_vjp, sum_to, total
+
+# Chunks ---------------------------------------------------------------------------------------------------------------
+
+
+def to_chunks(x: Array, size: int, padding: float = 0.0) -> Array:
+    """Chunks as batch rows, the last one padded."""
+    b, t, *rest = x.shape
+    n = -(-t // size)
+    # b (n c) ... -> (b n) c ...
+    return concatenate([x, padding + zeros((b, n * size - t, *rest), x)], 1).reshape(b * n, size, *rest)
+
+
+def from_chunks(x: Array, b: int, t: int) -> Array:
+    """The inverse of `to_chunks`: chunks in a row, without the padding."""
+    _, size, *rest = x.shape
+    # (b n) c ... -> b (n c) ...
+    return x.reshape(b, -(-t // size) * size, *rest)[:, :t]
+
+
+def causal_mask(t: int, like: Array) -> Array:
+    """The causal mask, `t s`: a query sees itself and earlier keys."""
+    return arange(t, like)[:, None] >= arange(t, like)[None, :]
+
+
+def earlier_mask(t: int, like: Array) -> Array:
+    """The mask below the diagonal, `t s`: a position sees earlier keys, not its own."""
+    return arange(t, like)[:, None] > arange(t, like)[None, :]
+
+
+def chunk_length(form: str, size: int, t: int) -> int | None:
+    """How many of t positions a chunk has in a form; None: the state is passed from position to position.
+
+    "auto" is "recurrent" for a single position, "chunked" for more than `size`, and else "parallel": one chunk.
+    """
+    if form == "recurrent" or (form == "auto" and t == 1):
+        return None
+    return size if form == "chunked" or (form == "auto" and is_longer(t, size)) else max(t, 1)
+
+
+# Within a chunk -------------------------------------------------------------------------------------------------------
+
+
+def padded_to_even(x: Array, axes: tuple[int, ...], padding: float = 0.0) -> Array:
+    """The array with one more entry at the end of some axes."""
+    for axis in axes:
+        shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+        x = concatenate([x, padding + zeros(shape, x)], axis)
+    return x
+
+
+def halves(x: Array) -> Array:
+    """Both halves of axis 1, as rows of one batch."""
+    half = x.shape[1] // 2
+    return concatenate([x[:, :half], x[:, half:]], 0)
+
+
+def joined(x: Array) -> Array:
+    """The inverse of `halves`."""
+    b = x.shape[0] // 2
+    return concatenate([x[:b], x[b:]], 1)
+
+
+def unit_lower_inverse(pairs: Array) -> Array:
+    """(I + A)^-1 for A below the diagonal, by halves: [[P, 0], [B, Q]]^-1 = [[P^-1, 0], [-Q^-1 B P^-1, Q^-1]]."""
+    b, t, h, _ = pairs.shape
+    if t == 1:
+        return 1.0 + zeros(pairs.shape, pairs)
+    if t % 2:
+        return unit_lower_inverse(padded_to_even(pairs, (1, 3)))[:, :t, :, :t]
+    half = t // 2
+    # Both halves are inverted together, as rows of one batch.
+    inverses = unit_lower_inverse(concatenate([pairs[:, :half, :, :half], pairs[:, half:, :, half:]], 0))
+    first, second = inverses[:b], inverses[b:]
+    corner = einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", pairs[:, half:, :, :half], first))
+    above, below = concatenate([first, zeros(first.shape, first)], 3), concatenate([-corner, second], 3)
+    return concatenate([above, below], 1)
+
+
+def unit_lower_inverse_vjp(inverse: Array, dinverse: Array) -> Array:
+    """The gradient of A: a step dA changes the inverse T by -T dA T."""
+    return -einsum("biht,bihs->bths", inverse, einsum("bihj,bshj->bihs", dinverse, inverse))
+
+
+def range_products(decay: Array) -> tuple[Array, Array]:
+    """Products of the decays of a chunk: from its start through each position, and from behind each one to its end.
+
+    By halves, so that nothing is divided: a product may be 0.
+    """
+    b, t = decay.shape[:2]
+    if t == 1:
+        return decay, 1.0 + zeros(decay.shape, decay)
+    if t % 2:
+        from_start, to_end = range_products(padded_to_even(decay, (1,), 1.0))
+        return from_start[:, :t], to_end[:, :t]
+    from_start, to_end = range_products(halves(decay))
+    first, second = from_start[:b, -1:], from_start[b:, -1:]
+    from_start = concatenate([from_start[:b], from_start[b:] * first], 1)
+    return from_start, concatenate([to_end[:b] * second, to_end[b:]], 1)
+
+
+def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
+    """Products of rows with earlier keys, `b t g r s`, decayed in between, and what `range_products` gives.
+
+    A row of the later half decays from the middle, a key of the earlier half to the middle, and the product of both is
+    one matrix product. Neither factor divides, so neither overflows, and where one is 0 the decay is.
+    """
+    b, t = k.shape[:2]
+    if t == 1:
+        return einsum("btgrk,bsgk->btgrs", rows, k), decay, 1.0 + zeros(decay.shape, decay)
+    if t % 2:
+        even = padded_to_even(rows, (1,)), padded_to_even(k, (1,)), padded_to_even(decay, (1,), 1.0)
+        products, from_start, to_end = products_by_halves(*even)
+        return products[:, :t, ..., :t], from_start[:, :t], to_end[:, :t]
+    products, from_start, to_end = products_by_halves(halves(rows), halves(k), halves(decay))
+    corner = einsum("btgrk,bsgk->btgrs", rows[:, t // 2 :] * from_start[b:, :, :, None], k[:, : t // 2] * to_end[:b])
+    above, below = concatenate([products[:b], zeros(corner.shape, k)], 4), concatenate([corner, products[b:]], 4)
+    first, second = from_start[:b, -1:], from_start[b:, -1:]
+    from_start = concatenate([from_start[:b], from_start[b:] * first], 1)
+    to_end = concatenate([to_end[:b] * second, to_end[b:]], 1)
+    return concatenate([above, below], 1), from_start, to_end
+
+
+def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
+    """`products_by_halves`; where all channels decay alike, the products and the decays of the pairs apart."""
+    if decay.shape[3] == k.shape[3]:
+        return products_by_halves(rows, k, decay)
+    one = 1.0 + zeros(decay.shape, decay)
+    pairs, from_start, to_end = products_by_halves(one[:, :, :, None], one, decay)
+    return einsum("btgrk,bsgk->btgrs", rows, k) * pairs, from_start, to_end
+
+
+def products_by_halves_vjp(
+    rows: Array, k: Array, decay: Array, dproducts: Array, dfrom_start: Array, dto_end: Array
+) -> tuple[Array, Array, Array]:
+    """The gradients of rows, keys and decays: `products_by_halves` in reverse."""
+    b, t = k.shape[:2]
+    if t == 1:
+        return *einsum_vjp("btgrk,bsgk->btgrs", rows, k, dproducts), dfrom_start
+    if t % 2:
+        dproducts = padded_to_even(dproducts, (1, 4))
+        rows, k, dfrom_start, dto_end = (padded_to_even(x, (1,)) for x in (rows, k, dfrom_start, dto_end))
+        grads = products_by_halves_vjp(rows, k, padded_to_even(decay, (1,), 1.0), dproducts, dfrom_start, dto_end)
+        return grads[0][:, :t], grads[1][:, :t], grads[2][:, :t]
+    half = t // 2
+    from_start, to_end = range_products(halves(decay))
+    later_rows, earlier_keys = rows[:, half:], k[:, :half]
+    from_middle, to_middle = from_start[b:], to_end[:b]
+    dlater, dearlier = einsum_vjp(
+        "btgrk,bsgk->btgrs",
+        later_rows * from_middle[:, :, :, None],
+        earlier_keys * to_middle,
+        dproducts[:, half:, ..., :half],
+    )
+    shape = from_middle.shape
+    dfrom_middle = sum_to(np.sum(dlater * later_rows, axis=3), shape) + dfrom_start[:, half:] * from_start[:b, -1:]
+    dto_middle = sum_to(dearlier * earlier_keys, shape) + dto_end[:, :half] * from_start[b:, -1:]
+    dfirst = np.sum(dfrom_start[:, half:] * from_middle, axis=1)[:, None]
+    dsecond = np.sum(dto_end[:, :half] * to_middle, axis=1)[:, None]
+    dfrom_first = concatenate([dfrom_start[:, : half - 1], dfrom_start[:, half - 1 : half] + dfirst], 1)
+    dfrom_second = concatenate([dfrom_middle[:, :-1], dfrom_middle[:, -1:] + dsecond], 1)
+    diagonal = concatenate([dproducts[:, :half, ..., :half], dproducts[:, half:, ..., half:]], 0)
+    drows, dk, ddecay = products_by_halves_vjp(
+        halves(rows), halves(k), halves(decay), diagonal,
+        concatenate([dfrom_first, dfrom_second], 0), concatenate([dto_middle, dto_end[:, half:]], 0),
+    )  # fmt: skip
+    drows = joined(drows) + concatenate([zeros(rows[:, :half].shape, k), dlater * from_middle[:, :, :, None]], 1)
+    dk = joined(dk) + concatenate([dearlier * to_middle, zeros(k[:, half:].shape, k)], 1)
+    return drows, dk, joined(ddecay)
+
+
+def decayed_products_vjp(
+    rows: Array, k: Array, decay: Array, dproducts: Array, dfrom_start: Array, dto_end: Array
+) -> tuple[Array, Array, Array]:
+    """The gradients of rows, keys and decays: `decayed_products` in reverse."""
+    if decay.shape[3] == k.shape[3]:
+        return products_by_halves_vjp(rows, k, decay, dproducts, dfrom_start, dto_end)
+    one = 1.0 + zeros(decay.shape, decay)
+    pairs, row = products_by_halves(one[:, :, :, None], one, decay)[0], one[:, :, :, None]
+    products = einsum("btgrk,bsgk->btgrs", rows, k)
+    dpairs = np.sum(dproducts * products, axis=3)[:, :, :, None]
+    ddecay = products_by_halves_vjp(row, one, decay, dpairs, dfrom_start, dto_end)[2]
+    return *einsum_vjp("btgrk,bsgk->btgrs", rows, k, dproducts * pairs), ddecay
+
+
+# From chunk to chunk, from position to position -----------------------------------------------------------------------
+
+
+def times(x: Array, factor: Array | None) -> Array:
+    """The product; the array itself without a factor."""
+    return x if factor is None else x * factor
+
+
+def chunked(
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, size: int, erases: bool,
+    tape: Tape,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The outputs and the last state, which is passed from chunk to chunk.
+
+    Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
+    corrected = writing - erasing state.
+    """
+    b, t, r = q.shape[0], q.shape[1], q.shape[3]
+    q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
+    beta = None if beta is None else to_chunks(beta, size)
+    scaled, writing, erasing = times(k, beta), times(v, beta), None
+    rows = concatenate([q, scaled[:, :, :, None]], 3) if erases else q
+    if decay is None:
+        products, from_start, to_end, whole = einsum("btgrk,bsgk->btgrs", rows, k), None, None, None
+    else:
+        products, from_start, to_end = decayed_products(rows, k, to_chunks(decay, size, 1.0))
+        whole = from_start[:, -1]
+    scores = record(tape, scores=where(causal_mask(size, q)[:, None, None], products[:, :, :, :r], 0.0))
+    if erases:
+        pairs = record(tape, pairs=where(earlier_mask(size, q)[:, None], products[:, :, :, r], 0.0))
+        inverse = record(tape, inverse=unit_lower_inverse(pairs))
+        erasing = record(tape, erasing=einsum("btgs,bsgk->btgk", inverse, times(scaled, from_start)))
+        writing = record(tape, writing=einsum("btgs,bsgv->btgv", inverse, writing))
+
+    def step(state, xs):
+        k, erasing, writing, whole = xs
+        corrected = writing if erasing is None else writing - einsum("bcgk,bgkv->bcgv", erasing, state)
+        decayed = state if whole is None else whole[..., None] * state
+        state = decayed + einsum("bcgk,bcgv->bgkv", k, corrected)
+        return state, (corrected, state)
+
+    xs = by_chunk(b, t, size, times(k, to_end), erasing, writing, whole)
+    end, (corrected, states) = scan(step, start, xs, names=("corrected", "states"), tape=tape)
+    before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
+    before = record(tape, before=before)
+    out = einsum("btgrs,bsgv->btgrv", scores, corrected.reshape(v.shape))
+    from_start = None if from_start is None else from_start[:, :, :, None]
+    return from_chunks(out + einsum("btgrk,bgkv->btgrv", times(q, from_start), before), b, t), end
+
+
+def by_chunk(b: int, t: int, size: int, *arrays: Array | None) -> tuple[Array | None, ...]:
+    """Chunks along axis 1: (b n) ... -> b n ..."""
+    return tuple(None if x is None else x.reshape(b, -(-t // size), *x.shape[1:]) for x in arrays)
+
+
+def recurrent(
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, erases: bool, tape: Tape
+) -> tuple[Array, Array]:
+    """The outputs and the last state: a position decays the state, erases and writes; then its query reads."""
+
+    def step(state, xs):
+        k, v, beta, decay = xs
+        decayed = state if decay is None else decay[..., None] * state
+        corrected = v - einsum("bgk,bgkv->bgv", k, decayed) if erases else v
+        corrected = times(corrected, beta)
+        state = decayed + einsum("bgk,bgv->bgkv", k, corrected)
+        return state, (corrected, state)
+
+    end, (_, states) = scan(step, start, (k, v, beta, decay), names=("corrected", "states"), tape=tape)
+    return einsum("btgrk,btgkv->btgrv", q, states), end
+
+
+def recurrence(
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, size: int | None,
+    erases: bool, tape: Tape,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The outputs, `b t h v`, and the last state, `b g k v`.
+
+    Args:
+        q, k, v: queries `b t h k`, keys `b t g k`, values `b t g v`.
+        beta: `b t g`, the share of each value that is written; None for all.
+        decay: `b t g 1` or `b t g k`, the factor that is left of the state at each position; None for 1.
+        start: the state before the first position.
+        size: the length of a chunk, or None for one position after the other.
+        erases: whether the value that the state holds for a key is removed before the new one is written.
+    """
+    b, t, h, _ = q.shape
+    beta, q = None if beta is None else beta[..., None], q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])
+    if size is None:
+        out, end = recurrent(q, k, v, beta, decay, start, erases, tape)
+    else:
+        out, end = chunked(q, k, v, beta, decay, start, size, erases, tape)
+    return out.reshape(b, t, h, v.shape[3]), end
+
+
+# In reverse -----------------------------------------------------------------------------------------------------------
+
+
+def chunked_vjp(
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, size: int,
+    erases: bool, dout: Array, dend: Array,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The gradients of q, k, v, beta, the decays and the first state: `chunked` in reverse."""
+    b, t, r = q.shape[0], q.shape[1], q.shape[3]
+    q, k, v, dout = (to_chunks(x, size) for x in (q, k, v, dout))
+    beta = None if beta is None else to_chunks(beta, size)
+    decay = None if decay is None else to_chunks(decay, size, 1.0)
+    scaled, erasing, before = times(k, beta), tape.get("erasing"), tape["before"]
+    from_start, to_end = (None, None) if decay is None else range_products(decay)
+    whole, corrected = None if from_start is None else from_start[:, -1], tape["corrected"].reshape(v.shape)
+    to_row = None if from_start is None else from_start[:, :, :, None]
+    dscores, dcorrected = einsum_vjp("btgrs,bsgv->btgrv", tape["scores"], corrected, dout)
+    dq_decayed, dbefore = einsum_vjp("btgrk,bgkv->btgrv", times(q, to_row), before, dout)
+    drows = where(causal_mask(size, q)[:, None, None], record(tape, dscores=dscores), 0.0)
+
+    def step(dstate, xs):
+        dcorrected, dbefore, k, erasing, corrected, whole, before = xs
+        dcorrected = dcorrected + einsum("bcgk,bgkv->bcgv", k, dstate)
+        dk, dwhole = einsum("bcgv,bgkv->bcgk", corrected, dstate), np.sum(dstate * before, axis=-1)
+        dstate = dbefore + (dstate if whole is None else whole[..., None] * dstate)
+        dstate = dstate if erasing is None else dstate - einsum("bcgk,bcgv->bgkv", erasing, dcorrected)
+        return dstate, (dcorrected, dk, dwhole)
+
+    xs = by_chunk(b, t, size, dcorrected, dbefore, times(k, to_end), erasing, corrected, whole, before)
+    names = ("dwriting", "dk_decayed", "dwhole")
+    dstart, (dwriting, dk_decayed, dwhole) = scan(step, dend, xs, names=names, reverse=True)
+    dwriting, dk_decayed = dwriting.reshape(v.shape), dk_decayed.reshape(k.shape)
+    dfrom_row, dscaled = 0.0, None
+    if erases:
+        derasing = -einsum("btgv,bgkv->btgk", dwriting, before)
+        derasing, dwriting = record(tape, derasing=derasing, dwriting=dwriting)
+        inverse = tape["inverse"]
+        dinverse_k, dscaled_decayed = einsum_vjp("btgs,bsgk->btgk", inverse, times(scaled, from_start), derasing)
+        dinverse_v, dwriting = einsum_vjp("btgs,bsgv->btgv", inverse, times(v, beta), dwriting)
+        dpairs = unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v))
+        dpairs = record(tape, dpairs=where(earlier_mask(size, q)[:, None], dpairs, 0.0))
+        drows = concatenate([drows, dpairs[:, :, :, None]], 3)
+        dfrom_row, dscaled = dscaled_decayed * scaled, times(dscaled_decayed, from_start)
+    rows = concatenate([q, scaled[:, :, :, None]], 3) if erases else q
+    if decay is None:
+        (drows, dk), ddecay = einsum_vjp("btgrk,bsgk->btgrs", rows, k, drows), None
+    else:
+        dfrom_start = sum_to(np.sum(dq_decayed * q, axis=3) + dfrom_row, decay.shape)
+        dwhole = sum_to(dwhole.reshape(before.shape[:-1]), decay[:, 0].shape)[:, None]
+        dfrom_start = concatenate([dfrom_start[:, :-1], dfrom_start[:, -1:] + dwhole], 1)
+        dto_end = sum_to(dk_decayed * k, decay.shape)
+        drows, dk, ddecay = decayed_products_vjp(rows, k, decay, drows, dfrom_start, dto_end)
+    dq = total(drows[:, :, :, :r], times(dq_decayed, to_row))
+    dk, dv, dbeta = total(dk, times(dk_decayed, to_end)), times(dwriting, beta), None
+    if dscaled is not None:
+        dscaled = total(dscaled, drows[:, :, :, r])
+        dk = total(dk, times(dscaled, beta))
+    if beta is not None:
+        dbeta = np.sum(dwriting * v, axis=-1, keepdims=True)
+        dbeta = dbeta if dscaled is None else dbeta + np.sum(dscaled * k, axis=-1, keepdims=True)
+    grads = tuple(None if x is None else from_chunks(x, b, t) for x in (dq, dk, dv, dbeta, ddecay))
+    return *grads, dstart
+
+
+def recurrent_vjp(
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, erases: bool,
+    dout: Array, dend: Array,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The gradients of q, k, v, beta, the decays and the first state: `recurrent` in reverse."""
+    states, corrected = tape["states"], tape["corrected"]
+    before = concatenate([start[:, None], states], 1)[:, :-1]
+    dq, dstates = einsum_vjp("btgrk,btgkv->btgrv", q, states, dout)
+
+    def step(dstate, xs):
+        dstate_read, k, beta, decay, corrected, before = xs
+        dstate = dstate + dstate_read
+        dcorrected = einsum("bgk,bgkv->bgv", k, dstate)
+        dk = einsum("bgkv,bgv->bgk", dstate, corrected)
+        dstate = dstate - einsum("bgk,bgv->bgkv", k, times(dcorrected, beta)) if erases else dstate
+        ddecay = np.sum(dstate * before, axis=-1)
+        return (dstate if decay is None else decay[..., None] * dstate), (dcorrected, dk, ddecay)
+
+    xs = record(tape, dstates=dstates), k, beta, decay, corrected, before
+    names = ("dcorrected", "dk_added", "ddecay")
+    dstart, (dcorrected, dk, ddecay) = scan(step, dend, xs, names=names, reverse=True)
+    dv, dbeta, difference = times(dcorrected, beta), None, v
+    if erases:
+        decayed = before if decay is None else decay[..., None] * before
+        dk = total(dk, -einsum("btgkv,btgv->btgk", decayed, dv))
+        difference = v - einsum("btgk,btgkv->btgv", k, decayed)
+    if beta is not None:
+        dbeta = np.sum(dcorrected * difference, axis=-1, keepdims=True)
+    return dq, dk, dv, dbeta, None if decay is None else sum_to(ddecay, decay.shape), dstart
+
+
+def recurrence_vjp(
+    tape: Tape, q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array,
+    size: int | None, erases: bool, dout: Array, dend: Array,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The gradients of q, k, v, beta, the decays and the first state, from those of the outputs and the last state."""
+    (b, t, h, width), groups = q.shape, k.shape[2]
+    beta, grouped = None if beta is None else beta[..., None], q.reshape(b, t, groups, h // groups, width)
+    dout = dout.reshape(b, t, groups, h // groups, v.shape[3])
+    if size is None:
+        grads = recurrent_vjp(tape, grouped, k, v, beta, decay, start, erases, dout, dend)
+    else:
+        grads = chunked_vjp(tape, grouped, k, v, beta, decay, start, size, erases, dout, dend)
+    dq, dk, dv, dbeta, ddecay, dstart = grads
+    return dq.reshape(q.shape), dk, dv, None if dbeta is None else dbeta[..., 0], ddecay, dstart

@@ -1,0 +1,66 @@
+"""The contract of `recur`: the checks of its arguments, with the standard library alone."""
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from attn_np.contract._base import FLOATS, Spec, require
+
+# Whether a rule decays the state, and whether it erases a key's old value.
+RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
+FORMS = ("auto", "parallel", "recurrent", "chunked")
+
+
+def erases(rule: str) -> bool:
+    """Whether a rule removes the old value of a key before it writes the new one."""
+    return RULES[rule][1]
+
+
+def check_recur(specs: Mapping[str, Spec | None], rule: Any, form: Any, chunk_size: Any, scale: Any, wide: str) -> None:
+    """Refuse a call of `recur` that cannot be right.
+
+    Args:
+        specs: of q, k, v, beta, decay and state.
+        wide: the dtype that q is computed in.
+
+    Raises:
+        ValueError: a shape that does not fit, an unknown word, or a decay that is missing or has no use.
+        TypeError: a dtype that does not fit.
+    """
+    for name, word, known in (("rule", rule, tuple(RULES)), ("form", form, FORMS)):
+        is_known = isinstance(word, str) and word in known
+        require(is_known, "recur", f"{name} to be one of {', '.join(known)}", repr(word), f"set {name}=")
+    is_count = isinstance(chunk_size, int) and not isinstance(chunk_size, bool) and chunk_size > 0
+    require(is_count, "recur", "chunk_size to be an integer of at least 1", repr(chunk_size), "64 is usual")
+    is_number = scale is None or (isinstance(scale, int | float) and not isinstance(scale, bool) and isfinite(scale))
+    require(is_number, "recur", "scale to be a finite int or float", repr(scale), "leave it out for 1/sqrt(K)")
+    q, k, v = (spec_of(specs, name, ()) for name in "qkv")
+    for name, (shape, _) in (("q", q), ("k", k), ("v", v)):
+        require(len(shape) == 4, "recur", f"{name} with four axes", shape, "batch, positions, heads, width")
+    (b, t, h, width), (g, value_width) = q[0], v[0][2:]
+    shapes = {"k": (b, t, g, width), "v": (b, t, g, value_width), "state": (b, g, width, value_width)}
+    todo = "q is b t h k, k is b t g k, v is b t g v, a state is b g k v"
+    for name, shape in (shapes | {"beta": (b, t, g)}).items():
+        spec = specs[name]
+        require(spec is None or spec[0] == shape, "recur", f"{name} of shape {shape}", spec and spec[0], todo)
+    fits = g > 0 and h % g == 0 if h else g == 0
+    require(fits, "recur", f"queries with a multiple of the {g} heads of keys and values", h, "repeat some heads")
+    decays = RULES[rule][0]
+    given = specs["decay"] is not None
+    expected = f"decay= with rule={rule!r}" if decays else f"no decay= with rule={rule!r}"
+    other = "delta" if rule == "gated_delta" else "linear"
+    todo = f"rule={other!r} has none" if decays else f"rule={'gated' if rule == 'linear' else 'gated_delta'!r} has one"
+    require(given == decays, "recur", expected, "one" if given else "none", todo)
+    shape = spec_of(specs, "decay", (g,))[0]
+    known = (g,), (g, width), (b, t, g), (b, t, g, width)
+    words = f"decay of shape (g,), (g, k), (b, t, g) or (b, t, g, k), with b={b}, t={t}, g={g}, k={width}"
+    require(shape in known, "recur", words, shape, "give one for each head, or for each channel of the keys")
+    for name, spec in specs.items():
+        allowed = {"q": FLOATS, "k": (q[1],), "v": (q[1],), "state": (wide,)}.get(name, (q[1], wide))
+        if spec is not None and spec[1] not in allowed:
+            raise TypeError(f"recur: expected {name} of dtype {' or '.join(allowed)}, got {spec[1]}; convert it")
+
+
+def spec_of(specs: Mapping[str, Spec | None], name: str, default: tuple[int, ...]) -> Spec:
+    """The spec of an argument; of one that is None, one of this shape."""
+    return specs[name] or (default, "")

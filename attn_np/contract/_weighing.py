@@ -1,0 +1,20 @@
+"""How scores become weights where that is no softmax: what a fast path for blocks of rows has to know."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """A function from scores to weights, each row by itself.
+
+    Attributes:
+        name: "sigmoid", "sparsemax" or "entmax15".
+        scale: factor on the scores.
+        softcap: scores become softcap * tanh(scores / softcap); None: they stay.
+        offset: what a sigmoid adds to every score; None: -log(n) where a query sees n keys.
+    """
+
+    name: str
+    scale: float
+    softcap: float | None
+    offset: float | None = None

@@ -1,0 +1,88 @@
+"""Gated linear attention: every channel of the state decays by a factor of its own, which each position chooses."""
+
+from math import sqrt
+
+from jaxtyping import Bool, Float
+
+from attn_np._decode import DecodeStep, read_state, real_positions, write_state
+from attn_np._layer import Layer, cast_output
+from attn_np._masks import zero_unseen
+from attn_np._ops import Array, Tape, dtype_name, exp, linear, record, rms_norm, silu, softplus, upcast, zeros
+from attn_np._recurrence import chunk_length, recurrence, recurrence_vjp
+from attn_np._vjp import Grads, cotangent, grads, linear_vjp, rms_norm_vjp, silu_vjp, softplus_vjp, total
+from attn_np.contract.gla import Config
+
+
+class GatedLinearAttention(Layer[Config]):
+    """Every channel of the state decays by a factor of its own, which each position chooses."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_g: Float[Array, "d h v"]
+    w_a_down: Float[Array, "d z"]
+    w_a_up: Float[Array, "z h k"]
+    b_a: Float[Array, "h k"]
+    w_norm: Float[Array, "v"]
+    w_o: Float[Array, "h v d"]
+
+    def __call__(
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        step: DecodeStep | None = None,
+    ) -> Array:
+        """The outputs `b t d`; where the padding mask is False no state decays, and the context is 0."""
+        sizes = self.check(query=query, mask=mask)
+        c, dtype = self.config, dtype_name(query)
+        x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
+        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
+        q = linear("btd,dhk->bthk", x, self.w_q, None)
+        k = linear("btd,dhk->bthk", x, self.w_k, None)
+        v = linear("btd,dhv->bthv", x, self.w_v, None)
+        q, k, v = record(tape, q=q, k=k, v=v)
+        latent = record(tape, latent=linear("btd,dz->btz", x, self.w_a_down, None))
+        a = record(tape, a=linear("btz,zhk->bthk", latent, self.w_a_up, self.b_a))
+        # the logarithm of sigmoid(a)^(1 / temperature)
+        log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(softplus(-a) * (1 / c.temperature))))
+        decay = record(tape, decay=exp(log_decay))
+        start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        q_scaled, size = q * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
+        context, end = recurrence(q_scaled, k, v, None, decay, start, size, False, tape)
+        write_state(step, state=end)
+        context = record(tape, context=context)
+        normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
+        g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, None))
+        gated = record(tape, gated=silu(g) * normed)
+        y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
+        return cast_output(dtype, y)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+        """The gradients, by the forward in reverse: one line here for each line there."""
+        c, w = self.config, {}
+        x, q, k, v, g, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "g", "real"))
+        a, decay, latent = tape["a"], tape["decay"], tape["latent"]
+        dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
+        dgated, w["w_o"], _ = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, None, dy)
+        dgated = record(tape, dgated=dgated)
+        dnormed, dg = record(tape, dnormed=dgated * silu(g), dg=silu_vjp(g, dgated * tape["normed"]))
+        dx_g, w["w_g"], _ = linear_vjp("btd,dhv->bthv", x, self.w_g, None, dg)
+        dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
+        dcontext = record(tape, dcontext=dcontext)
+        start = zeros((*q.shape[:1], *q.shape[2:], v.shape[-1]), q)
+        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        cotangents = recurrence_vjp(tape, q * scale, k, v, None, decay, start, size, False, dcontext, start)
+        dq_scaled, dk, dv, _, ddecay, _ = cotangents
+        dq, dk, dv, ddecay = record(tape, dq=dq_scaled * scale, dk=dk, dv=dv, ddecay=ddecay)
+        dlog_decay = record(tape, dlog_decay=ddecay * decay)
+        # log_decay = -softplus(-a) / temperature
+        da = record(tape, da=softplus_vjp(-a, zero_unseen("bt->bthk", real, dlog_decay) * (1 / c.temperature)))
+        dlatent, w["w_a_up"], w["b_a"] = linear_vjp("btz,zhk->bthk", latent, self.w_a_up, self.b_a, da)
+        dx_a, w["w_a_down"], _ = linear_vjp("btd,dz->btz", x, self.w_a_down, None, record(tape, dlatent=dlatent))
+        dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
+        dx_k, w["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
+        dx_q, w["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
+        dx = total(dx_q, dx_k, dx_v, dx_g, dx_a)
+        return grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, w)

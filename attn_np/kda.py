@@ -1,0 +1,155 @@
+"""Kimi delta attention: the gated delta rule with a decay for every channel of the keys."""
+
+from math import sqrt
+
+from jaxtyping import Bool, Float
+
+from attn_np._decode import DecodeStep, read_state, real_positions, write_state
+from attn_np._layer import Layer, cast_output
+from attn_np._masks import full_mask, zero_unseen
+from attn_np._ops import (
+    Array,
+    Tape,
+    dtype_name,
+    exp,
+    l2_norm,
+    linear,
+    record,
+    rms_norm,
+    sigmoid,
+    silu,
+    softplus,
+    upcast,
+    zeros,
+)
+from attn_np._recurrence import chunk_length, recurrence, recurrence_vjp
+from attn_np._vjp import (
+    Grads,
+    cotangent,
+    einsum_vjp,
+    grads,
+    l2_norm_vjp,
+    linear_vjp,
+    rms_norm_vjp,
+    sigmoid_vjp,
+    silu_vjp,
+    softplus_vjp,
+    sum_to,
+    total,
+)
+from attn_np.contract.kda import Config
+from attn_np.gated_delta import convolve, windows_vjp
+
+
+class KimiDeltaAttention(Layer[Config]):
+    """The gated delta rule with a decay for every channel of the keys."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_beta: Float[Array, "d h"]
+    w_a_down: Float[Array, "d z"]
+    w_a_up: Float[Array, "z h k"]
+    a_log: Float[Array, "h"]
+    dt_bias: Float[Array, "h k"]
+    w_g_down: Float[Array, "d z"]
+    w_g_up: Float[Array, "z h v"]
+    b_g: Float[Array, "h v"]
+    w_norm: Float[Array, "v"]
+    w_q_conv: Float[Array, "x h k"] | None
+    w_k_conv: Float[Array, "x h k"] | None
+    w_v_conv: Float[Array, "x h v"] | None
+    w_o: Float[Array, "h v d"]
+
+    def __call__(
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        step: DecodeStep | None = None,
+    ) -> Array:
+        """The outputs `b t d`; where the padding mask is False no state decays, and the context is 0."""
+        sizes = self.check(query=query, mask=mask)
+        c, dtype = self.config, dtype_name(query)
+        x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
+        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
+        q = linear("btd,dhk->bthk", x, self.w_q, None)
+        k = linear("btd,dhk->bthk", x, self.w_k, None)
+        v = linear("btd,dhv->bthv", x, self.w_v, None)
+        if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
+            is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
+            q = convolve("q", q, self.w_q_conv, is_real, step, tape)
+            k = convolve("k", k, self.w_k_conv, is_real, step, tape)
+            v = convolve("v", v, self.w_v_conv, is_real, step, tape)
+        q, k, v = record(tape, q=q, k=k, v=v)
+        beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
+        latent = record(tape, latent=linear("btd,dz->btz", x, self.w_a_down, None))
+        a = record(tape, a=linear("btz,zhk->bthk", latent, self.w_a_up, self.dt_bias))
+        rate = exp(upcast(self.a_log))[:, None]
+        log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(rate * softplus(a))))
+        decay = record(tape, decay=exp(log_decay))
+        q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.norm_eps))
+        k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.norm_eps))
+        q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
+        start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        q_scaled, size = q_unit * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
+        context, end = recurrence(q_scaled, k_unit, v_silu, beta, decay, start, size, True, tape)
+        write_state(step, state=end)
+        context = record(tape, context=context)
+        normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
+        gate_latent = record(tape, gate_latent=linear("btd,dz->btz", x, self.w_g_down, None))
+        gate = record(tape, gate=sigmoid(linear("btz,zhv->bthv", gate_latent, self.w_g_up, self.b_g)))
+        gated = record(tape, gated=gate * normed)
+        y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
+        return cast_output(dtype, y)
+
+    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+        """The gradients, by the forward in reverse: one line here for each line there."""
+        c, w = self.config, {}
+        x, q, k, v, a, real = (tape.get(name) for name in ("seen_query", "q", "k", "v", "a", "real"))
+        q_unit, k_unit, v_silu, beta = (tape[name] for name in ("q_unit", "k_unit", "v_silu", "beta"))
+        gate, decay = tape["gate"], tape["decay"]
+        dtype, dy, scale = dtype_name(dy), cotangent(tape, dy), 1 / sqrt(q.shape[-1])
+        dgated, w["w_o"], _ = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, None, dy)
+        dgated = record(tape, dgated=dgated)
+        dnormed, dgate = record(tape, dnormed=dgated * gate, dgate=dgated * tape["normed"])
+        dgate_latent, w["w_g_up"], w["b_g"] = linear_vjp(
+            "btz,zhv->bthv", tape["gate_latent"], self.w_g_up, self.b_g, sigmoid_vjp(gate, dgate)
+        )
+        dgate_latent = record(tape, dgate_latent=dgate_latent)
+        dx_g, w["w_g_down"], _ = linear_vjp("btd,dz->btz", x, self.w_g_down, None, dgate_latent)
+        dcontext, w["w_norm"] = rms_norm_vjp(tape["context"], self.w_norm, c.norm_eps, dnormed)
+        dcontext = record(tape, dcontext=dcontext)
+        start = zeros((*q.shape[:1], *q.shape[2:], v.shape[-1]), q)
+        size = chunk_length(c.form, c.chunk_size, q.shape[1])
+        cotangents = recurrence_vjp(
+            tape, q_unit * scale, k_unit, v_silu, beta, decay, start, size, True, dcontext, start
+        )
+        dq_scaled, dk_unit, dv_silu, dbeta, ddecay, _ = cotangents
+        dq_unit, dk_unit = record(tape, dq_unit=dq_scaled * scale, dk_unit=dk_unit)
+        dv_silu, ddecay = record(tape, dv_silu=dv_silu, ddecay=ddecay)
+        dq = silu_vjp(q, l2_norm_vjp(silu(q), c.norm_eps, zero_unseen("bt->bthk", real, dq_unit)))
+        dk = silu_vjp(k, l2_norm_vjp(silu(k), c.norm_eps, zero_unseen("bt->bthk", real, dk_unit)))
+        # log_decay = -rate softplus(a) with rate = exp(a_log)
+        dlog_decay, rate = record(tape, dlog_decay=ddecay * decay), exp(upcast(self.a_log))[:, None]
+        dlog_decay = zero_unseen("bt->bthk", real, dlog_decay)
+        w["a_log"] = -sum_to(dlog_decay * softplus(a), rate.shape)[:, 0] * rate[:, 0]
+        da = softplus_vjp(a, -(dlog_decay * rate))
+        dq, dk, dv, dbeta, da = record(tape, dq=dq, dk=dk, dv=silu_vjp(v, dv_silu), dbeta=dbeta, da=da)
+        if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
+            is_real = full_mask(real, x.shape[:2], x)
+            dwindow, w["w_v_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["v.window"], self.w_v_conv, dv)
+            dv = windows_vjp(is_real, dwindow)
+            dwindow, w["w_k_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["k.window"], self.w_k_conv, dk)
+            dk = windows_vjp(is_real, dwindow)
+            dwindow, w["w_q_conv"] = einsum_vjp("btxhk,xhk->bthk", tape["q.window"], self.w_q_conv, dq)
+            dq = windows_vjp(is_real, dwindow)
+        dlatent, w["w_a_up"], w["dt_bias"] = linear_vjp("btz,zhk->bthk", tape["latent"], self.w_a_up, self.dt_bias, da)
+        dx_a, w["w_a_down"], _ = linear_vjp("btd,dz->btz", x, self.w_a_down, None, record(tape, dlatent=dlatent))
+        dx_beta, w["w_beta"], _ = linear_vjp("btd,dh->bth", x, self.w_beta, None, sigmoid_vjp(beta, dbeta))
+        dx_v, w["w_v"], _ = linear_vjp("btd,dhv->bthv", x, self.w_v, None, dv)
+        dx_k, w["w_k"], _ = linear_vjp("btd,dhk->bthk", x, self.w_k, None, dk)
+        dx_q, w["w_q"], _ = linear_vjp("btd,dhk->bthk", x, self.w_q, None, dq)
+        dx = total(dx_q, dx_k, dx_v, dx_g, dx_beta, dx_a)
+        return grads(dtype, {"query": zero_unseen("bt->btd", real, dx)}, w)

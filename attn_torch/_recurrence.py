@@ -1,0 +1,202 @@
+"""Linear recurrences, position by position or in chunks: a state that decays, is erased along a key, and is written."""
+
+from attn_torch._ops import Array, Tape, arange, concatenate, einsum, is_longer, record, scan, where, zeros
+
+# Chunks ---------------------------------------------------------------------------------------------------------------
+
+
+def to_chunks(x: Array, size: int, padding: float = 0.0) -> Array:
+    """Chunks as batch rows, the last one padded."""
+    b, t, *rest = x.shape
+    n = -(-t // size)
+    # b (n c) ... -> (b n) c ...
+    return concatenate([x, padding + zeros((b, n * size - t, *rest), x)], 1).reshape(b * n, size, *rest)
+
+
+def from_chunks(x: Array, b: int, t: int) -> Array:
+    """The inverse of `to_chunks`: chunks in a row, without the padding."""
+    _, size, *rest = x.shape
+    # (b n) c ... -> b (n c) ...
+    return x.reshape(b, -(-t // size) * size, *rest)[:, :t]
+
+
+def causal_mask(t: int, like: Array) -> Array:
+    """The causal mask, `t s`: a query sees itself and earlier keys."""
+    return arange(t, like)[:, None] >= arange(t, like)[None, :]
+
+
+def earlier_mask(t: int, like: Array) -> Array:
+    """The mask below the diagonal, `t s`: a position sees earlier keys, not its own."""
+    return arange(t, like)[:, None] > arange(t, like)[None, :]
+
+
+def chunk_length(form: str, size: int, t: int) -> int | None:
+    """How many of t positions a chunk has in a form; None: the state is passed from position to position.
+
+    "auto" is "recurrent" for a single position, "chunked" for more than `size`, and else "parallel": one chunk.
+    """
+    if form == "recurrent" or (form == "auto" and t == 1):
+        return None
+    return size if form == "chunked" or (form == "auto" and is_longer(t, size)) else max(t, 1)
+
+
+# Within a chunk -------------------------------------------------------------------------------------------------------
+
+
+def padded_to_even(x: Array, axes: tuple[int, ...], padding: float = 0.0) -> Array:
+    """The array with one more entry at the end of some axes."""
+    for axis in axes:
+        shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+        x = concatenate([x, padding + zeros(shape, x)], axis)
+    return x
+
+
+def halves(x: Array) -> Array:
+    """Both halves of axis 1, as rows of one batch."""
+    half = x.shape[1] // 2
+    return concatenate([x[:, :half], x[:, half:]], 0)
+
+
+def unit_lower_inverse(pairs: Array) -> Array:
+    """(I + A)^-1 for A below the diagonal, by halves: [[P, 0], [B, Q]]^-1 = [[P^-1, 0], [-Q^-1 B P^-1, Q^-1]]."""
+    b, t, h, _ = pairs.shape
+    if t == 1:
+        return 1.0 + zeros(pairs.shape, pairs)
+    if t % 2:
+        return unit_lower_inverse(padded_to_even(pairs, (1, 3)))[:, :t, :, :t]
+    half = t // 2
+    # Both halves are inverted together, as rows of one batch.
+    inverses = unit_lower_inverse(concatenate([pairs[:, :half, :, :half], pairs[:, half:, :, half:]], 0))
+    first, second = inverses[:b], inverses[b:]
+    corner = einsum("bths,bshj->bthj", second, einsum("bths,bshj->bthj", pairs[:, half:, :, :half], first))
+    above, below = concatenate([first, zeros(first.shape, first)], 3), concatenate([-corner, second], 3)
+    return concatenate([above, below], 1)
+
+
+def products_by_halves(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
+    """Products of rows with earlier keys, `b t g r s`, decayed in between, and what `range_products` gives.
+
+    A row of the later half decays from the middle, a key of the earlier half to the middle, and the product of both is
+    one matrix product. Neither factor divides, so neither overflows, and where one is 0 the decay is.
+    """
+    b, t = k.shape[:2]
+    if t == 1:
+        return einsum("btgrk,bsgk->btgrs", rows, k), decay, 1.0 + zeros(decay.shape, decay)
+    if t % 2:
+        even = padded_to_even(rows, (1,)), padded_to_even(k, (1,)), padded_to_even(decay, (1,), 1.0)
+        products, from_start, to_end = products_by_halves(*even)
+        return products[:, :t, ..., :t], from_start[:, :t], to_end[:, :t]
+    products, from_start, to_end = products_by_halves(halves(rows), halves(k), halves(decay))
+    corner = einsum("btgrk,bsgk->btgrs", rows[:, t // 2 :] * from_start[b:, :, :, None], k[:, : t // 2] * to_end[:b])
+    above, below = concatenate([products[:b], zeros(corner.shape, k)], 4), concatenate([corner, products[b:]], 4)
+    first, second = from_start[:b, -1:], from_start[b:, -1:]
+    from_start = concatenate([from_start[:b], from_start[b:] * first], 1)
+    to_end = concatenate([to_end[:b] * second, to_end[b:]], 1)
+    return concatenate([above, below], 1), from_start, to_end
+
+
+def decayed_products(rows: Array, k: Array, decay: Array) -> tuple[Array, Array, Array]:
+    """`products_by_halves`; where all channels decay alike, the products and the decays of the pairs apart."""
+    if decay.shape[3] == k.shape[3]:
+        return products_by_halves(rows, k, decay)
+    one = 1.0 + zeros(decay.shape, decay)
+    pairs, from_start, to_end = products_by_halves(one[:, :, :, None], one, decay)
+    return einsum("btgrk,bsgk->btgrs", rows, k) * pairs, from_start, to_end
+
+
+# From chunk to chunk, from position to position -----------------------------------------------------------------------
+
+
+def times(x: Array, factor: Array | None) -> Array:
+    """The product; the array itself without a factor."""
+    return x if factor is None else x * factor
+
+
+def chunked(
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, size: int, erases: bool,
+    tape: Tape,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The outputs and the last state, which is passed from chunk to chunk.
+
+    Within a chunk the values to write solve a triangular system. The solution is linear in the state before the chunk:
+    corrected = writing - erasing state.
+    """
+    b, t, r = q.shape[0], q.shape[1], q.shape[3]
+    q, k, v = to_chunks(q, size), to_chunks(k, size), to_chunks(v, size)
+    beta = None if beta is None else to_chunks(beta, size)
+    scaled, writing, erasing = times(k, beta), times(v, beta), None
+    rows = concatenate([q, scaled[:, :, :, None]], 3) if erases else q
+    if decay is None:
+        products, from_start, to_end, whole = einsum("btgrk,bsgk->btgrs", rows, k), None, None, None
+    else:
+        products, from_start, to_end = decayed_products(rows, k, to_chunks(decay, size, 1.0))
+        whole = from_start[:, -1]
+    scores = record(tape, scores=where(causal_mask(size, q)[:, None, None], products[:, :, :, :r], 0.0))
+    if erases:
+        pairs = record(tape, pairs=where(earlier_mask(size, q)[:, None], products[:, :, :, r], 0.0))
+        inverse = record(tape, inverse=unit_lower_inverse(pairs))
+        erasing = record(tape, erasing=einsum("btgs,bsgk->btgk", inverse, times(scaled, from_start)))
+        writing = record(tape, writing=einsum("btgs,bsgv->btgv", inverse, writing))
+
+    def step(state, xs):
+        k, erasing, writing, whole = xs
+        corrected = writing if erasing is None else writing - einsum("bcgk,bgkv->bcgv", erasing, state)
+        decayed = state if whole is None else whole[..., None] * state
+        state = decayed + einsum("bcgk,bcgv->bgkv", k, corrected)
+        return state, (corrected, state)
+
+    xs = by_chunk(b, t, size, times(k, to_end), erasing, writing, whole)
+    end, (corrected, states) = scan(step, start, xs, names=("corrected", "states"), tape=tape)
+    before = concatenate([start[:, None], states], 1)[:, :-1].reshape(q.shape[0], *start.shape[1:])
+    before = record(tape, before=before)
+    out = einsum("btgrs,bsgv->btgrv", scores, corrected.reshape(v.shape))
+    from_start = None if from_start is None else from_start[:, :, :, None]
+    return from_chunks(out + einsum("btgrk,bgkv->btgrv", times(q, from_start), before), b, t), end
+
+
+def by_chunk(b: int, t: int, size: int, *arrays: Array | None) -> tuple[Array | None, ...]:
+    """Chunks along axis 1: (b n) ... -> b n ..."""
+    return tuple(None if x is None else x.reshape(b, -(-t // size), *x.shape[1:]) for x in arrays)
+
+
+def recurrent(
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, erases: bool, tape: Tape
+) -> tuple[Array, Array]:
+    """The outputs and the last state: a position decays the state, erases and writes; then its query reads."""
+
+    def step(state, xs):
+        k, v, beta, decay = xs
+        decayed = state if decay is None else decay[..., None] * state
+        corrected = v - einsum("bgk,bgkv->bgv", k, decayed) if erases else v
+        corrected = times(corrected, beta)
+        state = decayed + einsum("bgk,bgv->bgkv", k, corrected)
+        return state, (corrected, state)
+
+    end, (_, states) = scan(step, start, (k, v, beta, decay), names=("corrected", "states"), tape=tape)
+    return einsum("btgrk,btgkv->btgrv", q, states), end
+
+
+def recurrence(
+    q: Array, k: Array, v: Array, beta: Array | None, decay: Array | None, start: Array, size: int | None,
+    erases: bool, tape: Tape,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The outputs, `b t h v`, and the last state, `b g k v`.
+
+    Args:
+        q, k, v: queries `b t h k`, keys `b t g k`, values `b t g v`.
+        beta: `b t g`, the share of each value that is written; None for all.
+        decay: `b t g 1` or `b t g k`, the factor that is left of the state at each position; None for 1.
+        start: the state before the first position.
+        size: the length of a chunk, or None for one position after the other.
+        erases: whether the value that the state holds for a key is removed before the new one is written.
+    """
+    b, t, h, _ = q.shape
+    beta, q = None if beta is None else beta[..., None], q.reshape(b, t, k.shape[2], h // k.shape[2], q.shape[3])
+    if size is None:
+        out, end = recurrent(q, k, v, beta, decay, start, erases, tape)
+    else:
+        out, end = chunked(q, k, v, beta, decay, start, size, erases, tape)
+    return out.reshape(b, t, h, v.shape[3]), end
+
+
+# In reverse -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,59 @@
+"""Gated linear attention: every channel of the state decays by a factor of its own, which each position chooses."""
+
+from math import sqrt
+
+from jaxtyping import Bool, Float
+
+from attn_np.contract.gla import Config
+from attn_torch._decode import DecodeStep, read_state, real_positions, write_state
+from attn_torch._layer import Layer, cast_output
+from attn_torch._masks import zero_unseen
+from attn_torch._ops import Array, Tape, dtype_name, exp, linear, record, rms_norm, silu, softplus, upcast, zeros
+from attn_torch._recurrence import chunk_length, recurrence
+
+
+class GatedLinearAttention(Layer[Config]):
+    """Every channel of the state decays by a factor of its own, which each position chooses."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_g: Float[Array, "d h v"]
+    w_a_down: Float[Array, "d z"]
+    w_a_up: Float[Array, "z h k"]
+    b_a: Float[Array, "h k"]
+    w_norm: Float[Array, "v"]
+    w_o: Float[Array, "h v d"]
+
+    def forward(
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        step: DecodeStep | None = None,
+    ) -> Array:
+        """The outputs `b t d`; where the padding mask is False no state decays, and the context is 0."""
+        sizes = self.check(query=query, mask=mask)
+        c, dtype = self.config, dtype_name(query)
+        x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
+        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
+        q = linear("btd,dhk->bthk", x, self.w_q, None)
+        k = linear("btd,dhk->bthk", x, self.w_k, None)
+        v = linear("btd,dhv->bthv", x, self.w_v, None)
+        q, k, v = record(tape, q=q, k=k, v=v)
+        latent = record(tape, latent=linear("btd,dz->btz", x, self.w_a_down, None))
+        a = record(tape, a=linear("btz,zhk->bthk", latent, self.w_a_up, self.b_a))
+        # the logarithm of sigmoid(a)^(1 / temperature)
+        log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(softplus(-a) * (1 / c.temperature))))
+        decay = record(tape, decay=exp(log_decay))
+        start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        q_scaled, size = q * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
+        context, end = recurrence(q_scaled, k, v, None, decay, start, size, False, tape)
+        write_state(step, state=end)
+        context = record(tape, context=context)
+        normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
+        g = record(tape, g=linear("btd,dhv->bthv", x, self.w_g, None))
+        gated = record(tape, gated=silu(g) * normed)
+        y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
+        return cast_output(dtype, y)

@@ -1,0 +1,91 @@
+"""Kimi delta attention: the gated delta rule with a decay for every channel of the keys."""
+
+from math import sqrt
+
+from jaxtyping import Bool, Float
+
+from attn_np.contract.kda import Config
+from attn_torch._decode import DecodeStep, read_state, real_positions, write_state
+from attn_torch._layer import Layer, cast_output
+from attn_torch._masks import full_mask, zero_unseen
+from attn_torch._ops import (
+    Array,
+    Tape,
+    dtype_name,
+    exp,
+    l2_norm,
+    linear,
+    record,
+    rms_norm,
+    sigmoid,
+    silu,
+    softplus,
+    upcast,
+    zeros,
+)
+from attn_torch._recurrence import chunk_length, recurrence
+from attn_torch.gated_delta import convolve
+
+
+class KimiDeltaAttention(Layer[Config]):
+    """The gated delta rule with a decay for every channel of the keys."""
+
+    w_q: Float[Array, "d h k"]
+    w_k: Float[Array, "d h k"]
+    w_v: Float[Array, "d h v"]
+    w_beta: Float[Array, "d h"]
+    w_a_down: Float[Array, "d z"]
+    w_a_up: Float[Array, "z h k"]
+    a_log: Float[Array, "h"]
+    dt_bias: Float[Array, "h k"]
+    w_g_down: Float[Array, "d z"]
+    w_g_up: Float[Array, "z h v"]
+    b_g: Float[Array, "h v"]
+    w_norm: Float[Array, "v"]
+    w_q_conv: Float[Array, "x h k"] | None
+    w_k_conv: Float[Array, "x h k"] | None
+    w_v_conv: Float[Array, "x h v"] | None
+    w_o: Float[Array, "h v d"]
+
+    def forward(
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        step: DecodeStep | None = None,
+    ) -> Array:
+        """The outputs `b t d`; where the padding mask is False no state decays, and the context is 0."""
+        sizes = self.check(query=query, mask=mask)
+        c, dtype = self.config, dtype_name(query)
+        x, real = record(tape, x=upcast(query), real=real_positions(mask, step))
+        x = record(tape, seen_query=zero_unseen("bt->btd", real, x))
+        q = linear("btd,dhk->bthk", x, self.w_q, None)
+        k = linear("btd,dhk->bthk", x, self.w_k, None)
+        v = linear("btd,dhv->bthv", x, self.w_v, None)
+        if self.w_q_conv is not None and self.w_k_conv is not None and self.w_v_conv is not None:
+            is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
+            q = convolve("q", q, self.w_q_conv, is_real, step, tape)
+            k = convolve("k", k, self.w_k_conv, is_real, step, tape)
+            v = convolve("v", v, self.w_v_conv, is_real, step, tape)
+        q, k, v = record(tape, q=q, k=k, v=v)
+        beta = record(tape, beta=sigmoid(linear("btd,dh->bth", x, self.w_beta, None)))
+        latent = record(tape, latent=linear("btd,dz->btz", x, self.w_a_down, None))
+        a = record(tape, a=linear("btz,zhk->bthk", latent, self.w_a_up, self.dt_bias))
+        rate = exp(upcast(self.a_log))[:, None]
+        log_decay = record(tape, log_decay=zero_unseen("bt->bthk", real, -(rate * softplus(a))))
+        decay = record(tape, decay=exp(log_decay))
+        q_unit = zero_unseen("bt->bthk", real, l2_norm(silu(q), c.norm_eps))
+        k_unit = zero_unseen("bt->bthk", real, l2_norm(silu(k), c.norm_eps))
+        q_unit, k_unit, v_silu = record(tape, q_unit=q_unit, k_unit=k_unit, v_silu=silu(v))
+        start = read_state(step, "state", zeros((sizes["b"], sizes["h"], sizes["k"], sizes["v"]), q))
+        q_scaled, size = q_unit * (1 / sqrt(sizes["k"])), chunk_length(c.form, c.chunk_size, sizes["t"])
+        context, end = recurrence(q_scaled, k_unit, v_silu, beta, decay, start, size, True, tape)
+        write_state(step, state=end)
+        context = record(tape, context=context)
+        normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps))
+        gate_latent = record(tape, gate_latent=linear("btd,dz->btz", x, self.w_g_down, None))
+        gate = record(tape, gate=sigmoid(linear("btz,zhv->bthv", gate_latent, self.w_g_up, self.b_g)))
+        gated = record(tape, gated=gate * normed)
+        y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, None))
+        return cast_output(dtype, y)

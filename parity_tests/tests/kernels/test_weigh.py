@@ -1,0 +1,138 @@
+"""Weights in place that are no softmax, before the judge: rows of every kind, and a few bugs to be seen."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_np import _ops, _sparse, contract
+from attn_np.contract._weighing import Weighing
+from parity_tests.bounds.error_array import ErrArray
+from parity_tests.bounds.precision import precision, precision_of
+from parity_tests.judge.judging import compare
+from parity_tests.tests.inputs import TREES
+from parity_tests.tests.kernels.test_rows import in_small_blocks, ratios
+
+NAMES = {"sigmoid": "sigmoid_attention", "sparsemax": "sparsemax", "entmax15": "entmax15"}
+WIDTH = 50  # of the rows: groups of 16 and a rest
+
+
+def rows() -> dict[str, np.ndarray]:
+    """Scores that a threshold is found in by one step, by many, or not at all."""
+    rng = np.random.default_rng(0)
+    alone = np.full(WIDTH, -1e9)
+    alone[-1] = 3.0
+    found = {f"normal times {n:g}": rng.normal(size=WIDTH) * n for n in (1e-9, 0.1, 1.0, 30.0, 1e6)}
+    found |= {"equal": np.full(WIDTH, -7.25), "one alone": alone, "a slope": np.linspace(0, -3, WIDTH)}
+    found |= {"two of all": np.where(np.arange(WIDTH) % 20 == 3, 0.0, -0.999)}
+    found |= {"all -inf": np.full(WIDTH, -np.inf), "some -inf": np.where(np.arange(WIDTH) % 3, -np.inf, 1.0)}
+    for x in (np.nan, np.inf):
+        found[f"a {x}"] = np.where(np.arange(WIDTH) == 20, x, rng.normal(size=WIDTH))
+    return found
+
+
+def weights_of(tree: str, name: str, scores: np.ndarray, allowed: np.ndarray | None) -> np.ndarray:
+    """By a tree's function in place."""
+    room = import_module(f"{TREES[tree].package.__name__}._weigh")
+    array = TREES[tree].array(scores.copy())
+    with np.errstate(all="ignore"):
+        room.weigh_(Weighing(name, 1.0, None, 0.5), array, None if allowed is None else TREES[tree].array(allowed))
+    return TREES[tree].numpy(array)
+
+
+def wanted(name: str, scores: np.ndarray, allowed: np.ndarray | None) -> Any:
+    """The textbook's weights with their bounds."""
+    with precision(precision_of("float64")), np.errstate(all="ignore"):
+        if name != "sigmoid":
+            return getattr(_sparse, name)(ErrArray(scores, 0.0), allowed)
+        weights = _ops.sigmoid(ErrArray(scores, 0.0) + 0.5)
+        return weights if allowed is None else _ops.where(allowed, weights, 0.0)
+
+
+@pytest.mark.parametrize("tree", ["numpy", "torch"])
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_every_kind_get_the_textbooks_weights(tree: str, name: str) -> None:
+    scores = np.stack(list(rows().values()))
+    few = np.arange(WIDTH) % 4 == 1
+    for allowed in (None, np.broadcast_to(few, scores.shape), np.zeros(scores.shape, np.bool_)):
+        found = compare(weights_of(tree, name, scores, allowed), wanted(name, scores, allowed))
+        assert found["ratio"] <= 1, (list(rows())[found["index"][0]], found)
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "entmax15"])
+def test_flaxs_steps_begin_where_those_of_the_groups_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = np.stack([np.tile(x, 2) for x in rows().values()])
+    want = wanted(name, scores, None)
+    room = import_module("attn_jax._sparse")
+
+    def ratio() -> float:
+        return compare(np.asarray(getattr(room, name)(TREES["jax"].array(scores))), want)["ratio"]
+
+    assert ratio() <= 1
+    largest = jnp.max
+    monkeypatch.setattr(room.jnp, "max", lambda x, *rest, **more: largest(x, *rest, **more) + (x.ndim > 2))
+    assert not ratio() <= 1, "groups whose largest is too large"
+
+
+def a_threshold_from_above(patch: pytest.MonkeyPatch, room: Any) -> None:
+    step = room.threshold_from_below
+    patch.setattr(room, "threshold_from_below", lambda z, tau, *rest: step(z, tau + 1.5, *rest))
+
+
+def hidden_keys_counted(patch: pytest.MonkeyPatch, room: Any) -> None:
+    real = room.weigh_
+
+    def weigh_(weighing: Weighing, scores: Any, allowed: Any) -> None:
+        real(weighing, scores, None)
+        scores *= allowed
+
+    patch.setattr(room, "weigh_", weigh_)
+
+
+def weights_without_their_threshold(patch: pytest.MonkeyPatch, room: Any) -> None:
+    def scores_vjp_(weighing: Weighing, weights: Any, dweights: Any) -> None:
+        dweights *= weights > 0
+
+    patch.setattr(room, "scores_vjp_", scores_vjp_)
+
+
+PLANTS = [
+    (a_threshold_from_above, "sparsemax"),
+    (a_threshold_from_above, "entmax15"),
+    (hidden_keys_counted, "sigmoid"),
+    (weights_without_their_threshold, "sparsemax"),
+]
+
+
+@pytest.mark.parametrize("tree", ["numpy", "torch"])
+@pytest.mark.parametrize(("plant", "name"), PLANTS)
+def test_a_planted_bug_is_seen(
+    tree: str, plant: Callable[..., None], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_small_blocks(monkeypatch, tree)
+    plant(monkeypatch, import_module(f"{TREES[tree].package.__name__}._weigh"))
+    variant = NAMES[name]
+    found = [ratios(tree, variant, example) for example in contract.examples(variant)]
+    assert not all(ratio <= 1 for each in found for ratio in each.values()), found
+
+
+@pytest.mark.parametrize("tree", ["numpy", "torch"])
+def test_few_scores_alone_are_looked_at(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threshold of the groups' largest scores is not above that of all, and near it."""
+    room = import_module(f"{TREES[tree].package.__name__}._weigh")
+    step, starts = room.threshold_from_below, []
+
+    def watched(z: Any, tau: Any, *rest: Any) -> Any:
+        found = step(z, tau, *rest)
+        starts.append((TREES[tree].numpy(tau), TREES[tree].numpy(found)))
+        return found
+
+    monkeypatch.setattr(room, "threshold_from_below", watched)
+    weights_of(tree, "sparsemax", np.random.default_rng(0).normal(size=(4, 4096)), None)
+    (_, first), (start, last) = starts
+    assert np.array_equal(first, start)
+    assert (start <= last + 1e-15).all()
+    assert (last - start < 0.1).all()
