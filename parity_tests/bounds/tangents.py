@@ -96,7 +96,7 @@ def comparison(function: Callable[..., Any]) -> Callable[[Dual, Dual], np.ndarra
     return lambda x, y: function(x.v.v, y.v.v)
 
 
-for _compare in (np.greater, np.greater_equal, np.less_equal):
+for _compare in (np.greater, np.greater_equal, np.less, np.less_equal):
     UFUNCS[_compare] = comparison(_compare)
 
 

@@ -1,9 +1,11 @@
 """Processes that work for a command, and end with it."""
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread
 from typing import Any
 
 
@@ -11,14 +13,15 @@ from typing import Any
 def workers(jobs: int, start: Callable[..., None] | None = None, *given: Any) -> Iterator[ProcessPoolExecutor]:
     """A pool of fresh processes; where the block is left by an error or by Ctrl-C, they end at once.
 
-    A pool by itself waits for all that was submitted, and a worker that is interrupted goes on with the next piece.
+    A pool by itself waits for all that was submitted, and a worker that is interrupted goes on with the next piece. A
+    command that is ended by a signal kills none: its workers see that it is gone.
 
     Args:
         jobs: how many.
         start: what each calls first, with what is `given`.
     """
     before = active_children()
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), start, given)
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start, (start, *given))
     try:
         yield pool
     except BaseException:
@@ -28,3 +31,18 @@ def workers(jobs: int, start: Callable[..., None] | None = None, *given: Any) ->
         pool.shutdown(cancel_futures=True)
         raise
     pool.shutdown()
+
+
+def _start(start: Callable[..., None] | None, *given: Any) -> None:
+    """Begin a worker."""
+    Thread(target=_end_with_parent, daemon=True).start()
+    if start is not None:
+        start(*given)
+
+
+def _end_with_parent() -> None:
+    """End this process as soon as the one that made it is gone, in whatever way."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

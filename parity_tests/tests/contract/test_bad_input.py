@@ -14,7 +14,7 @@ import torch
 from flax import nnx
 
 from attn_np import contract
-from attn_np.contract import Arg, Config, _base, mha
+from attn_np.contract import Arg, Config, _attend, _base, mha
 from parity_tests.tests.everything import WHOLE
 from parity_tests.tests.inputs import EXAMPLES, TREES, Arrays, Tree, config_of, flat, inputs_for
 
@@ -488,6 +488,26 @@ def test_a_check_is_cached_and_a_refusal_is_not(tree: Tree) -> None:
         refused(lambda: layer.check(query=tree.array(x), mask=tree.array(x)), TypeError, "mha")
         refused(lambda: layer.check(query=tree.array(x[0])), ValueError, "mha")
         refused(lambda: layer.check(query=x.tolist()), TypeError, "mha")
+
+
+@pytest.mark.parametrize("name", ["mask", "bias"])
+def test_what_broadcasts_is_taken_and_nothing_else(name: str) -> None:
+    """Of any number of axes, and beside sizes of 1: as NumPy broadcasts to the shape of the scores."""
+    rng, dtype = np.random.default_rng(0), "bool" if name == "mask" else "float64"
+    for _ in range(400):
+        b, h, t, s = full = tuple(map(int, rng.choice([1, 2, 3], 4)))
+        shape = tuple(map(int, rng.choice([1, 1, 2, 3], rng.integers(6))))
+        shapes = {"q": (b, t, h, 5), "k": (b, s, h, 5), "v": (b, s, h, 5)}
+        specs = {array: (axes, "float64") for array, axes in shapes.items()}
+        try:
+            broadcasts = np.broadcast_shapes(shape, full) == full
+        except ValueError:
+            broadcasts = False
+        try:
+            taken = bool(_attend.WITH_HEADS.check(None, **specs, **{name: (shape, dtype)}))
+        except ValueError:
+            taken = False
+        assert taken == broadcasts, (shape, full)
 
 
 def test_a_size_without_a_hash_is_checked() -> None:

@@ -83,6 +83,21 @@ def test_softmax_is_entmax_at_1(tree: Tree, axis: int) -> None:
     assert all(same(x, want[name]) for name, x in got.items())
 
 
+@pytest.mark.parametrize("alpha", [1, 1.25, 1.5])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_a_mask_may_have_fewer_axes_and_axes_of_1(name: str, alpha: float) -> None:
+    """It is the mask of all axes that it is broadcast to, along whichever axis the weights add up to 1."""
+    tree, rng, scores = TREES[name], np.random.default_rng(5), given()[0]
+    for axis in (-3, -2, 0, 1, 2):
+        own = rng.random(3) < 0.5
+        mask = rng.random(tuple(np.where(own, scores.shape, 1))[rng.integers(3) :]) < 0.7
+        whole = np.ascontiguousarray(np.broadcast_to(mask, scores.shape))
+        found, want = (
+            tree.package.entmax(tree.array(scores), tree.array(x), alpha=alpha, axis=axis) for x in (mask, whole)
+        )
+        assert same(tree.numpy(found), tree.numpy(want)), (axis, mask.shape)
+
+
 def exact(row: list[float], alpha: float) -> list[float]:
     """Entmax with fifty digits, by the threshold of its definition: sum ((alpha - 1) s - tau)^(1 / (alpha - 1)) = 1."""
     with localcontext(prec=50):

@@ -1,8 +1,13 @@
 """What commands read and write: no file is lost, no input is misread, no process outlives its command."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from multiprocessing import active_children
 from pathlib import Path
+from select import select
 from typing import Any
 
 import numpy as np
@@ -11,6 +16,7 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 import attn_np
+import parity_tests
 from attn_np import contract
 from parity_tests.commands._shared import in_flags
 from parity_tests.commands.app import app
@@ -119,3 +125,33 @@ def test_workers_end_with_a_command_that_is_stopped() -> None:
         raise KeyboardInterrupt
     assert time.monotonic() - began < 15
     assert active_children() == before
+
+
+COMMAND = """
+import os, time
+from parity_tests.judge.workers import workers
+
+if __name__ == "__main__":
+    with workers(1) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        pool.submit(time.sleep, 60).result()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="waits for a pipe as POSIX does")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_workers_end_with_a_command_that_is_killed(name: str, tmp_path: Path) -> None:
+    """No code of the command itself runs then."""
+    script = tmp_path / "command.py"
+    script.write_text(COMMAND)
+    env = os.environ | {"PYTHONPATH": str(Path(parity_tests.__file__).parents[1])}
+    command = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=env)
+    assert command.stdout is not None
+    with command.stdout as pipe:
+        worker = int(pipe.readline())
+        command.send_signal(getattr(signal, name))
+        command.wait()
+        closed = select([pipe], [], [], 20)[0]  # it is open for as long as the worker lives
+        if not closed:
+            os.kill(worker, signal.SIGKILL)
+    assert closed

@@ -104,7 +104,8 @@ def test_scalar_loops(example: str, call: str) -> None:
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_forms_agree(name: str, form: str, size: int) -> None:
     """Chunks of one position, chunks that do not divide the length, one chunk longer than it."""
-    assert not forms_apart(TREES[name], replace(FORMS, form="recurrent"), form=form, chunk_size=size)
+    for config in (FORMS, MIXED):
+        assert not forms_apart(TREES[name], replace(config, form="recurrent"), form=form, chunk_size=size)
 
 
 @pytest.mark.parametrize("form", ["auto", "parallel", "recurrent", "chunked"])

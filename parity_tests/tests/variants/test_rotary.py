@@ -359,6 +359,22 @@ def test_the_largest_position_says_how_long_a_pass_is(tree: Tree, kind: str, las
     assert ratio(tree.numpy(layer(**tree.arrays(inputs))), bounded(config, inputs, w)["y"]) <= 1
 
 
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_steps_are_as_long_as_their_cache(kind: str, name: str) -> None:
+    """The positions that a step counts by itself may be given: the length is not the largest of them, but that up to
+    which all keys of the cache agree.
+    """
+    tree, (config, w, _) = TREES[name], placed(causal=True, **LENGTHS[kind])
+    layer, x = layer_of(tree, config, w), tree.array(normal(1, 3, 7))
+    caches = [layer.init_cache(1, 20) for _ in range(2)]
+    for part in (slice(0, 2), slice(2, 3)):
+        places = tree.array(np.arange(3)[None, part])
+        counted, caches[0] = layer.step(x[:, part], caches[0])
+        given, caches[1] = layer.step(x[:, part], caches[1], positions=places)
+        assert same(tree.numpy(given), tree.numpy(counted))
+
+
 @pytest.mark.parametrize("last", [15, 16])
 def test_compiled_programs_choose_by_the_largest_position_or_refuse(last: int) -> None:
     tree = TREES["jax"]

@@ -140,7 +140,10 @@ def test_load_takes_what_stands_beside_the_file(tmp_path: Path) -> None:
         assert all(np.array_equal(tree.numpy(a), tree.numpy(b)) for a, b in same)
         told = package.load(file, layout="llama", layer=1, num_heads=3, max_positions=9, dropout=0.5).config
         assert (told.rope_base, told.max_positions, told.dropout) == (500000.0, 9, 0.5)
-        package.load(file, into=layer, layout="llama", layer=0)
+        for told in ({}, {"max_positions": 9}, {"dropout": 0.5}, {"max_positions": 9, "dropout": 0.5}):
+            layer = package.load(file, layout="llama", layer=1, **told)  # fields that no model states
+            config = layer.config
+            assert package.load(file, into=layer, layout="llama", layer=0).config == config
     fields = WANT.as_dict() | {"rope_base": 10000.0}
     wrongs: list[dict[str, Any]] = [{"rope_base": 10000.0}, {"config": contract.config("decoder", **fields)}]
     for wrong in wrongs:
