@@ -1,6 +1,6 @@
-"""What the kernel does to the scores of a block: which are outside a window, selections in place, sums of diagonals."""
+"""What the kernel does to the scores of a block: windows, selections in place, sums of diagonals, and powers of 2."""
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import log
 
 import numpy as np
@@ -56,3 +56,11 @@ def add_to_strip(strip: Array, dscores: Array, queries: Span, keys: Span, t: int
         first = t - stop + keys.start
         part = dscores[:, :, start - queries.start : stop - queries.start]
         strip[:, rows - (stop - start) :, first : first + keys.length] += part[0] if len(part) == 1 else part.sum(0)
+
+
+@cache
+def exp2_is_fast(dtype: np.dtype) -> bool:
+    """Whether NumPy vectorises `exp2` on this processor, as for AVX-512: it takes half as long as `exp` there."""
+    inspect = getattr(np.lib, "introspect", None)  # since NumPy 2.1
+    loops = {} if inspect is None else inspect.opt_func_info(func_name="^exp2$").get("exp2", {})
+    return not loops.get(2 * dtype.char, {}).get("current", "baseline").startswith("baseline")

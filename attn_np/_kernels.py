@@ -21,7 +21,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import groupby
 from math import e, log, log2
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ import numpy as np
 
 from attn_np._kernel_scores import (
     add_to_strip,
+    exp2_is_fast,
     least_score,
     mask_with_neg_inf_,
     outside_window,
@@ -139,14 +140,6 @@ def serves(q: Array, k: Array, v: Array) -> bool:
 def by_diagonal(q: Array, k: Array) -> bool:
     """Whether the fast path takes a bias by distance as one number for each diagonal."""
     return True
-
-
-@cache
-def exp2_is_fast(dtype: np.dtype) -> bool:
-    """Whether NumPy vectorises `exp2` on this processor, as for AVX-512: it takes half as long as `exp` there."""
-    inspect = getattr(np.lib, "introspect", None)  # since NumPy 2.1
-    loops = {} if inspect is None else inspect.opt_func_info(func_name="^exp2$").get("exp2", {})
-    return not loops.get(2 * dtype.char, {}).get("current", "baseline").startswith("baseline")
 
 
 def attend(
