@@ -408,7 +408,7 @@ def score_range(args: Arguments, block: Block, keys: Span) -> tuple[float, float
         return -np.inf, np.inf
     bias = block.of_diagonals(args.distance_bias, keys, args.band.t)
     largest = args.largest_product[block.heads, None]
-    return float(np.min(bias - largest)), float(np.max(bias + largest))
+    return float(np.min(bias - largest, initial=np.inf)), float(np.max(bias + largest, initial=-np.inf))
 
 
 def by_kv_head(x: Array, k: Array) -> Array:
@@ -544,7 +544,7 @@ def backward(
         for part, keys, hidden in visible_blocks(args, block):
             low, high = score_range(args, part, keys)
             top = part.of_totals(result.top)[..., None]
-            if high - np.min(top) < least:
+            if high - np.min(top, initial=np.inf) < least:
                 continue
             at, at_keys = block.at(part), np.s_[:, :, slice(*keys)]
             k, v = part.of_keys(args.k, keys), part.of_keys(args.v, keys)
@@ -553,7 +553,7 @@ def backward(
             weights, dscores = scratch("weights", shape, dtype), scratch("dscores", shape, dtype)
             tanh_scores = scores_(args, part, keys, q[at], weights)
             weights -= top
-            args.exp_(weights, least if low - np.max(top) < least else None)
+            args.exp_(weights, least if low - np.max(top, initial=-np.inf) < least else None)
             zero_hidden_(weights, hidden)
             dv[at_keys] += by_kv_head(weights, k).swapaxes(2, 3) @ part_dy
             np.matmul(part_dy, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
