@@ -37,6 +37,7 @@ import jax.export
 import jax.numpy as jnp
 from flax import nnx
 
+from attn_jax._cudnn import by_cudnn, cudnn_serves
 from attn_jax._masks import block_table, visible_pairs, zero_unseen
 from attn_jax._ops import (
     Array,
@@ -576,38 +577,3 @@ def _add(x: Array, start: tuple[Any, ...], y: Array) -> Array:
 
 
 _blocks.defvjp(_blocks_fwd, _blocks_bwd)
-
-
-# cuDNN ----------------------------------------------------------------------------------------------------------------
-
-
-def cudnn_serves(q: Array, k: Array, v: Array, left: int | None, right: int | None) -> bool:
-    """Whether cuDNN's kernel means the same for these arrays and is there; nothing else chooses it.
-
-    It counts positions from the first key, leaves its output undefined where a query sees no key, and knows no cap and
-    no sinks. It keeps the weights in the type of the arrays, so it serves 16-bit types alone.
-    """
-    (t, heads, width), (s, groups) = q.shape[1:], k.shape[1:3]
-    device = jax.config.jax_default_device or jax.devices()[0]  # pyright: ignore[reportAttributeAccessIssue]
-    capability = str(getattr(device, "compute_capability", ""))
-    return (
-        capability[:1].isdigit()
-        and float(capability) >= 8
-        and {dtype_name(x) for x in (q, k, v)} in ({"float16"}, {"bfloat16"})
-        and 0 not in (q.size, k.size)
-        and heads % groups == 0
-        and v.shape[-1] == width <= 128
-        and width % 8 == 0
-        and ((left, right) == (None, None) or (right == 0 and t == s))
-    )
-
-
-def by_cudnn(
-    q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, implementation: Any = "cudnn"
-) -> Array:
-    """The call of JAX's function that means the same where `cudnn_serves`."""
-    window = None if left is None else (left, 0)
-    causal = right == 0
-    return jax.nn.dot_product_attention(
-        q, k, v, scale=scale, is_causal=causal, local_window_size=window, implementation=implementation
-    )
