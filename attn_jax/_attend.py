@@ -7,7 +7,7 @@ from typing import Any
 import attn_jax._kernels as kernels
 from attn_jax._decode import DecodeStep
 from attn_jax._layer import spec_of, specs
-from attn_jax._masks import attention_mask, unmasked_by_bias, zero_unseen
+from attn_jax._masks import attention_mask, diagonal_offsets, token_offsets, unmasked_by_bias, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -29,6 +29,7 @@ from attn_jax._simplex import log_sum_exp
 from attn_np.contract import _attend as contract
 from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern, check_pattern
+from attn_np.contract._tape import wants_intermediates
 
 
 def per_head(spec: str, q: Array) -> str:
@@ -88,6 +89,7 @@ def attend(
     *,
     mask: Array | None = None,
     bias: Array | None = None,
+    distance_bias: Callable[[Array], Array] | None = None,
     causal: bool = False,
     window: Limits | None = None,
     pattern: Pattern | None = None,
@@ -114,6 +116,8 @@ def attend(
         q, k, v: queries `b t h k`, keys `b s g k`, values `b s g v`.
         mask: True = may attend; broadcastable to `b h t s`.
         bias: added after scale and softcap; broadcastable to `b h t s`.
+        distance_bias: added beside it: a function of the key's position minus the query's, `b t s` -> `b h t s`. On the
+            fast path it is called with one number for each of the t + s - 1 diagonals, `1 1 n` -> `1 h 1 n`.
         causal: query i, at position i + s - t, sees no later key.
         window: (left, right), how many keys before and after its own position a query sees.
         pattern: who may attend to whom by position, such as `patterns.Chunks(128)`; blocks that it hides are skipped.
@@ -146,12 +150,20 @@ def attend(
     softcap = None if softcap is None else float(softcap)
     needs_weights = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
     served = kernels.serves(q, k, v)
-    if contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **needs_weights):
-        if step is not None and step.start is None:
+    fast = contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **needs_weights)
+    in_order, by_distance = step is None or step.start is not None, None
+    if distance_bias is not None and fast and in_order and kernels.by_diagonal(q, k) and not wants_intermediates(tape):
+        by_distance = distance_bias(diagonal_offsets(q.shape[1], k.shape[1], like=q))
+    elif distance_bias is not None:
+        by_pair = distance_bias(token_offsets(q.shape[1], k.shape[1], like=q, step=step))
+        bias = by_pair if bias is None else by_pair + bias
+    if fast:
+        if not in_order:
             by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
             mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
             causal, window, pattern = False, None, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
+        masks["distance_bias"] = by_distance
         numbers = {"scale": scale, "softcap": softcap, "sinks": sinks}
         context, lse = fast_path(tape, q, k, v, **masks, **numbers, return_lse=return_lse)
         return (context, None, lse) if return_lse else (context, None)

@@ -19,6 +19,8 @@ Speed on a CPU. The caches want few scores at a time, XLA large products: it use
 2^23 multiplications for each head. Query heads that share a key/value head are rows of one product, so keys are never
 repeated. Keys and values are put in the order of the products once, before the loops.
 
+A bias by distance is a number for each diagonal of the scores, read by all blocks of queries from one strip of rows.
+
 Small inputs take one block and no loop: quicker to compile and to run, and differentiable in every mode. A few queries
 of many keys, as in a step of decoding, read keys and values where they lie, up to the last key that a mask shows: to
 put them in order would copy the cache. Devices with other parts of that mask agree on that key, which is one number.
@@ -45,6 +47,7 @@ from attn_jax._ops import (
     exp,
     log,
     maximum,
+    per_pair,
     repeat_heads,
     tanh,
     to_dtype,
@@ -61,6 +64,7 @@ SHORT_KEY_BLOCK, SHORT_MAX_BLOCKS = 128, 4
 PRODUCT = 1 << 23  # multiplications of one product
 ROWS, KEYS = 1024, 128  # of a block; a row is one query of one of the heads that share keys
 QUERIES = 512  # of one head in a block where causality or a window hides keys: more would skip less
+DISTANCE_QUERIES = 256  # under a bias by distance, whose strip has as many rows
 PATTERN_BLOCK = 128  # queries and keys under a pattern: what smaller blocks skip is worth more than large products
 QUERY_MULTIPLE = 8  # the number of queries in a block is a multiple of this
 
@@ -119,8 +123,9 @@ def _are_numbers(*sizes: Any) -> bool:
 
 
 def _plan(
-    q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, cap: float | None, pattern: Any
-) -> Plan:
+    q: Array, k: Array, v: Array, left: int | None, right: int | None, scale: float, cap: float | None, pattern: Any,
+    by_distance: bool,
+) -> Plan:  # fmt: skip
     (b, t, h, width), (s, g) = q.shape, k.shape[1:3]
     r, queries, keys, in_place = h // g, t, s, False
     if not _are_numbers(t, s):
@@ -131,6 +136,7 @@ def _plan(
         queries = max(ROWS // r, 1)
         queries = queries if left is None and right is None else min(queries, QUERIES)
         queries = queries if pattern is None else min(queries, PATTERN_BLOCK)
+        queries = min(queries, DISTANCE_QUERIES) if by_distance else queries
         step = -(-t // queries) * QUERY_MULTIPLE
         queries = -(-t // step) * QUERY_MULTIPLE  # blocks of one size that hold t with little to spare
         keys = min(max(KEYS, PRODUCT // (queries * r * width)) if pattern is None else PATTERN_BLOCK, s)
@@ -142,6 +148,11 @@ def _plan(
 def serves(q: Array, k: Array, v: Array) -> bool:
     """Whether the fast path can take these arrays."""
     return True
+
+
+def by_diagonal(q: Array, k: Array) -> bool:
+    """Whether the fast path takes a bias by distance as one number for each diagonal: of lengths that are numbers."""
+    return _are_numbers(q.shape[1], k.shape[1])
 
 
 def attend(
@@ -157,27 +168,31 @@ def attend(
     softcap: float | None,
     sinks: Array | None,
     pattern: Pattern | None = None,
+    distance_bias: Array | None = None,
     return_lse: bool = False,
 ) -> tuple[Array, Array | None]:
-    """The context `b t h v` by the arguments of `attn_jax.attend`, all checked; and, if asked for, the lse `b h t`."""
+    """The context `b t h v` by the arguments of `attn_jax.attend`, all checked; and, if asked for, the lse `b h t`. A
+    `distance_bias` is added to the scores, one number for each diagonal, `1 h 1 n`.
+    """
     left, right = window_limits(window)
     right = 0 if causal else right
     if _are_numbers(q.shape[1], k.shape[1]):
         left = None if left is None or left >= k.shape[1] - 1 else left  # every query sees the first key
         right = None if right is None or right >= q.shape[1] - 1 else right  # and the last
     q, k, v = (x[...] if isinstance(x, nnx.Variable) else jnp.asarray(x) for x in (q, k, v))
-    without_extras = all(x is None for x in (mask, bias, softcap, sinks, pattern))
+    without_extras = all(x is None for x in (mask, bias, softcap, sinks, pattern, distance_bias))
     if without_extras and not return_lse and cudnn_serves(q, k, v, left, right):
         return by_cudnn(q, k, v, left, right, scale), None
     dtype = dtype_name(q)
     q, k, v = (upcast(x) for x in (q, k, v))
     if k.shape[2] > 1 and k.shape[2] % _head_shards(q):  # a group of heads lies on several devices
         k, v = repeat_heads(k, q), repeat_heads(v, q)
-    bias, sinks = (x if x is None else jnp.asarray(x).astype(q.dtype) for x in (bias, sinks))
+    extras = bias, sinks, distance_bias
+    bias, sinks, distance_bias = (x if x is None else jnp.asarray(x).astype(q.dtype) for x in extras)
     without_arrays = pattern and pattern.map(lambda axes, x: None)
-    plan = _plan(q, k, v, left, right, float(scale), softcap, without_arrays)
+    plan = _plan(q, k, v, left, right, float(scale), softcap, without_arrays, distance_bias is not None)
     pattern_arrays = () if pattern is None else tuple(jnp.asarray(x) for _, x in pattern.arrays())
-    context, lse = _attend(plan, q, k, v, bias, sinks, mask, pattern_arrays)
+    context, lse = _attend(plan, q, k, v, bias, sinks, mask, pattern_arrays, distance_bias)
     return to_dtype(context, dtype), lse if return_lse else None
 
 
@@ -198,21 +213,25 @@ def _attend(
     sinks: Array | None,
     mask: Array | None,
     pattern_arrays: tuple[Array, ...],
+    distance_bias: Array | None,
 ) -> tuple[Array, Array]:
     (b, t, h, _), g, blocks, queries = q.shape, k.shape[2], plan.blocks, plan.queries
     # In `shard_map` an array that devices share becomes each one's own by an operation with one that they do not: by
     # adding a zero of all here, so that JAX sums its gradient over them.
-    zero: Any = jnp.zeros_like(sum(jnp.sum(x) for x in (q, k, v, bias, sinks) if x is not None))
+    floats = q, k, v, bias, sinks, distance_bias
+    zero: Any = jnp.zeros_like(sum(jnp.sum(x) for x in floats if x is not None))
     q, k, v = q + zero, k + zero, v + zero
-    bias, sinks = (None if x is None else x + zero for x in (bias, sinks))
+    bias, sinks, distance_bias = (None if x is None else x + zero for x in floats[3:])
+    if distance_bias is not None and distance_bias.shape[1] > 1:  # sharded as the queries' heads are
+        distance_bias += jnp.zeros_like(jnp.sum(q, (0, 1, 3)))[:, None, None]
     # In two steps: with explicit sharding an axis that is split is the only one.
     q = _pad(q * plan.scale, 1, blocks * queries).reshape(b, blocks, queries, h, q.shape[3])
     q = q.reshape(b, blocks, queries, g, plan.shared, q.shape[4]).transpose(1, 0, 3, 4, 2, 5)
     q = q.reshape(blocks, b, g, plan.shared * queries, q.shape[5])
     mask, bias = _grouped(plan, mask, g), _grouped(plan, bias, g)
-    sinks = None if sinks is None else sinks.reshape(1, g, plan.shared, 1, 1)
+    sinks, strip = None if sinks is None else sinks.reshape(1, g, plan.shared, 1, 1), _strip(plan, distance_bias, g)
     path = _one_block if (queries, plan.keys) == (t, plan.s) and not plan.in_place else _blocks
-    results: Any = path(plan, q, k, v, bias, sinks, mask, pattern_arrays)
+    results: Any = path(plan, q, k, v, bias, sinks, mask, pattern_arrays, strip)
     y, lse = results
     y = y.reshape(blocks, b, g, plan.shared, queries, v.shape[3]).transpose(1, 0, 4, 2, 3, 5)
     y = y.reshape(b, blocks, queries, h, v.shape[3]).reshape(b, blocks * queries, h, v.shape[3])[:, :t]
@@ -239,6 +258,17 @@ def _grouped(plan: Plan, x: Array | None, g: int) -> Array | None:
     return x if t == 1 else _pad(x, 3, plan.blocks * plan.queries)
 
 
+def _strip(plan: Plan, distance_bias: Array | None, g: int) -> Array | None:
+    """The bias by distance of the last block of queries with all keys, and further to the right that of those before:
+    `1 h 1 n` -> `1 g r q m`.
+    """
+    if distance_bias is None:
+        return None
+    x = jnp.pad(distance_bias, ((0, 0), (0, 0), (0, 0), (plan.blocks * plan.queries - plan.t, 0)))
+    x = per_pair(x, plan.queries, x.shape[3] - plan.queries + 1)
+    return x.reshape(1, *((1, 1) if x.shape[1] == 1 else (g, x.shape[1] // g)), *x.shape[2:])
+
+
 # One block of scores --------------------------------------------------------------------------------------------------
 #
 # Letters: i blocks of queries, each of q queries; n rows, its queries in each of the r heads that share keys; c keys of
@@ -263,6 +293,20 @@ def _block(plan: Plan, x: Array | None, i: Any, j: Any) -> Array | None:
     if x is None:
         return None
     return _slice(_slice(x, 3, i * plan.queries, plan.queries), 4, plan.key_start(j), plan.keys)
+
+
+def _block_bias(plan: Plan, bias: Array | None, strip: Array | None, i: Any, j: Any) -> Array | None:
+    """What is added to the scores of a block, `b g r q c`."""
+    bias = _block(plan, bias, i, j)
+    if strip is None:
+        return bias
+    by_distance = jax.lax.dynamic_slice_in_dim(strip, _in_strip(plan, i, j), plan.keys, 4)
+    return by_distance if bias is None else by_distance + bias
+
+
+def _in_strip(plan: Plan, i: Any, j: Any) -> Any:
+    """Where the part of the strip for block i of the queries and block j of the keys begins."""
+    return (plan.blocks - 1 - i) * plan.queries + plan.key_start(j)
 
 
 def _pattern(plan: Plan, change: Any, pattern_arrays: tuple[Array, ...]) -> Any:
@@ -382,7 +426,9 @@ def _one_block(
     sinks: Array | None,
     mask: Array | None,
     pattern_arrays: tuple[Array, ...],
+    strip: Array | None,
 ) -> tuple[Array, Array]:
+    bias = _block_bias(plan, bias, strip, 0, 0)
     allowed = _visible(plan, 0, 0, bias, mask, pattern_arrays)
     q, k = zero_unseen("bgnc->bgnk", allowed, q[0]), zero_unseen("bgnc->bgkc", allowed, k.transpose(0, 2, 3, 1))
     v = zero_unseen("bgnc->bgcv", allowed, v.swapaxes(1, 2))
@@ -409,6 +455,7 @@ def _forward(
     sinks: Array | None,
     mask: Array | None,
     pattern_arrays: tuple[Array, ...],
+    strip: Array | None,
 ) -> Sums:
     """Outputs `i b g n v`, the largest scores and the sums of exponentials relative to them, both `i b g n`."""
     k_order, v_order = (0, 2, 3, 1), (0, 2, 1, 3)
@@ -428,9 +475,10 @@ def _forward(
 
         def scores(j: Any) -> tuple[Array, Array, bool]:
             kj, vj = keys_and_values(j)
-            allowed = _visible(plan, i, j, _block(plan, bias, i, j), _block(plan, mask, i, j), pattern_arrays)
-            x, _ = _scores(plan, qi, kj, _block(plan, bias, i, j), allowed)
-            return x, zero_unseen("bgnc->bgcv", _key_mask(plan, allowed, bias, mask), vj), allowed is not None
+            block_bias = _block_bias(plan, bias, strip, i, j)
+            allowed = _visible(plan, i, j, block_bias, _block(plan, mask, i, j), pattern_arrays)
+            x, _ = _scores(plan, qi, kj, block_bias, allowed)
+            return x, zero_unseen("bgnc->bgcv", _key_mask(plan, allowed, block_bias, mask), vj), allowed is not None
 
         x, vj, hides = scores(0)
         first, end, key_block = key_loop(i)
@@ -453,8 +501,9 @@ def _blocks(
     sinks: Array | None,
     mask: Array | None,
     pattern_arrays: tuple[Array, ...],
+    strip: Array | None,
 ) -> tuple[Array, Array]:
-    y, top, total = _forward(plan, q, k, v, bias, sinks, mask, pattern_arrays)
+    y, top, total = _forward(plan, q, k, v, bias, sinks, mask, pattern_arrays, strip)
     return y, _lse(plan, top, total, sinks)
 
 
@@ -468,7 +517,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
 
     The exponentials stand for the weights p, because dy and dlse are divided by their sum beforehand.
     """
-    (q, k, v, bias, sinks, mask, pattern_arrays), y, top, total = residuals
+    (q, k, v, bias, sinks, mask, pattern_arrays, strip), y, top, total = residuals
     (dy, dlse), empty = cotangents, top == jnp.inf
     q, dy = (where(empty[..., None], 0.0, x) for x in (q, dy / total[..., None]))
     delta = jnp.sum(dy * y, -1) - where(empty, 0.0, dlse / total)
@@ -480,45 +529,49 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
         first, end, key_block = key_loop(i)
 
         def step(n: Any, carry: Any) -> Any:
-            dqi, dk, dv, dbias = carry
+            dqi, dk, dv, dbias, dstrip = carry
             j = key_block(n)
             at = plan.key_start(j)
-            block_bias = _block(plan, bias, i, j)
+            block_bias = _block_bias(plan, bias, strip, i, j)
             allowed = _visible(plan, i, j, block_bias, _block(plan, mask, i, j), pattern_arrays)
-            key_mask = _key_mask(plan, allowed, bias, mask)
+            key_mask = _key_mask(plan, allowed, block_bias, mask)
             kj, vj = (zero_unseen("bgnc->bgkc", key_mask, _slice(x, 3, at, plan.keys)) for x in (k, v))
             x, slope = _scores(plan, qi, kj, block_bias, allowed)
             e = exp(x - top_i[..., None])
             ds = e * (einsum("bgnv,bgvc->bgnc", dyi, vj) - delta_i[..., None])
             ds = ds if allowed is None else where(allowed, ds, 0.0)
+            ds_by_axes = ds.reshape(*ds.shape[:2], plan.shared, plan.queries, plan.keys)
             if dbias is not None:
-                ds_by_axes = ds.reshape(*ds.shape[:2], plan.shared, plan.queries, plan.keys)
-                ds_by_axes = jnp.sum(ds_by_axes, [axis for axis, n in enumerate(dbias.shape) if n == 1], keepdims=True)
                 start = 0, 0, 0, i * plan.queries if dbias.shape[3] > 1 else 0, at if dbias.shape[4] > 1 else 0
                 dbias = _add(dbias, start, ds_by_axes)
+            if dstrip is not None:
+                dstrip = _add(dstrip, (0, 0, 0, 0, _in_strip(plan, i, j)), ds_by_axes)
             if slope is not None:
                 ds = ds * (slope if allowed is None else where(allowed, slope, 0.0))
             dk = _add(dk, (0, 0, 0, at), einsum("bgkn,bgnc->bgkc", qi.mT, ds))
             dv = _add(dv, (0, 0, 0, at), einsum("bgvn,bgnc->bgvc", dyi.mT, e))
             kj = zero_unseen("bgnc->bgck", key_mask, _slice(k_rows, 2, at, plan.keys))
-            return dqi + einsum("bgnc,bgck->bgnk", ds, kj), dk, dv, dbias
+            return dqi + einsum("bgnc,bgck->bgnk", ds, kj), dk, dv, dbias, dstrip
 
         dqi, *carry = jax.lax.fori_loop(first, end, step, (jnp.zeros_like(qi), *carry))
         return carry, dqi
 
-    zeros: Any = [None if x is None else jnp.zeros_like(x) for x in (k, v, bias)]
-    (dk, dv, dbias), dq = jax.lax.scan(query_block, zeros, (jnp.arange(plan.blocks), q, dy, top, delta))
+    zeros: Any = [None if x is None else jnp.zeros_like(x) for x in (k, v, bias, strip)]
+    (dk, dv, dbias, dstrip), dq = jax.lax.scan(query_block, zeros, (jnp.arange(plan.blocks), q, dy, top, delta))
     dsinks = None
     if sinks is not None:
         by_head = *top.shape[:3], plan.shared, plan.queries
         of_rows = where(empty, dlse, 0.0).reshape(by_head)  # where there is no key, the lse is the sink
         of_rows -= exp(sinks[..., 0] - top.reshape(by_head)) * delta.reshape(by_head)
         dsinks = jnp.sum(of_rows, (0, 1, 4))[None, ..., None, None]
-    return dq, dk.transpose(0, 3, 1, 2), dv.transpose(0, 3, 1, 2), dbias, dsinks, None, None
+    return dq, dk.transpose(0, 3, 1, 2), dv.transpose(0, 3, 1, 2), dbias, dsinks, None, None, dstrip
 
 
 def _add(x: Array, start: tuple[Any, ...], y: Array) -> Array:
-    """The array with another one added to its part that begins at `start`; XLA adds in place."""
+    """The array with another one, summed over axes that have length 1 in the first, added to its part that begins at
+    `start`; XLA adds in place.
+    """
+    y = jnp.sum(y, [axis for axis, n in enumerate(x.shape) if n == 1 < y.shape[axis]], keepdims=True)
     return jax.lax.dynamic_update_slice(x, jax.lax.dynamic_slice(x, start, y.shape) + y, start)
 
 

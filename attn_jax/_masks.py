@@ -86,6 +86,11 @@ def token_offsets(t: int, s: int, *, like: Array, step: Any = None) -> Array:
     return key_positions[:, None, :] - query_positions[:, :, None]
 
 
+def diagonal_offsets(t: int, s: int, *, like: Array) -> Array:
+    """The key's position minus the query's on each diagonal, `1 1 n`: from the last query and the first key on."""
+    return (arange(t + s - 1, like) + (1 - s))[None, None]
+
+
 def visible_pairs(pattern: Pattern, query_positions: Array, key_positions: Array) -> Array:
     """Which queries see which keys by a pattern, `b 1 t s` with axes of 1, at the positions `b t` and `b s`."""
 

@@ -117,16 +117,25 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     """What stands by diagonal, `b h t n` or `b h 1 n`, by pair, `b h t s`; what stands by pair already, as it is.
 
     The n = t + s - 1 diagonals go from the lower left corner to the upper right. Cut into rows of n - 1, the numbers
-    from the first row's own on have each row one further to the left than the row before.
+    from the first row's own on have each row one further to the left than the row before. Of one row for all, twice as
+    many rows are those that there are, the second half as much further to the left, so that only stretches are copied.
     """
     n = x.shape[-1]
     if n == s:
         return x
     if x.shape[2] == 1:
-        row = lambda start: jax.lax.dynamic_slice_in_dim(x[:, :, 0], start, s, 2)  # noqa: E731
-        return jnp.moveaxis(jax.lax.map(row, jnp.arange(t - 1, -1, -1)), 0, 2)
+        doublings = (t - 1).bit_length()
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, 2**doublings - t)))
+        for rows in (2**i for i in range(doublings)):
+            x = jnp.concatenate([x[..., rows:], x[..., :-rows]], 2)
+        return x[:, :, -t:]
     flat = x.reshape(*x.shape[:2], t * n)
     return flat[..., t - 1 : t * n - 1].reshape(*x.shape[:2], t, n - 1)[..., :s]
+
+
+def as_keys_meet(x: Array) -> Array:
+    """What stands by diagonal, in the order that `per_pair` takes where its rows are keys and its columns queries."""
+    return x[..., ::-1]
 
 
 def per_diagonal(x: Array, n: int) -> Array:

@@ -1,14 +1,11 @@
 """Attention with linear biases (ALiBi): a score falls with the distance between query and key."""
 
-from typing import Any
-
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._ops import Array, Tape, constants, dtype_name, linear, per_pair, record, to_dtype, upcast
-from attn_jax._rows import by_rows
+from attn_jax._ops import Array, Tape, constants, dtype_name, linear, record, to_dtype, upcast
 from attn_np.contract.alibi import Config
 
 
@@ -44,21 +41,17 @@ class AlibiAttention(Layer[Config]):
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
+        bias = record(tape, caller_bias=upcast(bias))
 
-        def attend_rows(tape: Tape, q: Array, k: Array, v: Array, mask: Any, offset: Any, bias: Any, keep: Any) -> Any:
-            bias = record(tape, caller_bias=upcast(bias))
+        def distance_bias(offset: Array) -> Array:
             distance = to_dtype(abs(offset), dtype_name(q))
             # h 1 1 times b 1 t s
-            by_distance = -constants(c.slopes(), q)[:, None, None] * distance[:, None]
-            alibi = record(tape, alibi=per_pair(by_distance, q.shape[1], k.shape[1]))
-            return attend(
-                q, k, v, mask=mask, bias=alibi if bias is None else alibi + bias, scale=c.scale, keep=keep,
-                rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
-            )  # fmt: skip
+            return record(tape, alibi=-constants(c.slopes(), q)[:, None, None] * distance[:, None])
 
-        context, weights = by_rows(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
-            return_weights=return_weights, implementation=implementation, larger=16, bias=bias, keep=keep,
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, distance_bias=distance_bias, causal=c.causal, window=c.window,
+            scale=c.scale, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
+            return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

@@ -1,14 +1,11 @@
 """T5's relative position biases: a learned number for each head and each bucket of distances is added to the scores."""
 
-from typing import Any
-
 from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._ops import Array, Tape, clip, constants, dtype_name, linear, per_pair, record, take, upcast
-from attn_jax._rows import by_rows
+from attn_jax._ops import Array, Tape, clip, constants, dtype_name, linear, record, take, upcast
 from attn_np.contract.t5_bias import Config
 
 
@@ -45,23 +42,18 @@ class T5Attention(Layer[Config]):
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
+        bias = record(tape, caller_bias=upcast(bias))
 
-        def attend_rows(tape: Tape, q: Array, k: Array, v: Array, mask: Any, offset: Any, bias: Any, keep: Any) -> Any:
-            bias = record(tape, caller_bias=upcast(bias))
+        def distance_bias(offset: Array) -> Array:
             # b s t, so that the rows are b s t h and one swap of axes gives b h t s.
             offset = clip(offset.swapaxes(1, 2), -c.max_distance, c.max_distance)
             bucket = record(tape, bucket=constants(c.buckets(), offset)[offset + c.max_distance])
-            by_bucket = take(self.w_bias, bucket).swapaxes(1, 3)
-            position_bias = record(tape, position_bias=per_pair(by_bucket, q.shape[1], k.shape[1]))
-            return attend(
-                q, k, v, mask=mask, bias=position_bias if bias is None else position_bias + bias,
-                scale=c.scale, keep=keep, rate=c.dropout, tape=tape, implementation=implementation,
-                return_weights=return_weights,
-            )  # fmt: skip
+            return record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
 
-        context, weights = by_rows(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            implementation=implementation, larger=16, bias=bias, keep=keep,
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, distance_bias=distance_bias, causal=c.causal, scale=c.scale,
+            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
+            return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

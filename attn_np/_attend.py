@@ -9,7 +9,7 @@ import numpy as np
 import attn_np._kernels as kernels
 from attn_np._decode import DecodeStep
 from attn_np._layer import spec_of, specs
-from attn_np._masks import attention_mask, unmasked_by_bias, zero_unseen
+from attn_np._masks import attention_mask, diagonal_offsets, token_offsets, unmasked_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
@@ -32,6 +32,7 @@ from attn_np._simplex import log_sum_exp
 from attn_np._vjp import (
     dropout_vjp,
     einsum_vjp,
+    per_pair_vjp,
     repeat_heads_vjp,
     softmax_vjp,
     sum_to,
@@ -41,7 +42,7 @@ from attn_np._vjp import (
 from attn_np.contract import _attend as contract
 from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern, check_pattern
-from attn_np.contract._tape import residuals_of
+from attn_np.contract._tape import residuals_of, wants_intermediates
 
 
 def per_head(spec: str, q: Array) -> str:
@@ -102,6 +103,7 @@ def attend(
     *,
     mask: Array | None = None,
     bias: Array | None = None,
+    distance_bias: Callable[[Array], Array] | None = None,
     causal: bool = False,
     window: Limits | None = None,
     pattern: Pattern | None = None,
@@ -128,6 +130,8 @@ def attend(
         q, k, v: queries `b t h k`, keys `b s g k`, values `b s g v`.
         mask: True = may attend; broadcastable to `b h t s`.
         bias: added after scale and softcap; broadcastable to `b h t s`.
+        distance_bias: added beside it: a function of the key's position minus the query's, `b t s` -> `b h t s`. On the
+            fast path it is called with one number for each of the t + s - 1 diagonals, `1 1 n` -> `1 h 1 n`.
         causal: query i, at position i + s - t, sees no later key.
         window: (left, right), how many keys before and after its own position a query sees.
         pattern: who may attend to whom by position, such as `patterns.Chunks(128)`; blocks that it hides are skipped.
@@ -160,12 +164,20 @@ def attend(
     softcap = None if softcap is None else float(softcap)
     needs_weights = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
     served = kernels.serves(q, k, v)
-    if contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **needs_weights):
-        if step is not None and step.start is None:
+    fast = contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **needs_weights)
+    in_order, by_distance = step is None or step.start is not None, None
+    if distance_bias is not None and fast and in_order and kernels.by_diagonal(q, k) and not wants_intermediates(tape):
+        by_distance = distance_bias(diagonal_offsets(q.shape[1], k.shape[1], like=q))
+    elif distance_bias is not None:
+        by_pair = distance_bias(token_offsets(q.shape[1], k.shape[1], like=q, step=step))
+        bias = by_pair if bias is None else by_pair + bias
+    if fast:
+        if not in_order:
             by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}
             mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
             causal, window, pattern = False, None, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
+        masks["distance_bias"] = by_distance
         numbers = {"scale": scale, "softcap": softcap, "sinks": sinks}
         context, lse = fast_path(tape, q, k, v, **masks, **numbers, return_lse=return_lse)
         return (context, None, lse) if return_lse else (context, None)
@@ -199,17 +211,25 @@ def attend(
     return (*results, lse_of(scores, allowed, sinks)) if return_lse else results
 
 
-def fast_path_vjp(tape: Tape, dcontext: Array, dlse: Array | None) -> tuple[Array, Array, Array, Array | None]:
+def fast_path_vjp(
+    tape: Tape, dcontext: Array, dlse: Array | None, by_distance: bool
+) -> tuple[Array, Array, Array, Array | None]:
     """The gradients of q, k, v and the bias, by the fast path's own backward; those of the sinks are taped."""
     has_heads = dcontext.ndim == 4
     if not has_heads:
         dcontext, dlse = dcontext[:, :, None], None if dlse is None else dlse[:, None]
-    *dinputs, dsinks, dbiased = kernels.attend_vjp(residuals_of(tape), dcontext, dlse)
+    *dinputs, dsinks, dbiased, ddistance_bias = kernels.attend_vjp(residuals_of(tape), dcontext, dlse, by_distance)
     dq, dk, dv = (x if has_heads else x[:, :, 0] for x in dinputs)
     dbiased = dbiased if has_heads or dbiased is None else dbiased[:, 0]
-    dbiased = record(tape, dbiased=dbiased, dsinks=dsinks)[0]
-    dbias = None if dbiased is None else sum_to(dbiased, tape["bias"].shape)
+    dbiased = record(tape, dbiased=dbiased, dsinks=dsinks, ddistance_bias=ddistance_bias)[0]
+    dbias = sum_to(dbiased, tape["bias"].shape) if "bias" in tape else None
     return dq, dk, dv, dbias
+
+
+def distance_bias_vjp(tape: Tape, shape: tuple[int, ...]) -> Array:
+    """The gradient of what `distance_bias` returned, in its shape, after `attend_vjp` with `by_distance`."""
+    by_diagonal = tape.get("ddistance_bias")
+    return per_pair_vjp(shape, tape["dbiased"]) if by_diagonal is None else sum_to(by_diagonal, shape)
 
 
 def attend_vjp(
@@ -221,6 +241,7 @@ def attend_vjp(
     rate: float = 0.0,
     normalize_over: str = "keys",
     kv_heads: int | None = None,
+    by_distance: bool = False,
     softmax_fn_vjp: Callable[[Array, Array], Array] | None = None,
     dweights: Array | None = None,
     dlse: Array | None = None,
@@ -234,12 +255,13 @@ def attend_vjp(
         dcontext: gradient of the context, `b t h v`.
         scale, softcap, rate, normalize_over: as they were passed to `attend`.
         kv_heads: how many heads k and v had, if fewer than the queries.
+        by_distance: whether `distance_bias_vjp` will be asked for.
         softmax_fn_vjp: (weights, their gradient) -> gradient of the scores, for a call with `softmax_fn`.
         dweights: gradient of the returned weights, if there is one beside that of the context.
         dlse: gradient of the logarithms of the sums of exponentials, likewise.
     """
     if residuals_of(tape) is not None:
-        return fast_path_vjp(tape, dcontext, dlse)
+        return fast_path_vjp(tape, dcontext, dlse, by_distance)
     q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
     allowed, bias, keep = tape.get("allowed"), tape.get("bias"), tape.get("keep")
     scale = 1 / sqrt(q.shape[-1]) if scale is None else scale

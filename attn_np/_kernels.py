@@ -13,24 +13,32 @@
    them. (Their usual union, top + log(total), would round away what a row with large scores can still tell.)
 5. A small call is one block of the whole batch and all heads: threads would cost more than they save.
 6. Threads. BLAS is held at one thread, and the blocks of queries are spread over as many threads as BLAS had.
+7. Distances. A bias that depends on the distance alone is a number for each diagonal of the scores, of which a block
+   reads a view. The softmax of a row does not change with a constant, so the bias is moved until no score is above 30:
+   its largest need not be looked for, and blocks whose scores are all below -87 weigh nothing and are skipped. A row
+   that has no more than such scores is computed again. The bias's gradient is a sum over each diagonal.
 """
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import groupby
-from math import e, log, log2, prod
-from threading import Lock
+from math import e, log, log2
 from typing import Any, NamedTuple
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
+from attn_np._kernel_scores import (
+    add_to_strip,
+    least_score,
+    mask_with_neg_inf_,
+    outside_window,
+    zero_hidden_,
+    zero_subnormal_,
+)
+from attn_np._kernel_threads import Scratch, in_threads
 from attn_np._masks import block_table, unmasked_by_bias, visibility, visible_pairs, zero_unseen
-from attn_np._ops import Array, to_dtype, upcast
+from attn_np._ops import Array, per_diagonal, per_pair, to_dtype, upcast
 from attn_np.contract._band import Band, Limits, Span
 from attn_np.contract._patterns import Pattern, Truth
 from attn_np.contract._tape import save_residuals
@@ -55,6 +63,10 @@ class Arguments:
         pattern: None, or who may attend to whom besides.
         sinks: None, or `h`.
         log_base: log2(e) where weights in blocks are powers of 2, 1 where they are powers of e.
+        distance_bias: None, or `h n` with an axis of 1 for all heads, times `log_base`: of the n = t + s - 1 diagonals
+            from that of the last query and the first key on.
+        largest_product: None, or what no score without that bias exceeds in size, `h`, times `log_base`; no score with
+            it is above `SAFE_SCORE` then.
     """
 
     q: Array
@@ -68,6 +80,8 @@ class Arguments:
     softcap: float | None
     sinks: Array | None
     log_base: float
+    distance_bias: Array | None = None
+    largest_product: Array | None = None
 
     def without_unseen(self) -> "Arguments":
         """The same with 0 for queries that see no key and keys that no query sees: 0 times their NaN would be NaN."""
@@ -87,9 +101,13 @@ class Arguments:
         pattern: Any = self.pattern
         return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
 
-    def exp_(self, x: Array) -> Array:
-        """The weight of a score times `log_base`, in place."""
-        return np.exp(x, out=x) if self.log_base == 1.0 else np.exp2(x, out=x)
+    def exp_(self, x: Array, least: float | None = None) -> Array:
+        """The weight of a score times `log_base`, in place; 0 below `least`, as what underflows is slow."""
+        exp = np.exp if self.log_base == 1.0 else np.exp2
+        if least is None:
+            return exp(x, out=x)
+        smallest = exp(np.full(64, least, x.dtype))[0]
+        return np.subtract(exp(np.maximum(x, least, out=x), out=x), smallest, out=x)
 
 
 @dataclass(frozen=True)
@@ -118,6 +136,11 @@ def serves(q: Array, k: Array, v: Array) -> bool:
     return all(type(x) in (np.ndarray, np.memmap) for x in (q, k, v))
 
 
+def by_diagonal(q: Array, k: Array) -> bool:
+    """Whether the fast path takes a bias by distance as one number for each diagonal."""
+    return True
+
+
 @cache
 def exp2_is_fast(dtype: np.dtype) -> bool:
     """Whether NumPy vectorises `exp2` on this processor, as for AVX-512: it takes half as long as `exp` there."""
@@ -139,18 +162,26 @@ def attend(
     softcap: float | None,
     sinks: Array | None,
     pattern: Pattern | None = None,
+    distance_bias: Array | None = None,
     return_lse: bool = False,
     tape: Any = None,
 ) -> tuple[Array, Array | None]:
-    """The context `b t h v` as `attn_np.attend` defines it, of q, k and v; and, if asked for, the lse `b h t`."""
+    """The context `b t h v` as `attn_np.attend` defines it, of q, k and v; and, if asked for, the lse `b h t`. A
+    `distance_bias` is added to the scores, one number for each diagonal, `1 h 1 n`.
+    """
     mask, bias = (x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, bias))
     dtype, q = q.dtype.name, upcast(q)
     sinks = None if sinks is None else sinks.astype(q.dtype)
+    # It may hide, as a bias does; and what it is moved by is no part of the lse.
+    if distance_bias is not None and (return_lse or not np.isfinite(distance_bias).all()):
+        pairs = per_pair(distance_bias, q.shape[1], k.shape[1])
+        bias, distance_bias = pairs if bias is None else pairs + bias, None
     # Capped or biased scores would have to be multiplied by log2(e) one by one, which costs what powers of 2 save.
     log_base = log2(e) if softcap is bias is None and exp2_is_fast(q.dtype) else 1.0
     band = Band.of(q.shape[1], k.shape[1], causal, window)
     args = Arguments(q, upcast(k), upcast(v), mask, bias, band, pattern, scale, softcap, sinks, log_base)
     with np.errstate(invalid="ignore", over="ignore"):  # hidden numbers may overflow or be NaN
+        args = args if distance_bias is None else with_distance_bias(args, distance_bias[0, :, 0].astype(q.dtype))
         result = forward(args)
         if not (mask is bias is pattern is None and band.full) and not np.isfinite(result.context).all():
             result = forward(args.without_unseen())
@@ -158,10 +189,27 @@ def attend(
     return to_dtype(result.context, dtype), result.lse() if return_lse else None
 
 
+def with_distance_bias(args: Arguments, distance_bias: Array) -> Arguments:
+    """The arguments with a bias `h n`, moved by a constant for each head so that no score is above `SAFE_SCORE`, unless
+    products are too large or sinks tell one constant from another.
+    """
+    h, (q, k) = args.q.shape[2], (np.sqrt(np.einsum("bthk,bthk->bth", x, x)) for x in (args.q, args.k))
+    longest_query, longest_key = (np.max(x, axis=1, initial=0) for x in (q, k))
+    longest_key = np.repeat(longest_key, h // args.k.shape[2], axis=1)
+    largest = np.max(longest_query * longest_key, axis=0, initial=0) * abs(args.scale)
+    safe = args.sinks is args.softcap is args.bias is None and values_are_moderate(args.v)
+    if not (safe and distance_bias.size and np.max(largest, initial=0) <= SAFE_SCORE):  # which NaN is not, either
+        return replace(args, distance_bias=distance_bias * distance_bias.dtype.type(args.log_base))
+    top = np.max(distance_bias, axis=1) + largest - args.q.dtype.type(SAFE_SCORE)
+    distance_bias, largest = ((x * x.dtype.type(args.log_base)) for x in (distance_bias - top[:, None], largest))
+    return replace(args, distance_bias=distance_bias, largest_product=largest)
+
+
 def attend_vjp(
-    result: ForwardResult, dcontext: Array, dlse: Array | None = None
-) -> tuple[Array, Array, Array, Array | None, Array | None]:
-    """The gradients of `attend` from those of its context, `b t h v`, and of its lse, `b h t`.
+    result: ForwardResult, dcontext: Array, dlse: Array | None = None, by_distance: bool = False
+) -> tuple[Array, Array, Array, Array | None, Array | None, Array | None]:
+    """The gradients of `attend` from those of its context, `b t h v`, and of its lse, `b h t`: of q, k, v, the sinks,
+    the biased scores and, if asked for, of the scores summed over each diagonal, `1 h 1 n`.
 
     With the weights p = exp(score - top) / total, the rule of the softmax is
 
@@ -187,8 +235,8 @@ def attend_vjp(
             # The sink's weight has no value, so its score gets what the others lose.
             weight = args.exp_(args.sinks[:, None] * dtype.type(args.log_base) - result.top)
             dsinks = -np.sum(weight / result.total * delta, axis=(0, 2))
-        dq, dk, dv, dbiased = backward(result, dcontext, delta)
-    return dq, dk, dv, dsinks, dbiased
+        dq, dk, dv, dbiased, ddistance = backward(result, dcontext, delta, by_distance)
+    return dq, dk, dv, dsinks, dbiased, ddistance
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------
@@ -229,6 +277,11 @@ class Block(NamedTuple):
         spans = self.batch, self.heads, slice(*self.queries), slice(*keys)
         return x[tuple(span if n > 1 else slice(None) for span, n in zip(spans, x.shape, strict=True))]
 
+    def of_diagonals(self, x: Array, keys: Span, t: int) -> Array:
+        """A view of an array by distance, `h n`: the diagonals of this block."""
+        heads, first = self.heads if len(x) > 1 else slice(None), t - self.queries.stop + keys.start
+        return x[heads, first : first + self.queries.length + keys.length - 1]
+
     def at(self, part: "Block") -> tuple[slice, slice, slice]:
         """The index of a part's queries in an array `b h t` of the block."""
         return np.s_[:, :, part.queries.start - self.queries.start : part.queries.stop - self.queries.start]
@@ -258,7 +311,7 @@ def query_blocks(args: Arguments, min_blocks: int) -> list[Block]:
     """All queries, in at least `min_blocks` blocks where possible. The last come first: causal, they see more keys."""
     (b, t, h, _), g, (queries, keys) = args.q.shape, args.k.shape[2], block_shape(args)
     if fits_one_block(args):
-        return [Block(slice(b), slice(h), slice(g), Span(0, t))]
+        return [Block(slice(0, b), slice(0, h), slice(0, g), Span(0, t))]
     most_heads = BLOCK_QUERIES * BLOCK_KEYS // (queries * keys)
     batch, heads = max(1, min(most_heads // h, b // min_blocks)) if queries == t else 1, h
     if batch == 1:  # some heads: with keys of their own, or of those that share one
@@ -332,32 +385,6 @@ def outside_pattern(args: Arguments, block: Block, keys: Span) -> Array | None:
     return ~visible_pairs(part, query_positions[None], np.arange(keys.start, keys.stop, dtype=np.int32)[None])
 
 
-@lru_cache(maxsize=32)
-def outside_window(t: int, s: int, first_offset: int, left: int | None, right: int | None) -> Array:
-    """Which scores lie outside the window, `t s`, in a block whose first key is `first_offset` from its first query."""
-    offset = np.arange(s, dtype=np.int32) - np.arange(t, dtype=np.int32)[:, None] + first_offset
-    hidden = np.zeros((t, s), np.bool_)
-    hidden = hidden if right is None else hidden | (offset > right)
-    hidden = hidden if left is None else hidden | (offset < -left)
-    hidden.setflags(write=False)
-    return hidden
-
-
-def zero_hidden_(x: Array, hidden: Array | None) -> None:
-    """Select what is hidden to 0, in place. Bitwise: on random masks the branches of `copyto` take 20 times as long."""
-    if hidden is not None:
-        bits = x.view(f"i{x.itemsize}")
-        bits &= (hidden.view(np.int8) - np.int8(1)).astype(bits.dtype)
-
-
-def mask_with_neg_inf_(x: Array, hidden: Array | None) -> None:
-    """Select what is hidden to -inf, in place: the smaller of a score and +-inf. A visible NaN becomes inf, which makes
-    its row NaN as well.
-    """
-    if hidden is not None:
-        np.fmin(x, (x.dtype.type(0.5) - hidden) * x.dtype.type(np.inf), out=x)
-
-
 def scaled_queries(args: Arguments, block: Block) -> Array:
     """The queries of a block, `b h t k`, as they go into `scores_`."""
     # BLAS may round by strides, so they are in one order in memory, whatever the heads.
@@ -374,7 +401,21 @@ def scores_(args: Arguments, block: Block, keys: Span, q: Array, out: Array) -> 
         np.multiply(tanh_scores, args.softcap, out=out)
     if args.bias is not None:
         out += block.of_scores(args.bias, keys)
+    if args.distance_bias is not None:
+        diagonals = block.of_diagonals(args.distance_bias, keys, args.band.t)
+        out += per_pair(diagonals[None, :, None], *out.shape[2:])
     return tanh_scores
+
+
+def score_range(args: Arguments, block: Block, keys: Span) -> tuple[float, float]:
+    """What the scores of a block lie between, from its distances; all numbers where that is not known."""
+    if args.distance_bias is None:
+        return np.inf, np.inf
+    if args.largest_product is None:
+        return -np.inf, np.inf
+    bias = block.of_diagonals(args.distance_bias, keys, args.band.t)
+    largest = args.largest_product[block.heads, None]
+    return float(np.min(bias - largest)), float(np.max(bias + largest))
 
 
 def by_kv_head(x: Array, k: Array) -> Array:
@@ -390,14 +431,17 @@ def forward(args: Arguments) -> ForwardResult:
     (b, t, h, _), g, dtype = args.q.shape, args.k.shape[2], args.q.dtype
     context, (top, total) = np.empty((b, t, h, args.v.shape[-1]), dtype), np.empty((2, b, h, t), dtype)
     longest_key = None
-    if args.bias is None and t >= FEW_QUERIES and values_are_moderate(args.v):
+    if args.bias is args.distance_bias is None and t >= FEW_QUERIES and values_are_moderate(args.v):
         squares = np.max(np.einsum("bsgk,bsgk->bsg", args.k, args.k), axis=1, initial=0)
         longest_key = np.sqrt(np.repeat(squares, h // g, axis=1))
 
     def attend_block(block: Block) -> None:
         q = scaled_queries(args, block)
         bounded = longest_key is not None and score_bound(args, block, q, longest_key) <= SAFE_SCORE
+        bounded = bounded or args.largest_product is not None
         values, sums, tops = weighted_sums(args, block, q, bounded)
+        if args.largest_product is not None and not (sums >= 1).all():  # of far keys alone
+            values, sums, tops = weighted_sums(args, block, q, False)
         sums[sums == 0] = np.inf  # a row that sees nothing gives 0
         np.divide(values, sums[..., None], out=block.of_queries(context))
         block.of_totals(top)[...], block.of_totals(total)[...] = tops, sums
@@ -438,13 +482,17 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
         sink = args.sinks[block.heads, None] * dtype.type(args.log_base)
         top = top if bounded else np.maximum(top, sink)
         sums += np.where(sink != -np.inf, args.exp_(sink - top), 0.0)
-    scratch = Scratch()
+    scratch, least = Scratch(), least_score(dtype) * args.log_base
     for part, keys, hidden in visible_blocks(args, block):
+        low, high = score_range(args, part, keys)
+        if bounded and high < least:
+            continue
         at, v = block.at(part), part.of_keys(args.v, keys)
         weights = scratch("weights", (*shape[:2], part.queries.length, keys.length), dtype)
         scores_(args, part, keys, q[at], weights)
         if bounded:
-            args.exp_(weights)  # of hidden scores too: that of -inf takes several times as long
+            # Of hidden scores too: that of -inf takes several times as long.
+            args.exp_(weights, least if low < least else None)
             zero_hidden_(weights, hidden)
         else:
             shrink = online_weights_(args, weights, hidden, top[at])
@@ -467,9 +515,7 @@ def online_weights_(args: Arguments, scores: Array, hidden: Array | None, top: A
     np.maximum(top, scores.max(-1), out=top)
     shift = np.where(top == -np.inf, 0.0, top)
     scores -= shift[..., None]
-    args.exp_(scores)
-    bits = scores.view(f"u{scores.itemsize}")  # products with numbers below the normal ones are slow: 0 for these
-    np.copyto(bits, 0, where=bits < np.finfo(scores.dtype).tiny.view(bits.dtype))
+    zero_subnormal_(args.exp_(scores))
     return args.exp_(before - shift)
 
 
@@ -484,28 +530,37 @@ def sees_a_key(args: Arguments, block: Block, top: Array) -> Array:
 # Backward -------------------------------------------------------------------------------------------------------------
 
 
-def backward(result: ForwardResult, dcontext: Array, delta: Array) -> tuple[Array, Array, Array, Array | None]:
-    """Gradients of q, k, v and the biased scores, block by block."""
+def backward(
+    result: ForwardResult, dcontext: Array, delta: Array, by_distance: bool
+) -> tuple[Array, Array, Array, Array | None, Array | None]:
+    """Gradients of q, k, v, the biased scores and, if asked for, the diagonals, block by block."""
     args = result.args
     (b, t, h, _), (_, s, g, _), dtype = args.q.shape, args.k.shape, args.q.dtype
+    least, rows = least_score(dtype) * args.log_base, min(t, EDGE_QUERIES)
+    by_distance = by_distance and args.distance_bias is not None
+    ddistance = np.zeros((b, h, t + s - 1), dtype) if by_distance else None
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
     dbiased = None if args.bias is None else np.zeros((b, h, t, s), dtype)
 
-    def add_block(block: Block, dk: Array, dv: Array, scratch: Scratch) -> None:
-        """Write dq of a block, and add to dk and dv of its heads, `b g s k` and `b g s v`."""
+    def add_block(block: Block, dk: Array, dv: Array, strip: Array, scratch: Scratch) -> None:
+        """Write dq of a block, and add to dk and dv of its heads, `b g s k` and `b g s v`, and to their strip."""
         q, total = scaled_queries(args, block), block.of_totals(result.total)[..., None]
         # The weights are not divided by their total: a row of dcontext is shorter, so it is, and delta with it.
         dy, dy_delta = block.of_queries(dcontext) / total, block.of_totals(delta)[..., None] / total
         block_dq = np.zeros_like(q)
         for part, keys, hidden in visible_blocks(args, block):
+            low, high = score_range(args, part, keys)
+            top = part.of_totals(result.top)[..., None]
+            if high - np.min(top) < least:
+                continue
             at, at_keys = block.at(part), np.s_[:, :, slice(*keys)]
             k, v = part.of_keys(args.k, keys), part.of_keys(args.v, keys)
             part_q, part_dy = by_kv_head(q[at], k), by_kv_head(dy[at], k)
             shape = (*q.shape[:2], part.queries.length, keys.length)
             weights, dscores = scratch("weights", shape, dtype), scratch("dscores", shape, dtype)
             tanh_scores = scores_(args, part, keys, q[at], weights)
-            weights -= part.of_totals(result.top)[..., None]
-            args.exp_(weights)
+            weights -= top
+            args.exp_(weights, least if low - np.max(top) < least else None)
             zero_hidden_(weights, hidden)
             dv[at_keys] += by_kv_head(weights, k).swapaxes(2, 3) @ part_dy
             np.matmul(part_dy, v.swapaxes(2, 3), out=by_kv_head(dscores, k))
@@ -514,6 +569,8 @@ def backward(result: ForwardResult, dcontext: Array, delta: Array) -> tuple[Arra
             zero_hidden_(dscores, hidden)
             if dbiased is not None:
                 part.of_scores(dbiased, keys)[...] = dscores
+            if by_distance:
+                add_to_strip(strip, dscores, part.queries, keys, t)
             if tanh_scores is not None:
                 slope = 1 - tanh_scores * tanh_scores
                 zero_hidden_(slope, hidden)  # that of inf - inf is NaN
@@ -527,83 +584,19 @@ def backward(result: ForwardResult, dcontext: Array, delta: Array) -> tuple[Arra
         keys = Span(0, args.band.s)
         block_dk, block_dv = blocks[0].of_keys(dk, keys), blocks[0].of_keys(dv, keys)
         sum_dk, sum_dv = np.zeros_like(block_dk, order="C"), np.zeros_like(block_dv, order="C")
+        heads = [head for block in blocks for head in (block.heads.start, block.heads.stop)]
+        heads = slice(min(heads), max(heads))
+        strip = np.zeros((heads.stop - heads.start, rows, t + s - rows) if by_distance else (0,), dtype)
         scratch = Scratch()
         for block in blocks:
-            add_block(block, sum_dk, sum_dv, scratch)
+            at = slice(block.heads.start - heads.start, block.heads.stop - heads.start)
+            add_block(block, sum_dk, sum_dv, strip[at], scratch)
+        if ddistance is not None:
+            ddistance[blocks[0].batch.start, heads] = per_diagonal(strip[None], t + s - 1)[0].sum(1)
         np.divide(sum_dk, dtype.type(args.log_base), out=block_dk)  # the queries were multiplied by it
         block_dv[...] = sum_dv
 
     blocks = query_blocks(args, 4 * -(-t // block_shape(args)[0]) if g == h else MIN_BLOCKS)
     by_heads = [list(blocks) for _, blocks in groupby(blocks, lambda block: (block.batch.start, block.kv_heads.start))]
     in_threads(add_blocks, lambda threads: by_heads)
-    return dq, dk, dv, dbiased
-
-
-# Threads --------------------------------------------------------------------------------------------------------------
-
-
-@cache
-def blas() -> ThreadpoolController:
-    """The BLAS libraries of this process, NumPy's among them."""
-    return ThreadpoolController().select(user_api="blas")
-
-
-class OneBlasThread:
-    """Holds BLAS at one thread during calls, several of which may overlap: the first sets, the last restores."""
-
-    def __init__(self) -> None:
-        self.lock, self.callers, self.threads = Lock(), 0, 1
-        self.limit: Any = None
-
-    @contextmanager
-    def __call__(self) -> Iterator[int]:
-        """Yields the number of threads that BLAS had."""
-        with self.lock:
-            if self.callers == 0:
-                counts = [library.num_threads for library in blas().lib_controllers if library.num_threads]
-                self.threads, self.limit = max(counts, default=1), blas().limit(limits=1)
-            self.callers += 1
-            threads = self.threads
-        try:
-            yield threads
-        finally:
-            with self.lock:
-                self.callers -= 1
-                if self.callers == 0:
-                    self.limit.restore_original_limits()
-
-    def after_fork(self) -> None:
-        """A child process has its parent's numbers, but none of the threads that would release the lock or restore."""
-        self.lock = Lock()
-        if self.callers > 0:
-            self.callers = 0
-            self.limit.restore_original_limits()
-
-
-one_blas_thread = OneBlasThread()
-if hasattr(os, "register_at_fork"):  # where processes fork at all
-    os.register_at_fork(after_in_child=one_blas_thread.after_fork)
-
-
-def in_threads(work: Callable[[Any], None], plan: Callable[[int], Sequence[Any]]) -> None:
-    """Do every task of `plan(threads)`, each in one thread; a task that is alone keeps BLAS's threads."""
-
-    def quietly(task: Any) -> None:
-        with np.errstate(invalid="ignore", over="ignore"):  # a thread has its own; hidden numbers may be anything
-            work(task)
-
-    if len(plan(1)) == 1:
-        work(*plan(1))
-        return
-    with one_blas_thread() as threads, ThreadPoolExecutor(threads) as pool:
-        list((pool.map if threads > 1 else map)(quietly, plan(threads)))
-
-
-class Scratch(dict[str, Array]):
-    """Memory by name, used again for every block of a task: fresh memory costs a page fault every 4 kB."""
-
-    def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-        count = prod(shape)
-        if name not in self or self[name].size < count:
-            self[name] = np.empty(count, dtype)
-        return self[name][:count].reshape(shape)
+    return dq, dk, dv, dbiased, None if ddistance is None else ddistance.sum(0)[None, :, None]

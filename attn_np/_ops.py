@@ -123,6 +123,11 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     return np.lib.stride_tricks.as_strided(x[..., t - 1 :], shape, strides)
 
 
+def as_keys_meet(x: Array) -> Array:
+    """What stands by diagonal, in the order that `per_pair` takes where its rows are keys and its columns queries."""
+    return x[..., ::-1]
+
+
 def per_diagonal(x: Array, n: int) -> Array:
     """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `per_pair` in reverse."""
     t, s = x.shape[-2:]

@@ -85,6 +85,7 @@ def by_rows(
     implementation: str = "auto",
     larger: int = 1,
     weighing: Weighing | None = None,
+    at_once: AttendRows | None = None,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -100,6 +101,8 @@ def by_rows(
         implementation: "textbook" for all rows at once.
         larger: how many times as large as others a block is, where `attend_rows` cuts it or each block costs more.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
+        at_once: (tape, q, k, v, mask, bias) -> context and weights, of all rows in memory that grows with t alone. It
+            is called in place of blocks where no weights are dropped.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     band, arrays = Band.of(q.shape[1], k.shape[1], causal, window), {"q": q, "k": k, "v": v, "mask": mask} | by_score
@@ -115,6 +118,8 @@ def by_rows(
         weighed = Weighed(weighing, q, k, v, mask, by_score["bias"], band, tuple(band.row_blocks(BLOCK, ROWS)))
         save_residuals(tape, weighed)
         return record(tape, context=weighed.context()), None
+    if at_once is not None and by_score["keep"] is None:
+        return at_once(tape, q, k, v, mask, by_score["bias"])
     call = Rows(attend_rows, arrays, band, larger * BLOCK)
     save_residuals(tape, call)
     context = np.concatenate([call.call(None, rows, keys)[0] for rows, keys in call.blocks()], 1)

@@ -1,14 +1,11 @@
 """Attention with linear biases (ALiBi): a score falls with the distance between query and key."""
 
-from typing import Any
-
 from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._ops import Array, Tape, constants, dtype_name, linear, per_pair, record, to_dtype, upcast
-from attn_np._rows import by_rows, by_rows_vjp
+from attn_np._ops import Array, Tape, constants, dtype_name, linear, record, to_dtype, upcast
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, sum_to
 from attn_np.contract.alibi import Config
 
@@ -45,21 +42,17 @@ class AlibiAttention(Layer[Config]):
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
+        bias = record(tape, caller_bias=upcast(bias))
 
-        def attend_rows(tape: Tape, q: Array, k: Array, v: Array, mask: Any, offset: Any, bias: Any, keep: Any) -> Any:
-            bias = record(tape, caller_bias=upcast(bias))
+        def distance_bias(offset: Array) -> Array:
             distance = to_dtype(abs(offset), dtype_name(q))
             # h 1 1 times b 1 t s
-            by_distance = -constants(c.slopes(), q)[:, None, None] * distance[:, None]
-            alibi = record(tape, alibi=per_pair(by_distance, q.shape[1], k.shape[1]))
-            return attend(
-                q, k, v, mask=mask, bias=alibi if bias is None else alibi + bias, scale=c.scale, keep=keep,
-                rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights,
-            )  # fmt: skip
+            return record(tape, alibi=-constants(c.slopes(), q)[:, None, None] * distance[:, None])
 
-        context, weights = by_rows(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
-            return_weights=return_weights, implementation=implementation, larger=16, bias=bias, keep=keep,
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, distance_bias=distance_bias, causal=c.causal, window=c.window,
+            scale=c.scale, keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
+            return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)
@@ -71,13 +64,9 @@ class AlibiAttention(Layer[Config]):
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
 
-        def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
-            caller_bias = tape.get("caller_bias")
-            dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)
-            dbias = None if caller_bias is None else sum_to(tape["dbiased"], caller_bias.shape)
-            return {"q": dq, "k": dk, "v": dv, "bias": dbias}
-
-        dq, dk, dv, dbias = by_rows_vjp(attend_rows_vjp, tape, dcontext).values()
+        dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)
+        caller_bias = tape.get("caller_bias")
+        dbias = None if caller_bias is None else sum_to(tape["dbiased"], caller_bias.shape)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

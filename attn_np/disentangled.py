@@ -18,12 +18,17 @@ from attn_np._ops import (
     gather_last,
     layer_norm,
     linear,
-    per_pair,
     record,
     softmax,
     upcast,
 )
-from attn_np._relative import bucketed, score_distances, score_distances_vjp
+from attn_np._relative import (
+    bucketed,
+    score_distances,
+    score_distances_by_keys,
+    score_distances_by_keys_vjp,
+    score_distances_vjp,
+)
 from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import (
     Grads,
@@ -110,11 +115,14 @@ class DisentangledAttention(Layer[Config]):
                 terms += [record(tape, c2p_scores=scores)]
             if rel_q is not None:
                 # The row of a pair, as its key sees it: the other sign. The key's position comes first.
-                distance = per_pair(distance[:, None], q.shape[1], k.shape[1])[:, 0]
                 distance = -distance if c.p2c_view == "key" else distance
                 relative_index = record(tape, key_relative_index=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
-                distance_scores = record(tape, p2c_distance_scores=einsum("bshk,xhk->bhsx", k, rel_q))
-                terms += [record(tape, p2c_scores=gather_last(distance_scores, relative_index).swapaxes(2, 3))]
+                if offset.shape[-1] != k.shape[1]:
+                    scores = score_distances_by_keys(k, rel_q, relative_index.swapaxes(1, 2), q.shape[1])
+                else:
+                    distance_scores = record(tape, p2c_distance_scores=einsum("bshk,xhk->bhsx", k, rel_q))
+                    scores = gather_last(distance_scores, relative_index).swapaxes(2, 3)
+                terms += [record(tape, p2c_scores=scores)]
             scale = 1 / sqrt(sizes["k"] * len(terms)) if c.scale is None else c.scale
             scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
             if bias is not None:
@@ -155,11 +163,13 @@ class DisentangledAttention(Layer[Config]):
             dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dcontent_scores=dscores))
             if rel_q is not None:
                 dp2c = record(tape, dp2c_scores=dscores)
-                ddistance_scores = gather_last_vjp(
-                    tape["p2c_distance_scores"], tape["key_relative_index"], dp2c.swapaxes(2, 3)
-                )
-                ddistance_scores = record(tape, dp2c_distance_scores=ddistance_scores)
-                dk_rel, drel_q = einsum_vjp("bshk,xhk->bhsx", k, rel_q, ddistance_scores)
+                distance_scores, relative_index = tape.get("p2c_distance_scores"), tape["key_relative_index"]
+                if distance_scores is None:
+                    dk_rel, drel_q = score_distances_by_keys_vjp(k, rel_q, relative_index.swapaxes(1, 2), dp2c)
+                else:
+                    ddistance_scores = gather_last_vjp(distance_scores, relative_index, dp2c.swapaxes(2, 3))
+                    ddistance_scores = record(tape, dp2c_distance_scores=ddistance_scores)
+                    dk_rel, drel_q = einsum_vjp("bshk,xhk->bhsx", k, rel_q, ddistance_scores)
                 dk = total(dk, dk_rel)
             if rel_k is not None:
                 dc2p = record(tape, dc2p_scores=dscores)

@@ -1,15 +1,12 @@
 """T5's relative position biases: a learned number for each head and each bucket of distances is added to the scores."""
 
-from typing import Any
-
 from jaxtyping import Bool, Float
 
-from attn_np._attend import attend, attend_vjp
+from attn_np._attend import attend, attend_vjp, distance_bias_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._ops import Array, Tape, clip, constants, dtype_name, linear, per_pair, record, take, upcast
-from attn_np._rows import by_rows, by_rows_vjp
-from attn_np._vjp import Grads, cotangent, grads, linear_vjp, per_pair_vjp, prepare_inputs_vjp, sum_to, take_vjp
+from attn_np._ops import Array, Tape, clip, constants, dtype_name, linear, record, take, upcast
+from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, sum_to, take_vjp
 from attn_np.contract.t5_bias import Config
 
 
@@ -46,23 +43,18 @@ class T5Attention(Layer[Config]):
         v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
+        bias = record(tape, caller_bias=upcast(bias))
 
-        def attend_rows(tape: Tape, q: Array, k: Array, v: Array, mask: Any, offset: Any, bias: Any, keep: Any) -> Any:
-            bias = record(tape, caller_bias=upcast(bias))
+        def distance_bias(offset: Array) -> Array:
             # b s t, so that the rows are b s t h and one swap of axes gives b h t s.
             offset = clip(offset.swapaxes(1, 2), -c.max_distance, c.max_distance)
             bucket = record(tape, bucket=constants(c.buckets(), offset)[offset + c.max_distance])
-            by_bucket = take(self.w_bias, bucket).swapaxes(1, 3)
-            position_bias = record(tape, position_bias=per_pair(by_bucket, q.shape[1], k.shape[1]))
-            return attend(
-                q, k, v, mask=mask, bias=position_bias if bias is None else position_bias + bias,
-                scale=c.scale, keep=keep, rate=c.dropout, tape=tape, implementation=implementation,
-                return_weights=return_weights,
-            )  # fmt: skip
+            return record(tape, position_bias=take(self.w_bias, bucket).swapaxes(1, 3))
 
-        context, weights = by_rows(
-            attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            implementation=implementation, larger=16, bias=bias, keep=keep,
+        context, weights = attend(
+            q, k, v, mask=mask, bias=bias, distance_bias=distance_bias, causal=c.causal, scale=c.scale,
+            keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
+            return_weights=return_weights,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)
@@ -74,17 +66,11 @@ class T5Attention(Layer[Config]):
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
 
-        def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
-            caller_bias = tape.get("caller_bias")
-            dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout)
-            dposition = record(tape, dposition_bias=sum_to(tape["dbiased"], tape["position_bias"].shape))
-            bucket, heads = tape["bucket"], self.w_bias.shape[1]
-            dby_bucket = per_pair_vjp((bucket.shape[0], heads, *bucket.shape[:0:-1]), dposition)
-            dw_bias = take_vjp(self.w_bias, bucket, dby_bucket.swapaxes(1, 3))
-            dbias = None if caller_bias is None else sum_to(tape["dbiased"], caller_bias.shape)
-            return {"q": dq, "k": dk, "v": dv, "bias": dbias, "w_bias": dw_bias}
-
-        dq, dk, dv, dbias, w["w_bias"] = by_rows_vjp(attend_rows_vjp, tape, dcontext).values()
+        dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout, by_distance=True)
+        dposition = record(tape, dposition_bias=distance_bias_vjp(tape, tape["position_bias"].shape))
+        w["w_bias"] = take_vjp(self.w_bias, tape["bucket"], dposition.swapaxes(1, 3))
+        caller_bias = tape.get("caller_bias")
+        dbias = None if caller_bias is None else sum_to(tape["dbiased"], caller_bias.shape)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

@@ -5,13 +5,16 @@ from typing import Any
 
 from jaxtyping import Bool, Float
 
+from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import unmasked_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
+    broadcast_to,
     clip,
+    concatenate,
     dropout,
     dtype_name,
     einsum,
@@ -20,7 +23,7 @@ from attn_np._ops import (
     softmax,
     upcast,
 )
-from attn_np._relative import score_distances, score_distances_vjp, sinusoids
+from attn_np._relative import of_distances, score_distances, score_distances_vjp, sinusoids
 from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import (
     Grads,
@@ -75,6 +78,10 @@ class TransformerXLAttention(Layer[Config]):
         table = sinusoids(low, high, sizes["d"], c.base, dtype_name(q), like=q)
         rel = record(tape, rel=einsum("xd,dhk->xhk", table, self.w_r))
 
+        def both_queries(tape: Tape, q: Array) -> Any:
+            q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
+            return record(tape, q_content=q_content, q_position=q_position)
+
         def attend_rows(
             tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
         ) -> Any:
@@ -85,8 +92,7 @@ class TransformerXLAttention(Layer[Config]):
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             distance = clip(-offset, low, high - 1)
             relative_index = record(tape, relative_index=distance - low)
-            q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
-            q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
+            q_content, q_position = both_queries(tape, q)
             # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
             content = einsum("bthk,bshk->bhts", q_content, k)
             position = score_distances(tape, "distance_scores", q_position, rel, relative_index, k.shape[1])
@@ -99,9 +105,19 @@ class TransformerXLAttention(Layer[Config]):
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs
 
+        def attend_at_once(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+            t, s = q.shape[1], k.shape[1]
+            q_content, q_position = both_queries(tape, q)
+            at_keys, at_queries = (sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t))
+            by_position = of_distances(einsum("bthk,dhk->bthd", q_position, self.w_r), at_queries)
+            positions = broadcast_to(at_keys[:, None], (*k.shape[:3], sizes["d"]))
+            q, k = concatenate([q_content, by_position], -1), concatenate([k, positions], -1)
+            scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
+            return attend(q, k, v, mask=mask, bias=upcast(bias), causal=c.causal, scale=scale, tape=tape)
+
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            bias=bias, keep=keep,
+            at_once=attend_at_once, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
@@ -114,7 +130,22 @@ class TransformerXLAttention(Layer[Config]):
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
         rel = tape["rel"]
 
+        def attend_at_once_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+            q_position, t, s = tape["q_position"], dcontext.shape[1], tape["k"].shape[1]
+            scale = 1 / sqrt(q_position.shape[-1]) if c.scale is None else c.scale
+            dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=scale)
+            dq_content, dby_position = dq[..., : q_position.shape[-1]], dq[..., q_position.shape[-1] :]
+            at_queries = sinusoids(s - t, s, c.d_model, c.base, dtype_name(dq), like=dq)
+            dfactors = of_distances(dby_position, at_queries)
+            dq_position, dw_r = einsum_vjp("bthk,dhk->bthd", q_position, self.w_r, dfactors)
+            w = {"b_content": sum_to(dq_content, q_position.shape[2:])}
+            w |= {"b_position": sum_to(dq_position, q_position.shape[2:]), "w_r": dw_r}
+            dq, dk = total(dq_content, dq_position), dk[..., : q_position.shape[-1]]
+            return {"q": dq, "k": dk, "v": dv, "bias": dbias} | w
+
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+            if "relative_index" not in tape:
+                return attend_at_once_vjp(tape, dcontext)
             w: dict[str, Array | None] = {}
             dbias, allowed = None, tape.get("allowed")
             q_content, q_position = tape["q_content"], tape["q_position"]
@@ -144,9 +175,10 @@ class TransformerXLAttention(Layer[Config]):
         d = by_rows_vjp(attend_rows_vjp, tape, dcontext)
         dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
         w |= d
-        low, high = 0 if c.causal else 1 - dk.shape[1], dk.shape[1]
-        table = sinusoids(low, high, c.d_model, c.base, dtype_name(dk), like=dk)
-        _, w["w_r"] = einsum_vjp("xd,dhk->xhk", table, self.w_r, record(tape, drel=w.pop("rel")))
+        if "rel" in w:
+            low, high = 0 if c.causal else 1 - dk.shape[1], dk.shape[1]
+            table = sinusoids(low, high, c.d_model, c.base, dtype_name(dk), like=dk)
+            _, w["w_r"] = einsum_vjp("xd,dhk->xhk", table, self.w_r, record(tape, drel=w.pop("rel")))
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

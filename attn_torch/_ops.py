@@ -130,6 +130,11 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     return x.as_strided((b, h, t, s), (h * t * n, t * n, n + 1, 1), x.storage_offset())
 
 
+def as_keys_meet(x: Array) -> Array:
+    """What stands by diagonal, in the order that `per_pair` takes where its rows are keys and its columns queries."""
+    return x
+
+
 def per_diagonal(x: Array, n: int) -> Array:
     """What stands by pair, `b h t s`, by diagonal, `b h t n`, with 0 where a row has no pair: `per_pair` in reverse.
 

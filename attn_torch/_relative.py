@@ -8,15 +8,20 @@ from attn_torch._layer import specs
 from attn_torch._ops import (
     Array,
     Tape,
+    arange,
+    as_keys_meet,
     cached_array,
     clip,
+    concatenate,
     constants,
     einsum,
     gather_last,
     per_diagonal,
     per_pair,
     record,
+    reorder,
     take,
+    zeros,
 )
 
 
@@ -26,6 +31,16 @@ def sinusoids(xp: Any, low: int, high: int, width: int, base: float, dtype: str)
     rates = base ** -(xp.arange(0, width, 2, dtype=xp.float64) / width)
     angles = xp.arange(low, high, dtype=xp.float64)[:, None] * rates
     return xp.asarray(xp.concatenate([xp.sin(angles), xp.cos(angles)], axis=1), dtype=getattr(xp, dtype))
+
+
+def of_distances(x: Array, at: Array) -> Array:
+    """Factors of the encodings of distances as factors of those of the keys' positions: `b t h d`, queries' at `t d`.
+
+    sin(i - j) = sin i cos j - cos i sin j, cos(i - j) = cos i cos j + sin i sin j. The function is its own gradient.
+    """
+    half = at.shape[-1] // 2
+    (of_sin, of_cos), (sin, cos) = ((y[..., :half], y[..., half:]) for y in (x, at[:, None]))
+    return concatenate([of_cos * sin - of_sin * cos, of_sin * sin + of_cos * cos], -1)
 
 
 @cached_array
@@ -66,6 +81,32 @@ def score_distances(tape: Tape, name: str, q: Array, table: Array, relative_inde
     if relative_index.shape[-1] != s:
         return per_pair(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), relative_index)
+
+
+def score_distances_by_keys(k: Array, table: Array, relative_index: Array, t: int) -> Array:
+    """The product of each key with the row of the table that its pair has: `b s h k`, `x h k`, `1 1 n` -> `b h t s`.
+
+    A block of t keys meets 2 t - 1 diagonals, and these rows alone.
+    """
+    b, s, h, _ = k.shape
+    keys, rows = in_blocks(k, t), rows_of_blocks(relative_index, t, s)
+    count = keys.shape[1]
+    by_diagonal = einsum("bmchk,mxhk->bmhcx", keys, take(table, rows)).reshape(b, count * h, t, 2 * t - 1)
+    by_key = per_pair(by_diagonal, t, t).reshape(b, count, h, t, t)
+    return reorder(by_key, (0, 2, 4, 1, 3)).reshape(b, h, t, count * t)[..., :s]
+
+
+def in_blocks(x: Array, n: int) -> Array:
+    """An axis of positions in blocks of n, the last filled up with zeros: `b s ...` -> `b m n ...`."""
+    b, s, *rest = x.shape
+    count = -(-s // n)
+    return concatenate([x, zeros((b, count * n - s, *rest), x)], 1).reshape(b, count, n, *rest)
+
+
+def rows_of_blocks(relative_index: Array, t: int, s: int) -> Array:
+    """The row of each diagonal that each block of t keys meets: `1 1 n` -> `m x`."""
+    first, diagonal = arange(-(-s // t), relative_index) * t, arange(2 * t - 1, relative_index)
+    return as_keys_meet(relative_index[0, 0][clip(first[:, None] + diagonal, 0, t + s - 2)])
 
 
 def score_vectors(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:

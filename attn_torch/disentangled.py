@@ -19,12 +19,15 @@ from attn_torch._ops import (
     gather_last,
     layer_norm,
     linear,
-    per_pair,
     record,
     softmax,
     upcast,
 )
-from attn_torch._relative import bucketed, score_distances
+from attn_torch._relative import (
+    bucketed,
+    score_distances,
+    score_distances_by_keys,
+)
 from attn_torch._rows import by_rows
 
 
@@ -96,11 +99,14 @@ class DisentangledAttention(Layer[Config]):
                 terms += [record(tape, c2p_scores=scores)]
             if rel_q is not None:
                 # The row of a pair, as its key sees it: the other sign. The key's position comes first.
-                distance = per_pair(distance[:, None], q.shape[1], k.shape[1])[:, 0]
                 distance = -distance if c.p2c_view == "key" else distance
                 relative_index = record(tape, key_relative_index=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
-                distance_scores = record(tape, p2c_distance_scores=einsum("bshk,xhk->bhsx", k, rel_q))
-                terms += [record(tape, p2c_scores=gather_last(distance_scores, relative_index).swapaxes(2, 3))]
+                if offset.shape[-1] != k.shape[1]:
+                    scores = score_distances_by_keys(k, rel_q, relative_index.swapaxes(1, 2), q.shape[1])
+                else:
+                    distance_scores = record(tape, p2c_distance_scores=einsum("bshk,xhk->bhsx", k, rel_q))
+                    scores = gather_last(distance_scores, relative_index).swapaxes(2, 3)
+                terms += [record(tape, p2c_scores=scores)]
             scale = 1 / sqrt(sizes["k"] * len(terms)) if c.scale is None else c.scale
             scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
             if bias is not None:

@@ -6,13 +6,16 @@ from typing import Any
 from jaxtyping import Bool, Float
 
 from attn_np.contract.transformer_xl import Config
+from attn_torch._attend import attend
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._masks import unmasked_by_bias, zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
+    broadcast_to,
     clip,
+    concatenate,
     dropout,
     dtype_name,
     einsum,
@@ -21,7 +24,7 @@ from attn_torch._ops import (
     softmax,
     upcast,
 )
-from attn_torch._relative import score_distances, sinusoids
+from attn_torch._relative import of_distances, score_distances, sinusoids
 from attn_torch._rows import by_rows
 
 
@@ -63,6 +66,10 @@ class TransformerXLAttention(Layer[Config]):
         table = sinusoids(low, high, sizes["d"], c.base, dtype_name(q), like=q)
         rel = record(tape, rel=einsum("xd,dhk->xhk", table, self.w_r))
 
+        def both_queries(tape: Tape, q: Array) -> Any:
+            q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
+            return record(tape, q_content=q_content, q_position=q_position)
+
         def attend_rows(
             tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
         ) -> Any:
@@ -73,8 +80,7 @@ class TransformerXLAttention(Layer[Config]):
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
             distance = clip(-offset, low, high - 1)
             relative_index = record(tape, relative_index=distance - low)
-            q_content, q_position = q + upcast(self.b_content), q + upcast(self.b_position)
-            q_content, q_position = record(tape, q_content=q_content, q_position=q_position)
+            q_content, q_position = both_queries(tape, q)
             # Terms (a) and (c) of the paper; then (b) and (d) for every distance, from which each pair gathers its own.
             content = einsum("bthk,bshk->bhts", q_content, k)
             position = score_distances(tape, "distance_scores", q_position, rel, relative_index, k.shape[1])
@@ -87,9 +93,19 @@ class TransformerXLAttention(Layer[Config]):
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs
 
+        def attend_at_once(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+            t, s = q.shape[1], k.shape[1]
+            q_content, q_position = both_queries(tape, q)
+            at_keys, at_queries = (sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t))
+            by_position = of_distances(einsum("bthk,dhk->bthd", q_position, self.w_r), at_queries)
+            positions = broadcast_to(at_keys[:, None], (*k.shape[:3], sizes["d"]))
+            q, k = concatenate([q_content, by_position], -1), concatenate([k, positions], -1)
+            scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
+            return attend(q, k, v, mask=mask, bias=upcast(bias), causal=c.causal, scale=scale, tape=tape)
+
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            bias=bias, keep=keep,
+            at_once=attend_at_once, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

@@ -67,7 +67,10 @@ class Config(_base.Config):
         "Sun et al. 2023, Retentive Network: A Successor to Transformer for Large Language Models, arXiv:2307.08621, "
         "equations 5 to 8"
     )
-    equals = ("the three forms: each other",)
+    equals = (
+        "the three forms: each other",
+        "norm='none', use_gate=False: the function `recur` with rule='gated', between the projections",
+    )
     traps = (
         "padding that counts as a position decays the state: distances are counted in real positions",
         "within a chunk a query reads the state before the chunk, decayed by all positions of the chunk up to its own",

@@ -75,25 +75,29 @@ class BlockedCall:
 
     A sink is a column of scores before those of a block's keys: its score is set, and its weight is 0 afterwards. Keys
     and values begin with an entry of zeros for it.
+
+    A bias by distance is a strip, `b g r t n`: that of a block of queries, wherever it stands, whose part for the keys
+    stands further to the left for later queries.
     """
 
     def __init__(self, *inputs: Any) -> None:
-        q, k, v, mask, bias, sinks, *pattern_arrays, self.left, self.right, self.scale, self.softcap, text = inputs
+        q, k, v, mask, bias, sinks, *pattern_arrays, strip, self.left, self.right, self.scale, self.softcap, text = (
+            inputs
+        )
         (self.b, self.t, h, _), (self.s, self.g) = q.shape, k.shape[1:3]
         self.r, self.sink_columns = h // self.g, 0 if sinks is None else 1
         self.q = self.heads_first(q * self.scale)
         self.k, self.v = (pad(x.transpose(1, 2), (0, 0, self.sink_columns, 0)).contiguous() for x in (k, v))
         self.mask, self.bias = (None if x is None else self.by_group(x) for x in (mask, bias))
         self.sinks = None if sinks is None else self.by_group(sinks)
-        on_cpu = q.device.type == "cpu"
-        self.max_scores, queries = (CPU_SCORES, CPU_QUERIES) if on_cpu else (GPU_SCORES, GPU_QUERIES)
-        self.block_queries = min(self.t, queries)
+        self.max_scores = CPU_SCORES if q.device.type == "cpu" else GPU_SCORES
+        self.block_queries = queries_of_block(q, PatternArrays(text, *pattern_arrays))
+        self.strip = None if strip is None else self.by_group(strip)
+        self.strip_hides = strip is not None and bool((strip == -torch.inf).any())
         self.pattern: patterns.Pattern | None = None
         if text:  # of which causality and the window are a part, then
             arrays = PatternArrays(text, *pattern_arrays)
             pattern: Any = arrays.pattern()
-            if arrays.by_query is not None:  # each query may see other keys: less is in vain in smaller blocks
-                self.block_queries = min(self.t, -(-queries // 2))
             self.pattern = pattern = patterns.Window(self.left, self.right) & pattern
             self.left = self.right = None
             self.table = block_table(pattern, self.t, self.s, self.block_queries, PATTERN_KEYS, like=q)
@@ -136,6 +140,9 @@ class BlockedCall:
         """The block with who sees whom by mask, bias and pattern."""
         mask, bias = (None if x is None else block.of(x, "bgrts") for x in (self.mask, self.bias))
         block = block._replace(allowed=unmasked_by_bias(mask, bias))
+        if self.strip is not None and self.strip_hides:
+            of_distance = self.in_strip(block).of(self.strip, "bgrts")
+            block = block._replace(allowed=unmasked_by_bias(block.allowed, of_distance))
         if self.pattern is None:
             return block
         positions = torch.arange(self.s, dtype=torch.int32, device=self.q.device)
@@ -168,6 +175,12 @@ class BlockedCall:
         if isinstance(block.s, slice):
             return block._replace(s=slice(block.s.start, block.s.stop - 1))
         return block._replace(s=block.s[1:] - 1)
+
+    def in_strip(self, block: Block) -> Block:
+        """Where a block without a sink stands in the strip: its last query is the last row."""
+        queries, first = block.t.stop - block.t.start, self.t - block.t.stop
+        keys = slice(block.s.start + first, block.s.stop + first) if isinstance(block.s, slice) else block.s + first
+        return block._replace(t=slice(self.block_queries - queries, self.block_queries), s=keys)
 
     def product(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """x y for each head."""
@@ -242,12 +255,22 @@ class BlockedCall:
         key_scores = with_sink[..., self.sink_columns :]
         if self.bias is not None:
             key_scores += without_sink.of(self.bias, "bgrts")
+        if self.strip is not None:
+            key_scores += self.in_strip(without_sink).of(self.strip, "bgrts")
         empty = self.mask_with_neg_inf_(key_scores, without_sink)
         if self.sinks is not None:
             sinks = block.of(self.sinks, "bgr")[..., None]
             with_sink[..., 0] = sinks
             empty = None if empty is None else empty & (sinks == -torch.inf)[..., None]  # a sink has a weight
         return scores, empty, tanh
+
+
+def queries_of_block(q: Tensor, pattern: PatternArrays) -> int:
+    """How many queries of one head are in a block."""
+    queries = CPU_QUERIES if q.device.type == "cpu" else GPU_QUERIES
+    if pattern.by_query is not None:  # each query may see other keys: less is in vain in smaller blocks
+        queries = -(-queries // 2)
+    return min(q.shape[1], queries)
 
 
 def count(keys: slice | Tensor) -> int:
@@ -271,9 +294,9 @@ def batch_and_heads(b: int, g: int, heads: int) -> Iterator[tuple[slice, slice]]
 # Operations -----------------------------------------------------------------------------------------------------------
 
 
-ARRAYS = 9  # of the inputs; the last three are `PatternArrays`
+ARRAYS = 10  # of the inputs; before the last stand those of `PatternArrays`
 SCHEMA = "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? sinks"
-SCHEMA += ", Tensor? by_query, Tensor? by_key, Tensor? by_batch"
+SCHEMA += ", Tensor? by_query, Tensor? by_key, Tensor? by_batch, Tensor? strip"
 SCHEMA += ", SymInt? left, SymInt? right, float scale, float? softcap, str text"
 Outputs = tuple[Tensor, Tensor]
 
@@ -302,20 +325,21 @@ def forward(*inputs: Any) -> Outputs:
 @torch.library.custom_op(
     f"{PACKAGE}::blocks_backward",
     mutates_args=(),
-    schema=f"(Tensor dout, Tensor delta, {SCHEMA}, bool with_bias) -> Tensor[]",
+    schema=f"(Tensor dout, Tensor delta, {SCHEMA}, bool with_bias, bool with_strip) -> Tensor[]",
 )
 @without_autocast
 def backward(dout: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
-    """The gradients of q, k and v, then of the sinks if there are any, then of the bias if it is asked for.
+    """The gradients of q, k and v, then of the sinks if there are any, then of the bias and the strip if asked for.
 
     Every block's weights again, then the rules of the textbook. delta, `b t h 1`, is what the softmax's rule needs of
     each row.
     """
-    *forward_inputs, with_bias = inputs
+    *forward_inputs, with_bias, with_strip = inputs
     call = BlockedCall(*forward_inputs)
     dq, dk, dv = torch.empty_like(inputs[0]), torch.zeros_like(call.k), torch.zeros_like(call.v)
     dsinks = None if call.sinks is None else torch.zeros_like(call.sinks)
     dbias = torch.zeros_like(call.bias) if call.bias is not None and with_bias else None
+    dstrip = torch.zeros_like(call.strip) if call.strip is not None and with_strip else None
     dcontext, dqueries = call.heads_first(dout), call.heads_first(dq)
     delta = call.heads_first(delta)
     for block in call.blocks():
@@ -335,6 +359,8 @@ def backward(dout: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
         block.add(dv, "bgsk", call.product("dv", probs.mT, dy))
         if dbias is not None:
             call.without_sink(block).add(dbias, "bgrts", dscores_by_axes[..., call.sink_columns :])
+        if dstrip is not None:
+            call.in_strip(call.without_sink(block)).add(dstrip, "bgrts", dscores_by_axes[..., call.sink_columns :])
         if call.softcap is not None:
             slope = tanh.square_().neg_().add_(1.0)
             dscores.mul_(slope.masked_fill_(probs == 0, 0.0))  # that of a hidden inf - inf is NaN
@@ -342,7 +368,7 @@ def backward(dout: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
         dqueries_block = call.product("dq", dscores, call.keys(call.k, block))
         block.of(dqueries, "bgrtk").copy_(call.by_axes(dqueries_block, block))
     dk, dv = (x[:, :, call.sink_columns :].transpose(1, 2).contiguous() for x in (dk, dv))
-    return [dq * call.scale, dk, dv, *(x.flatten(1, 2) for x in (dsinks, dbias) if x is not None)]
+    return [dq * call.scale, dk, dv, *(x.flatten(1, 2) for x in (dsinks, dbias, dstrip) if x is not None)]
 
 
 @forward.register_fake
@@ -353,8 +379,8 @@ def outputs_like(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Outputs:
 
 @backward.register_fake
 def _(dout: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
-    bias, sinks, with_bias = *rest[1:3], rest[-1]
-    return [x.new_empty(x.shape) for x in (q, k, v, sinks, bias if with_bias else None) if x is not None]
+    gradients_of = rest[2], rest[1] if rest[-2] else None, rest[6] if rest[-1] else None
+    return [x.new_empty(x.shape) for x in (q, k, v, *gradients_of) if x is not None]
 
 
 # Derivatives and vmap -------------------------------------------------------------------------------------------------
@@ -366,8 +392,10 @@ class BlockAttention(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q, k, v, mask, bias, sinks, by_query, by_key, by_batch, left, right, scale, softcap, text, with_lse):
-        arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch
+    def forward(
+        q, k, v, mask, bias, sinks, by_query, by_key, by_batch, strip, left, right, scale, softcap, text, with_lse
+    ):
+        arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch, strip
         return forward(*arrays, left, right, scale, softcap, text, with_lse)
 
     @staticmethod
@@ -379,13 +407,14 @@ class BlockAttention(Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         dout, dlse = grad_outputs
         out, *arrays = ctx.saved_tensors  # read once: where the call is computed again, it is freed then
-        sinks, with_bias = arrays[5], ctx.needs_input_grad[4]  # a bias may be as large as all scores
+        # A bias may be as large as all scores.
+        sinks, with_bias, with_strip = arrays[5], ctx.needs_input_grad[4], ctx.needs_input_grad[ARRAYS - 1]
         # The sum over the keys of probs dprobs is that of dout out over the width; the lse adds probs dlse to dscores.
         delta = (dout * out).sum(-1, keepdim=True)
         delta = delta - dlse.mT[..., None] if ctx.with_lse else delta
-        dq, dk, dv, *more = BlockGradients.apply(dout, delta, *arrays, *ctx.options, with_bias)
-        dsinks = more.pop(0) if sinks is not None else None
-        return dq, dk, dv, None, more[0] if with_bias else None, dsinks, *[None] * 9
+        dq, dk, dv, *more = BlockGradients.apply(dout, delta, *arrays, *ctx.options, with_bias, with_strip)
+        dsinks, dbias, dstrip = (more.pop(0) if given else None for given in (sinks is not None, with_bias, with_strip))
+        return dq, dk, dv, None, dbias, dsinks, None, None, None, dstrip, *[None] * 6
 
 
 class BlockGradients(Function):
@@ -395,10 +424,11 @@ class BlockGradients(Function):
 
     @staticmethod
     def forward(
-        dy, delta, q, k, v, mask, bias, sinks, by_query, by_key, by_batch, left, right, scale, softcap, text, with_bias
-    ):
-        arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch
-        return tuple(backward(dy, delta, *arrays, left, right, scale, softcap, text, with_bias))
+        dy, delta, q, k, v, mask, bias, sinks, by_query, by_key, by_batch, strip, left, right, scale, softcap, text,
+        with_bias, with_strip,
+    ):  # fmt: skip
+        arrays = q, k, v, mask, bias, sinks, by_query, by_key, by_batch, strip
+        return tuple(backward(dy, delta, *arrays, left, right, scale, softcap, text, with_bias, with_strip))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -434,8 +464,9 @@ def _(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[list[Tensor], 
     gradients = backward(*into_batch(n, in_dims[:last], inputs[:last]), *inputs[last:])
     gradients = [x.unflatten(0, (n, -1)) for x in gradients]
     unmapped = [x if dim is None else x.select(dim, 0) for x, dim in zip(inputs[:last], in_dims, strict=False)]
-    bias, sinks = unmapped[6:8]
-    shared = [x.shape[0] == 1 for x in (sinks, bias) if x is not None]  # by the whole batch
+    with_bias, with_strip = inputs[-2:]
+    gradients_of = unmapped[7], unmapped[6] if with_bias else None, unmapped[11] if with_strip else None
+    shared = [x.shape[0] == 1 for x in gradients_of if x is not None]  # by the whole batch
     for i in range(3, len(gradients)):
         gradients[i] = gradients[i].sum(1, keepdim=True) if shared[i - 3] else gradients[i]
     return gradients, [0 for _ in gradients]

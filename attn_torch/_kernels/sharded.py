@@ -13,7 +13,7 @@ from attn_torch._kernels.hidden import PatternArrays
 from attn_torch._ops import alongside
 
 AXES = {"q": "bthk", "k": "bshk", "v": "bshv", "mask": "bhts", "bias": "bhts", "sinks": "h"}
-AXES |= {"by_query": "bnt", "by_key": "bns", "by_batch": "bn"}
+AXES |= {"distance_bias": "bhxn", "by_query": "bnt", "by_key": "bns", "by_batch": "bn"}
 
 
 def is_sharded(x: Tensor) -> bool:
@@ -33,7 +33,7 @@ def attend_locally(
     """What `attend` gives of the local parts of DTensors, as DTensors sharded as the queries are.
 
     Args:
-        arrays: mask and bias with four axes and sinks, or None.
+        arrays: mask, bias and bias by distance with four axes and sinks, or None.
         options: arguments without arrays.
         pattern: who may attend to whom besides.
     """

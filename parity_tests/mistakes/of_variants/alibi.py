@@ -7,8 +7,8 @@ MUTANTS = (
     causal(
         "distances added instead of taken off",
         "lower a score by its distance: the bias of ALiBi is negative",
-        "by_distance = -constants(",
-        "by_distance = constants(",
+        "alibi=-constants(",
+        "alibi=constants(",
     ),
     both(
         "distances with a sign",
@@ -31,14 +31,14 @@ MUTANTS = (
     causal(
         "linear biases scaled with the scores",
         "add the linear biases after the scores were scaled",
-        "* distance[:, None]\n",
-        "* distance[:, None] * (q.shape[-1] ** -0.5 if c.scale is None else c.scale)\n",
+        "* distance[:, None])\n",
+        "* distance[:, None] * (q.shape[-1] ** -0.5 if c.scale is None else c.scale))\n",
     ),
     causal(
         "given bias lost beside the linear biases",
         "add both biases",
-        "mask=mask, bias=alibi if bias is None else alibi + bias",
-        "mask=mask, bias=alibi",
+        "mask=mask, bias=bias, distance_bias",
+        "mask=mask, bias=None, distance_bias",
         example="both",
         raises=("attn_torch",),
     ),

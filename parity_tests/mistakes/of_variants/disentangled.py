@@ -44,8 +44,8 @@ MUTANTS = (
     p2c(
         "position to content not turned back",
         "exchange the axes of position to content: its keys were the rows",
-        "p2c_scores=gather_last(distance_scores, relative_index).swapaxes(2, 3))",
-        "p2c_scores=gather_last(distance_scores, relative_index))",
+        "scores = gather_last(distance_scores, relative_index).swapaxes(2, 3)\n",
+        "scores = gather_last(distance_scores, relative_index)\n",
     ),
     c2p(
         "distance of the pair read as key minus query",

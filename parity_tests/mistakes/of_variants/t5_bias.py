@@ -13,8 +13,8 @@ MUTANTS = (
     decoder(
         "T5's scores divided by the root of the width",
         "leave the scores of T5 unscaled, or scale them by what the config says",
-        "scale=c.scale, keep",
-        "scale=None, keep",
+        "causal=c.causal, scale=c.scale",
+        "causal=c.causal, scale=None",
     ),
     encoder(
         "table of biases read one bucket late",
@@ -31,13 +31,13 @@ MUTANTS = (
     encoder(
         "table of biases scaled with the scores",
         "add the table's numbers after the scores were scaled",
-        "take(self.w_bias, bucket).swapaxes(1, 3)\n",
-        "take(self.w_bias, bucket).swapaxes(1, 3) * q.shape[-1] ** -0.5\n",
+        "take(self.w_bias, bucket).swapaxes(1, 3))\n",
+        "take(self.w_bias, bucket).swapaxes(1, 3) * q.shape[-1] ** -0.5)\n",
     ),
     encoder(
         "gradient of the table from one sequence",
         "every sequence of the batch reads the table: add up all their gradients",
-        'sum_to(tape["dbiased"], tape["position_bias"].shape)',
+        'distance_bias_vjp(tape, tape["position_bias"].shape)',
         'tape["dbiased"][:1]',
         trees=("attn_np",),
     ),

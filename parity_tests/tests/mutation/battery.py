@@ -15,6 +15,7 @@ import numpy as np
 from parity_tests.judge.candidates import extras
 from parity_tests.judge.cases import given
 from parity_tests.tests.mutation import checks_decoding as decoding
+from parity_tests.tests.mutation import checks_distances as distances
 from parity_tests.tests.mutation import checks_drop_in as drop_in
 from parity_tests.tests.mutation import checks_functions as functions
 from parity_tests.tests.mutation import checks_generating as generating
@@ -83,6 +84,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(rows.blocks_of_rows)
     add(rows.when_rows_go_at_once)
     add(rows.distances_scored)
+    add(distances.distances_added)
     add(rows.vectors_by_distance)
     add(rows.picked_from_special_arrays)
     for layer in layers(("mla",)):  # some of its parameters are not drawn

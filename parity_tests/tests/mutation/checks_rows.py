@@ -211,6 +211,17 @@ def when_rows_go_at_once(alias: str) -> None:
         claim((len(middle.calls) == 1) == at_once, f"{options}: {len(middle.calls)} calls")
         claim((weights is None) != at_once, f"{options}: weights")
         claim(same(np.asarray(context), want), f"{options}: another context")
+    for keep, blocks in ((None, 0), (more["keep"], 1)):  # dropped weights need blocks
+        middle, called_with = Middle(), list[Any]()
+
+        def all_rows(*call: Any) -> tuple[Any, Any]:
+            called_with.append(call)  # noqa: B023
+            return call[1], None
+
+        with small_blocks(rows):
+            rows.by_rows(middle, None, *given, causal=True, **more | {"keep": keep}, at_once=all_rows)
+        claim((len(middle.calls) > 0) == blocks and len(called_with) == 1 - blocks, "what takes all rows by itself")
+        claim(not called_with or called_with[0][4:] == (more["mask"], more["bias"]), "its mask and bias")
     scores = B * H * T * 13
     for few, at_once in ((scores, True), (scores - 1, False)):
         middle = Middle()
@@ -242,6 +253,16 @@ def distances_scored(alias: str) -> None:
             claim(("scores" in tape) == (rows is by_pair), "all scores are taped where all are made")
             back = parts.score_distances_vjp(tape, "scores", q, table, rows, dy)
             claim(same(back[0], dq) and same(back[1], dtable), "gradients")
+        k = rng.integers(-3, 4, size=(B, s, H, 2)).astype(np.float64)
+        want, dk, dtable = np.zeros(dy.shape), np.zeros(k.shape), np.zeros(table.shape)
+        for b, h, i, j in np.ndindex(*dy.shape):
+            x = by_pair[0, i, j]
+            want[b, h, i, j] = k[b, j, h] @ table[x, h]
+            dk[b, j, h] += dy[b, h, i, j] * table[x, h]
+            dtable[x, h] += dy[b, h, i, j] * k[b, j, h]
+        claim(same(parts.score_distances_by_keys(k, table, by_diagonal, t), want), "scores of keys")
+        back = parts.score_distances_by_keys_vjp(k, table, by_diagonal, dy)
+        claim(same(back[0], dk) and same(back[1], dtable), "gradients of keys and of their rows")
 
 
 class Special(np.ndarray):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import attn_np
-from attn_np import _kernels, contract
+from attn_np import _kernel_threads, _kernels, contract
 from parity_tests.judge.candidates import leaves, numpy_layer, pulled
 from parity_tests.judge.cases import Case, Drawn, draw
 
@@ -56,11 +56,11 @@ def fork_and_compare() -> dict[str, bool]:
             _kernels.attend(q, k, v, scale=0.25, **options)
 
     want = digests()
-    threads_before = [library.num_threads for library in _kernels.blas().lib_controllers]
+    threads_before = [library.num_threads for library in _kernel_threads.blas().lib_controllers]
     workers = [Thread(target=busy) for _ in range(3)]
     for worker in workers:
         worker.start()
-    while _kernels.one_blas_thread.callers == 0:
+    while _kernel_threads.one_blas_thread.callers == 0:
         pass
     reader, writer = os.pipe()
     child = os.fork()
@@ -68,7 +68,7 @@ def fork_and_compare() -> dict[str, bool]:
         status = 1
         try:
             _kernels.attend(q, k, v, scale=0.25, **options)
-            threads = [library.num_threads for library in _kernels.blas().lib_controllers]
+            threads = [library.num_threads for library in _kernel_threads.blas().lib_controllers]
             os.write(writer, json.dumps(digests() | {"BLAS": str(threads == threads_before)}).encode())
             status = 0
         finally:

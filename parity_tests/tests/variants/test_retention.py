@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from attn_np.contract.retention import EXAMPLES, Config
+from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import CALLS, Case
 from parity_tests.tests.forms import forms_apart, padding_seen, scalar_rows, steps_apart
 from parity_tests.tests.inputs import TREES, Arrays, Tree
@@ -192,3 +193,23 @@ def test_angles_per_position() -> None:
 def test_only_pairs_turn(tree: Tree) -> None:
     with pytest.raises(ValueError, match="retention: expected an even head width with rope_base, got 3; set head_dim="):
         tree.package.build("retention", d_model=6, num_heads=2, rope_base=50.0)
+
+
+@pytest.mark.parametrize("decay", [(0.5,), (0.5, 0.0), (0.5, 1.5), (0.5, True), 0.5, "ab"])
+def test_a_decay_is_one_factor_for_each_head(decay: Any) -> None:
+    with pytest.raises(ValueError, match="retention: expected decay to be 2 numbers above 0 and at most 1, got "):
+        Config(d_model=6, num_heads=2, decay=decay)
+
+
+def test_plain_retention_is_the_gated_recurrence(tree: Tree) -> None:
+    """Without norm and gate, with decays of one's own: `recur` of the layer's queries, keys and values."""
+    config = EXAMPLES["plain"]
+    layer, x = layer_of(tree, config, weights_of(config)), {"query": np.random.default_rng(1).normal(size=(2, 7, 7))}
+    tape = tree.trace(layer, x)[1]
+    assert "g" not in tape
+    parts = {name: tree.array(tape[name]) for name in "qkv"}
+    y, _ = tree.package.recur(**parts, rule="gated", decay=tree.array(np.array(config.decay)), form="recurrent")
+    want = bounded(config, x, weights_of(config))["y"]
+    w = weights_of(config)
+    found = np.einsum("bthv,hvd->btd", tree.numpy(y), w["w_o"]) + w["b_o"]
+    assert ratio(found, ErrArray(want.v, 2 * want.b)) <= 1

@@ -1,0 +1,58 @@
+"""What the kernel does to the scores of a block: which are outside a window, selections in place, sums of diagonals."""
+
+from functools import lru_cache
+from math import log
+
+import numpy as np
+
+from attn_np._ops import Array
+from attn_np.contract._band import Span
+
+
+@lru_cache(maxsize=32)
+def outside_window(t: int, s: int, first_offset: int, left: int | None, right: int | None) -> Array:
+    """Which scores lie outside the window, `t s`, in a block whose first key is `first_offset` from its first query."""
+    offset = np.arange(s, dtype=np.int32) - np.arange(t, dtype=np.int32)[:, None] + first_offset
+    hidden = np.zeros((t, s), np.bool_)
+    hidden = hidden if right is None else hidden | (offset > right)
+    hidden = hidden if left is None else hidden | (offset < -left)
+    hidden.setflags(write=False)
+    return hidden
+
+
+def zero_hidden_(x: Array, hidden: Array | None) -> None:
+    """Select what is hidden to 0, in place. Bitwise: on random masks the branches of `copyto` take 20 times as long."""
+    if hidden is not None:
+        bits = x.view(f"i{x.itemsize}")
+        bits &= (hidden.view(np.int8) - np.int8(1)).astype(bits.dtype)
+
+
+def mask_with_neg_inf_(x: Array, hidden: Array | None) -> None:
+    """Select what is hidden to -inf, in place: the smaller of a score and +-inf. A visible NaN becomes inf, which makes
+    its row NaN as well.
+    """
+    if hidden is not None:
+        np.fmin(x, (x.dtype.type(0.5) - hidden) * x.dtype.type(np.inf), out=x)
+
+
+def least_score(dtype: np.dtype) -> float:
+    """The score whose weight is the smallest normal number, and a little more: what is below weighs nothing."""
+    return log(np.finfo(dtype).tiny) + 0.5
+
+
+def zero_subnormal_(x: Array) -> None:
+    """Select what is below the normal numbers to 0, in place: products with such numbers are slow."""
+    bits = x.view(f"u{x.itemsize}")
+    np.copyto(bits, 0, where=bits < np.finfo(x.dtype).tiny.view(bits.dtype))
+
+
+def add_to_strip(strip: Array, dscores: Array, queries: Span, keys: Span, t: int) -> None:
+    """Add scores of a block, `b h t s`, to a strip `h r n`, whose rows hold diagonals, each one further on than the
+    next: every `r` queries to the same rows, and sums over diagonals are made of the strip alone.
+    """
+    rows = strip.shape[1]
+    for start in range(queries.start, queries.stop, rows):
+        stop = min(start + rows, queries.stop)
+        first = t - stop + keys.start
+        part = dscores[:, :, start - queries.start : stop - queries.start]
+        strip[:, rows - (stop - start) :, first : first + keys.length] += part[0] if len(part) == 1 else part.sum(0)

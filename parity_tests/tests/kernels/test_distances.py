@@ -1,0 +1,150 @@
+"""A bias by distance on the fast paths: one number for each diagonal, in blocks so small that edges fall everywhere."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from attn_np import _kernels
+from parity_tests.judge import kernels
+from parity_tests.tests.inputs import TREES, Arrays, Tree
+from parity_tests.tests.kernels.test_kernels import BLOCKS
+from parity_tests.tests.mutation.checks_distances import CASES, by_numpy, drawn, expected, picked
+from parity_tests.tests.witness import cotangent, ratio
+
+# Beyond `parity_tests.judge.kernels.SMALL`: PyTorch's own kernel in blocks, too.
+SMALL = {tree: settings[0] for tree, settings in kernels.SMALL.items()}
+SMALL["torch"] = SMALL["torch"] | {"sdpa.ROWS": 4}
+SMALL["jax"] = SMALL["jax"] | {"DISTANCE_QUERIES": 4}
+
+
+def found(tree: Tree, case: str) -> Arrays:
+    """What a tree's fast path gives, forward and backward."""
+    arrays, given, options = drawn(case)
+    low, dy = 1 - arrays["k"].shape[1], cotangent(arrays["q"].shape)
+    attend = import_module(f"{tree.package.__name__}._attend").attend
+    options = options | {"implementation": "fused"}
+    if tree.name == "numpy":
+        return by_numpy("attn_np", case)
+    floats = {name: x for name, x in (arrays | given).items() if x.dtype == float}
+    rest = tree.arrays({name: x for name, x in arrays.items() if name not in floats})
+
+    def call_of(floats: dict[str, Any]) -> Any:
+        others = {name: x for name, x in floats.items() if name != "distances"}
+        bias = lambda offset: picked(floats["distances"], offset - low)  # noqa: E731
+        return attend(**others, **rest, **options, distance_bias=bias)[0]
+
+    if tree.name == "torch":
+        with torch.no_grad():
+            alone = call_of(tree.arrays(floats))
+        leaves = {name: x.requires_grad_() for name, x in tree.arrays(floats).items()}
+        context = call_of(leaves)
+        grads = dict(zip(leaves, torch.autograd.grad(context, list(leaves.values()), tree.array(dy)), strict=True))
+    else:
+
+        @jax.jit
+        def both(floats: Any) -> Any:
+            context, pull = jax.vjp(call_of, floats)
+            return context, pull(dy)[0]
+
+        context, grads = both(tree.arrays(floats))
+        alone = context
+    results = {"context": context, "context alone": alone} | {f"d{name}": x for name, x in grads.items()}
+    return {name: tree.numpy(x) for name, x in results.items()}
+
+
+@contextmanager
+def in_small_blocks(tree: Tree, fast: bool = True) -> Iterator[None]:
+    """A tree's kernels in small blocks; NumPy's with weights that are powers of 2 or of e."""
+    setting = SMALL[tree.name] | ({"exp2_is_fast": lambda dtype: fast} if tree.name == "numpy" else {})
+    with kernels.blocks(tree.package.__name__, setting):
+        yield
+
+
+def ratios(tree: Tree, case: str) -> dict[str, float]:
+    want = expected(tree.name, case)
+    got = found(tree, case)
+    assert {name.removesuffix(" alone") for name in got} == set(want)
+    return {name: ratio(x, want[name.removesuffix(" alone")]) for name, x in got.items()}
+
+
+# JAX compiles each call.
+COMPILED = ("one bias for all heads", "mask and bias", "sinks and cap")
+ASKED = [(name, case) for name in TREES for case in CASES if name != "jax" or case in COMPILED]
+
+
+@pytest.mark.parametrize(("name", "case"), ASKED)
+def test_a_bias_by_distance_is_that_bias_by_pairs(name: str, case: str) -> None:
+    tree = TREES[name]
+    with in_small_blocks(tree):
+        worst = ratios(tree, case)
+    assert max(worst.values()) <= 1, worst
+    if tree.name == "numpy":
+        for setting in ({}, BLOCKS["blocks of several heads"][0] | {"exp2_is_fast": lambda dtype: False}):
+            with kernels.blocks("attn_np", setting):
+                worst = ratios(tree, case)
+            assert max(worst.values()) <= 1, (worst, setting)
+
+
+def one_key_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
+    if tree.name == "numpy":
+        real = _kernels.Block.of_diagonals
+        rolled = lambda block, x, keys, t: np.roll(real(block, x, keys, t), 1, -1)  # noqa: E731
+        patch.setattr(_kernels.Block, "of_diagonals", rolled)
+    elif tree.name == "torch":
+        blocks = import_module("attn_torch._kernels.blocks")
+        at = blocks.BlockedCall.in_strip
+
+        def late(call: Any, block: Any) -> Any:
+            part = at(call, block)
+            return part._replace(s=slice(max(0, part.s.start - 1), part.s.stop - (part.s.start > 0)))
+
+        patch.setattr(blocks.BlockedCall, "in_strip", late)
+    else:
+        module = import_module("attn_jax._kernels")
+        at = module._in_strip
+        patch.setattr(module, "_in_strip", lambda plan, i, j: at(plan, i, j) - 1)
+
+
+def far_blocks_skipped(patch: pytest.MonkeyPatch, tree: Tree) -> None:
+    patch.setattr(_kernels, "score_range", lambda *given: (-np.inf, -1e9))
+
+
+def far_keys_alone_stay_skipped(patch: pytest.MonkeyPatch, tree: Tree) -> None:
+    real = _kernels.weighted_sums
+    patch.setattr(_kernels, "weighted_sums", lambda args, block, q, bounded: real(args, block, q, True))
+
+
+def gradient_of_one_block(patch: pytest.MonkeyPatch, tree: Tree) -> None:
+    real = _kernels.add_to_strip
+
+    def first(strip: Any, dscores: Any, queries: Any, keys: Any, t: int) -> None:
+        if queries.start == 0:
+            real(strip, dscores, queries, keys, t)
+
+    patch.setattr(_kernels, "add_to_strip", first)
+
+
+PLANTED: list[tuple[str, Callable[[pytest.MonkeyPatch, Tree], None], str]] = [
+    ("numpy", one_key_late, "all keys"),
+    ("torch", one_key_late, "mask and bias"),
+    ("jax", one_key_late, "all keys"),
+    ("numpy", far_blocks_skipped, "all keys"),
+    ("numpy", far_keys_alone_stay_skipped, "steep, near keys hidden"),
+    ("numpy", gradient_of_one_block, "all keys"),
+]
+
+
+@pytest.mark.parametrize(("name", "plant", "case"), PLANTED)
+def test_a_planted_bug_is_seen(name: str, plant: Any, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, TREES[name])
+    jax.clear_caches()  # of what was compiled without the bug, and then with it
+    with in_small_blocks(TREES[name]), np.errstate(all="ignore"):
+        worst = ratios(TREES[name], case)
+    jax.clear_caches()
+    assert not max(worst.values()) <= 1
