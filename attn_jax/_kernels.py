@@ -407,13 +407,13 @@ def _online_sums(x: Array, v: Array, before: Sums | None = None) -> Sums:
 def _average(plan: Plan, sums: Sums, v: Array, sinks: Array | None, hides: bool) -> Sums:
     """From the sums over all keys: the average of the values, the largest score and the sum of exponentials.
 
-    A sink is one more key, whose value is 0. For a query that sees none the largest score is set to inf, so that all
+    A sink is one more key, whose value is 0. For a query that sees no key the largest score is set to inf, so that all
     its exponentials are 0.
     """
+    empty = (sums[0] == -jnp.inf) & hides
     if sinks is not None:
         sums = _online_sums(_rows(plan, sinks), jnp.zeros_like(v[:, :, :1]), sums)
     top, total, context = sums
-    empty = (top == -jnp.inf) & hides
     total = where(empty, 1.0, where(top == _lowest(top), jnp.nan, total))
     return where(empty[..., None], 0.0, context / total[..., None]), where(empty, jnp.inf, top), total
 
@@ -435,13 +435,13 @@ def _one_block(
     v = zero_unseen("bgnc->bgcv", allowed, v.swapaxes(1, 2))
     x, _ = _scores(plan, q, k, bias, allowed)
     y, top, total = _average(plan, _online_sums(x, v), v, sinks, allowed is not None or plan.s == 0)
-    return y[None], _lse(top, total)[None]
+    return y[None], _lse(plan, top, total, sinks)[None]
 
 
-def _lse(top: Array, total: Array) -> Array:
-    """The logarithm of a query's sum of exponentials; -inf where it sees no key, whose largest score is set to inf."""
+def _lse(plan: Plan, top: Array, total: Array, sinks: Array | None) -> Array:
+    """The logarithm of a query's sum of exponentials; where it sees no key, that of its sink, -inf without one."""
     empty = top == jnp.inf
-    return where(empty, -jnp.inf, where(empty, 0.0, top) + log(total))
+    return where(empty, -jnp.inf if sinks is None else _rows(plan, sinks)[..., 0], where(empty, 0.0, top) + log(total))
 
 
 # Blocks of scores -----------------------------------------------------------------------------------------------------
@@ -505,12 +505,12 @@ def _blocks(
     strip: Array | None,
 ) -> tuple[Array, Array]:
     y, top, total = _forward(plan, q, k, v, bias, sinks, mask, pattern_arrays, strip)
-    return y, _lse(top, total)
+    return y, _lse(plan, top, total, sinks)
 
 
 def _blocks_fwd(plan: Plan, *arrays: Any) -> tuple[tuple[Array, Array], Any]:
     y, top, total = _forward(plan, *arrays)
-    return (y, _lse(top, total)), (arrays, y, top, total)
+    return (y, _lse(plan, top, total, arrays[4])), (arrays, y, top, total)
 
 
 def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> Any:
@@ -562,9 +562,9 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
     dsinks = None
     if sinks is not None:
         by_head = *top.shape[:3], plan.shared, plan.queries
-        dsinks = -jnp.sum(exp(sinks[..., 0] - top.reshape(by_head)) * delta.reshape(by_head), (0, 1, 4))[
-            None, ..., None, None
-        ]
+        of_rows = where(empty, dlse, 0.0).reshape(by_head)  # where there is no key, the lse is the sink
+        of_rows -= exp(sinks[..., 0] - top.reshape(by_head)) * delta.reshape(by_head)
+        dsinks = jnp.sum(of_rows, (0, 1, 4))[None, ..., None, None]
     return dq, dk.transpose(0, 3, 1, 2), dv.transpose(0, 3, 1, 2), dbias, dsinks, None, None, dstrip
 
 

@@ -237,6 +237,7 @@ KERNEL_BUGS: dict[tuple[str, str], tuple[str, str, str]] = {  # by tree and name
     ("jax", "its gradient forgotten"): ("blocks", "- where(empty, 0.0, dlse / total)", ""),
     ("jax", "its gradient not divided by the sum"): ("blocks", "dlse / total)", "dlse)"),
     ("jax", "the largest score not added again"): ("fused", "where(empty, 0.0, top) + log(", "log("),
+    ("jax", "no sink for a query without keys"): ("blocks", "where(empty, dlse, 0.0)", "where(empty, 0.0 * dlse, 0.0)"),
     ("torch", "its gradient forgotten"): ("blocks", "delta - dlse.mT[..., None] if ctx.with_lse else delta", "delta"),
     ("torch", "no sink for a query without keys"): ("blocks", "empty & (sinks == -torch.inf)[..., None]", "empty"),
     ("torch", "the sink forgotten"): ("blocks", "block).logsumexp(", "block)[..., call.sink_columns :].logsumexp("),
