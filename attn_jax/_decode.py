@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from attn_jax._masks import full_mask
+from attn_jax._masks import full_mask, in_window
 from attn_jax._ops import (
     Array,
     arange,
@@ -100,10 +100,8 @@ class DecodeStep:
 
     def attention_mask(self, left: int | None, right: int | None) -> Array:
         """The keys that each new query sees within a window: `b 1 t s`, or `b t s` without a head axis."""
-        offset = self.key_positions[:, None, :] - self.query_positions[:, :, None]
-        allowed = (self.key_positions[:, None, :] >= 0) & self.accepted[:, :, None]
-        allowed = allowed if right is None else allowed & (offset <= right)
-        allowed = allowed if left is None else allowed & (offset >= -left)
+        allowed = in_window(self.query_positions, self.key_positions, left, right)
+        allowed = allowed & (self.key_positions[:, None, :] >= 0) & self.accepted[:, :, None]
         return allowed[:, None] if self.head_axis else allowed
 
 

@@ -19,7 +19,7 @@ class Config(_base.Config):
     """
 
     layer = "AdditiveAttention"
-    family = "dense"
+    family = "alignment"
     title = "Additive attention"
     idea = (
         "Queries and keys of different widths can't be multiplied, but both can be projected to a common "

@@ -27,7 +27,7 @@ class Config(mha.Config):
     """
 
     layer = "GroupedQueryAttention"
-    family = "dense"
+    family = "heads"
     title = "Grouped-query attention"
     idea = (
         "While a model writes text, every step reads the keys and values of all positions before it, and reading them "

@@ -22,7 +22,7 @@ class Config(_base.Config):
     """
 
     layer = "LuongAttention"
-    family = "dense"
+    family = "alignment"
     title = "Luong attention"
     idea = (
         "How well a query fits a key can be measured in three ways: by their dot product, which has nothing to learn; "

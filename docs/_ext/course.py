@@ -4,6 +4,7 @@ In a lesson `:::{drawn}` stands for the figure that the Python block above it dr
 """
 
 import ast
+import copy
 import io
 import json
 import re
@@ -15,11 +16,13 @@ from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
+import numpy as np
 from blocks import FENCE, Block, blocks, run
 from sphinx.util import logging
 
 ROOT = Path(__file__).parents[2]
 COURSE = ROOT / "docs" / "course"
+ANSWER = re.compile(r"^(?P<colons>:{3,})\{dropdown\} Answer$.*?^(?P=colons)$", re.MULTILINE | re.DOTALL)
 DRAWN = re.compile(r"^:::\{drawn\}\n(?P<caption>.*?)^:::$", re.MULTILINE | re.DOTALL)
 CAPTIONED = "```{{raw}} html\n<div class='picture-frame'>{}</div>\n```\n\n:::{{rst-class}} picture-caption\n:::\n{}"
 LINK = re.compile(r"\[([^\]]*)\]\([^)\s]*\.md[^)]*\)")
@@ -64,17 +67,31 @@ class Result:
 
 
 def run_lesson(text: str, page: str) -> list[Result]:
-    """The results of all blocks of a lesson, in order."""
+    """The results of all blocks of a lesson, in order.
+
+    An answer runs on names of its own: readers write another, and what follows prints the same for them.
+    """
     matplotlib.use("agg")
     names: dict[str, object] = {"__name__": "page"}
+    answers = [range(*(text.count("\n", 0, at) for at in answer.span())) for answer in ANSWER.finditer(text)]
+    names_of_answers: dict[range, dict[str, object]] = {}
     results = []
     with plt.rc_context(STYLE):
         plt.close("all")
         for block in blocks(text):
-            printed = run(block, page, names)
+            answer = next((lines for lines in answers if block.line in lines), None)
+            if answer is None:
+                printed = run(block, page, names)
+            else:
+                printed = run(block, page, names_of_answers.setdefault(answer, names_apart(names)))
             results.append(Result(block, printed, [svg(plt.figure(number)) for number in plt.get_fignums()]))
             plt.close("all")
     return results
+
+
+def names_apart(names: dict[str, object]) -> dict[str, object]:
+    """The same names, in which nothing can be set, and from whose generators nothing can be drawn, for the others."""
+    return {name: copy.deepcopy(x) if isinstance(x, np.random.Generator) else x for name, x in names.items()}
 
 
 def svg(figure: Any) -> str:

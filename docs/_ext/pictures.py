@@ -13,7 +13,10 @@ def caption(text: str) -> str:
 
 
 def number(value: float) -> str:
-    return "0" if value == 0 else f"{value:.2f}".replace("0.", ".", 1) if value < 0.995 else "1"
+    """A number in a cell: two digits after the point below 1, one above, and none of an integer."""
+    if float(value).is_integer() or value < 0.005:
+        return f"{value:.0f}"
+    return f"{value:.2f}".replace("0.", ".", 1) if value < 0.995 else f"{value:.1f}".removesuffix(".0")
 
 
 def text(x: float, y: float, words: str, size: int = 13, extra: str = "") -> str:
@@ -35,69 +38,80 @@ def frame(width: float, height: float, label: str, parts: list[str]) -> str:
     )
 
 
-def heatmaps(weights: np.ndarray, seen: np.ndarray, heads: int) -> str:
-    """One map per head, at most four: depth of colour is the size, orange is negative, hatched a hidden key.
+def heatmaps(
+    values: np.ndarray,
+    seen: np.ndarray,
+    titles: tuple[str, ...] = (),
+    *,
+    axes: tuple[str, str] = ("key s", "query t"),
+    label: str = "Heat map",
+    most: int = 4,
+) -> str:
+    """Some maps: depth of colour is the size, orange is negative, hatched a hidden key.
 
     Args:
-        weights: `h t s`.
+        values: `n t s`.
         seen: the same shape; False where the key is hidden from the query.
-        heads: how many heads the layer has; 0 for a layer without heads, whose map has no title.
+        titles: of the maps; the heads' numbers by default.
+        axes: what the columns and the rows are.
+        label: what the picture is, for readers who do not see it.
+        most: how many maps are drawn.
     """
-    shown, rows, columns = min(len(weights), 4), weights.shape[1], weights.shape[2]
-    across = min(shown, 2)
+    shown, rows, columns = min(len(values), most), values.shape[1], values.shape[2]
+    across = min(shown, 2 if columns > 4 else 3)
     wide, high = MARGIN + columns * CELL + GAP, TOP + rows * CELL + GAP
+    top = max(1.0, float(np.abs(np.where(seen, values, 0.0)[:shown]).max()))
     parts = []
     for index in range(shown):
         x0, y0 = (index % across) * wide + MARGIN, (index // across) * high + TOP
-        title = f"head {index}" if heads else ""
+        title = titles[index] if titles else f"head {index}"
         parts.append(text(x0 + columns * CELL / 2, y0 - 27, title, 14, 'text-anchor="middle" font-weight="600"'))
-        parts.append(text(x0 + columns * CELL, y0 - 8, "key s", 12, 'text-anchor="end" fill-opacity="0.7"'))
-        parts.append(text(x0 - 8, y0 - 8, "query t", 12, 'text-anchor="end" fill-opacity="0.7"'))
+        parts.append(text(x0 + columns * CELL, y0 - 8, axes[0], 12, 'text-anchor="end" fill-opacity="0.7"'))
+        parts.append(text(x0 - 8, y0 - 8, axes[1], 12, 'text-anchor="end" fill-opacity="0.7"'))
         for t in range(rows):
             parts.append(text(x0 - 10, y0 + t * CELL + CELL / 2 + 5, str(t), 13, 'text-anchor="end"'))
             for s in range(columns):
-                parts.append(cell(x0 + s * CELL, y0 + t * CELL, float(weights[index, t, s]), bool(seen[index, t, s])))
+                here = float(values[index, t, s]), bool(seen[index, t, s])
+                parts.append(cell(x0 + s * CELL, y0 + t * CELL, *here, top))
         for s in range(columns):
             parts.append(text(x0 + s * CELL + CELL / 2, y0 + rows * CELL + 18, str(s), 13, 'text-anchor="middle"'))
-    return frame(
-        across * wide - GAP + 8, -(-shown // across) * high - GAP + 24, "Heat map of the attention weights", parts
-    )
+    return frame(across * wide - GAP + 8, -(-shown // across) * high - GAP + 24, label, parts)
 
 
-def cell(x: float, y: float, value: float, seen: bool) -> str:
+def cell(x: float, y: float, value: float, seen: bool = True, top: float = 1.0) -> str:
     box = f'x="{x:.0f}" y="{y:.0f}" width="{CELL - 2}" height="{CELL - 2}" rx="4"'
     if not seen:
         return f'<rect {box} fill="url(#hidden)"/>'
-    tone, depth = ("positive" if value >= 0 else "negative"), min(abs(value), 1.0)
+    tone, depth = ("positive" if value >= 0 else "negative"), min(abs(value) / top, 1.0)
     colour = "var(--map-text-on)" if depth > 0.55 else "currentColor"
     place = f'x="{x + CELL / 2 - 1:.1f}" y="{y + CELL / 2 + 4:.1f}" font-size="13" text-anchor="middle"'
+    sign = "−" if value < 0 and number(abs(value)) != "0" else ""
     return (
         f'<rect {box} fill="var(--map-empty)"/><rect {box} fill="var(--map-{tone})" fill-opacity="{depth:.3f}"/>'
-        f'<text {place} fill="{colour}">{"−" if value < 0 else ""}{number(abs(value))}</text>'
+        f'<text {place} fill="{colour}">{sign}{number(abs(value))}</text>'
     )
 
 
-def states(values: np.ndarray) -> str:
-    """Units down, time across: blue is positive, orange negative, depth is the size."""
-    units, times = min(values.shape[0], 12), values.shape[1]
-    top = float(np.abs(values[:units]).max()) or 1.0
-    parts = [
-        text(MARGIN + times * CELL, TOP - 8, "time t", 12, 'text-anchor="end" fill-opacity="0.7"'),
-        text(MARGIN - 8, TOP - 8, "unit", 12, 'text-anchor="end" fill-opacity="0.7"'),
-    ]
-    for unit in range(units):
-        y = TOP + unit * CELL
-        parts.append(text(MARGIN - 10, y + CELL / 2 + 5, str(unit), 13, 'text-anchor="end"'))
-        for t in range(times):
-            x, value = MARGIN + t * CELL, float(values[unit, t])
-            box = f'x="{x}" y="{y}" width="{CELL - 2}" height="{CELL - 2}" rx="4"'
-            tone, depth = ("positive" if value >= 0 else "negative"), abs(value) / top
-            colour = "var(--map-text-on)" if depth > 0.55 else "currentColor"
-            parts.append(f'<rect {box} fill="var(--map-empty)"/>')
-            parts.append(f'<rect {box} fill="var(--map-{tone})" fill-opacity="{depth:.3f}"/>')
-            place = f'x="{x + CELL / 2 - 1:.1f}" y="{y + CELL / 2 + 4:.1f}" font-size="12" text-anchor="middle"'
-            parts.append(f'<text {place} fill="{colour}">{"−" if value < 0 else ""}{number(abs(value))}</text>')
-    for t in range(times):
-        at = MARGIN + t * CELL + CELL / 2
-        parts.append(text(at, TOP + units * CELL + 18, str(t), 13, 'text-anchor="middle"'))
-    return frame(MARGIN + times * CELL + 8, TOP + units * CELL + 26, "Heat map of the states over time", parts)
+def states(values: np.ndarray, axes: tuple[str, str]) -> str:
+    """One row for each unit, at most twelve, one column for each step."""
+    shown = values[None, :12]
+    return heatmaps(shown, np.ones(shown.shape, bool), ("",), axes=axes, label=f"{axes[1]} by {axes[0]}")
+
+
+def circles(points: np.ndarray) -> str:
+    """Points on a circle for each pair, numbered by their position: `t pairs 2`."""
+    radius, parts = 88, []
+    wide = 2 * radius + 60
+    for pair in range(points.shape[1]):
+        x0, y0 = pair * wide + wide / 2, radius + 60
+        parts.append(text(x0, 22, f"pair {pair}", 14, 'text-anchor="middle" font-weight="600"'))
+        ring = f'cx="{x0}" cy="{y0}" r="{radius}" fill="none" stroke="currentColor" stroke-opacity="0.3"'
+        parts.append(f"<circle {ring}/>")
+        for t, (a, b) in enumerate(points[:, pair]):
+            x, y = x0 + radius * a, y0 - radius * b
+            depth = 0.35 + 0.65 * t / max(len(points) - 1, 1)
+            line = f'x1="{x0}" y1="{y0}" x2="{x:.1f}" y2="{y:.1f}" stroke="var(--map-positive)"'
+            parts.append(f'<line {line} stroke-opacity="{depth:.2f}" stroke-width="2"/>')
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="var(--map-positive)"/>')
+            parts.append(text(x0 + 1.16 * radius * a, y0 - 1.16 * radius * b + 4, str(t), 13, 'text-anchor="middle"'))
+    return frame(points.shape[1] * wide, 2 * radius + 110, "Points that turn", parts)

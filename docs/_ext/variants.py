@@ -4,21 +4,20 @@ Pages are found by discovery, like everything else: a new contract module is a n
 page leaves out.
 """
 
-import ast
 import inspect
 import json
 import re
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 import functions
-import numpy as np
 import pictures
+import sources
+from ideas import FREE, Picture, arrays, call, picture, plain
 
 from attn_np import contract, weights
 from attn_np.contract import Config
-from attn_np.contract._base import shape_of
 from attn_np.contract._letters import LETTERS
 from attn_np.weights import layouts
 
@@ -32,13 +31,25 @@ KINDS = {
     "marks": "boolean, broadcastable; True = marked",
     "tokens": "integer array",
 }
-# Widths that come with the call, where the config does not fix them.
-FREE = dict.fromkeys(LETTERS, 3) | {"k": 4}
-# An untrained layer looks nearly evenly at everything; wider inputs and parameters make its weights differ visibly.
-FACTORS, SHARPNESS = (1.0, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0), 0.6
+# Families in the order in which one learns them: their titles, and what their members have in common.
+FAMILIES = {
+    "dense": ("Softmax attention", "Every query weighs every key: how it is scored, projected and computed."),
+    "heads": (
+        "Heads that share and mix",
+        "Fewer keys to cache, a latent in their place, or heads that hear of each other.",
+    ),
+    "positions": ("Positions", "How the order of the words gets into the scores."),
+    "sparse": ("Patterns", "Each query looks at fewer keys."),
+    "scores": ("Other weighings", "Something else than a softmax, or something done to the scores before it."),
+    "linear": (
+        "States instead of caches",
+        "Attention without a softmax is a state of one size, which every position changes.",
+    ),
+    "alignment": ("Where attention began", "Which word of a sentence belongs to which of its translation."),
+    "recurrent": ("Recurrent networks", "The networks that were the first to attend."),
+}
 # field=value, dotted.name, snake_case
 IDENTIFIER = r"[A-Za-z]\w*=[\w.]+|[A-Za-z]\w+(?:\.\w{2,})+|[A-Za-z]\w*_\w+"
-WEIGHTS, STATES = ("probs", "weights"), ("hidden", "states", "h", "y")
 
 
 # Text -----------------------------------------------------------------------------------------------------------------
@@ -77,16 +88,6 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     return ["", *(f"| {' | '.join(line)} |" for line in lines), ""]
 
 
-def call(config: Config) -> str:
-    """The arguments that give a config: only those that differ from the default."""
-    given = []
-    for f in fields(config):
-        value = getattr(config, f.name)
-        if f.default is MISSING or value != f.default:
-            given.append(f"{f.name}={value!r}")
-    return ", ".join(given)
-
-
 def meanings(config: type[Config]) -> dict[str, str]:
     """What the fields mean: the section `Attributes:` of the class's docstring."""
     section = inspect.cleandoc(config.__doc__ or "").partition("Attributes:\n")[2]
@@ -107,165 +108,67 @@ def typename(annotation: Any) -> str:
     return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
 
 
-# Sources --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Source:
-    """The code of one file: its classes and functions without their backward pass, and the backward pass alone."""
-
-    forward: str
-    backward: str
-
-    @property
-    def twin_lines(self) -> str:
-        lines = [i for i, line in enumerate(self.forward.splitlines(), 1) if "# twin:" in line]
-        return ",".join(map(str, lines))
-
-
-def source(path: Path) -> Source:
-    text = path.read_text("utf-8")
-    lines, forward, backward = text.splitlines(), [], []
-
-    def cut(node: ast.stmt, first: int | None = None, last: int | None = None) -> str:
-        decorators = [d.lineno for d in getattr(node, "decorator_list", [])]
-        start = min([node.lineno, *decorators]) if first is None else first
-        return "\n".join(lines[start - 1 : node.end_lineno if last is None else last]).rstrip()
-
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef):
-            (backward if node.name.endswith("_vjp") else forward).append(cut(node))
-        if isinstance(node, ast.ClassDef):
-            kept, start = [], min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            for item in node.body:
-                if isinstance(item, ast.FunctionDef) and item.name == "vjp":
-                    first = min([item.lineno, *(d.lineno for d in item.decorator_list)])
-                    kept.append("\n".join(lines[start - 1 : first - 1]).rstrip())
-                    header = "\n".join(lines[node.lineno - 1 : node.body[0].lineno - 1]).rstrip()
-                    backward.append(f"{header}\n    ...\n\n{cut(item)}")
-                    start = (item.end_lineno or item.lineno) + 1
-            kept.append("\n".join(lines[start - 1 : node.end_lineno]).rstrip())
-            forward.append("\n".join(part for part in kept if part.strip()))
-    return Source("\n\n\n".join(forward), "\n\n\n".join(backward))
+# Parts of a page ------------------------------------------------------------------------------------------------------
 
 
 def block(text: str, *options: str) -> list[str]:
     return ["````{code-block} python", *options, "", text, "````", ""]
 
 
-# One run --------------------------------------------------------------------------------------------------------------
+def three_trees(variant: str, files: dict[str, sources.Source]) -> list[str]:
+    """The forward in three trees: side by side in a wide window, else in tabs."""
+    out = ["The same lines in three trees; what cannot be equal is marked.", ""]
+    out += ["`````{tab-set}", ":sync-group: tree", ":class: trees", ""]
+    for tree, file in files.items():
+        marked = [f":emphasize-lines: {file.twin_lines}"] if file.twin_lines else []
+        out += [f"````{{tab-item}} {tree}", f":sync: {tree.lower()}", ""]
+        out += ["```{code-block} python", f":caption: {TREES[tree]}/{variant}.py", *marked, "", file.forward, "```"]
+        out += ["````", ""]
+    return [*out, "`````", ""]
 
 
-@dataclass
-class Run:
-    """The arrays of one call of the NumPy layer, and how it was called."""
-
-    config: Config
-    tape: dict[str, Any]
-
-    def maps(self) -> list[np.ndarray]:
-        """The attention weights on the tape, one array for each part that attends."""
-        named = (np.asarray(x) for name, x in self.tape.items() if last(name) in WEIGHTS)
-        return [x for x in named if x.ndim in (3, 4)]
-
-    def weights(self) -> np.ndarray | None:
-        """The attention weights. Where parts of a layer serve different queries, as in `longformer`, a row is that of
-        the part that serves it: the others give it zeros. Where they attend along different axes, as in `axial`, the
-        weights are those along the first.
-        """
-        maps = self.maps()
-        alike = [x for x in maps if x.shape == maps[0].shape]
-        return sum(alike[1:], start=alike[0]) if alike else None
-
-    def visible(self) -> np.ndarray:
-        """Which keys each query sees in any part, in the shape of the weights."""
-        shape = self.maps()[0].shape
-        masks = [np.asarray(x) for name, x in self.tape.items() if last(name) == "allowed"]
-        parts = [np.broadcast_to(x, shape) for x in masks if x.ndim <= len(shape)]
-        return np.any(parts, axis=0) if parts else np.ones(shape, bool)
+def legend(letters: set[str]) -> str:
+    """What the letters of axes mean."""
+    return "Axes: " + ", ".join(f"`{x}` {meaning}" for x, meaning in LETTERS.items() if x in letters) + "."
 
 
-def last(name: str) -> str:
-    return name.rpartition(".")[2]
+def steps(lines: list[str]) -> list[str]:
+    """A table whose lines of code are broken where the page ends."""
+    return [":::{div} steps", *lines, ":::", ""] if lines else []
 
 
-def sharpness(weights: np.ndarray | None) -> float:
-    """The largest weight of a query, averaged over the later queries: causality leaves the first ones few keys."""
-    return SHARPNESS if weights is None else float(weights.max(-1)[..., weights.shape[-2] // 2 :].mean())
+def line_by_line(path: Path) -> list[str]:
+    """Each line of the forward that computes something, beside its formula; the functions that it calls."""
+    rows = [(code(line), f"${formula}$") for line, formula in sources.line_by_line(path)]
+    boxes = sources.opened(path, backward=False)
+    letters = set("".join(re.findall(r"_\{([a-z]+)\}", "".join(formula for _, formula in rows))))
+    about = "Each product as the sum that it is: over the letters that its result lacks. " + legend(letters)
+    out = ["### Line by line", "", about, "", *steps(table(("Line", "Formula"), rows))] if rows else []
+    return [*out, "### What it calls", "", *boxes] if boxes else out
 
 
-def arrays(config: Config, sizes: dict[str, int], mask: bool = False, factor: float = 1.0) -> dict[str, np.ndarray]:
-    """One argument for each that the call needs, by its axes; with `mask`, one that hides the last key."""
-    rng, given = np.random.default_rng(0), {}
-    declared = config.arguments()
-    alone = all(
-        arg.default is None or sizes.get(arg.axes.split()[-1]) == sizes.get(declared[arg.default].axes.split()[-1])
-        for arg in declared.values()
-    )
-    for name, arg in declared.items():
-        shape = shape_of(arg.axes, sizes)
-        if arg.kind == "mask" and mask and len(shape) > 1:
-            given[name] = np.arange(shape[-1]) < shape[-1] - 1
-        elif arg.kind == "marks":
-            given[name] = np.arange(shape[-1]) < 1
-        elif arg.optional or (arg.default is not None and alone):
-            continue
-        elif arg.kind == "tokens":
-            given[name] = rng.integers(0, sizes.get("u", 2), shape)
-        elif arg.kind == "array":
-            given[name] = factor * rng.normal(size=shape)
-    return given
-
-
-def run(variant: str) -> Run:
-    """The variant's NumPy layer on a small example: causal where it can be, else with the last key hidden."""
-    import attn_np
-
-    examples = list(contract.examples(variant).values())
-    config = next((c for c in examples if getattr(c, "causal", False)), examples[0])
-    if "causal" in config.fields() and not config.causal:  # type: ignore[attr-defined]
-        config = replace(config, causal=True)  # type: ignore[call-arg]
-    causal = getattr(config, "causal", False)
-    sizes = FREE | {"b": 1, "t": 6, "s": 6} | config.sizes()
-    layer = attn_np.build(variant, seed=0, dtype="float64", **config.as_dict())
-    runs, drawn = [], layer.params()
-    for factor in FACTORS:
-        layer.set_params({name: factor * x for name, x in drawn.items()})
-        given = arrays(config, sizes, mask=not causal, factor=factor)
-        runs.append(Run(config, attn_np.trace(layer, **given)[1]))
-    return min(runs, key=lambda r: abs(sharpness(r.weights()) - SHARPNESS))
-
-
-def picture(variant: str) -> tuple[str, str] | None:
-    """An SVG of the variant at work and its caption; None where there is nothing to draw."""
-    found = run(variant)
-    about = f"`{found.config.layer}({call(found.config)})`, with random weights and inputs."
-    probs = found.weights()
-    if probs is not None:
-        rows, seen = (x[0] if probs.ndim == 4 else x[:1] for x in (probs, found.visible()))
-        over = "The weights of each query (row) over the keys (columns)"
-        if getattr(found.config, "normalize_over", "keys") == "queries":
-            over = "The weights of each key (column) over the queries (rows)"
-        heads = rows.shape[0] if probs.ndim == 4 else 0
-        hidden = "" if seen.all() else " Hatched keys are hidden from the query."
-        return pictures.heatmaps(rows, seen, heads), f"{over}. {about}{hidden}"
-    for wanted in STATES:
-        for name, x in found.tape.items():
-            if last(name) == wanted and np.ndim(x) == 3:
-                text = f"The array `{name}` over time: one row per unit, orange negative and blue positive. {about}"
-                return pictures.states(np.asarray(x)[0].T), text
-    return None
+def backward(path: Path, file: sources.Source) -> list[str]:
+    """The backward pass: its code, what each step computes, and the rules that it calls."""
+    out = ["### Backward", "", "The forward read upwards, by hand, in NumPy: for each of its lines one that takes the "]
+    out[-1] += "gradient of the result, `d` and its name, to the gradients of the operands."
+    out += ["", *block(file.backward, f":caption: attn_np/{path.name}")]
+    rows = [
+        (code(line), "<br>".join(f"${formula}$" for formula in formulas) or sources.escaped(sentence))
+        for line, formulas, sentence in sources.backward_steps(path)
+    ]
+    out += steps(table(("Step", "What it computes"), rows))
+    return [*out, *sources.opened(path, backward=True)]
 
 
 # Pages ----------------------------------------------------------------------------------------------------------------
 
 
-def page(variant: str, drawn: tuple[str, str] | None) -> str:
+def page(variant: str, drawn: Picture | None) -> str:
     config = contract.get(variant).Config
     examples = contract.examples(variant)
     title = getattr(config, "title", variant)
     paths = {tree: ROOT / package / f"{variant}.py" for tree, package in TREES.items()}
-    sources = {tree: source(path) for tree, path in paths.items() if path.exists()}
+    files = {tree: sources.source(path) for tree, path in paths.items() if path.exists()}
     out = [f"# {title}", ""]
 
     def get(name: str) -> Any:
@@ -283,27 +186,20 @@ def page(variant: str, drawn: tuple[str, str] | None) -> str:
             f":file: {variant}.svg",
             "```",
             "",
-            f"<p class='picture-caption'>{pictures.caption(drawn[1])}</p>",
+            f"<p class='picture-caption'>{pictures.caption(drawn.caption)}</p>",
             "",
         ]
     if get("notation"):
         out += ["## Notation", ""]
         out += table(("In the paper", "Here"), [(code(a), code(b)) for a, b in config.notation.items()])
 
-    if sources:
-        out += ["## Use", "", *use(variant, examples), ""]
-        out += ["## The code", "", "The same lines in three trees; what cannot be equal is marked.", ""]
-        out += ["`````{tab-set}", ":sync-group: tree", ""]
-    for tree, found in sources.items():
-        marked = [f":emphasize-lines: {found.twin_lines}"] if found.twin_lines else []
-        out += [f"````{{tab-item}} {tree}", f":sync: {tree.lower()}", ""]
-        out += ["```{code-block} python", f":caption: {TREES[tree]}/{variant}.py", *marked, "", found.forward, "```"]
-        out += ["````", ""]
-    if sources:
-        out += ["`````", ""]
-    if "NumPy" in sources and sources["NumPy"].backward:
-        out += ["### Backward", "", "The forward read upwards, by hand, in NumPy.", ""]
-        out += block(sources["NumPy"].backward, f":caption: attn_np/{variant}.py")
+    if files:
+        out += ["## Use", "", *use(variant), ""]
+        out += ["## The code", "", *three_trees(variant, files)]
+    if "NumPy" in files:
+        out += line_by_line(paths["NumPy"])
+    if "NumPy" in files and files["NumPy"].backward:
+        out += backward(paths["NumPy"], files["NumPy"])
 
     out += ["## Fields", ""]
     told = meanings(config)
@@ -334,8 +230,7 @@ def page(variant: str, drawn: tuple[str, str] | None) -> str:
         absent = f"{code(arg.default)} stands in" if arg.default else ("optional" if arg.optional else "required")
         rows.append((code(n), code(arg.axes), KINDS.get(arg.kind, arg.kind), absent))
     out += ["## Arguments of a call", "", *table(("Argument", "Axes", "Holds", "When left out"), rows)]
-    legend = [f"`{letter}` {meaning}" for letter, meaning in LETTERS.items() if letter in letters]
-    out += ["Axes: " + ", ".join(legend) + ".", ""]
+    out += [legend(letters), ""]
 
     if get("cost"):
         out += ["## Cost", "", prose(config.cost), ""]
@@ -357,9 +252,9 @@ def page(variant: str, drawn: tuple[str, str] | None) -> str:
     return "\n".join(out)
 
 
-def use(variant: str, examples: dict[str, Config]) -> list[str]:
-    """The same call in three tabs, with the first example's config."""
-    config = next(iter(examples.values()))
+def use(variant: str) -> list[str]:
+    """The same call of a plain layer in three tabs."""
+    config = plain(variant)
     sizes = FREE | {"b": 2, "t": 5, "s": 5} | config.sizes()
     given = arrays(config, sizes, mask=False)
     build = f'layer = attn.build("{variant}", seed=0{", " + call(config) if call(config) else ""})'
@@ -387,13 +282,28 @@ def use(variant: str, examples: dict[str, Config]) -> list[str]:
     return [*out, "````"]
 
 
-def catalogue() -> str:
-    families: dict[str, list[str]] = {}
+def year(variant: str) -> str:
+    """The year of a variant's paper."""
+    return next(iter(re.findall(r"\b(?:19|20)\d\d\b", getattr(contract.get(variant).Config, "paper", ""))), "")
+
+
+def by_family() -> dict[str, list[str]]:
+    """The variants of each family, the oldest first; the families in the order in which one learns them."""
+    found: dict[str, list[str]] = {}
     for variant in contract.variants():
-        families.setdefault(getattr(contract.get(variant).Config, "family", "other"), []).append(variant)
-    out = ["# Catalogue", "", f"{len(contract.variants())} variants, by family. Each is written three times.", ""]
-    for family, members in sorted(families.items()):
-        out += [f"## {family[:1].upper()}{family[1:]}", "", "::::{grid} 1 1 2 2", ":gutter: 3", ""]
+        found.setdefault(getattr(contract.get(variant).Config, "family", "other"), []).append(variant)
+    order = [*FAMILIES, *sorted(found.keys() - FAMILIES.keys())]
+    return {family: sorted(found[family], key=lambda name: (year(name), name)) for family in order if family in found}
+
+
+def catalogue() -> str:
+    families = by_family()
+    out = ["# Catalogue", "", f"{len(contract.variants())} variants, by family, each written three times. New to "]
+    out[-1] += "attention? Begin with [`dot_product`](dot_product.md), [`mha`](mha.md) and [`gqa`](gqa.md), or with "
+    out += ["[the course](../course/index.md).", ""]
+    for family, members in families.items():
+        title, about = FAMILIES.get(family, (f"{family[:1].upper()}{family[1:]}", ""))
+        out += [f"## {title}", "", about, "", "::::{grid} 1 1 2 2", ":gutter: 3", ""]
         for variant in members:
             config = contract.get(variant).Config
             out += [
@@ -402,7 +312,7 @@ def catalogue() -> str:
                 ":link-type: doc",
                 "",
             ]
-            out += [f"`{variant}`", "", prose_plain(getattr(config, "idea", "")), ":::", ""]
+            out += [f"`{variant}`, {year(variant)}", "", prose_plain(getattr(config, "idea", "")), ":::", ""]
         out += ["::::", ""]
         also = [
             f"- `{name}`, {preset.title}: [`{variant}`]({variant}.md) with "
@@ -411,7 +321,15 @@ def catalogue() -> str:
             if variant in members
         ]
         out += [*also, ""] if also else []
-    out += ["```{toctree}", ":hidden:", ":maxdepth: 1", "", *contract.variants(), "```", ""]
+    out += [
+        "```{toctree}",
+        ":hidden:",
+        ":maxdepth: 1",
+        "",
+        *(variant for members in families.values() for variant in members),
+        "```",
+        "",
+    ]
     return "\n".join(out)
 
 
@@ -456,12 +374,12 @@ def write(folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     pages = {"index.md": catalogue()}
     pages |= {"letters.txt": letters(), "refusals.txt": refusals(), "layouts.txt": foreign()}
-    pages["functions.txt"] = functions.reference()
+    pages["reference.txt"] = functions.reference()
     for variant in contract.variants():
         drawn = picture(variant) if (ROOT / "attn_np" / f"{variant}.py").exists() else None
         pages[f"{variant}.md"] = page(variant, drawn)
         if drawn:
-            pages[f"{variant}.svg"] = drawn[0]
+            pages[f"{variant}.svg"] = drawn.svg
     for old in folder.iterdir():
         if old.name not in pages:
             old.unlink()

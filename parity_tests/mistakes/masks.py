@@ -2,7 +2,7 @@
 
 from parity_tests.mistakes.plant import SHARED, at
 
-BAND = "def in_window("  # of the whole call: lines of decoding read alike
+BAND = "def in_window("  # in its file: other shared files have the same texts
 cross, bare = at(SHARED, "mha", "cross"), at(SHARED, "dot_product", "scaled")
 causal, capped = (at(SHARED, "mha", example, beside=BAND) for example in ("wide", "capped"))
 

@@ -585,11 +585,8 @@ PLANTED = (
     ("- num_slots)\n", "- num_slots + 1)\n"),
     ("(self.key_positions[:, None, :] >= 0) & ", ""),
     ("where(stored, query_positions % num_slots, num_slots)", "where(stored, query_positions % num_slots, 0)"),
-    ("allowed & (offset >= -left)\n        return allowed[", "allowed & (offset > -left)\n        return allowed["),
-    (
-        "self.accepted[:, :, None]\n        allowed = allowed if right is None else allowed & (offset <= right)",
-        "self.accepted[:, :, None]\n        allowed = allowed if right is None else allowed & (offset <= right + 1)",
-    ),
+    ("self.key_positions, left, right)", "self.key_positions, left and left - 1, right)"),
+    ("self.key_positions, left, right)", "self.key_positions, left, 1)"),
     ("step.joined else None", "False else None"),
     ("valid is None and start", "start"),
     ("start == longest and ", ""),

@@ -1,16 +1,20 @@
 """The documentation is true: every Python block on its pages runs, and prints what stands below it."""
 
+import ast
 import importlib
+import inspect
 import os
 import re
 import sys
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
+import attn_np
 from attn_np import contract
 from parity_tests.tests.transforms import tables
 
@@ -180,18 +184,28 @@ def test_a_lesson_that_says_something_else_is_noticed() -> None:
             course.with_pictures(wrong, course.run_lesson(wrong, "page"), "page", "page.ipynb")
 
 
+@pytest.mark.usefixtures("as_a_reader")
+def test_what_follows_an_answer_does_not_need_it() -> None:
+    """A reader who answers an exercise otherwise gets the same numbers below."""
+    setting = "```python\nimport numpy as np\nrng, a = np.random.default_rng(0), 1\n```\n"
+    answer = ":::{dropdown} Answer\n```python\na, b = rng.random(), 2\n```\n```python\nprint(b)\n```\n:::\n"
+    first = np.random.default_rng(0).random()
+    printing = f"```python\nprint(a, rng.random())\n```\n```text\n1 {first}\n```\n"
+    assert not course.mismatches(course.run_lesson(setting + answer + printing, "page"), "page")
+    with pytest.raises(NameError, match="'b' is not defined"):
+        course.run_lesson(f"{setting}{answer}```python\nprint(b)\n```\n", "page")
+
+
 # Pages of the variants ------------------------------------------------------------------------------------------------
 
 
-# Weights that do not add up to 1: a sink takes a share, a second map is subtracted, keys do not compete.
-OTHER_SUMS = ("decoder", "differential", "sigmoid_attention", "sinks")
+# Weights that do not add up to 1: a second map is subtracted, keys do not compete.
+OTHER_SUMS = ("differential", "sigmoid_attention")
 
 
-def drawn_rows(svg: str) -> list[list[float]]:
-    """The numbers in each row of a picture's maps."""
-    cells = re.findall(r'y="([\d.]+)" font-size="13" text-anchor="middle" fill="[^"]*">([^<]*)<', svg)
-    numbers = [(y, float(number.replace("−", "-"))) for y, number in cells]
-    return [[number for _, number in row] for _, row in groupby(numbers, key=lambda cell: cell[0])]
+def drawn_numbers(svg: str) -> list[str]:
+    """The numbers of a picture's maps, in the order in which they are drawn."""
+    return re.findall(r'font-size="13" text-anchor="middle" fill="[^"]*">([^<]*)<', svg)
 
 
 @pytest.mark.parametrize("variant", contract.variants())
@@ -201,12 +215,7 @@ def test_variant_page(variant: str) -> None:
     config = contract.get(variant).Config
     drawn = pages.picture(variant)
     text = pages.page(variant, drawn)
-    assert drawn is not None and drawn[0].count("<svg") == 1 and drawn[0].count("<rect") > 1
-    if "attention weights" in drawn[0] and variant not in OTHER_SUMS:
-        rows = drawn_rows(drawn[0])
-        assert rows
-        # Every number is rounded to two digits.
-        assert all(abs(sum(row) - 1) <= 0.005 * len(row) for row in rows), rows
+    assert drawn is not None and drawn.svg.count("<svg") == 1
     assert formulas.svg(config.formula, display=True).count("<path") == 1
     assert text.startswith(f"# {config.title}\n")
     for name in config.fields():
@@ -217,12 +226,134 @@ def test_variant_page(variant: str) -> None:
         assert not unknown, f"{variant}: give the axis letters {unknown} a meaning in docs/_ext/variants.py"
 
 
+@pytest.mark.parametrize("variant", contract.variants())
+def test_a_picture_shows_the_quantity_that_its_caption_names(variant: str) -> None:
+    """The weights that the layer itself returns, or the array of that name; their numbers stand in the cells."""
+    ideas, pictures = extension("ideas"), extension("pictures")
+    drawn, found, idea = ideas.picture(variant), ideas.run(variant), ideas.IDEAS.get(variant, ideas.Idea())
+    if drawn.caption.startswith("The weights") or " The weights of each query" in drawn.caption:
+        if "return_weights" in inspect.signature(type(found.layer).__call__).parameters:
+            returned = np.asarray(found.layer(**found.given, return_weights=True)[-1])
+            shown = drawn.shown[-1:] if variant == "differential" else drawn.shown
+            assert np.array_equal(shown, returned[0][: len(shown)] if returned.ndim == 4 else returned[:1])
+        if variant not in OTHER_SUMS:
+            assert (abs(drawn.shown.sum(axis=-1) - 1) <= drawn.shown.shape[-1] * np.finfo(float).eps).all()
+    else:
+        (name,) = [name for name in re.findall(r"`([^`]*)`", drawn.caption) if name in found.tape]
+        assert idea.array in ("", name)
+    if variant != "rotary":
+        shown = [number.replace("−", "") for number in drawn_numbers(drawn.svg)]
+        numbers = [pictures.number(abs(x)) for x in drawn.shown.ravel()]
+        hidden = drawn.svg.count('fill="url(#hidden)"')
+        assert len(shown) + hidden == len(numbers)
+        assert shown == numbers if not hidden else [x for x in shown if x != "0"] == [x for x in numbers if x != "0"]
+
+
+def fades_by_distance(shown: np.ndarray, found: Any) -> None:
+    for bias, slope in zip(shown, attn_np.alibi_slopes(found.config.num_heads), strict=False):
+        assert np.array_equal(bias, np.tril(-slope * (np.arange(6)[:, None] - np.arange(6))))
+
+
+def is_a_power_of_the_distance(shown: np.ndarray, found: Any) -> None:
+    distance = np.arange(6)[:, None] - np.arange(6)
+    for decay, log in zip(shown, found.config.decays(), strict=True):
+        exact = np.where(distance >= 0, np.exp(log * distance), 0.0)
+        assert (abs(decay - exact) <= 8 * np.finfo(float).eps * exact).all()
+
+
+def turns_each_pair_at_its_speed(points: np.ndarray, found: Any) -> None:
+    angles = np.unwrap(np.arctan2(points[..., 1], points[..., 0]), axis=0)
+    speeds = found.config.rope_base ** (-np.arange(3) / 3)
+    assert (abs(np.diff(angles, axis=0) - speeds) <= 32 * np.finfo(float).eps).all()
+
+
+def shares_in_pairs(shown: np.ndarray, found: Any) -> None:
+    assert np.array_equal(shown[0], np.kron(np.eye(2), np.ones((2, 2))))
+
+
+def adds_up_to_1(shown: np.ndarray, found: Any) -> None:
+    assert (abs(shown.sum(axis=-1) - 1) <= 8 * np.finfo(float).eps).all()
+
+
+def ends_with_the_sum_of_all(shown: np.ndarray, found: Any) -> None:
+    tape = found.tape
+    scores = np.where(tape["allowed"][0], tape["q"][0] @ tape["k"][0].T / np.sqrt(tape["q"].shape[-1]), -np.inf)
+    total = np.exp(scores - scores.max(axis=-1, keepdims=True)).sum(axis=-1)
+    assert (abs(shown[-1] - total) <= 64 * np.finfo(float).eps * total).all()
+
+
+def adds_one_product_at_each_position(states: np.ndarray, found: Any) -> None:
+    features, values = found.tape["k_features"][0, :, 0], found.tape["v"][0, :, 0]
+    products = np.einsum("tk,tv->tkv", features, np.concatenate([values, np.ones((len(values), 1))], axis=1))
+    assert (
+        abs(states - np.cumsum(products, axis=0)) <= 16 * np.finfo(float).eps * np.cumsum(abs(products), axis=0)
+    ).all()
+
+
+# What the first sentence of a caption says, asked of the numbers that are drawn.
+CLAIMS = {
+    "alibi": fades_by_distance,
+    "blockwise": ends_with_the_sum_of_all,
+    "gqa": shares_in_pairs,
+    "linear": adds_one_product_at_each_position,
+    "retention": is_a_power_of_the_distance,
+    "ring": ends_with_the_sum_of_all,
+    "rotary": turns_each_pair_at_its_speed,
+    "sinks": adds_up_to_1,
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_picture_shows_what_its_caption_says(claim: str) -> None:
+    ideas = extension("ideas")
+    CLAIMS[claim](ideas.picture(claim).shown, ideas.run(claim))
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """In a section each, with a docstring; the layers have pages of their own."""
+    found = [name for _, names in extension("functions").sections().values() for name, _ in names]
+    assert len(found) == len(set(found))
+    known = {name.rpartition(".")[2] for name in found}
+    packages = [importlib.import_module(name) for name in ("attn_np", "attn_jax", "attn_torch", "parity_tests")]
+    public = {name for package in packages for name in package.__all__}
+    public |= {name for package in packages[:3] for name in package.drop_in.__all__}
+    assert public - known == {"drop_in", "patterns", *contract.layers()}
+    text = extension("functions").reference()
+    assert all(
+        re.search(rf"^### `{re.escape(name)}`\n(?:\n```\n[^`]*```\n)?\n[^#\n]", text, re.MULTILINE) for name in found
+    )
+
+
+def test_formulas_of_code_are_those_of_the_strings() -> None:
+    """A product is the sum over the letters that the result lacks; its gradients exchange an operand and the result."""
+    sources = extension("sources")
+    lines = """
+def forward(self):
+    scores = record(tape, scores=einsum("bthk,bshk->bhts", q, k) * factor)
+    y = linear("bthv,hvd->btd", context, self.w_o, self.b_o)
+    z = softmax(tanh(y), allowed, axis)
+    n = x.shape[0]
+"""
+    (function,) = ast.parse(lines).body
+    assert [formula for _, formula in sources.formulas_of(function)] == [
+        r"\mathrm{scores}_{bhts} = \sum_{k} q_{bthk}\, k_{bshk} \, \mathrm{factor}",
+        r"y_{btd} = \sum_{hv} \mathrm{context}_{bthv}\, \mathrm{w\_o}_{hvd} + \mathrm{b\_o}_{d}",
+        r"z = \mathrm{softmax}(\mathrm{tanh}(y))",
+    ]
+    call = ast.parse('linear_vjp("btd,dk->btk", x, self.w, self.b, dy)', mode="eval").body
+    assert sources.pulled_back(call, ["dx", "dw", "db"]) == [
+        r"\mathrm{dx}_{btd} = \sum_{k} \mathrm{dy}_{btk}\, w_{dk}",
+        r"\mathrm{dw}_{dk} = \sum_{bt} x_{btd}\, \mathrm{dy}_{btk}",
+        r"\mathrm{db}_{k} = \sum_{bt} \mathrm{dy}_{btk}",
+    ]
+
+
 @pytest.mark.usefixtures("as_a_reader", "unchecked")
 @pytest.mark.parametrize("variant", contract.variants())
 def test_variant_page_shows_a_call_that_works(variant: str) -> None:
     """The call that a variant's page shows runs in all three trees and prints the same names."""
     pages = extension("variants")
-    shown = "\n".join(pages.use(variant, contract.examples(variant)))
+    shown = "\n".join(pages.use(variant))
     found = re.findall(r"^~~~python\n(.*?)^~~~$", shown, re.MULTILINE | re.DOTALL)
     assert len(found) == len(pages.TREES)
     printed = {run(reader.Block(1, code, None), variant, {}) for code in found}
