@@ -184,16 +184,19 @@ def attend(
 
 def with_distance_bias(args: Arguments, distance_bias: Array) -> Arguments:
     """The arguments with a bias `h n`, moved by a constant for each head so that no score is above `SAFE_SCORE`, unless
-    products are too large or sinks tell one constant from another.
+    queries are few, products too large or sinks tell one constant from another. The constant is one of two, so that
+    later keys hardly ever move the roundings of earlier queries.
     """
     h, (q, k) = args.q.shape[2], (np.sqrt(np.einsum("bthk,bthk->bth", x, x)) for x in (args.q, args.k))
     longest_query, longest_key = (np.max(x, axis=1, initial=0) for x in (q, k))
     longest_key = np.repeat(longest_key, h // args.k.shape[2], axis=1)
     largest = np.max(longest_query * longest_key, axis=0, initial=0) * abs(args.scale)
-    safe = args.sinks is args.softcap is args.bias is None and values_are_moderate(args.v)
+    safe = args.sinks is args.softcap is args.bias is None and args.band.t >= FEW_QUERIES
+    safe = safe and values_are_moderate(args.v)
     if not (safe and distance_bias.size and np.max(largest, initial=0) <= SAFE_SCORE):  # which NaN is not, either
         return replace(args, distance_bias=distance_bias * distance_bias.dtype.type(args.log_base))
-    top = np.max(distance_bias, axis=1) + largest - args.q.dtype.type(SAFE_SCORE)
+    room = np.where(2 * largest > SAFE_SCORE, 0, args.q.dtype.type(SAFE_SCORE / 2))
+    top = np.max(distance_bias, axis=1) - room
     distance_bias, largest = ((x * x.dtype.type(args.log_base)) for x in (distance_bias - top[:, None], largest))
     return replace(args, distance_bias=distance_bias, largest_product=largest)
 

@@ -17,6 +17,7 @@ SENTENCES = {"tired": 1, "wide": 2}
 WORDS = ("the", "animal", "did", "not", "cross", "the", "street", "because", "it", "was", "tired")
 # By family the variant and its example that show most, and arguments that are given beside those that must be.
 VARIANTS = {
+    "alignment": ("additive", "equal"),
     "dense": ("mha", "wide"),
     "heads": ("differential", "causal"),
     "linear": ("gated_delta", "recurrent"),

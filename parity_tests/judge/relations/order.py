@@ -72,12 +72,14 @@ def heads_stand_alone(s: Subject, call: Call) -> Iterator[Pair]:
     if sizes["h"] != field(config, "num_heads"):  # heads of the softmax that are no heads of the projections
         return
     fields = {"num_heads": 1, "num_kv_heads": 1, "head_dim": sizes.get("k"), "value_head_dim": sizes.get("v")}
-    single = replace(config, **{name: x for name, x in fields.items() if x and name in config.fields()})
+    fields = {name: x for name, x in fields.items() if x and name in config.fields()}
+    by_head = [name for name in ("decay",) if field(config, name, None) is not None]  # one number for each head
     shared = sizes["h"] // sizes.get("g", sizes["h"])
     axes, whole, found = {n: p.axes.split() for n, p in config.params().items()}, s.bounded(call), []
     for h in range(sizes["h"]):
         own = {n: x.take([h], axes[n].index("h")) if "h" in axes[n] else x for n, x in call.params.items()}
         own |= {n: x.take([h // shared], axes[n].index("g")) for n, x in own.items() if "g" in axes[n]}
+        single = replace(config, **fields, **{name: (getattr(config, name)[h],) for name in by_head})
         found.append(s.bounded(Call(single, along(config, call.inputs, "h", [h]), own)))
         if weighs(config):
             yield f"weights of head {h}", found[-1]["out1"], whole["out1"][:, h : h + 1]

@@ -8,30 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_np import _ops, _sparse, contract
+from attn_np import contract
 from attn_np.contract._weighing import Weighing
-from parity_tests.bounds.error_array import ErrArray
-from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.judging import compare
 from parity_tests.tests.inputs import TREES
 from parity_tests.tests.kernels.test_rows import in_small_blocks, ratios
+from parity_tests.tests.mutation.checks_weigh import masks, rows, wanted
 
 NAMES = {"sigmoid": "sigmoid_attention", "sparsemax": "sparsemax", "entmax15": "entmax15"}
-WIDTH = 50  # of the rows: groups of 16 and a rest
-
-
-def rows() -> dict[str, np.ndarray]:
-    """Scores that a threshold is found in by one step, by many, or not at all."""
-    rng = np.random.default_rng(0)
-    alone = np.full(WIDTH, -1e9)
-    alone[-1] = 3.0
-    found = {f"normal times {n:g}": rng.normal(size=WIDTH) * n for n in (1e-9, 0.1, 1.0, 30.0, 1e6)}
-    found |= {"equal": np.full(WIDTH, -7.25), "one alone": alone, "a slope": np.linspace(0, -3, WIDTH)}
-    found |= {"two of all": np.where(np.arange(WIDTH) % 20 == 3, 0.0, -0.999)}
-    found |= {"all -inf": np.full(WIDTH, -np.inf), "some -inf": np.where(np.arange(WIDTH) % 3, -np.inf, 1.0)}
-    for x in (np.nan, np.inf):
-        found[f"a {x}"] = np.where(np.arange(WIDTH) == 20, x, rng.normal(size=WIDTH))
-    return found
 
 
 def weights_of(tree: str, name: str, scores: np.ndarray, allowed: np.ndarray | None) -> np.ndarray:
@@ -43,21 +27,11 @@ def weights_of(tree: str, name: str, scores: np.ndarray, allowed: np.ndarray | N
     return TREES[tree].numpy(array)
 
 
-def wanted(name: str, scores: np.ndarray, allowed: np.ndarray | None) -> Any:
-    """The textbook's weights with their bounds."""
-    with precision(precision_of("float64")), np.errstate(all="ignore"):
-        if name != "sigmoid":
-            return getattr(_sparse, name)(ErrArray(scores, 0.0), allowed)
-        weights = _ops.sigmoid(ErrArray(scores, 0.0) + 0.5)
-        return weights if allowed is None else _ops.where(allowed, weights, 0.0)
-
-
 @pytest.mark.parametrize("tree", ["numpy", "torch"])
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_of_every_kind_get_the_textbooks_weights(tree: str, name: str) -> None:
     scores = np.stack(list(rows().values()))
-    few = np.arange(WIDTH) % 4 == 1
-    for allowed in (None, np.broadcast_to(few, scores.shape), np.zeros(scores.shape, np.bool_)):
+    for allowed in masks():
         found = compare(weights_of(tree, name, scores, allowed), wanted(name, scores, allowed))
         assert found["ratio"] <= 1, (list(rows())[found["index"][0]], found)
 

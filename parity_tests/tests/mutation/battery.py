@@ -23,6 +23,7 @@ from parity_tests.tests.mutation import checks_layers as of_layers
 from parity_tests.tests.mutation import checks_package as package
 from parity_tests.tests.mutation import checks_public as public
 from parity_tests.tests.mutation import checks_rows as rows
+from parity_tests.tests.mutation import checks_weigh as weigh
 from parity_tests.tests.mutation.calls import (
     Labelled,
     Scene,
@@ -87,6 +88,8 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(distances.distances_added)
     add(rows.vectors_by_distance)
     add(rows.picked_from_special_arrays)
+    add(weigh.weighed_rows)
+    add(weigh.weighed_blocks)
     for layer in layers(("mla",)):  # some of its parameters are not drawn
         add(of_layers.constructor, layer)
     add(decoding.written)

@@ -28,6 +28,7 @@ from parity_tests.viewer.page import page_of
 
 # One example of each family; where there are states, positions are taken one by one.
 EXAMPLES = {
+    "alignment": ("additive", "equal"),
     "dense": ("mha", "wide"),
     "heads": ("differential", "causal"),
     "linear": ("gated_delta", "recurrent"),
