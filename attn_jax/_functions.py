@@ -26,11 +26,15 @@ from attn_np.contract._patterns import Pattern, Prefix
 
 
 def number(x: Any) -> Any:
-    """A number as Python has it, where it is NumPy's or an array without axes whose value is known; else as it is."""
+    """A number as Python has it, where it is NumPy's or an array without axes whose value is known; else as it is.
+
+    So is one that asks for its gradient: a number has none, so the checks refuse it.
+    """
     if x is None or type(x) in (bool, int, float):
         return x
     x = contract.plain(x)
-    return x.item() if getattr(x, "shape", None) == () and concrete(x) else x
+    known = getattr(x, "shape", None) == () and concrete(x) and not getattr(x, "requires_grad", False)
+    return x.item() if known else x
 
 
 def placed(by_position: dict[str, Any], first: Any, lengths: Array | None, q: Array, k: Array) -> dict[str, Any]:

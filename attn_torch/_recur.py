@@ -62,6 +62,7 @@ def recur(
         TypeError: dtypes that do not fit.
     """
     spec = specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state)
+    contract.check_given(spec)
     scale = number(scale)
     contract.check_recur(spec, rule, form, chunk_size, scale, dtype_name(upcast(q)))
     arguments = prepared(q, k, v, beta, decay, state, scale)

@@ -44,6 +44,8 @@ def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], C
             return getattr(import_module(f"{package}._api"), name)
         if name == "drop_in":
             return import_module(f"{package}.drop_in")
+        if name == "weights":
+            return import_module("attn_np.weights")
         if name == "patterns":
             return import_module("attn_np.contract._patterns")
         if name in FUNCTIONS:

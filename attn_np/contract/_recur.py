@@ -1,7 +1,8 @@
 """The contract of `recur`: the checks of its arguments, with the standard library alone."""
 
 from collections.abc import Mapping
-from math import isfinite
+from reprlib import repr as short
+from sys import float_info
 from typing import Any
 
 from attn_np.contract._base import FLOATS, Spec, require
@@ -32,8 +33,9 @@ def check_recur(specs: Mapping[str, Spec | None], rule: Any, form: Any, chunk_si
         require(is_known, "recur", f"{name} to be one of {', '.join(known)}", repr(word), f"set {name}=")
     is_count = isinstance(chunk_size, int) and not isinstance(chunk_size, bool) and chunk_size > 0
     require(is_count, "recur", "chunk_size to be an integer of at least 1", repr(chunk_size), "64 is usual")
-    is_number = scale is None or (isinstance(scale, int | float) and not isinstance(scale, bool) and isfinite(scale))
-    require(is_number, "recur", "scale to be a finite int or float", repr(scale), "leave it out for 1/sqrt(K)")
+    is_number = isinstance(scale, int | float) and not isinstance(scale, bool) and abs(scale) <= float_info.max
+    todo = "leave it out for 1/sqrt(K), and multiply q by what is learned"
+    require(scale is None or is_number, "recur", "scale to be a finite int or float", short(scale), todo)
     q, k, v = (spec_of(specs, name, ()) for name in "qkv")
     for name, (shape, _) in (("q", q), ("k", k), ("v", v)):
         require(len(shape) == 4, "recur", f"{name} with four axes", shape, "batch, positions, heads, width")
@@ -43,8 +45,14 @@ def check_recur(specs: Mapping[str, Spec | None], rule: Any, form: Any, chunk_si
     for name, shape in (shapes | {"beta": (b, t, g)}).items():
         spec = specs[name]
         require(spec is None or spec[0] == shape, "recur", f"{name} of shape {shape}", spec and spec[0], todo)
-    fits = g > 0 and h % g == 0 if h else g == 0
-    require(fits, "recur", f"queries with a multiple of the {g} heads of keys and values", h, "repeat some heads")
+    require(h > 0 and width > 0, "recur", "q with at least one head and a width", q[0], "q is b t h k")
+    require(
+        g > 0 and h % g == 0,
+        "recur",
+        f"queries with a multiple of the {g} heads of keys and values",
+        h,
+        "repeat some heads",
+    )
     decays = RULES[rule][0]
     given = specs["decay"] is not None
     expected = f"decay= with rule={rule!r}" if decays else f"no decay= with rule={rule!r}"
@@ -59,6 +67,14 @@ def check_recur(specs: Mapping[str, Spec | None], rule: Any, form: Any, chunk_si
         allowed = {"q": FLOATS, "k": (q[1],), "v": (q[1],), "state": (wide,)}.get(name, (q[1], wide))
         if spec is not None and spec[1] not in allowed:
             raise TypeError(f"recur: expected {name} of dtype {' or '.join(allowed)}, got {spec[1]}; convert it")
+
+
+def check_given(specs: Mapping[str, Spec | None]) -> None:
+    """Refuse a call of `recur` without queries, keys or values."""
+    for name in "qkv":
+        require(
+            specs[name] is not None, "recur", f"an array for {name}", None, "q is b t h k, k is b t g k, v is b t g v"
+        )
 
 
 def spec_of(specs: Mapping[str, Spec | None], name: str, default: tuple[int, ...]) -> Spec:

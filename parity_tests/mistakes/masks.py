@@ -65,7 +65,7 @@ MUTANTS = (
         "mask after the softmax without normalising again",
         "hide keys before the softmax, so that the remaining weights add up to 1",
         PROBS,
-        "probs=where(allowed, softmax(scores, None, contract.AXES[normalize_over]), 0.0))",
+        "probs=where(True if allowed is None else allowed, softmax(scores, None, contract.AXES[normalize_over]), 0.0))",
         needs=("where",),
     ),
     cross(

@@ -37,20 +37,38 @@ def one_row(case: Case, drawn: Drawn, row: int, lengths: Mapping[str, int | None
     Raises:
         ValueError: the batch has no such row.
     """
-    inputs = {}
-    cut = {letter: n for letter in "ts" if (n := lengths.get(letter) or lengths.get("t")) is not None}
+    letters = {name: letters_of(case.config, name, x) for name, x in drawn.inputs.items()}
+    sizes = [
+        n for name, x in drawn.inputs.items() for letter, n in zip(letters[name], x.shape, strict=True) if letter == "b"
+    ]
+    rows = max(sizes, default=1)
+    if not (isinstance(row, int) and 0 <= row < rows):
+        raise ValueError(f"show: expected a row of the {rows} of the batch, got {row!r}; count from 0")
+    inputs, cut = {}, {"t": lengths.get("t"), "s": lengths.get("s")}
+    if not has_keys(case.config, drawn.inputs):  # those of the queries
+        cut["s"] = cut["s"] or cut["t"]
     for name, x in drawn.inputs.items():
-        for axis, letter in enumerate(case.config.arguments()[name].axes.split()):
+        for axis, letter in enumerate(letters[name]):
+            n = cut.get(letter)
             if letter == "b" and x.shape[axis] > 1:
-                if row >= x.shape[axis]:
-                    raise ValueError(
-                        f"show: expected a row of {name}, which has {x.shape[axis]}, got {row}; count from 0"
-                    )
                 x = np.take(x, [row], axis)
-            elif letter in cut and x.shape[axis] > 1:
-                x = np.take(x, range(min(cut[letter], x.shape[axis])), axis)
+            elif n is not None and x.shape[axis] > 1:
+                x = np.take(x, range(min(n, x.shape[axis])), axis)
         inputs[name] = np.ascontiguousarray(x)
     return Drawn(inputs, drawn.params, drawn.seed)
+
+
+def letters_of(config: Config, name: str, x: np.ndarray) -> list[str]:
+    """The letters of the axes that an argument has; of a mask or bias with fewer than it may have, the last ones."""
+    letters = config.arguments()[name].axes.split()
+    return letters[len(letters) - x.ndim :]
+
+
+def has_keys(config: Config, inputs: Mapping[str, np.ndarray]) -> bool:
+    """Whether keys or values are a sequence of their own."""
+    return any(
+        config.arguments()[name].kind == "array" and "s" in letters_of(config, name, x) for name, x in inputs.items()
+    )
 
 
 def formulas(case: Case, drawn: Drawn) -> FormulaTape:

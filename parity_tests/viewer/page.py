@@ -13,7 +13,7 @@ import numpy as np
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.ports.trace import Trace
 from parity_tests.report.html import environment, json_block
-from parity_tests.viewer.data import forward, frameworks_here, one_row, page_data
+from parity_tests.viewer.data import TREES, forward, frameworks_here, has_keys, letters_of, one_row, page_data
 
 ROOMS = ("parity_tests.viewer", "parity_tests.report")
 
@@ -47,7 +47,7 @@ def show(
 
     Raises:
         TypeError: the layer is not one of `attn_np`, or the call has other arguments than arrays.
-        ValueError: arguments that the layer refuses, or no such row.
+        ValueError: arguments that the layer refuses, no such row, or an unknown framework.
     """
     config = getattr(layer, "config", None)
     if config is None or not hasattr(layer, "vjp"):
@@ -82,7 +82,10 @@ def page_of(
         frameworks: whose numbers stand side by side; all that are installed by default.
         trace: the run that the page is of.
     """
-    frameworks = frameworks_here() if frameworks is None else tuple(frameworks)
+    frameworks = frameworks_here() if frameworks is None else frameworks
+    known = ", ".join(TREES)
+    if isinstance(frameworks, str) or not {*frameworks} <= {*TREES}:
+        raise ValueError(f"show: expected frameworks of {known}, got {frameworks!r}; give a tuple of them")
     lengths = {letter: len(x) or None for letter, x in words.items()}
     if trace is None:
         drawn = one_row(case, drawn, row, lengths)
@@ -100,8 +103,8 @@ def tokens_of(drawn: Drawn, case: Case, words: Mapping[str, Sequence[str]]) -> d
     """
     sizes: dict[str, int] = {}
     for name, x in drawn.inputs.items():
-        letters = case.config.arguments()[name].axes.split()
-        sizes |= {c: max(n, sizes.get(c, 1)) for c, n in zip(letters[-x.ndim :], x.shape, strict=False) if c in "ts"}
+        letters = letters_of(case.config, name, x)
+        sizes |= {c: max(n, sizes.get(c, 1)) for c, n in zip(letters, x.shape, strict=True) if c in "ts"}
     sizes.setdefault("s", sizes.get("t", 0))
     tokens: dict[str, list[str]] = {}
     for letter, size in sorted(sizes.items(), reverse=True):
@@ -110,6 +113,6 @@ def tokens_of(drawn: Drawn, case: Case, words: Mapping[str, Sequence[str]]) -> d
             expected = f"at most {size} words for the axis {letter}"
             raise ValueError(f"show: expected {expected}, got {len(given)}; leave some out")
         tokens[letter] = given + [str(i) for i in range(len(given), size)]
-    if not words.get("s") and sizes["s"] == sizes.get("t"):
+    if not words.get("s") and sizes["s"] == sizes.get("t") and not has_keys(case.config, drawn.inputs):
         tokens["s"] = tokens["t"]
     return tokens

@@ -11,6 +11,7 @@ from attn_np.weights.layouts.phi import NORM, NORM_RULES
 def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `PersimmonConfig`: by default half of each head is rotated, after a norm."""
     width, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
+    hf.only("num_key_value_heads", heads)  # Adept's own files have it
     fields: dict[str, Any] = {"d_model": width, "num_heads": heads} | BIASES
     fields |= rotary(hf, width // heads, share=0.5)
     if not hf.flag("qk_layernorm", True):

@@ -6,8 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import torch
 
 import attn_np
+import attn_torch
 from attn_np._ops import DTYPES
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
@@ -189,6 +191,14 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "form": ({"form": "fast"}, ValueError, "form to be one of auto, parallel, recurrent, chunked, got 'fast'"),
     "chunks": ({"chunk_size": 0}, ValueError, "chunk_size to be an integer of at least 1, got 0"),
     "scale": ({"scale": float("nan")}, ValueError, "scale to be a finite int or float, got nan"),
+    "large scale": ({"scale": 10**400}, ValueError, "scale to be a finite int or float, got 1"),
+    "no queries": ({"q": None}, ValueError, "an array for q, got None"),
+    "no heads": (
+        dict.fromkeys("qkv", X[:, :, :0]),
+        ValueError,
+        "q with at least one head and a width, got (2, 5, 0, 3)",
+    ),
+    "no width": (dict.fromkeys("qk", X[..., :0]), ValueError, "q with at least one head and a width, got (2, 5, 4, 0)"),
     "axes": ({"q": X[0]}, ValueError, "q with four axes, got (5, 4, 3)"),
     "heads": ({"k": X[:, :, :3], "v": X[:, :, :3]}, ValueError, "queries with a multiple of the 3 heads of keys and v"),
     "lengths": ({"k": X[:, :4]}, ValueError, "k of shape (2, 5, 4, 3), got (2, 4, 4, 3)"),
@@ -214,6 +224,14 @@ def test_what_cannot_be_right_is_refused(tree: Tree, case: str) -> None:
     with pytest.raises(error) as caught:
         tree.package.recur(**arrays)
     assert str(caught.value).startswith(f"recur: expected {words}")
+
+
+def test_a_scale_that_asks_for_its_gradient_is_refused() -> None:
+    """A number has none: PyTorch would drop it without a word."""
+    q, learned = torch.ones(1, 2, 1, 3), torch.nn.Parameter(torch.tensor(0.5))
+    for call in (attn_torch.attend, attn_torch.recur):
+        with pytest.raises((TypeError, ValueError), match="expected scale to be a finite int or float"):
+            call(q, q, q, scale=learned)
 
 
 BUGS = {

@@ -18,7 +18,7 @@ from attn_np import contract
 from parity_tests import show
 from parity_tests.commands.app import app
 from parity_tests.explain.verdicts import verdicts
-from parity_tests.judge.cases import Case, draw
+from parity_tests.judge.cases import Case, Drawn, draw
 from parity_tests.judge.judging import compare
 from parity_tests.tests.viewer.browser import Browser, browser, chromium
 from parity_tests.viewer import data
@@ -278,12 +278,36 @@ def test_show_refuses_what_it_cannot_show() -> None:
         show(attn_torch.build("mha", d_model=6, num_heads=2), x)
     with pytest.raises(ValueError, match="expected at most 3 words for the axis t, got 4"):
         show(layer, x, tokens=["a"] * 4, frameworks=("numpy",))
-    with pytest.raises(ValueError, match="expected a row of query, which has 2, got 2"):
+    with pytest.raises(ValueError, match="expected a row of the 2 of the batch, got 2"):
         show(layer, x, row=2, frameworks=("numpy",))
     with pytest.raises(ValueError, match="mha: expected query"):
         show(layer, x[..., :5])
     with pytest.raises(TypeError, match=r"expected arrays by name, query, .*, got implementation"):
         show(layer, x, **options)
+
+    for row in (-1, 7, 1.5):
+        with pytest.raises(ValueError, match="expected a row of the 1 of the batch, got"):
+            show(layer, x[:1], row=row, frameworks=("numpy",))
+    for frameworks in ("numpy", ("tf",)):
+        with pytest.raises(ValueError, match="expected frameworks of numpy, torch, jax, got"):
+            show(layer, x, frameworks=frameworks)
+
+
+@pytest.mark.parametrize("axes", ["t s", "s", "h 1 s"])
+def test_a_mask_of_fewer_axes_is_that_of_the_call(axes: str) -> None:
+    """Cut to fewer words, too; keys that are a sequence of their own keep their length."""
+    layer = attn_np.build("mha", d_model=6, num_heads=2)
+    rng, sizes = np.random.default_rng(0), {"t": 4, "s": 4, "h": 2, "1": 1}
+    x = rng.normal(size=(2, 4, 6)).astype("float32")
+    mask = rng.random([sizes[letter] for letter in axes.split()]) < 0.6
+    case = Case("mha", "given", "given", layer.dtype, given=layer.config)
+    own = one_row(case, Drawn({"query": x, "mask": mask}, layer.params(), 0), 1, {"t": 3, "s": None}).inputs
+    want = np.broadcast_to(mask, (1, 2, 4, 4))[..., :3, :3]
+    assert np.array_equal(np.broadcast_to(own["mask"], (1, 2, 3, 3)), want)
+    cross = Drawn(
+        {"query": x[:, :3], "key": x, "mask": np.broadcast_to(mask, (2, 2, 4, 4))[:, :, :3]}, layer.params(), 0
+    )
+    assert one_row(case, cross, 1, {"t": 2, "s": None}).inputs["mask"].shape == (1, 2, 2, 4)
 
 
 def test_a_hostile_word_stays_a_word() -> None:
