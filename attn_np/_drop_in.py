@@ -3,6 +3,7 @@
 from typing import Any
 
 from attn_np._attend import attend, attend_vjp
+from attn_np._functions import number
 from attn_np._layer import specs
 from attn_np._masks import in_window
 from attn_np._ops import (
@@ -82,7 +83,7 @@ def scaled_dot_product_attention(
     t, s = q.shape[1], k.shape[1]
     if is_causal and t != s:
         mask, is_causal = visible(t, s, None, 0, like=q), False
-    options: dict[str, Any] = {"causal": is_causal, "scale": scale, "keep": keep, "rate": float(dropout_p)}
+    options: dict[str, Any] = {"causal": is_causal, "scale": number(scale), "keep": keep, "rate": float(dropout_p)}
     options["tape"] = tape  # only in NumPy: the backward pass reads it
     context = attend(q, k, v, mask=mask, bias=bias, **options)[0]
     context = context.swapaxes(1, 2)
@@ -120,7 +121,7 @@ def scaled_dot_product_attention_vjp(
         known, dropout_p=dropout_p, is_causal=False, enable_gqa=enable_gqa, has_keep=True
     )
     dy = as_bthk(dy, batch, heads)
-    dq, dk, dv, dbias = attend_vjp(tape, dy, scale=scale, rate=float(dropout_p), kv_heads=kv_heads)
+    dq, dk, dv, dbias = attend_vjp(tape, dy, scale=number(scale), rate=float(dropout_p), kv_heads=kv_heads)
     gradients: dict[str, Array | None] = {
         name: as_bthk_vjp(dx, batch, x.shape)
         for name, dx, x in (("query", dq, query), ("key", dk, key), ("value", dv, value))
@@ -178,7 +179,7 @@ def dot_product_attention(
     )  # fmt: skip
     q, k, v = (x if x.ndim == 4 else x[None] for x in (query, key, value))
     t, s = q.shape[1], k.shape[1]
-    options: dict[str, Any] = {"scale": scale, "bias": bias}
+    options: dict[str, Any] = {"scale": number(scale), "bias": bias}
     options["tape"] = tape  # only in NumPy: the backward pass reads it
     by_position = left is not None or right is not None
     if mask is None and query_seq_lengths is None and key_value_seq_lengths is None and (t == s or not by_position):
@@ -217,7 +218,7 @@ def dot_product_attention_vjp(
     kv_heads, s = key.shape[-2], key.shape[-3]
     dy = dy if dy.ndim == 4 else dy[None]
     dcontext = dy if "rows" not in tape else where(tape["seen"], dy, 0.0)
-    dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=scale, kv_heads=kv_heads)
+    dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=number(scale), kv_heads=kv_heads)
     if "rows" in tape:
         dmean = where(tape["rows"] & ~tape["seen"], dy, 0.0).sum(1)[:, None]
         dv = dv + repeat_heads_vjp(dmean, kv_heads) / s

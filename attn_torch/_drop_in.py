@@ -4,6 +4,7 @@ from typing import Any
 
 from attn_np.contract import _drop_in as contract
 from attn_torch._attend import attend
+from attn_torch._functions import number
 from attn_torch._layer import specs
 from attn_torch._masks import in_window
 from attn_torch._ops import (
@@ -72,7 +73,7 @@ def scaled_dot_product_attention(
     t, s = q.shape[1], k.shape[1]
     if is_causal and t != s:
         mask, is_causal = visible(t, s, None, 0, like=q), False
-    options: dict[str, Any] = {"causal": is_causal, "scale": scale, "keep": keep, "rate": float(dropout_p)}
+    options: dict[str, Any] = {"causal": is_causal, "scale": number(scale), "keep": keep, "rate": float(dropout_p)}
     context = attend(q, k, v, mask=mask, bias=bias, **options)[0]
     context = context.swapaxes(1, 2)
     rank = max(query.ndim, key.ndim, value.ndim)
@@ -132,7 +133,7 @@ def dot_product_attention(
     )  # fmt: skip
     q, k, v = (x if x.ndim == 4 else x[None] for x in (query, key, value))
     t, s = q.shape[1], k.shape[1]
-    options: dict[str, Any] = {"scale": scale, "bias": bias}
+    options: dict[str, Any] = {"scale": number(scale), "bias": bias}
     by_position = left is not None or right is not None
     if mask is None and query_seq_lengths is None and key_value_seq_lengths is None and (t == s or not by_position):
         context = attend(q, k, v, window=(left, right) if by_position else None, **options)[0]

@@ -338,3 +338,14 @@ def test_axes_of_pytorch_get_a_hint_from_attend() -> None:
             tree.package.attend(q, q, q, mask=tree.array(np.ones((2, 1, 5, 5), bool)))
         with pytest.raises(ValueError, match=r"add axes of size 1 where it does not vary$"):
             tree.package.attend(q, q, q, mask=tree.array(np.ones((3, 4, 4), bool)))
+
+
+@pytest.mark.parametrize("name", ["scaled_dot_product_attention", "dot_product_attention"])
+def test_a_scale_is_any_number(name: str) -> None:
+    """NumPy's, and an array without axes, as the originals and `attend` take them."""
+    x = drawn(1, 2, 4, 5, 3)
+    for tree in TREES.values():
+        call, array = getattr(tree.package.drop_in, name), tree.array(x)
+        want = tree.numpy(call(array, array, array, scale=0.25))
+        for scale in (np.float32(0.25), tree.array(np.array(0.25))):
+            assert np.array_equal(tree.numpy(call(array, array, array, scale=scale)), want)
