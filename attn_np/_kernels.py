@@ -138,8 +138,8 @@ def serves(q: Array, k: Array, v: Array) -> bool:
 
 
 def by_diagonal(q: Array, k: Array) -> bool:
-    """Whether the fast path takes a bias by distance as one number for each diagonal."""
-    return True
+    """Whether the fast path takes a bias by distance as one number for each diagonal: where there is one."""
+    return 0 not in (*q.shape, *k.shape)
 
 
 def attend(
@@ -195,8 +195,9 @@ def with_distance_bias(args: Arguments, distance_bias: Array) -> Arguments:
     safe = safe and values_are_moderate(args.v)
     if not (safe and distance_bias.size and np.max(largest, initial=0) <= SAFE_SCORE):  # which NaN is not, either
         return replace(args, distance_bias=distance_bias * distance_bias.dtype.type(args.log_base))
-    room = np.where(2 * largest > SAFE_SCORE, 0, args.q.dtype.type(SAFE_SCORE / 2))
-    top = np.max(distance_bias, axis=1) - room
+    top = np.max(distance_bias, axis=1) - np.where(2 * largest > SAFE_SCORE, 0, args.q.dtype.type(SAFE_SCORE / 2))
+    if not np.max(np.abs(top)) <= 2 * SAFE_SCORE:  # a large one would round the others
+        return replace(args, distance_bias=distance_bias * distance_bias.dtype.type(args.log_base))
     distance_bias, largest = ((x * x.dtype.type(args.log_base)) for x in (distance_bias - top[:, None], largest))
     return replace(args, distance_bias=distance_bias, largest_product=largest)
 

@@ -12,6 +12,7 @@ in a dozen arrays of this size is here
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -55,33 +56,37 @@ class Weighed:
     def vjp(self, dcontext: Array) -> dict[str, Array | None]:
         """The gradients of q, k, v and the bias."""
         dq, dk, dv = (np.zeros_like(x) for x in (self.q, self.k, self.v))
-        (b, t, h, _), s, bias = self.q.shape, self.k.shape[1], rank4(self.bias)
-        # Heads are done in threads, so each has its own, of the bias's axes that queries and keys share.
-        sides = (
-            () if bias is None else tuple(n if own > 1 else 1 for n, own in zip((t, s), bias.shape[2:], strict=True))
-        )
-        dbias = None if bias is None else np.zeros((b, h, *sides), self.q.dtype)
+        bias = rank4(self.bias)
+        dbias = None if bias is None else np.zeros(bias.shape, self.q.dtype)
 
-        def attend_head_vjp(head: tuple[int, int]) -> None:
+        def part_of_bias(head: tuple[int, int]) -> tuple[int, ...]:
+            return head if bias is None else tuple(i if n > 1 else 0 for i, n in zip(head, bias.shape, strict=False))
+
+        # Heads that share a bias are done in one thread, which adds up its gradient.
+        heads = [list(group) for _, group in groupby(sorted(self.heads, key=part_of_bias), part_of_bias)]
+
+        def attend_heads_vjp(heads: list[tuple[int, int]]) -> None:
             scratch = Scratch()
-            for block in self.of_head(head, scratch):
-                dy, weights = dcontext[block.queries], block.weights
-                dv[block.keys] += weights.T @ dy
-                dscores = np.matmul(dy, block.v.T, out=scratch("dscores", weights.shape, weights.dtype))
-                scores_vjp_(self.weighing, weights, dscores)
-                if dbias is not None:
-                    part = dbias[head][index(dbias[head], block.rows, block.columns)]
-                    part += sum_to(dscores, part.shape)
-                if block.tanh is not None:
-                    slope = 1 - block.tanh * block.tanh
-                    np.copyto(slope, 0, where=dscores == 0)  # that of a hidden inf - inf is NaN
-                    dscores *= slope
-                dq[block.queries] = (dscores @ block.k) * self.weighing.scale
-                dk[block.keys] += dscores.T @ block.q
+            for head in heads:
+                for block in self.of_head(head, scratch):
+                    dy, weights = dcontext[block.queries], block.weights
+                    dv[block.keys] += weights.T @ dy
+                    dscores = np.matmul(dy, block.v.T, out=scratch("dscores", weights.shape, weights.dtype))
+                    scores_vjp_(self.weighing, weights, dscores)
+                    if dbias is not None:
+                        own = dbias[part_of_bias(head)]
+                        part = own[index(own, block.rows, block.columns)]
+                        part += sum_to(dscores, part.shape)
+                    if block.tanh is not None:
+                        slope = 1 - block.tanh * block.tanh
+                        np.copyto(slope, 0, where=dscores == 0)  # that of a hidden inf - inf is NaN
+                        dscores *= slope
+                    dq[block.queries] = (dscores @ block.k) * self.weighing.scale
+                    dk[block.keys] += dscores.T @ block.q
 
         with np.errstate(invalid="ignore", over="ignore"):
-            in_threads(attend_head_vjp, lambda threads: self.heads)
-        return {"q": dq, "k": dk, "v": dv, "bias": None if dbias is None else sum_to(dbias, self.bias.shape)}  # type: ignore[union-attr]
+            in_threads(attend_heads_vjp, lambda threads: heads)
+        return {"q": dq, "k": dk, "v": dv, "bias": None if dbias is None else dbias.reshape(self.bias.shape)}  # type: ignore[union-attr]
 
     @property
     def heads(self) -> list[tuple[int, int]]:

@@ -52,6 +52,7 @@ class TransformerXLAttention(Layer[Config]):
         keep: Bool[Array, "..."] | None = None,
         tape: Tape = None,
         return_weights: bool = False,
+        implementation: str = "auto",
         step: DecodeStep | None = None,
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep)
@@ -105,7 +106,7 @@ class TransformerXLAttention(Layer[Config]):
 
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            at_once=attend_at_once, bias=bias, keep=keep,
+            implementation=implementation, at_once=attend_at_once, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

@@ -106,7 +106,7 @@ def from_query(first: int, context: Tensor) -> Tensor:
 
 def by_diagonal(q: Tensor, k: Tensor) -> bool:
     """Whether the fast path takes a bias by distance as one number for each diagonal: not in a compiled program."""
-    return not (torch.compiler.is_compiling() or q.is_meta)
+    return not (torch.compiler.is_compiling() or q.is_meta or 0 in q.shape or 0 in k.shape)
 
 
 def rank4(x: Tensor | None) -> Tensor | None:

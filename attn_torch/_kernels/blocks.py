@@ -351,7 +351,8 @@ def backward(dout: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
         dscores = call.product("dprobs", dy, call.keys(call.v, block).mT)
         if dsinks is not None:
             dscores[..., 0] = 0.0
-        dscores.sub_(call.queries(delta, block)).mul_(probs)
+        # Also of queries that see no key: their sink has what the lse asks for.
+        dscores.sub_(block.of(delta, "bgrtk").flatten(2, 3).flatten(0, 1)).mul_(probs)
         dscores_by_axes = call.by_axes(dscores, block)
         if dsinks is not None:
             block.add(dsinks, "bgr", dscores_by_axes[..., 0].sum(-1))

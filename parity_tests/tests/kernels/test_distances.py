@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from attn_np import _kernels
+from attn_np import _kernels, contract
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES, Arrays, Tree
 from parity_tests.tests.kernels.test_kernels import BLOCKS
@@ -148,3 +148,17 @@ def test_a_planted_bug_is_seen(name: str, plant: Any, case: str, monkeypatch: py
         worst = ratios(TREES[name], case)
     jax.clear_caches()
     assert not max(worst.values()) <= 1
+
+
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("variant", ["alibi", "t5_bias"])
+def test_no_sequences_and_no_positions(name: str, variant: str) -> None:
+    """There is no diagonal then."""
+    tree: Any = TREES[name]
+    layer = tree.layer(variant, next(iter(contract.examples(variant))), "float64")
+    for shape in ((0, 3), (2, 0), (0, 0)):
+        x = np.zeros((*shape, layer.config.d_model))
+        if name == "numpy":
+            y, pull = tree.package.value_and_vjp(layer, x)
+            assert pull(y).inputs["query"].shape == x.shape
+        assert tuple(layer(tree.array(x)).shape) == x.shape

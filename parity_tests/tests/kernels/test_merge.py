@@ -22,14 +22,21 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "plain": ({}, ""),
     "masked": ({"softcap": 1.5}, "mask"),
     "all": ({"causal": True, "softcap": 1.5}, "mask bias sinks"),
+    "a row that sees its sink alone": ({"lengths": np.array([0, 5])}, "sinks"),
 }
 # The textbook path, the fast one of a small call, and that in blocks.
-PATHS = ("textbook", "fused", "blocks")
+PATHS = ("textbook", "fused", "blocks", "one block")
 
 
 @pytest.fixture(params=list(TREES))
 def tree(request: pytest.FixtureRequest) -> Tree:
     return TREES[request.param]
+
+
+def constants(tree: Tree, path: str) -> dict[str, Any]:
+    """Those of the tree's kernels: blocks that fall everywhere, or PyTorch's with the whole batch in one."""
+    one_block = {"SMALL": 0} if tree.name == "torch" else {}
+    return {"blocks": kernels.SMALL[tree.name][0], "one block": one_block}.get(path, {})
 
 
 def lifted(inputs: Arrays) -> Any:
@@ -72,8 +79,9 @@ def results(tree: Tree, package: Any, call: str, path: str) -> tuple[Arrays, dic
     options, names = CALLS[call]
     inputs: Any = given(2, names)
     want, dy, dlse = held(inputs, options)
-    options = options | {"implementation": "fused" if path == "blocks" else path, "return_lse": True}
-    with kernels.blocks(package.__name__, kernels.SMALL[tree.name][0] if path == "blocks" else {}):
+    options = {name: tree.array(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    options |= {"implementation": "textbook" if path == "textbook" else "fused", "return_lse": True}
+    with kernels.blocks(package.__name__, constants(tree, path)):
         if tree.name == "numpy":
             (y, _, lse), pull = package.value_and_vjp(package.attend, **inputs, **options)
             outputs, grads = [y, lse], {f"d{name}": x for name, x in pull(dy, None, dlse).inputs.items()}
@@ -261,8 +269,8 @@ def test_queries_before_the_first_key_have_their_sink_alone(tree: Tree, names: s
     inputs = given(2, names)
     inputs |= {name: inputs[name][:, :2] for name in "kv"}
     want = held(inputs, {"causal": True})[0]["lse"]
-    options: dict[str, Any] = {"causal": True, "implementation": "fused" if path == "blocks" else path}
-    with kernels.blocks(tree.package.__name__, kernels.SMALL[tree.name][0] if path == "blocks" else {}):
+    options: dict[str, Any] = {"causal": True, "implementation": "textbook" if path == "textbook" else "fused"}
+    with kernels.blocks(tree.package.__name__, constants(tree, path)):
         lse = tree.numpy(tree.package.attend(**tree.arrays(inputs), **options, return_lse=True)[2])
     assert ratio(lse, want) <= 1
     assert names or np.all(lse[..., :3] == -inf)

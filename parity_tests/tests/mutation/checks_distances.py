@@ -28,6 +28,7 @@ CASES: dict[str, tuple[dict[str, Any], str, int, int, int, int]] = {
     "steep": ({}, "", 6, 13, 13, 6),
     "steep, near keys hidden": ({}, "near", 6, 13, 13, 6),
     "diagonals that hide": ({}, "", 2, 11, 13, 6),
+    "one far above the others": ({"causal": True}, "", 6, 13, 13, 6),
 }
 
 
@@ -41,6 +42,8 @@ def drawn(case: str) -> tuple[Arrays, Arrays, dict[str, Any]]:
     distance = np.abs(np.arange(t + s - 1) - (s - 1))
     if case.startswith("steep"):  # the weights of all but the nearest keys are below the smallest number
         by_diagonal = by_diagonal - 300.0 * distance
+    if case.startswith("one far"):  # the pair of the last query and the first key
+        by_diagonal[..., 0] = 1e9
     if case == "diagonals that hide":
         by_diagonal[..., distance > 3] = -np.inf
     if "mask" in names:
