@@ -92,7 +92,7 @@ def calls() -> tuple[tuple[str, Config, dict[str, Any], dict[str, Any], dict[str
 
 def weighed_blocks(alias: str) -> None:
     """In small blocks, forward and backward."""
-    room = import_module(f"{alias}._weigh")
+    room: Any = import_module(f"{alias}._weigh")
     before = room.GROUP
     room.GROUP = GROUP
     try:

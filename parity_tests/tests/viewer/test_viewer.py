@@ -285,7 +285,8 @@ def test_show_refuses_what_it_cannot_show() -> None:
     with pytest.raises(TypeError, match=r"expected arrays by name, query, .*, got implementation"):
         show(layer, x, **options)
 
-    for row in (-1, 7, 1.5):
+    wrong_rows: tuple[Any, ...] = (-1, 7, 1.5)
+    for row in wrong_rows:
         with pytest.raises(ValueError, match="expected a row of the 1 of the batch, got"):
             show(layer, x[:1], row=row, frameworks=("numpy",))
     for frameworks in ("numpy", ("tf",)):
