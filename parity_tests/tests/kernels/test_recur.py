@@ -228,7 +228,8 @@ def test_what_cannot_be_right_is_refused(tree: Tree, case: str) -> None:
 
 def test_a_scale_that_asks_for_its_gradient_is_refused() -> None:
     """A number has none: PyTorch would drop it without a word."""
-    q, learned = torch.ones(1, 2, 1, 3), torch.nn.Parameter(torch.tensor(0.5))
+    q = torch.ones(1, 2, 1, 3)
+    learned: Any = torch.nn.Parameter(torch.tensor(0.5))
     for call in (attn_torch.attend, attn_torch.recur):
         with pytest.raises((TypeError, ValueError), match="expected scale to be a finite int or float"):
             call(q, q, q, scale=learned)
