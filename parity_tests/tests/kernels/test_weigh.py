@@ -95,7 +95,7 @@ def test_a_planted_bug_is_seen(
 
 @pytest.mark.parametrize("tree", ["numpy", "torch"])
 def test_few_scores_alone_are_looked_at(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The threshold of the groups' largest scores is not above that of all, and fewer scores than groups lie above it."""
+    """The threshold of the groups' largest scores is not above that of all; fewer scores than groups are above it."""
     room = import_module(f"{TREES[tree].package.__name__}._weigh")
     step, steps = room.threshold_from_below, []
 
