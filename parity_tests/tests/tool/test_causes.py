@@ -129,6 +129,15 @@ def one_norm(self: Any, x: Any, name: str) -> Any:
     return x / self.lib.sqrt(squares + (1e-3 if name == "w_k_norm" else self.eps())) * self.w[name]
 
 
+@pytest.mark.parametrize("call", ["plain", "full"])
+def test_an_eps_in_one_of_two_norms_is_one_mistake_without_taps(call: str) -> None:
+    with pytest.raises(ParityError) as caught:
+        judged("decoder", {"norm": one_norm}, ("torch", "float64", False), calls=(call,))
+    finding = caught.value.finding
+    assert [x.name for x in finding.causes] == ["factor on the eps of the keys' norm 1000 in place of 1"], told(finding)
+    assert finding.after is None and finding.explains_all
+
+
 def other_norm(self: Any, x: Any, name: str) -> Any:
     return self.unit(x) * self.w["w_q_norm" if name == "w_k_norm" else "w_k_norm"]
 
