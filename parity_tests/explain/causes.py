@@ -141,17 +141,15 @@ def shown_aside(run: Judged, rows: list[Row]) -> list[str]:
     The reference goes on from what was recorded. So an array that the results are not made of, as queries that were
     scaled for another use, makes everything behind it differ as well.
     """
-    names: list[str] = []
-    while wrong := [row for row in rows if not row.ok and row.stage in FORWARD]:
+    shown: list[str] = []
+    wrong = differing = [row for row in rows if not row.ok and row.stage in FORWARD]
+    while wrong:
         if wrong[0].stage != "tape" or not run.partial:
             return []
-        name = wrong[0].name
-        run = without(run, name)
-        rows, _ = verdicts(run, backward=False)
-        if sum(not row.ok for row in rows) > len(wrong) - 2:
-            return []
-        names.append(name)
-    return names
+        shown.append(wrong[0].name)
+        run = without(run, wrong[0].name)
+        wrong = [row for row in verdicts(run, backward=False)[0] if not row.ok]
+    return shown if {row.name for row in differing} - {*shown} else []
 
 
 def without(run: Judged, name: str) -> Judged:

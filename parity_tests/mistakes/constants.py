@@ -1,32 +1,27 @@
 """Constants of the code that no field holds, as factors: `{value}` stands where the reference has 1."""
 
-from parity_tests.mistakes.plant import SHARED, Mutant, at
+from parity_tests.mistakes.plant import SHARED, at
 
-ONE_EPS = "take norm_eps in every norm: one of them has another"
-
-
-def eps_of_one_norm(file: str, example: str, whose: str, old: str, new: str) -> Mutant:
-    """An eps that one of a variant's norms has and the others have not."""
-    return at(file, file.removesuffix(".py"), example)(f"factor on the eps of the {whose} norm", ONE_EPS, old, new)
-
-
-def with_eps(config: str) -> str:
-    return f'__import__("dataclasses").replace({config}, norm_eps={{value}} * {config}.norm_eps)'
-
-
+# The eps of one of several norms, in place of the config's.
+EPS = tuple(
+    at(file, file.removesuffix(".py"), example)(
+        f"eps of the {whose} norm",
+        "take the config's norm_eps in every norm",
+        f"{function}(c, {x}, ",
+        f"{function}(__import__('dataclasses').replace(c, norm_eps={{value}}), {x}, ",
+    )
+    for file, example, function in (("decoder.py", "sinks", "normalize"), ("qk_norm.py", "head", "normalised"))
+    for x, whose in (("q", "queries'"), ("k", "keys'"))
+) + tuple(
+    at("mla.py", "mla", "expanded")(
+        f"eps of the {whose} norm",
+        "take the config's norm_eps in every norm",
+        f"self.w_{x}_norm, c.norm_eps",
+        f"self.w_{x}_norm, {{value}}",
+    )
+    for x, whose in (("q", "queries'"), ("kv", "latents'"))
+)
 FACTORS = (
-    *(
-        eps_of_one_norm("decoder.py", "sinks", whose, f"normalize(c, {x}, w_{x}", f"normalize({with_eps('c')}, {x}, w_{x}")
-        for x, whose in (("q", "queries'"), ("k", "keys'"))
-    ),
-    *(
-        eps_of_one_norm("qk_norm.py", "head", whose, f"normalised(c, {x}, self", f"normalised({with_eps('c')}, {x}, self")
-        for x, whose in (("q", "queries'"), ("k", "keys'"))
-    ),
-    *(
-        eps_of_one_norm("mla.py", "expanded", whose, f"self.w_{x}_norm, c.norm_eps", f"self.w_{x}_norm, {{value}} * c.norm_eps")
-        for x, whose in (("q", "queries'"), ("kv", "latents'"))
-    ),
     at("alibi.py", "alibi", "causal")(
         "factor on the slopes",
         "take the slopes of ALiBi as they are: 2^(-8 (h + 1) / H) for a number of heads that is a power of two",
