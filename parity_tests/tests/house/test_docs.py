@@ -343,12 +343,25 @@ def forward(self):
         r"y_{btd} = \sum_{hv} \mathrm{context}_{bthv}\, \mathrm{w\_o}_{hvd} + \mathrm{b\_o}_{d}",
         r"z = \mathrm{softmax}(\mathrm{tanh}(y))",
     ]
+    parts = ast.parse("(a - b)[:, None] * (c / 2)", mode="eval").body
+    assert sources.latex(parts) == r"(a - b) \, (c / 2)"
     call = ast.parse('linear_vjp("btd,dk->btk", x, self.w, self.b, dy)', mode="eval").body
     assert sources.pulled_back(call, ["dx", "dw", "db"]) == [
         r"\mathrm{dx}_{btd} = \sum_{k} \mathrm{dy}_{btk}\, w_{dk}",
         r"\mathrm{dw}_{dk} = \sum_{bt} x_{btd}\, \mathrm{dy}_{btk}",
         r"\mathrm{db}_{k} = \sum_{bt} \mathrm{dy}_{btk}",
     ]
+
+
+def test_a_recurrence_is_shown_as_the_layer_calls_it() -> None:
+    """The page has the recurrence after the decay that it needs, without the branches that the layer does not take."""
+    corrected = {"gla": [], "kda": [r"\mathrm{corrected}_{bgv} = v - \sum_{k} k_{bgk}\, \mathrm{decayed}_{bgkv}"]}
+    for variant, expected in corrected.items():
+        rows = extension("sources").line_by_line(ROOT / f"attn_np/{variant}.py")
+        names = [line.removeprefix("recurrent: ").partition(" = ")[0] for line, _ in rows]
+        order = [names.index(name) for name in ("decay", "decayed", "state", "out", "y")]
+        assert order == sorted(order)
+        assert [formula for _, formula in rows if r"\mathrm{decayed}_" in formula] == expected
 
 
 @pytest.mark.usefixtures("as_a_reader", "unchecked")
