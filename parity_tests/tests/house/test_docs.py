@@ -359,6 +359,10 @@ def test_a_recurrence_is_shown_as_the_layer_calls_it() -> None:
     for variant, expected in corrected.items():
         rows = extension("sources").line_by_line(ROOT / f"attn_np/{variant}.py")
         names = [line.removeprefix("recurrent: ").partition(" = ")[0] for line, _ in rows]
+        assert (
+            r"recurrent: decayed = decay[..., None] * state",
+            r"\mathrm{decayed} = \mathrm{decay} \, \mathrm{state}",
+        ) in rows
         order = [names.index(name) for name in ("decay", "decayed", "state", "out", "y")]
         assert order == sorted(order)
         assert [formula for _, formula in rows if r"\mathrm{decayed}_" in formula] == expected
