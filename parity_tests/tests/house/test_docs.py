@@ -312,6 +312,20 @@ def test_a_picture_shows_what_its_caption_says(claim: str) -> None:
     CLAIMS[claim](ideas.picture(claim).shown, ideas.run(claim))
 
 
+def test_the_first_picture_is_the_head_that_its_caption_names() -> None:
+    """Each line of the README's picture is a weight of the head, up to its rounding; three packages, one number."""
+    landing = extension("landing")
+    words, found = landing.weights()
+    kept, now = landing.PICTURE.read_text("utf-8"), landing.draw(words, found)
+    width = re.compile(r'stroke-width="([0-9.]+)"')
+    drawn, computed = (np.array(width.findall(svg), float) for svg in (kept, now))
+    assert width.sub("", kept) == width.sub("", now)
+    assert np.rint(100 * abs(drawn - computed)).max() <= 1
+    weight = {f"{p[words.index('it'), words.index('animal')]:.5f}" for p in found.values()}
+    assert len(weight) == 1
+    assert kept.count(f">{weight.pop()}<") == 3
+
+
 def test_the_reference_has_every_public_name() -> None:
     """In a section each, with a docstring; the layers have pages of their own."""
     found = [name for _, names in extension("functions").sections().values() for name, _ in names]
