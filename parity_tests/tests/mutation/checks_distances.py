@@ -28,6 +28,8 @@ CASES: dict[str, tuple[dict[str, Any], str, int, int, int, int]] = {
     "steep": ({}, "", 6, 13, 13, 6),
     "steep, near keys hidden": ({}, "near", 6, 13, 13, 6),
     "diagonals that hide": ({}, "", 2, 11, 13, 6),
+    "one sequence of large products": ({"causal": True}, "", 6, 13, 13, 6),
+    "one head of large products": ({"causal": True}, "", 2, 13, 13, 6),
     "one far above the others": ({"causal": True}, "", 6, 13, 13, 6),
 }
 
@@ -44,6 +46,11 @@ def drawn(case: str) -> tuple[Arrays, Arrays, dict[str, Any]]:
         by_diagonal = by_diagonal - 300.0 * distance
     if case.startswith("one far"):  # the pair of the last query and the first key
         by_diagonal[..., 0] = 1e9
+    if case.startswith("one sequence"):
+        arrays["q"][1] *= 1e3
+    if case.startswith("one head"):  # the second of three that share keys: its keys' size is that of the first group
+        arrays["q"][:, :, [0, 2, 4]] *= 1e-6
+        arrays["k"][:, :, 0] *= 1e3
     if case == "diagonals that hide":
         by_diagonal[..., distance > 3] = -np.inf
     if "mask" in names:
