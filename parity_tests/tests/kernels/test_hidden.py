@@ -136,9 +136,8 @@ def options_of_places(options: dict[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in options.items() if name in ("causal", "window")}
 
 
-@pytest.mark.parametrize("implementation", ["textbook", "fused"])
 @pytest.mark.parametrize(("name", "at"), [("q", (0, 2)), ("k", (0, 5)), ("v", (0, 5)), ("dy", (0, 2))])
-def test_the_gradient_of_what_nobody_sees_is_0_whatever_is_seen(name: str, at: Any, implementation: str) -> None:
+def test_the_gradient_of_what_nobody_sees_is_0_whatever_is_seen(name: str, at: Any) -> None:
     """NaN in what is seen reaches neither a key that no query sees nor a query that sees no key."""
     rng = np.random.default_rng(0)
     arrays = {n: rng.normal(size=(2, length, H, K)) for n, length in (("q", 7), ("k", 9), ("v", 9), ("dy", 7))}
@@ -147,7 +146,7 @@ def test_the_gradient_of_what_nobody_sees_is_0_whatever_is_seen(name: str, at: A
     arrays[name][at] = np.nan
     q, k, v, dy = arrays.values()
     with np.errstate(invalid="ignore"):
-        _, pull = attn_np.value_and_vjp(attn_np.attend, q, k, v, mask=mask, implementation=implementation)
+        _, pull = attn_np.value_and_vjp(attn_np.attend, q, k, v, mask=mask, implementation="textbook")
         grads = pull(dy).inputs
     assert not grads["q"][:, 4].any() and not grads["k"][:, 3].any() and not grads["v"][:, 3].any()
 
