@@ -599,3 +599,14 @@ def test_visibility_is_that_of_the_whole_mask() -> None:
             for found, spec, axis in ((queries, "bhts->bht", 3), (keys, "bhts->bhs", 2)):
                 every, want = True if found is None else any_visible(spec, found), seen.any(axis)
                 assert np.array_equal(np.broadcast_to(every, want.shape), want), (spec, t, s, left, right, mask)
+
+
+@pytest.mark.parametrize("implementation", ["textbook", "fused"])
+def test_a_window_may_be_wider_than_32_bits(tree: Tree, implementation: str) -> None:
+    arrays = tree.arrays(given(H))
+    for wide, as_wide in (((2**40, 0), (S + T, 0)), ((2**31, 2**40), (None, None)), ((2, 2**31 - 1), (2, None))):
+        got, want = (
+            tree.numpy(tree.package.attend(**arrays, window=window, implementation=implementation)[0])
+            for window in (wide, as_wide)
+        )
+        assert same(got, want), wide

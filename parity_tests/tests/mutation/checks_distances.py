@@ -26,6 +26,7 @@ CASES: dict[str, tuple[dict[str, Any], str, int, int, int, int]] = {
     "sinks and cap": ({"causal": True, "softcap": 1.5}, "sinks", 2, 11, 17, 6),
     "pattern": ({"pattern": patterns.Chunks(4, 1)}, "", 3, 13, 13, 6),
     "steep": ({}, "", 6, 13, 13, 6),
+    "steep, more queries than keys": ({}, "", 6, 13, 7, 6),
     "steep, near keys hidden": ({}, "near", 6, 13, 13, 6),
     "diagonals that hide": ({}, "", 2, 11, 13, 6),
     "one sequence of large products": ({"causal": True}, "", 6, 13, 13, 6),
