@@ -165,3 +165,18 @@ def test_sequences_of_a_batch_have_documents_of_their_own(tree: Tree, row: int) 
     for setting in (kernels.SMALL[tree.name][0], *([] if tree.name == "jax" else [{}])):
         with kernels.blocks(tree.package.__name__, setting):
             judged(fused(tree, inputs, {"pattern": patterns.Documents(numbers, numbers)}), want)
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_a_sink_of_minus_infinity_is_none(tree: Tree) -> None:
+    """Also of a query that sees no key."""
+    rng = np.random.default_rng(0)
+    inputs: Arrays = {name: rng.normal(size=(2, 9, H, w)) for name, w in (("q", K), ("k", K), ("v", V))}
+    inputs["mask"] = rng.random((2, 1, 9, 9)) < 0.6
+    inputs["mask"][0, :, 2] = False
+    want = held(inputs, {})
+    for setting in (kernels.SMALL[tree.name][0], *([] if tree.name == "jax" else [{}])):
+        with kernels.blocks(tree.package.__name__, setting):
+            got = fused(tree, inputs | {"sinks": np.full(H, -np.inf)}, {})
+        assert not got.pop("dsinks").any()
+        judged(got, want)

@@ -29,6 +29,7 @@ CASES: dict[str, tuple[dict[str, Any], str, int, int, int, int]] = {
     "steep, more queries than keys": ({}, "", 6, 13, 7, 6),
     "steep, near keys hidden": ({}, "near", 6, 13, 13, 6),
     "diagonals that hide": ({}, "", 2, 11, 13, 6),
+    "diagonals that hide all of a row": ({}, "", 2, 13, 7, 6),
     "one sequence of large products": ({"causal": True}, "", 6, 13, 13, 6),
     "one head of large products": ({"causal": True}, "", 2, 13, 13, 6),
     "one far above the others": ({"causal": True}, "", 6, 13, 13, 6),
@@ -52,6 +53,8 @@ def drawn(case: str) -> tuple[Arrays, Arrays, dict[str, Any]]:
     if case.startswith("one head"):  # the second of three that share keys: its keys' size is that of the first group
         arrays["q"][:, :, [0, 2, 4]] *= 1e-6
         arrays["k"][:, :, 0] *= 1e3
+    if case == "diagonals that hide all of a row":  # of the queries before the first key
+        by_diagonal[..., s:] = -np.inf
     if case == "diagonals that hide":
         by_diagonal[..., distance > 3] = -np.inf
     if "mask" in names:
