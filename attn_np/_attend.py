@@ -120,7 +120,7 @@ def attend(
     return_weights: bool = False,
     return_lse: bool = False,
 ) -> Any:
-    """The `attend` of `_functions` as layers call it; returns the context, the weights or None, and the lse if asked for.
+    """The `attend` of `_functions` as layers call it; returns the context, the weights or None, and a lse if asked.
 
     Numbers are Python's, a window has two sides, and the last query is at the last key but in a step of decoding.
 
