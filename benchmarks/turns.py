@@ -14,6 +14,8 @@ LONG = 0.1
 # Idle threads of OpenMP and OpenBLAS look for work for so long before they sleep. Seconds.
 SPINNING = {"attn_np": 0.1, "two products": 0.1}
 OTHERS_SPIN = 0.008
+# As many rounds are run even if they take longer than they should.
+FEWEST = 3
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,10 @@ def repeats(seconds: float) -> int:
     return max(1, ceil(LEAST / max(seconds, 1e-9)))
 
 
-def rounds(runners: Sequence[tuple[str, Runner]], count: int) -> Iterator[list[float]]:
-    """Seconds of every entrant, round by round; the first runs are not in them."""
+def rounds(
+    runners: Sequence[tuple[str, Runner]], count: int, seconds: float | None = None, threads: int = 2
+) -> Iterator[list[float]]:
+    """Seconds of every entrant, round by round; the first runs are not in them. After `seconds` no round begins."""
     times = []
     for _, runner in runners:
         tried = timed(runner, 1) * runner.units
@@ -75,14 +79,17 @@ def rounds(runners: Sequence[tuple[str, Runner]], count: int) -> Iterator[list[f
     gc.collect()
     gc.disable()
     try:
+        start = perf_counter()
         for number in range(count):
+            if seconds is not None and number >= FEWEST and perf_counter() - start > seconds:
+                return
             found = [0.0] * len(runners)
             for at in order(number, len(runners)):
                 who, runner = runners[at]
                 if times[at] > 1:
                     runner.run(runner.fresh())
                 found[at] = timed(runner, times[at])
-                if len(runners) > 1:
+                if len(runners) > 1 and threads > 1:
                     sleep(next((s for name, s in SPINNING.items() if who.startswith(name)), OTHERS_SPIN))
             yield found
     finally:
