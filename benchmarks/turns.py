@@ -14,8 +14,8 @@ LONG = 0.1
 # Idle threads of OpenMP and OpenBLAS look for work for so long before they sleep. Seconds.
 SPINNING = {"attn_np": 0.1, "two products": 0.1}
 OTHERS_SPIN = 0.008
-# As many rounds are run even if they take longer than they should.
-FEWEST = 3
+# As many rounds are run even if they take longer than they should, up to this multiple.
+FEWEST, OVER = 3, 3.0
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Runner:
         units: what is counted within a run, such as tokens; seconds are given for one.
         output: the result of a run as a float64 array, to see that all do the same work.
         kept: bytes that a run returns.
+        took: seconds of a call that has been made; None before.
         ahead: gives `run` with its first-time work, such as compiling, done: what is to be weighed begins with it.
     """
 
@@ -36,6 +37,7 @@ class Runner:
     units: int = 1
     output: Callable[[Any], Any] = lambda result: result
     kept: Callable[[Any], int] = lambda result: 0
+    took: float | None = None
     ahead: Callable[[], Callable[[Any], Any]] | None = None
 
 
@@ -69,10 +71,13 @@ def repeats(seconds: float) -> int:
 def rounds(
     runners: Sequence[tuple[str, Runner]], count: int, seconds: float | None = None, threads: int = 2
 ) -> Iterator[list[float]]:
-    """Seconds of every entrant, round by round; the first runs are not in them. After `seconds` no round begins."""
+    """Seconds of every entrant, round by round; the first runs are not in them.
+
+    After `seconds` no round begins but the FEWEST; after OVER times as many none at all.
+    """
     times = []
     for _, runner in runners:
-        tried = timed(runner, 1) * runner.units
+        tried = timed(runner, 1) * runner.units if runner.took is None else runner.took
         if tried < LONG:
             tried = min(tried, *(timed(runner, 1) * runner.units for _ in range(3)))
         times.append(repeats(tried))
@@ -81,7 +86,7 @@ def rounds(
     try:
         start = perf_counter()
         for number in range(count):
-            if seconds is not None and number >= FEWEST and perf_counter() - start > seconds:
+            if seconds is not None and perf_counter() - start > seconds * (OVER if number < FEWEST else 1.0):
                 return
             found = [0.0] * len(runners)
             for at in order(number, len(runners)):

@@ -24,7 +24,7 @@ LINEAR, SQUARE, QUADRATIC = (float(LONG // SHORT) ** power for power in (1, 1.5,
 # What caches and fixed costs may add to that.
 SLACK = 1.25
 # How long the rounds of a race may take, in seconds: 258 races in ten minutes of two cores.
-SECONDS = 2.0
+SECONDS = 1.5
 # How many bytes beyond inputs, output and gradients a call of LONG positions may need.
 ROOM = 200e6
 WIDTH, HEADS = 128, 4

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -132,9 +133,11 @@ def weigh(runner: Runner, notes: dict[str, Any]) -> tuple[Runner, Any]:
         after = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit  # noqa: E731
         before = after()
         notes["method"] = "ru_maxrss"
+    start = perf_counter()
     result = runner.run(state)
+    took = perf_counter() - start
     notes["bytes"] = max(0, after() - before - runner.kept(result))
-    return runner, result
+    return replace(runner, took=took), result
 
 
 def peak(entrant: Entrant, say: Say) -> None:
