@@ -17,7 +17,7 @@ from threading import Event, Lock
 from typing import Any
 
 from benchmarks import machine, variants
-from benchmarks.plan import ASKED, PAIRS, QUICK, USUAL, Entrant, Race, races
+from benchmarks.plan import ASKED, PAIRS, QUICK, USUAL, Race, races
 
 FORMAT = "attn-parity-benchmark/1"
 # A list of numbers in JSON that is spread over lines.

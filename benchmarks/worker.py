@@ -63,7 +63,9 @@ def race(
     Entrants that the race before had, too, are ready; the runners of this one are returned.
     """
     found: dict[str, dict[str, Any]] = {}
-    ready_before, runners = before or {}, {}
+    ready_before = before or {}
+    runners: dict[Entrant, Runner] = {}
+    notes: dict[str, Any]
     firsts: dict[Work, Any] = {}
     for entrant in sorted(told, key=lambda entrant: entrant.name == weighed):  # when all else has been loaded
         if entrant in ready_before:
