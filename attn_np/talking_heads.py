@@ -30,11 +30,11 @@ class TalkingHeadsAttention(Layer[Config]):
     w_q: Float[Array, "d g k"]
     w_k: Float[Array, "i g k"]
     w_v: Float[Array, "j g v"]
-    w_o: Float[Array, "g v d"]
+    w_o: Float[Array, "g v o"]
     b_q: Float[Array, "g k"] | None
     b_k: Float[Array, "g k"] | None
     b_v: Float[Array, "g v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
     w_mix_scores: Float[Array, "g h"] | None
     w_mix_weights: Float[Array, "h g"] | None
 
@@ -92,15 +92,15 @@ class TalkingHeadsAttention(Layer[Config]):
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, bias=bias, keep=keep,
         )  # fmt: skip
-        y = record(tape, y=linear("btgv,gvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("btgv,gvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("btgv,gvd->btd", tape["context"], self.w_o, self.b_o, dy)
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("btgv,gvo->bto", tape["context"], self.w_o, self.b_o, dy)
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             w: dict[str, Array | None] = {}
