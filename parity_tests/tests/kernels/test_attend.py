@@ -623,8 +623,10 @@ def test_a_call_without_heads_is_a_call_of_one_head(implementation: str) -> None
     for lengths in [*product((1, B), (1, T), (1, S)), (T, S), (S,)]:
         bias, mask = rng.normal(size=lengths), rng.random(lengths) < 0.7
         for names, alone in (({"bias": bias}, bias), ({"bias": bias, "mask": mask}, bias), ({"mask": mask}, None)):
-            inputs = {"q": q, "k": k, "v": v} | names
-            heads = {n: x[:, :, None] if n in "qkv" else x[:, None] if x.ndim == 3 else x for n, x in inputs.items()}
+            inputs: Any = {"q": q, "k": k, "v": v} | names
+            heads: Any = {
+                n: x[:, :, None] if n in "qkv" else x[:, None] if x.ndim == 3 else x for n, x in inputs.items()
+            }
             y, pull = value_and_vjp(attn_np.attend, **inputs, implementation=implementation)
             want, pull_heads = value_and_vjp(attn_np.attend, **heads, implementation=implementation)
             grads, wanted = pull(dy).inputs, pull_heads(dy[:, :, None]).inputs

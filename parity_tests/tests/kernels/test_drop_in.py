@@ -143,7 +143,8 @@ def test_a_float_mask_of_any_axes_has_its_gradient(lead: int) -> None:
     for lengths in product(*((1, n) for n in scores[lead:])):
         mask = drawn(lead, *lengths)
         every = np.broadcast_to(mask, scores).reshape(-1, *scores[2:]).copy()
-        want = held(*map(swapped, (q, k, v, dy)), None, every, None, "float64")["dbias"].reshape(scores)
+        bounds = held(swapped(q), swapped(k), swapped(v), swapped(dy), None, every, None, "float64")
+        want: Any = bounds["dbias"].reshape(scores)
         axes = tuple(i for i in range(5) if i < lead or lengths[i - lead] == 1)
         _, *got = of_numpy(attn_np.drop_in.scaled_dot_product_attention, [q, k, v, mask], dy)
         assert got[3].shape == mask.shape and ratio(got[3], np.sum(want, axis=axes).reshape(mask.shape)) <= 1, lengths

@@ -275,7 +275,8 @@ class InTurn:
 @pytest.mark.parametrize("g", HEADS.values(), ids=HEADS)
 def test_threads_in_any_order_give_the_same_bits(g: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one writes no other reads or writes: one after the other, or in turn and in another order."""
-    inputs, table = drawn(3, 11, 13, g), np.random.default_rng(g).normal(size=(6, 23))
+    inputs: Any = drawn(3, 11, 13, g)
+    table = np.random.default_rng(g).normal(size=(6, 23))
     dy = cotangent((3, 11, 6, 3))
 
     def results() -> Arrays:
