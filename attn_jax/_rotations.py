@@ -73,7 +73,7 @@ def rotary_angles(
     """
     name, spec = check_dtype("rotary_angles", dtype), specs("rotary_angles", positions=positions)["positions"]
     low, high = known_range(positions) or (0, 0)
-    limit = max(high, 0) + 1 if max_positions is None else contract.plain(max_positions)
+    limit = max(int(high), 0) + 1 if max_positions is None else contract.plain(max_positions)
     config = contract.Angles(
         width=contract.plain(width), rope_base=rope_base, max_positions=limit,
         sections=sections, xpos=xpos, scaling=scaling, scaling_factor=scaling_factor,
