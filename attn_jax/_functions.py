@@ -44,7 +44,7 @@ def with_checked_weights(softmax_fn: Any) -> Any:
         return softmax_fn
 
     def weigh(scores: Array, allowed: Array | None) -> Array:
-        weights = softmax_fn(scores, allowed)
+        weights: Any = softmax_fn(scores, allowed)
         spec = specs("attend", **{"the weights of softmax_fn": weights})
         contract.check_weights(spec["the weights of softmax_fn"], tuple(scores.shape))
         return weights
