@@ -31,8 +31,9 @@ except ModuleNotFoundError:
     torch = None
 try:
     import jax
+    from jax._src.interpreters import mlir
 except ModuleNotFoundError:
-    jax = None
+    jax = mlir = None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,6 +62,9 @@ def examples() -> dict[str, tuple[str, ...]]:
 def pytest_configure(config: pytest.Config) -> None:
     if jax is not None:
         jax.config.update("jax_enable_x64", True)
+        # One context of MLIR for what is lowered. To make one for each function takes a fifth as long as to compile a
+        # small one, and half of the memory is theirs.
+        mlir.make_ir_context = cache(mlir.make_ir_context)
     if torch is not None and "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
 
@@ -139,6 +143,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     done = item.config.stash.get(since, 0) + 1
     if done >= TESTS_BETWEEN and (nextitem is None or group_of(item.nodeid) != group_of(nextitem.nodeid)):
         jax.clear_caches()
+        mlir.make_ir_context.cache_clear()
         done = 0
     item.config.stash[since] = done
 
