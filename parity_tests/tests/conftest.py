@@ -131,21 +131,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Groups(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
-# What JAX compiles for one example serves no other, and kept for all it takes 4 GB in each process.
-TESTS_BETWEEN = 250
-since = pytest.StashKey[int]()
+# What JAX compiles for one example serves few others: it is forgotten after this many functions, of about 1 MB each.
+LOWERED_BETWEEN = 1500
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Forget what was compiled, now and then, when the next test is of another example."""
-    if jax is None:
+    if mlir is None or mlir.make_ir_context.cache_info().hits < LOWERED_BETWEEN:
         return
-    done = item.config.stash.get(since, 0) + 1
-    if done >= TESTS_BETWEEN and (nextitem is None or group_of(item.nodeid) != group_of(nextitem.nodeid)):
+    if nextitem is None or group_of(item.nodeid) != group_of(nextitem.nodeid):
         jax.clear_caches()
         mlir.make_ir_context.cache_clear()
-        done = 0
-    item.config.stash[since] = done
 
 
 @pytest.fixture
