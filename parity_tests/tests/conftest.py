@@ -35,6 +35,10 @@ try:
 except ModuleNotFoundError:
     jax = mlir = None
 
+# One context of MLIR for all that is lowered. To make one for each function takes a fifth as long as to compile a small
+# one, and half of the memory is theirs.
+context: Any = mlir and cache(mlir.make_ir_context)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--everything", action="store_true", help="also what is left out to save time, most of all in JAX")
@@ -60,11 +64,9 @@ def examples() -> dict[str, tuple[str, ...]]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if jax is not None:
+    if jax is not None and mlir is not None:
         jax.config.update("jax_enable_x64", True)
-        # One context of MLIR for what is lowered. To make one for each function takes a fifth as long as to compile a
-        # small one, and half of the memory is theirs.
-        mlir.make_ir_context = cache(mlir.make_ir_context)
+        mlir.make_ir_context = context
     if torch is not None and "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
 
@@ -137,11 +139,11 @@ LOWERED_BETWEEN = 1500
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Forget what was compiled, now and then, when the next test is of another example."""
-    if mlir is None or mlir.make_ir_context.cache_info().hits < LOWERED_BETWEEN:
+    if jax is None or context.cache_info().hits < LOWERED_BETWEEN:
         return
     if nextitem is None or group_of(item.nodeid) != group_of(nextitem.nodeid):
         jax.clear_caches()
-        mlir.make_ir_context.cache_clear()
+        context.cache_clear()
 
 
 @pytest.fixture
