@@ -20,7 +20,7 @@ from parity_tests.tests.witness import cotangent, ratio
 # Beyond `parity_tests.judge.kernels.SMALL`: PyTorch's own kernel in blocks, too.
 SMALL = {tree: settings[0] for tree, settings in kernels.SMALL.items()}
 SMALL["torch"] = SMALL["torch"] | {"sdpa.ROWS": 4}
-SMALL["jax"] = SMALL["jax"] | {"DISTANCE_QUERIES": 4}
+SMALL["jax"] = SMALL["jax"] | {"DISTANCE_QUERIES": 4, "DISTANCE_KEYS": 3}
 
 
 def found(tree: Tree, case: str) -> Arrays:
@@ -148,6 +148,25 @@ def test_a_planted_bug_is_seen(name: str, plant: Any, case: str, monkeypatch: py
         worst = ratios(TREES[name], case)
     jax.clear_caches()
     assert not max(worst.values()) <= 1
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_keys_that_no_query_sees_may_hold_anything(planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In JAX, where the bias is -inf from the third key before a query's own position on."""
+    tree, module = TREES["jax"], import_module("attn_jax._kernels")
+    if planted:
+        monkeypatch.setattr(module, "_seen_by_distance", lambda plan, distance_bias, g: True)
+    (t, s), rng = (11, 23), np.random.default_rng(0)
+    q, k, v = (tree.array(rng.standard_normal((1, n, 2, 3))) for n in (t, s, s))
+    garbage = (np.arange(s) < s - t - 2)[None, :, None, None]
+    options = {"distance_bias": lambda offset: jax.numpy.where(offset < -2, -np.inf, 0.0)[:, None]}
+    attend = import_module("attn_jax._attend").attend
+    call = jax.jit(lambda k, v: attend(q, k, v, implementation="fused", **options)[0])
+    jax.clear_caches()  # of what was compiled without the bug, and then with it
+    with in_small_blocks(tree):
+        context = call(*(jax.numpy.where(garbage, np.nan, x) for x in (k, v)))
+    jax.clear_caches()
+    assert np.isfinite(context).all() != planted
 
 
 @pytest.mark.parametrize("name", TREES)
