@@ -17,6 +17,7 @@ from parity_tests.tests.kernels.test_kernels import BLOCKS
 from parity_tests.tests.mutation.checks_distances import CASES, by_numpy, drawn, expected, picked
 from parity_tests.tests.witness import cotangent, ratio
 
+blocks: Any = import_module("attn_torch._kernels.blocks")
 # Beyond `parity_tests.judge.kernels.SMALL`: PyTorch's own kernel in blocks, too.
 SMALL = {tree: settings[0] for tree, settings in kernels.SMALL.items()}
 SMALL["torch"] = SMALL["torch"] | {"sdpa.ROWS": 4}
@@ -97,7 +98,6 @@ def one_key_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
         rolled = lambda block, x, keys, t: np.roll(real(block, x, keys, t), 1, -1)  # noqa: E731
         patch.setattr(_kernels.Block, "of_diagonals", rolled)
     elif tree.name == "torch":
-        blocks = import_module("attn_torch._kernels.blocks")
         at = blocks.BlockedCall.in_strip
 
         def late(call: Any, block: Any) -> Any:
@@ -130,9 +130,28 @@ def gradient_of_one_block(patch: pytest.MonkeyPatch, tree: Tree) -> None:
     patch.setattr(_kernels, "add_to_strip", first)
 
 
+def last_keys_out_of_reach(patch: pytest.MonkeyPatch, tree: Tree) -> None:
+    real = blocks.BlockedCall.reach_of
+    shorter = lambda call, weighs: [(left - 1, right) for left, right in real(call, weighs)]  # noqa: E731
+    patch.setattr(blocks.BlockedCall, "reach_of", shorter)
+
+
+def diagonals_read_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
+    real = blocks.diagonals_of
+    patch.setattr(blocks, "diagonals_of", lambda strip: real(strip).roll(1, -1))
+
+
+def small_weights_cut_off(patch: pytest.MonkeyPatch, tree: Tree) -> None:
+    real = blocks.threshold_
+    patch.setattr(blocks, "threshold_", lambda probs, least, value: real(probs, 0.1, value))
+
+
 PLANTED: list[tuple[str, Callable[[pytest.MonkeyPatch, Tree], None], str]] = [
     ("numpy", one_key_late, "all keys"),
     ("torch", one_key_late, "mask and bias"),
+    ("torch", last_keys_out_of_reach, "diagonals that hide"),
+    ("torch", diagonals_read_late, "all keys"),
+    ("torch", small_weights_cut_off, "diagonals that hide"),
     ("jax", one_key_late, "all keys"),
     ("numpy", far_blocks_skipped, "all keys"),
     ("numpy", far_keys_alone_stay_skipped, "steep, near keys hidden"),
