@@ -13,9 +13,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, threshold_
 from torch.autograd import Function
-from torch.nn.functional import pad, threshold_
+from torch.nn.functional import pad
 
 from attn_np.contract import _patterns as patterns
 from attn_torch._kernels import sdpa
