@@ -236,7 +236,6 @@ def prepare_inputs(
     window: Limits | None = None,
     pattern: Pattern | None = None,
     step: Any = None,
-    all_see_more: bool = False,
 ) -> tuple[Array, Array, Array]:
     """Query, key and value, upcast; a missing key is the query, a missing value the key.
 
@@ -248,7 +247,6 @@ def prepare_inputs(
         axes: of the attention matrices, "bhts" or "bts".
         mask, causal, window, pattern: who may attend to whom.
         step: the step of decoding; None in a full pass.
-        all_see_more: whether every query sees something beside these keys, so that none is set to 0.
     """
     if key is None and value is None:
         query = key = value = record(tape, x=upcast(query))
@@ -260,7 +258,7 @@ def prepare_inputs(
     if step is None:
         by_position: Any = {"causal": causal, "window": window, "pattern": pattern}
         queries, keys = visibility(mask, query.shape[1], arrays[1].shape[1], like=query, **by_position)
-        queries, keys = record(tape, visible_queries=None if all_see_more else queries, visible_keys=keys)
+        queries, keys = record(tape, visible_queries=queries, visible_keys=keys)
         query = zero_unseen(f"{axes}->btd", queries, query)
         key, value = zero_unseen(f"{axes}->bsi", keys, key), zero_unseen(f"{axes}->bsj", keys, value)
     elif step.accepted is not None:

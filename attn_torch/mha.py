@@ -54,9 +54,8 @@ class MultiHeadAttention(Layer[Config]):
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
         query, key, value = prepare_inputs(
-            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step,
-            all_see_more=self.memory_k is not None,
-        )  # fmt: skip
+            tape, "bhts", query, key, value, mask=mask, causal=c.causal, window=c.window, step=step
+        )
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)
         v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)

@@ -26,7 +26,7 @@ class Config(CrossConfig):
         use_bias: biases on the four projections.
         memory_keys: how many learned keys, each with a value, every query sees beside those of the call, whatever mask,
             causality and window say; None for none. Their weights are the rest of 1 beside those that are returned;
-            they get no bias and are never dropped.
+            they get no bias and are never dropped. A query that sees no other key is 0 before its projection.
     """
 
     layer = "MultiHeadAttention"
@@ -71,14 +71,17 @@ class Config(CrossConfig):
     def exempt(self) -> dict[str, str]:
         if self.memory_keys is None:
             return {}
-        shared = "the memories take a share of every row"
-        return {
+        shared = "the memory takes a share of every row"
+        reasons = {
             "weights_add_up_to_one": shared,
-            "a_constant_on_all_scores_changes_nothing": "the memories' scores stay where they are",
-            "every_key_twice_changes_nothing": "the memories are there once",
+            "a_constant_on_all_scores_changes_nothing": "the memory's scores stay where they are",
             "twice_the_scores_square_the_weights": shared,
             "indifferent_scores_share_evenly": shared,
+            "the_output_is_the_weights_times_the_values": shared,
         }
+        # This relation is not about layers with causality or a window.
+        twice = {"every_key_twice_changes_nothing": "the memory is there once"}
+        return reasons if self.causal or self.window else reasons | twice
 
 
 PRESETS = {

@@ -11,12 +11,6 @@ MUTANTS = (
         "own != 0 if",
     ),
     memory(
-        "queries that see the memory alone set to 0",
-        "a query without another key still compares itself with the memory's: leave it as it is",
-        "all_see_more=self.memory_k is not None,",
-        "all_see_more=False,",
-    ),
-    memory(
         "window counted over the memory too",
         "positions are those of the keys of the call: leave the memory out of causality and window",
         "with_memory(v, self.memory_v, share), {}",
