@@ -26,7 +26,7 @@ class Config(CrossConfig):
         use_bias: biases on the four projections.
         memory_keys: how many learned keys, each with a value, every query sees beside those of the call, whatever mask,
             causality and window say; None for none. Their weights are the rest of 1 beside those that are returned;
-            they get no bias and are never dropped. A query that sees no other key is 0 before its projection.
+            they get no bias and are never dropped. A query that sees no other key weighs them equally.
     """
 
     layer = "MultiHeadAttention"
@@ -78,6 +78,7 @@ class Config(CrossConfig):
             "twice_the_scores_square_the_weights": shared,
             "indifferent_scores_share_evenly": shared,
             "the_output_is_the_weights_times_the_values": shared,
+            "a_query_without_keys_gives_nothing": "it sees the memory",
         }
         # This relation is not about layers with causality or a window.
         twice = {"every_key_twice_changes_nothing": "the memory is there once"}

@@ -11,6 +11,12 @@ MUTANTS = (
         "own != 0 if",
     ),
     memory(
+        "memory compared with a query that sees no key",
+        "a query that sees no key may be padding and hold anything: let it weigh the memory equally",
+        "unmasked_by_bias(mask, bias), q)",
+        "None, q)",
+    ),
+    memory(
         "window counted over the memory too",
         "positions are those of the keys of the call: leave the memory out of causality and window",
         "with_memory(v, self.memory_v, share), {}",

@@ -84,7 +84,8 @@ def head(config: Config, q: Any, k: Any, v: Any, mask: Any, bias: Any, keep: Any
         for j, answer in enumerate(k):
             shown = mask[i][j] and sees(config, i, j, len(q), len(k))
             raised.append(exp(capped(asked, answer) + bias[i][j]) if shown else 0.0)
-        learned = [exp(capped(asked, own_key)) for own_key, _ in memory]
+        # A query without another key is 0: it weighs the memory equally.
+        learned = [exp(capped(asked, own_key)) if any(raised) else 1.0 for own_key, _ in memory]
         whole = sum(raised) + sum(learned)
         alpha = [e / whole if e else 0.0 for e in raised]
         used = [a / (1 - config.dropout) if kept else 0.0 for a, kept in zip(alpha, keep[i], strict=True)]
@@ -105,11 +106,6 @@ def loops(config: Config, w: Any, query: Any, key: Any, value: Any, *given: Any)
             own = [row[h] for row in w[f"w_{name}"]]
             shift = w[f"b_{name}"][h] if config.use_bias else None
             parts.append([projected(word, own, shift) for word in words])
-        if "memory_k" in w:  # which queries without another key see: they are 0 before their projection
-            mask, t, s = given[0], len(query), len(key)
-            for i in range(t):
-                if not any(mask[n][i][j] and sees(config, i, j, t, s) for n in range(len(mask)) for j in range(s)):
-                    parts[0][i] = w["b_q"][h] if config.use_bias else [0.0] * len(parts[0][i])
         memory = [(k[h], v[h]) for k, v in zip(w.get("memory_k", ()), w.get("memory_v", ()), strict=True)]
         heads.append(head(config, *parts, *(part[h] for part in given), memory))
     w_o = [row for own in w["w_o"] for row in own]
@@ -136,7 +132,7 @@ def test_scalar_loops(example: str, call: str) -> None:
 
 @pytest.mark.parametrize("fields", [{"dropout": 0.25}, {"causal": True, "use_bias": False}])
 def test_scalar_loops_with_a_memory(fields: dict[str, Any]) -> None:
-    """It is not dropped with the keys, and seen by queries that see no key, which are 0 before their projection."""
+    """It is not dropped with the keys, and seen by queries that see no key."""
     config = Config(d_model=7, head_dim=5, **{"num_heads": 3, "memory_keys": 2} | fields)
     assert not disagreement(witness, Case("mha", "", "full", "float64", given=config))
 
