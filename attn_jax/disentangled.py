@@ -1,17 +1,21 @@
 """Disentangled attention (DeBERTa): contents look at contents, contents at positions, and positions at contents."""
 
+from functools import partial
 from math import sqrt
 from typing import Any
 
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
+from attn_jax._far import attend_near_and_far, softmax_and_lse, with_lse
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._masks import unmasked_by_bias, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
+    arange,
     clip,
+    concatenate,
     dropout,
     dtype_name,
     einsum,
@@ -20,7 +24,9 @@ from attn_jax._ops import (
     linear,
     record,
     softmax,
+    take,
     upcast,
+    zeros,
 )
 from attn_jax._relative import (
     bucketed,
@@ -29,6 +35,16 @@ from attn_jax._relative import (
 )
 from attn_jax._rows import by_rows
 from attn_np.contract.disentangled import Config
+
+
+def outer_rows(c: Config, sign: int, like: Array) -> tuple[Array, Array]:
+    """The rows of the table at the largest distance on a side: that of a query's view, and of position to content."""
+    limit, span = c.max_distance, c.span()
+    distance = -sign * (limit if c.buckets is None else c.signed_buckets()[-1])
+    row_k, row_q = (
+        min(max(n + span, 0), 2 * span - 1) for n in (distance, -distance if c.p2c_view == "key" else distance)
+    )
+    return arange(1, like) + row_k, arange(1, like) + row_q
 
 
 class DisentangledAttention(Layer[Config]):
@@ -79,8 +95,18 @@ class DisentangledAttention(Layer[Config]):
             w_dist, b_dist = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, None)
             rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
 
+        scale = 1 / sqrt(sizes["k"] * (1 + len(c.terms))) if c.scale is None else c.scale
+
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
+            tape: Tape,
+            q: Array,
+            k: Array,
+            v: Array,
+            allowed: Any,
+            offset: Any,
+            bias: Any,
+            keep: Any,
+            near: bool = False,
         ) -> Any:
             allowed = record(tape, allowed=allowed)
             q = zero_unseen("bhts->bthk", allowed, q)
@@ -107,18 +133,32 @@ class DisentangledAttention(Layer[Config]):
                     distance_scores = record(tape, p2c_distance_scores=einsum("bshk,xhk->bhsx", k, rel_q))
                     scores = gather_last(distance_scores, relative_index).swapaxes(2, 3)
                 terms += [record(tape, p2c_scores=scores)]
-            scale = 1 / sqrt(sizes["k"] * len(terms)) if c.scale is None else c.scale
             scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            allowed = unmasked_by_bias(allowed, bias)
+            probs, lse = softmax_and_lse(scores, allowed) if near else (softmax(scores, allowed), None)
+            probs = record(tape, probs=probs)
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
-            return context, probs
+            return context if lse is None else with_lse(context, lse), probs
+
+        def shift(q: Array, k: Array, v: Array, sign: int) -> tuple[Array, Array, Array]:
+            row_k, row_q = outer_rows(c, sign, q)
+            keys = k if rel_k is None else k + take(rel_k, row_k)
+            if rel_q is not None:  # one more column: what the key adds whatever the query
+                of_keys = einsum("bshk,xhk->bshx", k, take(rel_q, row_q))
+                q, keys = concatenate([q, zeros((*q.shape[:3], 1), q) + 1.0], -1), concatenate([keys, of_keys], -1)
+            return q, keys, v
+
+        def attend_at_once(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+            options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
+            rows = partial(attend_rows, near=True)
+            return attend_near_and_far(rows, shift, tape, q, k, v, limit=c.max_distance, **options), None
 
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            larger=4, bias=bias, keep=keep,
+            larger=4, at_once=attend_at_once, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

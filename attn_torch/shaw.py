@@ -1,5 +1,6 @@
 """Relative position representations (Shaw): a learned vector for each distance is added to keys and values."""
 
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -7,11 +8,13 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.shaw import Config
 from attn_torch._decode import DecodeStep, append
+from attn_torch._far import attend_near_and_far, softmax_and_lse, with_lse
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._masks import unmasked_by_bias, zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
+    arange,
     broadcast_to,
     clip,
     dropout,
@@ -20,6 +23,7 @@ from attn_torch._ops import (
     linear,
     record,
     softmax,
+    take,
     upcast,
 )
 from attn_torch._relative import score_vectors, weigh_vectors
@@ -60,8 +64,18 @@ class ShawAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
 
+        scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
+
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
+            tape: Tape,
+            q: Array,
+            k: Array,
+            v: Array,
+            allowed: Any,
+            offset: Any,
+            bias: Any,
+            keep: Any,
+            near: bool = False,
         ) -> Any:
             allowed = record(tape, allowed=allowed)
             q = zero_unseen("bhts->bthk", allowed, q)
@@ -80,20 +94,37 @@ class ShawAttention(Layer[Config]):
             content = einsum("bthk,bshk->bhts", q, k)
             position = score_vectors(tape, "rel_k", q, self.w_rel_k, relative_index, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
-            scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
+            scores = record(tape, scores=(content + position) * scale)
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            allowed = unmasked_by_bias(allowed, bias)
+            probs, lse = softmax_and_lse(scores, allowed) if near else (softmax(scores, allowed), None)
+            probs = record(tape, probs=probs)
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = einsum("bhts,bshv->bthv", kept, v)
             if self.w_rel_v is not None:
                 context = context + weigh_vectors(tape, "rel_v", kept, self.w_rel_v, relative_index)
             context = record(tape, context=context)
-            return context, probs
+            return context if lse is None else with_lse(context, lse), probs
+
+        def attend_at_once(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+            options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
+            rows = partial(attend_rows, near=True)
+            return attend_near_and_far(rows, self.shift, tape, q, k, v, limit=c.max_distance, **options), None
 
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            bias=bias, keep=keep,
+            at_once=attend_at_once, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
+
+    def shift(self, q: Array, k: Array, v: Array, sign: int) -> tuple[Array, Array, Array]:
+        """Queries, keys and values where every key is at the largest distance, on either side."""
+        row = self.outer_row(sign, q)
+        k = k + take(self.w_rel_k, row)
+        return q, k, v if self.w_rel_v is None else v + take(self.w_rel_v, row)
+
+    def outer_row(self, sign: int, like: Array) -> Array:
+        """The index of the last row of the tables on a side."""
+        return arange(1, like) + (0 if sign < 0 else 2 * self.config.max_distance)

@@ -1,0 +1,98 @@
+"""Keys beyond a distance: where all of them have the same relative position, attention to them is plain.
+
+A table of positions that is clipped at a distance has one row for all keys farther away on a side. The row's vector is
+added to each of these keys (and to its value, where values have positions), and nothing else is left of the position.
+So a call is three: the keys far before, those far behind, and the few diagonals between them, for which the scores are
+formed with a row for each distance. Merged by their sums of exponentials they are the whole.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from attn_np.contract._band import Span
+from attn_np.contract._tape import scope
+from attn_torch._attend import attend
+from attn_torch._functions import merge
+from attn_torch._ops import Array, Tape, amax, concatenate, exp, log, record, reorder, where, zeros
+from attn_torch._rows import AttendRows, by_rows
+
+# (q, k, v, the sign of key position minus query position) -> the same with the position of all keys beyond.
+Shift = Callable[[Array, Array, Array, int], tuple[Array, Array, Array]]
+
+
+def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]:
+    """The weights of a softmax over the keys and the logarithm of each row's sum of exponentials, `b h t`.
+
+    As `softmax` and `log_sum_exp`, whose passes over the scores are the same.
+    """
+    scores = scores if allowed is None else where(allowed, scores, float("-inf"))
+    top = amax(scores, -1)[..., None]
+    top = where(top == float("-inf"), 0.0, top)
+    weights = exp(scores - top)
+    total = weights.sum(-1)[..., None]
+    nothing = total == 0
+    total = where(nothing, 1.0, total)
+    return weights / total, where(nothing, float("-inf"), top + log(total))[..., 0]
+
+
+def with_lse(context: Array, lse: Array) -> Array:
+    """A context and, as one more column, the logarithm of each row's sum of exponentials: `b t h v+1`."""
+    return concatenate([context, reorder(lse, (0, 2, 1))[..., None]], -1)
+
+
+def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, int, Span, Span, dict[str, Any]]]:
+    """The name, sign, queries, keys and limits of each side on which a query has keys at `limit` positions or more."""
+    if s > limit:
+        yield "before", -1, Span(0, t), Span(0, s - limit), {"causal": True}
+    if t > limit and not causal:
+        yield "behind", 1, Span(0, t - limit), Span(0, s), {"window": (0, None)}
+
+
+def of_pairs(x: Array | None, rows: Span, keys: Span) -> Any:
+    """A part of an array broadcastable to `b h t s`; an axis of length 1 serves all."""
+    if x is None or x.ndim == 0:
+        return x
+    x = x[..., slice(*keys)] if x.shape[-1] > 1 else x
+    return x[..., slice(*rows), :] if x.ndim > 1 and x.shape[-2] > 1 else x
+
+
+def attend_near_and_far(
+    attend_rows: AttendRows,
+    shift: Shift,
+    tape: Tape,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    limit: int,
+    mask: Array | None,
+    bias: Array | None,
+    causal: bool,
+    scale: float,
+) -> Array:
+    """The context, `b t h v`, in memory that grows with t.
+
+    Args:
+        attend_rows: as `by_rows` calls it, for the diagonals nearer than `limit`; returns what `with_lse` does.
+        shift: adds the position that all keys beyond have.
+        tape: that of the call.
+        q, k, v: `b t h k`, `b s h k` and `b s h v`.
+        limit: the distance from which on all keys of a side have the same position.
+        mask, bias, causal, scale: as of `attend`.
+    """
+    near, _ = by_rows(
+        attend_rows, scope(tape, "near"), q, k, v, mask=mask, causal=causal, window=(limit - 1, limit - 1), bias=bias,
+        keep=None,
+    )  # fmt: skip
+    parts = [(near[..., :-1], reorder(near[..., -1], (0, 2, 1)))]
+    for name, sign, rows, keys, limits in far_keys(q.shape[1], k.shape[1], limit, causal):
+        arrays = shift(q[:, slice(*rows)], k[:, slice(*keys)], v[:, slice(*keys)], sign)
+        context, _, lse = attend(
+            *arrays, mask=of_pairs(mask, rows, keys), bias=of_pairs(bias, rows, keys), scale=scale, **limits,
+            tape=scope(tape, name), implementation="fused", return_lse=True,
+        )  # fmt: skip
+        unseen = q.shape[1] - rows.length
+        none = zeros((*lse.shape[:2], unseen), lse) + float("-inf")
+        context = concatenate([context, zeros((context.shape[0], unseen, *context.shape[2:]), context)], 1)
+        parts.append((context, concatenate([lse, none], -1)))
+    return record(tape, context=merge(parts)[0])
