@@ -11,13 +11,13 @@ from typing import Any
 
 from attn_jax._attend import attend
 from attn_jax._functions import merge
-from attn_jax._ops import Array, Tape, amax, concatenate, exp, log, record, reorder, where, zeros
+from attn_jax._ops import Array, Tape, amax, arange, concatenate, exp, log, record, reorder, where, zeros
 from attn_jax._rows import AttendRows, by_rows
 from attn_np.contract._band import Span
 from attn_np.contract._tape import scope
 
-# (q, k, v, the sign of key position minus query position) -> the same with the position of all keys beyond.
-Shift = Callable[[Array, Array, Array, int], tuple[Array, Array, Array]]
+# (q, k, v, key position minus query position, one number) -> the same with the position of all keys beyond.
+Shift = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
 
 
 def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]:
@@ -41,11 +41,11 @@ def with_lse(context: Array, lse: Array) -> Array:
 
 
 def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, int, Span, Span, dict[str, Any]]]:
-    """The name, sign, queries, keys and limits of each side on which a query has keys at `limit` positions or more."""
+    """The name, offset, queries, keys and limits of each side on which a query has keys at `limit` positions or more."""
     if s > limit:
-        yield "before", -1, Span(0, t), Span(0, s - limit), {"causal": True}
+        yield "before", -limit, Span(0, t), Span(0, s - limit), {"causal": True}
     if t > limit and not causal:
-        yield "behind", 1, Span(0, t - limit), Span(0, s), {"window": (0, None)}
+        yield "behind", limit, Span(0, t - limit), Span(0, s), {"window": (0, None)}
 
 
 def of_pairs(x: Array | None, rows: Span, keys: Span) -> Any:
@@ -85,8 +85,8 @@ def attend_near_and_far(
         keep=None,
     )  # fmt: skip
     parts = [(near[..., :-1], reorder(near[..., -1], (0, 2, 1)))]
-    for name, sign, rows, keys, limits in far_keys(q.shape[1], k.shape[1], limit, causal):
-        arrays = shift(q[:, slice(*rows)], k[:, slice(*keys)], v[:, slice(*keys)], sign)
+    for name, offset, rows, keys, limits in far_keys(q.shape[1], k.shape[1], limit, causal):
+        arrays = shift(q[:, slice(*rows)], k[:, slice(*keys)], v[:, slice(*keys)], arange(1, q) + offset)
         context, _, lse = attend(
             *arrays, mask=of_pairs(mask, rows, keys), bias=of_pairs(bias, rows, keys), scale=scale, **limits,
             tape=scope(tape, name), implementation="fused", return_lse=True,

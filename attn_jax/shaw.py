@@ -13,7 +13,6 @@ from attn_jax._masks import unmasked_by_bias, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
-    arange,
     broadcast_to,
     clip,
     dropout,
@@ -82,9 +81,7 @@ class ShawAttention(Layer[Config]):
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            # Equation 4 of the paper: key position minus query position, clipped on either side.
-            offset = clip(offset, -c.max_distance, c.max_distance)
-            relative_index = offset + c.max_distance
+            relative_index = self.rows(offset)
             relative_index = (
                 relative_index
                 if relative_index.shape[-1] != k.shape[1]
@@ -109,8 +106,8 @@ class ShawAttention(Layer[Config]):
 
         def attend_at_once(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
-            rows = partial(attend_rows, near=True)
-            return attend_near_and_far(rows, self.shift, tape, q, k, v, limit=c.max_distance, **options), None
+            near = partial(attend_rows, near=True)
+            return attend_near_and_far(near, self.shift, tape, q, k, v, limit=c.max_distance, **options), None
 
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
@@ -119,12 +116,12 @@ class ShawAttention(Layer[Config]):
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
 
-    def shift(self, q: Array, k: Array, v: Array, sign: int) -> tuple[Array, Array, Array]:
-        """Queries, keys and values where every key is at the largest distance, on either side."""
-        row = self.outer_row(sign, q)
+    def rows(self, offset: Array) -> Array:
+        """Equation 4 of the paper: key position minus query position, clipped on either side, from 0 on."""
+        return clip(offset, -self.config.max_distance, self.config.max_distance) + self.config.max_distance
+
+    def shift(self, q: Array, k: Array, v: Array, offset: Array) -> tuple[Array, Array, Array]:
+        """Queries, keys and values where every key is at this offset."""
+        row = self.rows(offset)
         k = k + take(self.w_rel_k, row)
         return q, k, v if self.w_rel_v is None else v + take(self.w_rel_v, row)
-
-    def outer_row(self, sign: int, like: Array) -> Array:
-        """The index of the last row of the tables on a side."""
-        return arange(1, like) + (0 if sign < 0 else 2 * self.config.max_distance)

@@ -11,14 +11,14 @@ from typing import Any
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._functions import merge, merge_call_vjp
-from attn_np._ops import Array, Tape, amax, concatenate, exp, log, record, reorder, where, zeros
+from attn_np._ops import Array, Tape, amax, arange, concatenate, exp, log, record, reorder, where, zeros
 from attn_np._rows import AttendRows, by_rows, by_rows_vjp
 from attn_np._vjp import total
 from attn_np.contract._band import Span
 from attn_np.contract._tape import scope
 
-# (q, k, v, the sign of key position minus query position) -> the same with the position of all keys beyond.
-Shift = Callable[[Array, Array, Array, int], tuple[Array, Array, Array]]
+# (q, k, v, key position minus query position, one number) -> the same with the position of all keys beyond.
+Shift = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
 
 
 def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]:
@@ -49,11 +49,11 @@ def with_lse_vjp(dcontext: Array, width: int) -> tuple[Array, Array | None]:
 
 
 def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, int, Span, Span, dict[str, Any]]]:
-    """The name, sign, queries, keys and limits of each side on which a query has keys at `limit` positions or more."""
+    """The name, offset, queries, keys and limits of each side on which a query has keys at `limit` positions or more."""
     if s > limit:
-        yield "before", -1, Span(0, t), Span(0, s - limit), {"causal": True}
+        yield "before", -limit, Span(0, t), Span(0, s - limit), {"causal": True}
     if t > limit and not causal:
-        yield "behind", 1, Span(0, t - limit), Span(0, s), {"window": (0, None)}
+        yield "behind", limit, Span(0, t - limit), Span(0, s), {"window": (0, None)}
 
 
 def of_pairs(x: Array | None, rows: Span, keys: Span) -> Any:
@@ -93,8 +93,8 @@ def attend_near_and_far(
         keep=None,
     )  # fmt: skip
     parts = [(near[..., :-1], reorder(near[..., -1], (0, 2, 1)))]
-    for name, sign, rows, keys, limits in far_keys(q.shape[1], k.shape[1], limit, causal):
-        arrays = shift(q[:, slice(*rows)], k[:, slice(*keys)], v[:, slice(*keys)], sign)
+    for name, offset, rows, keys, limits in far_keys(q.shape[1], k.shape[1], limit, causal):
+        arrays = shift(q[:, slice(*rows)], k[:, slice(*keys)], v[:, slice(*keys)], arange(1, q) + offset)
         context, _, lse = attend(
             *arrays, mask=of_pairs(mask, rows, keys), bias=of_pairs(bias, rows, keys), scale=scale, **limits,
             tape=scope(tape, name), implementation="fused", return_lse=True,
@@ -121,17 +121,18 @@ def attend_near_and_far_vjp(
 
     Args:
         attend_rows_vjp: as `by_rows_vjp` calls it, with a gradient in the axes of what `with_lse` returned.
-        shift_vjp: (q, k, v, sign, their gradients after the shift) -> those before it and of parameters, by name.
+        shift_vjp: (q, k, v, offset, their gradients after the shift) -> those before it and of parameters, by name.
     """
     q, k, v, parts = tape["parts"]
     (dnear, dlse), *dparts = merge_call_vjp({}, dcontext, parts=parts)["parts"]
     dnear = concatenate([dnear, reorder(dlse, (0, 2, 1))[..., None]], -1)
     grads = by_rows_vjp(attend_rows_vjp, scope(tape, "near"), dnear)
     sides = far_keys(q.shape[1], k.shape[1], limit, causal)
-    for (name, sign, rows, keys, _), (dpart, dlse) in zip(sides, dparts, strict=True):
+    for (name, offset, rows, keys, _), (dpart, dlse) in zip(sides, dparts, strict=True):
         dpart, dlse = dpart[:, slice(*rows)], dlse[..., slice(*rows)]
         *dshifted, dbias = attend_vjp(scope(tape, name), dpart, dlse=dlse, scale=scale)
-        more = shift_vjp(q[:, slice(*rows)], k[:, slice(*keys)], v[:, slice(*keys)], sign, *dshifted)
+        arrays = q[:, slice(*rows)], k[:, slice(*keys)], v[:, slice(*keys)], arange(1, q) + offset
+        more = shift_vjp(*arrays, *dshifted)
         for x, span in (("q", rows), ("k", keys), ("v", keys)):
             grads[x][:, slice(*span)] += more.pop(x)
         if dbias is not None:

@@ -13,7 +13,6 @@ from attn_np._masks import unmasked_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
-    arange,
     clip,
     concatenate,
     dropout,
@@ -54,14 +53,15 @@ from attn_np._vjp import (
 from attn_np.contract.disentangled import Config
 
 
-def outer_rows(c: Config, sign: int, like: Array) -> tuple[Array, Array]:
-    """The rows of the table at the largest distance on a side: that of a query's view, and of position to content."""
+def rows(c: Config, offset: Array) -> tuple[Array, Array]:
+    """The rows of the table for key positions minus query positions: of content to position, of position to content."""
     limit, span = c.max_distance, c.span()
-    distance = -sign * (limit if c.buckets is None else c.signed_buckets()[-1])
-    row_k, row_q = (
-        min(max(n + span, 0), 2 * span - 1) for n in (distance, -distance if c.p2c_view == "key" else distance)
-    )
-    return arange(1, like) + row_k, arange(1, like) + row_q
+    distance = -offset
+    if c.buckets is not None:
+        distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
+    # Equation 3: the row of a pair, as its query sees it; and as its key sees it: the other sign.
+    of_key = -distance if c.p2c_view == "key" else distance
+    return clip(distance + span, 0, 2 * span - 1), clip(of_key + span, 0, 2 * span - 1)
 
 
 class DisentangledAttention(Layer[Config]):
@@ -130,20 +130,14 @@ class DisentangledAttention(Layer[Config]):
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            limit, span = c.max_distance, c.span()
-            distance = -offset
-            if c.buckets is not None:
-                distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
+            rows_k, rows_q = rows(c, offset)
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
-                # Equation 3: the row of a pair, as its query sees it.
-                relative_index = record(tape, relative_index=clip(distance + span, 0, 2 * span - 1))
+                relative_index = record(tape, relative_index=rows_k)
                 scores = score_distances(tape, "c2p_distance_scores", q, rel_k, relative_index, k.shape[1])
                 terms += [record(tape, c2p_scores=scores)]
             if rel_q is not None:
-                # The row of a pair, as its key sees it: the other sign. The key's position comes first.
-                distance = -distance if c.p2c_view == "key" else distance
-                relative_index = record(tape, key_relative_index=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
+                relative_index = record(tape, key_relative_index=rows_q.swapaxes(1, 2))  # the key's position first
                 if offset.shape[-1] != k.shape[1]:
                     scores = score_distances_by_keys(k, rel_q, relative_index.swapaxes(1, 2), q.shape[1])
                 else:
@@ -160,8 +154,8 @@ class DisentangledAttention(Layer[Config]):
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context if lse is None else with_lse(context, lse), probs
 
-        def shift(q: Array, k: Array, v: Array, sign: int) -> tuple[Array, Array, Array]:
-            row_k, row_q = outer_rows(c, sign, q)
+        def shift(q: Array, k: Array, v: Array, offset: Array) -> tuple[Array, Array, Array]:
+            row_k, row_q = rows(c, offset)
             keys = k if rel_k is None else k + take(rel_k, row_k)
             if rel_q is not None:  # one more column: what the key adds whatever the query
                 of_keys = einsum("bshk,xhk->bshx", k, take(rel_q, row_q))
@@ -170,8 +164,8 @@ class DisentangledAttention(Layer[Config]):
 
         def attend_at_once(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
-            rows = partial(attend_rows, near=True)
-            return attend_near_and_far(rows, shift, tape, q, k, v, limit=c.max_distance, **options), None
+            near = partial(attend_rows, near=True)
+            return attend_near_and_far(near, shift, tape, q, k, v, limit=c.max_distance, **options), None
 
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
@@ -226,8 +220,8 @@ class DisentangledAttention(Layer[Config]):
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
             return {"q": dq, "k": dk, "v": dv, "bias": dbias, "rel_k": drel_k, "rel_q": drel_q}
 
-        def shift_vjp(q: Array, k: Array, v: Array, sign: int, dq: Array, dk: Array, dv: Array) -> dict[str, Array]:
-            row_k, row_q = outer_rows(c, sign, q)
+        def shift_vjp(q: Array, k: Array, v: Array, offset: Array, dq: Array, dk: Array, dv: Array) -> dict[str, Array]:
+            row_k, row_q = rows(c, offset)
             width, grads = q.shape[-1], {"q": dq, "k": dk, "v": dv}
             if rel_q is not None:
                 grads["q"], dof_keys, dk = dq[..., :width], dk[..., width:], dk[..., :width]
