@@ -41,7 +41,7 @@ def with_lse(context: Array, lse: Array) -> Array:
 
 
 def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, int, Span, Span, dict[str, Any]]]:
-    """The name, offset, queries, keys and limits of each side on which a query has keys at `limit` positions or more."""
+    """The name, offset, queries, keys and limits of each side that has keys at `limit` positions or more."""
     if s > limit:
         yield "before", -limit, Span(0, t), Span(0, s - limit), {"causal": True}
     if t > limit and not causal:
