@@ -14,7 +14,6 @@ from attn_np._functions import merge, merge_call_vjp
 from attn_np._ops import Array, Tape, amax, arange, concatenate, exp, log, record, reorder, where, zeros
 from attn_np._rows import AttendRows, by_rows, by_rows_vjp
 from attn_np._vjp import total
-from attn_np.contract._band import Span
 from attn_np.contract._tape import scope
 
 # (q, k, v, key position minus query position, one number) -> the same with the position of all keys beyond.
@@ -48,20 +47,19 @@ def with_lse_vjp(dcontext: Array, width: int) -> tuple[Array, Array | None]:
     return dcontext[..., :width], reorder(dcontext[..., width:], (0, 2, 1, 3))
 
 
-def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, int, Span, Span, dict[str, Any]]]:
-    """The name, offset, queries, keys and limits of each side that has keys at `limit` positions or more."""
+def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, int, int, int, dict[str, Any]]]:
+    """Of each side that has keys at `limit` positions or more: its name, offset, how many of the first queries and of
+    the first keys meet, and which of these by position.
+    """
     if s > limit:
-        yield "before", -limit, Span(0, t), Span(0, s - limit), {"causal": True}
+        yield "before", -limit, t, s - limit, {"causal": True}
     if t > limit and not causal:
-        yield "behind", limit, Span(0, t - limit), Span(0, s), {"window": (0, None)}
+        yield "behind", limit, t - limit, s, {"window": (0, None)}
 
 
-def of_pairs(x: Array | None, rows: Span, keys: Span) -> Any:
-    """A part of an array broadcastable to `b h t s`; an axis of length 1 serves all."""
-    if x is None or x.ndim == 0:
-        return x
-    x = x[..., slice(*keys)] if x.shape[-1] > 1 else x
-    return x[..., slice(*rows), :] if x.ndim > 1 and x.shape[-2] > 1 else x
+def of_pairs(x: Array | None, t: int, s: int) -> Any:
+    """The first queries and keys of an array broadcastable to `b h t s`."""
+    return x if x is None else x[(..., *(slice(n) for n in (t, s)[2 - min(x.ndim, 2) :]))]
 
 
 def attend_near_and_far(
@@ -93,13 +91,13 @@ def attend_near_and_far(
         keep=None,
     )  # fmt: skip
     parts = [(near[..., :-1], reorder(near[..., -1], (0, 2, 1)))]
-    for name, offset, rows, keys, limits in far_keys(q.shape[1], k.shape[1], limit, causal):
-        arrays = shift(q[:, slice(*rows)], k[:, slice(*keys)], v[:, slice(*keys)], arange(1, q) + offset)
+    for name, offset, t, s, limits in far_keys(q.shape[1], k.shape[1], limit, causal):
+        arrays = shift(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + offset)
         context, _, lse = attend(
-            *arrays, mask=of_pairs(mask, rows, keys), bias=of_pairs(bias, rows, keys), scale=scale, **limits,
+            *arrays, mask=of_pairs(mask, t, s), bias=of_pairs(bias, t, s), scale=scale, **limits,
             tape=scope(tape, name), implementation="fused", return_lse=True,
         )  # fmt: skip
-        unseen = q.shape[1] - rows.length
+        unseen = q.shape[1] - t
         none = zeros((*lse.shape[:2], unseen), lse) + float("-inf")
         context = concatenate([context, zeros((context.shape[0], unseen, *context.shape[2:]), context)], 1)
         parts.append((context, concatenate([lse, none], -1)))
@@ -115,7 +113,6 @@ def attend_near_and_far_vjp(
     *,
     limit: int,
     causal: bool,
-    scale: float,
 ) -> dict[str, Array | None]:
     """The gradients of q, k, v, the bias and the parameters, by name.
 
@@ -128,15 +125,13 @@ def attend_near_and_far_vjp(
     dnear = concatenate([dnear, reorder(dlse, (0, 2, 1))[..., None]], -1)
     grads = by_rows_vjp(attend_rows_vjp, scope(tape, "near"), dnear)
     sides = far_keys(q.shape[1], k.shape[1], limit, causal)
-    for (name, offset, rows, keys, _), (dpart, dlse) in zip(sides, dparts, strict=True):
-        dpart, dlse = dpart[:, slice(*rows)], dlse[..., slice(*rows)]
-        *dshifted, dbias = attend_vjp(scope(tape, name), dpart, dlse=dlse, scale=scale)
-        arrays = q[:, slice(*rows)], k[:, slice(*keys)], v[:, slice(*keys)], arange(1, q) + offset
-        more = shift_vjp(*arrays, *dshifted)
-        for x, span in (("q", rows), ("k", keys), ("v", keys)):
-            grads[x][:, slice(*span)] += more.pop(x)
+    for (name, offset, t, s, _), (dpart, dlse) in zip(sides, dparts, strict=True):
+        *dshifted, dbias = attend_vjp(scope(tape, name), dpart[:, :t], dlse=dlse[..., :t])
+        more = shift_vjp(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + offset, *dshifted)
+        for x, n in (("q", t), ("k", s), ("v", s)):
+            grads[x][:, :n] += more.pop(x)
         if dbias is not None:
-            part = of_pairs(grads["bias"], rows, keys)
+            part = of_pairs(grads["bias"], t, s)
             part += dbias
         grads |= {name: total(grads[name], grad) for name, grad in more.items()}
     return grads

@@ -232,7 +232,7 @@ class DisentangledAttention(Layer[Config]):
             return grads
 
         if "parts" in tape:
-            options: Any = {"limit": c.max_distance, "causal": c.causal, "scale": scale}
+            options: Any = {"limit": c.max_distance, "causal": c.causal}
             d = attend_near_and_far_vjp(attend_rows_vjp, shift_vjp, tape, dcontext, **options)
         else:
             d = by_rows_vjp(attend_rows_vjp, tape, dcontext)

@@ -187,7 +187,6 @@ class ShawAttention(Layer[Config]):
 
         if "parts" in tape:
             options: Any = {"limit": c.max_distance, "causal": c.causal}
-            options["scale"] = 1 / sqrt(self.w_q.shape[-1]) if c.scale is None else c.scale
             d = attend_near_and_far_vjp(attend_rows_vjp, self.shift_vjp, tape, dcontext, **options)
         else:
             d = by_rows_vjp(attend_rows_vjp, tape, dcontext)

@@ -12,7 +12,7 @@ from attn_np.contract._tape import Residuals
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import fast_precision_of, precision
 from parity_tests.judge.kernels import visible
-from parity_tests.tests.mutation.calls import Arrays, claim
+from parity_tests.tests.mutation.calls import Arrays, claim, same
 from parity_tests.tests.mutation.checks_rows import small_blocks
 from parity_tests.tests.witness import cotangent, ratio
 
@@ -26,6 +26,8 @@ CASES: dict[str, tuple[int, int, int, bool, str]] = {
     "every other key is far": (7, 7, 1, False, "queries"),
     "no key is far": (5, 6, 9, False, "padding"),
     "none is near to the first": (9, 2, 3, False, ""),
+    "one mask": (7, 7, 2, False, "one"),
+    "a number for all": (7, 9, 2, False, "number"),
 }
 
 
@@ -37,8 +39,10 @@ def drawn(case: str) -> Arrays:
     shapes |= {"of_keys": (2 * limit + 1, H, WIDTH), "of_values": (2 * limit + 1, WIDTH)}
     found: Arrays = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     by_score = {"all": (B, H, t, s), "keys": (H, 1, s), "queries": (t, 1), "padding": (B, 1, 1, s)}
+    by_score |= {"one": (1,), "number": ()}
     if form:
-        found |= {"mask": rng.random(by_score[form]) < 0.7, "bias": rng.normal(size=by_score[form])}
+        mask = rng.random(by_score[form]) < (0.7 if len(by_score[form]) > 1 else 1)
+        found |= {"mask": np.asarray(mask), "bias": np.asarray(rng.normal(size=by_score[form]))}
     return found
 
 
@@ -129,18 +133,32 @@ def by_numpy(package: str, case: str) -> Arrays:
     arrays, tape, f = drawn(case), Residuals(), functions(package)
     _, _, limit, causal, _ = CASES[case]
     tables = arrays.pop("of_keys"), arrays.pop("of_values")
-    options: Any = {"limit": limit, "causal": causal, "scale": SCALE}
+    options: Any = {"limit": limit, "causal": causal}
     masks: Any = {"mask": None, "bias": None} | {n: arrays.pop(n) for n in ("mask", "bias") if n in arrays}
+    attend_rows, shift = parts_of(f, case, *tables)
+    attend_rows_vjp, shift_vjp = backward_of(f, case, *tables)
+    calls: list[tuple[Any, ...]] = []
+
+    def shift_of(*call: Any) -> Any:
+        calls.append(call)
+        return shift(*call)
+
+    def shift_vjp_of(q: Any, k: Any, v: Any, offset: Any, *grads: Any) -> Any:
+        claim(all(same(x, y) for x, y in zip((q, k, v, offset), calls.pop(0), strict=True)), "what was shifted")
+        return shift_vjp(q, k, v, offset, *grads)
+
     with small_blocks(import_module(f"{package}._rows")):
-        context = f.attend_near_and_far(*parts_of(f, case, *tables), tape, *arrays.values(), **masks, **options)
-        backward = backward_of(f, case, *tables)
-        grads = f.attend_near_and_far_vjp(*backward, tape, cotangent(context.shape), **options)
+        context = f.attend_near_and_far(attend_rows, shift_of, tape, *arrays.values(), **masks, **options, scale=SCALE)
+        dy = cotangent(context.shape)
+        grads = f.attend_near_and_far_vjp(attend_rows_vjp, shift_vjp_of, tape, dy, **options)
     found = {"context": context} | {f"d{name}": x for name, x in grads.items() if x is not None}
     return {name: np.asarray(x) for name, x in found.items()}
 
 
 def near_and_far(alias: str) -> None:
-    """Within the bounds of all pairs at once."""
+    """Within the bounds of all pairs at once; what has no lse gives no gradient of one."""
+    dcontext, dlse = functions(alias).with_lse_vjp(np.ones((B, 3, H, WIDTH)), WIDTH)
+    claim(dcontext.shape == (B, 3, H, WIDTH) and dlse is None, "a gradient without that of an lse")
     for case in CASES:
         want, got = expected("numpy", case), by_numpy(alias, case)
         claim(set(got) == set(want), f"{case}: {sorted(got)}")
