@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
-from attn_jax._far import attend_near_and_far, softmax_and_lse, with_lse
+from attn_jax._far import attend_near_and_far, with_lse
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._masks import unmasked_by_bias, zero_unseen
 from attn_jax._ops import (
@@ -23,6 +23,7 @@ from attn_jax._ops import (
     linear,
     record,
     softmax,
+    softmax_and_lse,
     take,
     upcast,
     zeros,

@@ -11,28 +11,13 @@ from typing import Any
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._functions import merge, merge_call_vjp
-from attn_np._ops import Array, Tape, amax, arange, concatenate, exp, log, record, reorder, where, zeros
+from attn_np._ops import Array, Tape, arange, concatenate, record, reorder, zeros
 from attn_np._rows import AttendRows, by_rows, by_rows_vjp
 from attn_np._vjp import total
 from attn_np.contract._tape import scope
 
 # (q, k, v, key position minus query position, one number) -> the same with the position of all keys beyond.
 Shift = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
-
-
-def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]:
-    """The weights of a softmax over the keys and the logarithm of each row's sum of exponentials, `b h t`.
-
-    As `softmax` and `log_sum_exp`, whose passes over the scores are the same.
-    """
-    scores = scores if allowed is None else where(allowed, scores, float("-inf"))
-    top = amax(scores, -1)[..., None]
-    top = where(top == float("-inf"), 0.0, top)
-    weights = exp(scores - top)
-    total = weights.sum(-1)[..., None]
-    nothing = total == 0
-    total = where(nothing, 1.0, total)
-    return weights / total, where(nothing, float("-inf"), top + log(total))[..., 0]
 
 
 def with_lse(context: Array, lse: Array) -> Array:

@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
-from attn_np._far import attend_near_and_far, attend_near_and_far_vjp, softmax_and_lse, with_lse, with_lse_vjp
+from attn_np._far import attend_near_and_far, attend_near_and_far_vjp, with_lse, with_lse_vjp
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import unmasked_by_bias, zero_unseen
 from attn_np._ops import (
@@ -21,6 +21,7 @@ from attn_np._ops import (
     linear,
     record,
     softmax,
+    softmax_and_lse,
     take,
     upcast,
 )

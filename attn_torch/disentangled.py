@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 
 from attn_np.contract.disentangled import Config
 from attn_torch._decode import DecodeStep, append
-from attn_torch._far import attend_near_and_far, softmax_and_lse, with_lse
+from attn_torch._far import attend_near_and_far, with_lse
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
 from attn_torch._masks import unmasked_by_bias, zero_unseen
 from attn_torch._ops import (
@@ -24,6 +24,7 @@ from attn_torch._ops import (
     linear,
     record,
     softmax,
+    softmax_and_lse,
     take,
     upcast,
     zeros,
