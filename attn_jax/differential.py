@@ -47,11 +47,11 @@ class DifferentialAttention(Layer[Config]):
     w_q: Float[Array, "d h r k"]
     w_k: Float[Array, "i g r k"]
     w_v: Float[Array, "j g v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h r k"] | None
     b_k: Float[Array, "g r k"] | None
     b_v: Float[Array, "g v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
     lambda_q: Float[Array, "r k"]
     lambda_k: Float[Array, "r k"]
     w_norm: Float[Array, "v"] | None
@@ -132,5 +132,5 @@ class DifferentialAttention(Layer[Config]):
                 bias=bias, keep=keep, implementation=implementation, return_weights=return_weights,
             )  # fmt: skip
         normed = record(tape, normed=rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_constant()))
-        y = record(tape, y=linear("bthv,hvd->btd", normed, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", normed, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

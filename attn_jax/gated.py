@@ -15,12 +15,12 @@ class GatedAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]
     w_v: Float[Array, "j h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     w_gate: Float[Array, "d h f"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
     b_gate: Float[Array, "h f"] | None
 
     def __call__(
@@ -55,5 +55,5 @@ class GatedAttention(Layer[Config]):
         gate_scores = record(tape, gate_scores=linear("btd,dhf->bthf", query, self.w_gate, self.b_gate))
         gate = record(tape, gate=sigmoid(gate_scores))
         gated = record(tape, gated=context * gate)
-        y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

@@ -20,11 +20,11 @@ class SigmoidAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]
     w_v: Float[Array, "j h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def __call__(
         self,
@@ -79,5 +79,5 @@ class SigmoidAttention(Layer[Config]):
             return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
             weighing=Weighing("sigmoid", scale, c.softcap, c.offset),
         )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

@@ -1,34 +1,49 @@
 """Sparse weights from scores: sparsemax, 1.5-entmax and the one-hot weights of hard attention."""
 
-import numpy as np
+from attn_np._ops import (
+    Array,
+    amax,
+    any_over,
+    arange,
+    argmax,
+    broadcast_to,
+    detach,
+    dtype_name,
+    maximum,
+    primitive,
+    sqrt,
+    to_dtype,
+    where,
+)
+from attn_np._support import support_of
 
-from attn_np._ops import Array, arange, argmax, broadcast_to, cumsum, maximum, primitive, sqrt, zeros
+ROUNDED = {"float64": 2.0**-49, "float32": 2.0**-20}  # more than a mean of numbers of one sign errs by, relative to it
 
 
 @primitive
 def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
     """The point of the simplex nearest to the allowed scores (Martins and Astudillo 2016, algorithm 1).
 
-    The weights are max(score - tau, 0), with tau such that they add up to 1: the largest of (sum of the k largest - 1)
-    / k over all k. Where nothing is allowed the weights are 0; allowed scores that are all -inf give NaN, and so does
-    an allowed one that is NaN or inf.
+    The weights are max(score - tau, 0), with tau such that they add up to 1: (sum - 1) / k over the k scores above tau.
+    Where nothing is allowed the weights are 0; allowed scores that are all -inf give NaN, and so does an allowed one
+    that is NaN or inf.
     """
-    z = scores if allowed is None else np.where(allowed, scores, -np.inf)
-    n = scores.shape[axis]
-    if n == 0:
+    if scores.shape[axis] == 0:
         return scores
-    top = np.max(z, axis=axis, keepdims=True)
-    overflowed = top == -np.inf
-    z = z - np.where(overflowed, 0.0, top)
-    ranks = cumsum(zeros((n,), z) + 1.0, 0).reshape(
-        (n,) + (1,) * ((scores.ndim - 1 - axis) if axis >= 0 else (-1 - axis))
-    )
-    tau = np.max((cumsum(-np.sort(-z, axis=axis), axis) - 1.0) / ranks, axis=axis, keepdims=True)
-    tau = np.where(overflowed, 0.0, tau)
-    weights = np.where(z > tau, z - tau, 0.0)
-    if allowed is not None:
-        overflowed = overflowed & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
-    return np.where(overflowed | ~(top < np.inf), np.nan, weights)
+    z, top, undefined = as_rows(scores, allowed, axis)
+    z = z - top
+    fixed = detach(z)
+    support = support_of(fixed, 1)
+    tau = (total(where(support, fixed, 0.0)) - 1.0) / count(support, z)
+    # One of Newton's steps more, on the weights: they may be smaller than the rounding of tau. It starts below tau.
+    tau = tau * (1.0 + ROUNDED[dtype_name(z)])
+    above = maximum(fixed - tau, 0.0)
+    excess = (total(above) - 1.0) / count(above > 0.0, z)
+    support = above > maximum(excess, 0.0)
+    # tau has no gradient so far. It moves as the mean of the support does.
+    mean = total(where(support, z, 0.0)) / count(support, z)
+    weights = where(support, (z - tau) - (excess + (mean - detach(mean))), 0.0)
+    return where(undefined, float("nan"), weights).swapaxes(axis, -1)
 
 
 @primitive
@@ -36,27 +51,26 @@ def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arr
     """1.5-entmax of the allowed scores (Peters et al. 2019, algorithm 2), between softmax and sparsemax.
 
     The weights are max(z - tau, 0)^2 for z half the score, with tau such that they add up to 1: the smaller root of
-    sum (z - tau)^2 = 1 over the k largest z, for the largest k whose smallest z is at least tau. Where nothing is
-    allowed the weights are 0; allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
+    sum (z - tau)^2 = 1 over the k largest z, which are those above tau. Where nothing is allowed the weights are 0;
+    allowed scores that are all -inf give NaN, and so does an allowed one that is NaN or inf.
     """
-    z = scores if allowed is None else np.where(allowed, scores, -np.inf)
     if scores.shape[axis] == 0:
         return scores
-    top = np.max(z, axis=axis, keepdims=True)
-    overflowed = top == -np.inf
-    z = (z - np.where(overflowed, 0.0, top)) / 2.0
-    # A single largest z gives tau = -1, so entries below -1 weigh 0.
-    x = -np.sort(-maximum(z, -1.0), axis=axis)
-    k = cumsum(0.0 * x + 1.0, axis)
-    mean = cumsum(x, axis) / k
-    # k (mean of squares - squared mean), summed so that nothing cancels where many z are nearly equal (Welford 1962).
-    deviation = cumsum((x - mean) * (x - mean) * (k / maximum(k - 1.0, 1.0)), axis)
-    tau = mean - sqrt(maximum(1.0 - deviation, 0.0) / k)
-    tau = np.max(np.where(tau <= x, tau, -1.0), axis=axis, keepdims=True)
-    root = maximum(z - tau, 0.0)
-    if allowed is not None:
-        overflowed = overflowed & np.any(broadcast_to(allowed, scores.shape), axis=axis, keepdims=True)
-    return np.where(overflowed | ~(top < np.inf), np.nan, root * root)
+    z, top, undefined = as_rows(scores, allowed, axis)
+    z = (z - top) / 2.0
+    fixed = detach(z)
+    support = support_of(fixed, 2)
+    k = count(support, z)
+    mean = total(where(support, fixed, 0.0)) / k
+    deviation = where(support, fixed - mean, 0.0)
+    tau = mean - sqrt(maximum(1.0 - total(deviation * deviation), 0.0) / k)
+    # tau has no gradient so far, and is rounded. The root of the same equation counted from tau has neither fault.
+    support = fixed > tau
+    root = where(support, z - tau, 0.0)
+    size, excess = total(root), total(root * root) - 1.0
+    excess = excess / (size + sqrt(size * size - count(support, z) * excess))
+    root = where(support & (root > excess), root - excess, 0.0)
+    return where(undefined, float("nan"), root * root).swapaxes(axis, -1)
 
 
 @primitive
@@ -67,17 +81,38 @@ def hardmax(scores: Array, allowed: Array | None = None) -> Array:
     """
     if scores.shape[-1] == 0:
         return scores
-    z = scores if allowed is None else np.where(allowed, scores, -np.inf)
+    z, _, undefined = as_rows(detach(scores), allowed, -1)
     chosen = arange(z.shape[-1], z) == argmax(z, -1)[..., None]
-    top = np.max(z, axis=-1, keepdims=True)
-    defined = top > -np.inf
-    if allowed is not None:
-        defined = defined | ~np.any(allowed, axis=-1, keepdims=True)
-        chosen = chosen & allowed
-    return np.where(defined & (top < np.inf), chosen.astype(z.dtype), np.nan)
+    chosen = chosen if allowed is None else chosen & allowed
+    return where(undefined, float("nan"), to_dtype(chosen, dtype_name(z)))
 
 
 @primitive
 def straight_through(hard: Array, soft: Array) -> Array:
     """The value of one array with the gradient of another, which has its shape (Bengio et al. 2013)."""
-    return hard
+    return hard + (soft - detach(soft))
+
+
+def as_rows(scores: Array, allowed: Array | None, axis: int) -> tuple[Array, Array, Array]:
+    """The scores with the axis as their last, -inf where hidden; the largest of every row, as a column, 0 where it is
+    -inf; and which rows have no weights: an allowed score is NaN or inf, or all of them are -inf.
+    """
+    z = scores.swapaxes(axis, -1)
+    if allowed is not None:
+        allowed = broadcast_to(allowed, scores.shape).swapaxes(axis, -1)
+        z = where(allowed, z, float("-inf"))
+    top = amax(z, -1)[..., None]
+    overflowed = nothing = top == float("-inf")
+    if allowed is not None:
+        overflowed = nothing & any_over(allowed, (allowed.ndim - 1,))[..., None]
+    return z, where(nothing, 0.0, top), overflowed | (top < float("inf")) ^ True
+
+
+def total(x: Array) -> Array:
+    """The sum of every row, as a column."""
+    return x.sum(-1)[..., None]
+
+
+def count(support: Array, like: Array) -> Array:
+    """How many of every row are in the support, 1 where none is, as a column of the dtype of `like`."""
+    return maximum(total(to_dtype(support, dtype_name(like))), 1.0)

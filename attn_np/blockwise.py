@@ -53,8 +53,8 @@ class BlockwiseAttention(Layer[Config]):
         scale = 1 / sqrt(width) if c.scale is None else c.scale
         mask = attention_mask(mask, t, s, like=q, causal=c.causal, step=step)
         allowed = full_mask(mask, (b, t, s), q)
-        q = zero_unseen("bts->btk", allowed, q)
-        k, v = zero_unseen("bts->bsk", allowed, k), zero_unseen("bts->bsv", allowed, v)
+        q = zero_unseen("bts->btk", mask, q)
+        k, v = zero_unseen("bts->bsk", mask, k), zero_unseen("bts->bsv", mask, v)
         q, k, v, allowed = record(tape, q=q, k=k, v=v, allowed=allowed)
 
         def add_block(carry, xs):

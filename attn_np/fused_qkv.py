@@ -24,9 +24,9 @@ class FusedQKVAttention(Layer[Config]):
     """One product makes queries, keys and values together."""
 
     w_qkv: Float[Array, "d p h k"]
-    w_o: Float[Array, "h k d"] | None
+    w_o: Float[Array, "h k o"] | None
     b_qkv: Float[Array, "p h k"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def __call__(
         self,
@@ -58,7 +58,7 @@ class FusedQKVAttention(Layer[Config]):
         if self.w_o is None:
             y = context.reshape((sizes["b"], sizes["t"], sizes["h"] * sizes["k"]))
         else:
-            y = linear("bthk,hkd->btd", context, self.w_o, self.b_o)
+            y = linear("bthk,hko->bto", context, self.w_o, self.b_o)
         y = record(tape, y=y)
         return cast_output(dtype, y, weights, return_weights)
 
@@ -69,7 +69,7 @@ class FusedQKVAttention(Layer[Config]):
         if self.w_o is None:
             dcontext = dy.reshape(context.shape)
         else:
-            dcontext, w["w_o"], w["b_o"] = linear_vjp("bthk,hkd->btd", context, self.w_o, self.b_o, dy)
+            dcontext, w["w_o"], w["b_o"] = linear_vjp("bthk,hko->bto", context, self.w_o, self.b_o, dy)
         dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale, softcap=c.softcap, rate=c.dropout)
         dqkv = record(tape, dqkv=stack([dq, dk, dv], axis=2))
         dx, w["w_qkv"], w["b_qkv"] = linear_vjp("btd,dphk->btphk", x, self.w_qkv, self.b_qkv, dqkv)

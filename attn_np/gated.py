@@ -16,12 +16,12 @@ class GatedAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]
     w_v: Float[Array, "j h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     w_gate: Float[Array, "d h f"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
     b_gate: Float[Array, "h f"] | None
 
     def __call__(
@@ -56,16 +56,16 @@ class GatedAttention(Layer[Config]):
         gate_scores = record(tape, gate_scores=linear("btd,dhf->bthf", query, self.w_gate, self.b_gate))
         gate = record(tape, gate=sigmoid(gate_scores))
         gated = record(tape, gated=context * gate)
-        y = record(tape, y=linear("bthv,hvd->btd", gated, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", gated, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         context, gate = tape["context"], tape["gate"]
-        dgated, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, self.b_o, dy)
+        dgated, w["w_o"], w["b_o"] = linear_vjp("bthv,hvo->bto", tape["gated"], self.w_o, self.b_o, dy)
         dgated = record(tape, dgated=dgated)
         dcontext = dgated * gate
         dgate = record(tape, dgate=sum_to(dgated * context, gate.shape))

@@ -30,11 +30,11 @@ class TalkingHeadsAttention(Layer[Config]):
     w_q: Float[Array, "d g k"]
     w_k: Float[Array, "i g k"]
     w_v: Float[Array, "j g v"]
-    w_o: Float[Array, "g v d"]
+    w_o: Float[Array, "g v o"]
     b_q: Float[Array, "g k"] | None
     b_k: Float[Array, "g k"] | None
     b_v: Float[Array, "g v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
     w_mix_scores: Float[Array, "g h"] | None
     w_mix_weights: Float[Array, "h g"] | None
 
@@ -73,8 +73,8 @@ class TalkingHeadsAttention(Layer[Config]):
             )
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            factor = sizes["k"] ** -0.5 if c.scale is None else c.scale
-            scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
+            scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
+            scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * scale)
             if self.w_mix_scores is not None:
                 scores = record(tape, mixed=einsum("gh,bgts->bhts", self.w_mix_scores, scores))
             if c.softcap is not None:
@@ -92,21 +92,21 @@ class TalkingHeadsAttention(Layer[Config]):
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, bias=bias, keep=keep,
         )  # fmt: skip
-        y = record(tape, y=linear("btgv,gvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("btgv,gvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
 
-    def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
+    def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
-        dcontext, w["w_o"], w["b_o"] = linear_vjp("btgv,gvd->btd", tape["context"], self.w_o, self.b_o, dy)
+        dcontext, w["w_o"], w["b_o"] = linear_vjp("btgv,gvo->bto", tape["context"], self.w_o, self.b_o, dy)
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             w: dict[str, Array | None] = {}
             dbias, allowed, bias = None, tape.get("allowed"), tape.get("bias")
             q, k, v, scores, probs, kept = (tape[name] for name in ("q", "k", "v", "scores", "probs", "kept"))
-            factor = q.shape[-1] ** -0.5 if c.scale is None else c.scale
+            scale = q.shape[-1] ** -0.5 if c.scale is None else c.scale
             dcontext = record(tape, dcontext=dcontext)
             blended = kept if self.w_mix_weights is None else tape["blended"]
             dkept, dv = einsum_vjp("bgts,bsgv->btgv", blended, v, dcontext)
@@ -126,7 +126,7 @@ class TalkingHeadsAttention(Layer[Config]):
                 dmixed = record(tape, dmixed=dscores)
                 w["w_mix_scores"], dscores = einsum_vjp("gh,bgts->bhts", self.w_mix_scores, scores, dmixed)
             dscores = record(tape, dscores=dscores)
-            dq, dk = einsum_vjp("btgk,bsgk->bgts", q, k, dscores * factor)
+            dq, dk = einsum_vjp("btgk,bsgk->bgts", q, k, dscores * scale)
             dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
             dq, dk, dv = (
                 zero_unseen("bhts->btgk", allowed, dq),

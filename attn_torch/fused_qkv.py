@@ -23,9 +23,9 @@ class FusedQKVAttention(Layer[Config]):
     """One product makes queries, keys and values together."""
 
     w_qkv: Float[Array, "d p h k"]
-    w_o: Float[Array, "h k d"] | None
+    w_o: Float[Array, "h k o"] | None
     b_qkv: Float[Array, "p h k"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def forward(
         self,
@@ -57,6 +57,6 @@ class FusedQKVAttention(Layer[Config]):
         if self.w_o is None:
             y = context.reshape((sizes["b"], sizes["t"], sizes["h"] * sizes["k"]))
         else:
-            y = linear("bthk,hkd->btd", context, self.w_o, self.b_o)
+            y = linear("bthk,hko->bto", context, self.w_o, self.b_o)
         y = record(tape, y=y)
         return cast_output(dtype, y, weights, return_weights)

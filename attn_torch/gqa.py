@@ -15,11 +15,11 @@ class GroupedQueryAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i g k"]
     w_v: Float[Array, "j g v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "g k"] | None
     b_v: Float[Array, "g v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def forward(
         self,
@@ -50,5 +50,5 @@ class GroupedQueryAttention(Layer[Config]):
             keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
             return_weights=return_weights,
         )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

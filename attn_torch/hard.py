@@ -20,11 +20,11 @@ class HardAttention(Layer[Config]):
     w_q: Float[Array, "d h k"]
     w_k: Float[Array, "i h k"]
     w_v: Float[Array, "j h v"]
-    w_o: Float[Array, "h v d"]
+    w_o: Float[Array, "h v o"]
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
 
     def forward(
         self,
@@ -74,5 +74,5 @@ class HardAttention(Layer[Config]):
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, implementation=implementation, bias=bias, noise=noise, keep=keep,
         )  # fmt: skip
-        y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

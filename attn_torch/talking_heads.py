@@ -18,11 +18,11 @@ class TalkingHeadsAttention(Layer[Config]):
     w_q: Float[Array, "d g k"]
     w_k: Float[Array, "i g k"]
     w_v: Float[Array, "j g v"]
-    w_o: Float[Array, "g v d"]
+    w_o: Float[Array, "g v o"]
     b_q: Float[Array, "g k"] | None
     b_k: Float[Array, "g k"] | None
     b_v: Float[Array, "g v"] | None
-    b_o: Float[Array, "d"] | None
+    b_o: Float[Array, "o"] | None
     w_mix_scores: Float[Array, "g h"] | None
     w_mix_weights: Float[Array, "h g"] | None
 
@@ -61,8 +61,8 @@ class TalkingHeadsAttention(Layer[Config]):
             )
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            factor = sizes["k"] ** -0.5 if c.scale is None else c.scale
-            scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
+            scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
+            scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * scale)
             if self.w_mix_scores is not None:
                 scores = record(tape, mixed=einsum("gh,bgts->bhts", self.w_mix_scores, scores))
             if c.softcap is not None:
@@ -80,5 +80,5 @@ class TalkingHeadsAttention(Layer[Config]):
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, bias=bias, keep=keep,
         )  # fmt: skip
-        y = record(tape, y=linear("btgv,gvd->btd", context, self.w_o, self.b_o))
+        y = record(tape, y=linear("btgv,gvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

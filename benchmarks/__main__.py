@@ -106,14 +106,12 @@ def measure(wanted: list[Race], found: Found, rounds: int, threads: int, path: P
     )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=sum(costs.values()))
-        before = 0.0
-        last = wanted[0]
+        begun: dict[str, None] = {}
 
         def told(race: Race, done: int, of: int) -> None:
-            nonlocal before, last
-            if race is not last:
-                before, last = before + costs[last.name], race
-            bar.update(task, completed=before + costs[race.name] * done / of, description=race.name)
+            begun[race.name] = None
+            others = sum(costs[name] for name in begun if name != race.name)
+            bar.update(task, completed=others + costs[race.name] * done / of, description=race.name)
 
         run.run(wanted, found, rounds, threads, path, told)
 
@@ -123,6 +121,8 @@ def expected(race: Race) -> float:
     if race.kind == "memory":
         return 3.0 * len(race.entrants)
     total = 3.0
+    if race.seconds is not None:
+        return total + race.seconds
     for entrant in race.entrants:
         work = entrant.work
         each = 1e-8 * work.length**2 * (4 if WHO[entrant.who].matrices else 1) * (3 if work.passes == BOTH else 1)

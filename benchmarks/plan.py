@@ -69,7 +69,9 @@ class Race:
         level: the smallest run that it is part of.
         process: which process it runs in; races of the same one share it. Keras chooses its backend at import.
         kind: "time", or "memory": each entrant once in a process of its own.
-        threads: how many it has; None: those of the run.
+        threads: how many it has; None: those of the run. Races of fewer threads than the run has run side by side.
+        seconds: after how many no new round begins; None: all rounds of the run are run.
+        weighed: the entrant whose memory is measured, too, in its first call; "" for none.
     """
 
     name: str
@@ -79,6 +81,8 @@ class Race:
     process: str = "frameworks"
     kind: str = "time"
     threads: int | None = None
+    seconds: float | None = None
+    weighed: str = ""
 
     @property
     def work(self) -> Work:

@@ -7,14 +7,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from itertools import groupby
 from pathlib import Path
+from threading import Event, Lock
 from typing import Any
 
 from benchmarks import machine, variants
-from benchmarks.plan import ASKED, PAIRS, QUICK, USUAL, Entrant, Race, races
+from benchmarks.plan import ASKED, PAIRS, QUICK, USUAL, Race, races
 
 FORMAT = "attn-parity-benchmark/1"
 # A list of numbers in JSON that is spread over lines.
@@ -53,20 +56,20 @@ def chosen(level: int, only: Sequence[str], who: Sequence[str]) -> list[Race]:
 
 
 class Worker:
-    """A process that runs races, for as long as it lives."""
+    """A process that runs races, for as long as it lives, on the cores of a lane."""
 
-    def __init__(self, process: str, threads: int) -> None:
+    def __init__(self, process: str, threads: int, lane: int = 0) -> None:
         count = str(threads)
         pinned = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
         environment = os.environ | dict.fromkeys(pinned, count)
         environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "KERAS_HOME": tempfile.gettempdir()}
         environment |= {"KERAS_BACKEND": "jax" if process == "jax" else "torch", "TF_CPP_MIN_LOG_LEVEL": "2"}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.process, self.threads = process, threads
+        self.serves = process, threads
         # Closed with the process.
         self.said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self.child = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "benchmarks.worker"],
+            [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", str(lane)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -111,9 +114,9 @@ class Worker:
         self.said.close()
 
 
-def as_order(entrants: Sequence[Entrant], kind: str, rounds: int) -> dict[str, Any]:
-    told = [{"who": e.who, "work": vars(e.work), "name": e.name} for e in entrants]
-    return {"entrants": told, "kind": kind, "rounds": rounds}
+def as_order(race: Race, rounds: int) -> dict[str, Any]:
+    told = [{"who": e.who, "work": vars(e.work), "name": e.name} for e in race.entrants]
+    return {"entrants": told, "rounds": rounds} | {n: getattr(race, n) for n in ("kind", "seconds", "weighed")}
 
 
 def blank(race: Race) -> Found:
@@ -127,21 +130,22 @@ def blank(race: Race) -> Found:
     }
 
 
-def take(worker: Worker, race: Race, rounds: int, found: Found, told: Told) -> None:
-    """One race in a worker; its samples stand in `found` as they arrive."""
+def take(worker: Worker, race: Race, rounds: int, found: Found, told: Told, changing: Lock) -> None:
+    """One race in a worker; its samples stand in `found` as they arrive, changed by one lane at a time."""
     by_name = {one["name"]: one for one in found["entrants"]}
     measured: list[str] = []
     done = 0
-    for answer in worker.answers(as_order(race.entrants, race.kind, rounds)):
-        if answer["event"] == "ready":
-            for name, notes in answer["entrants"].items():
-                by_name[name].update(notes)
-            measured = [name for name, notes in answer["entrants"].items() if notes["state"] == "measured"]
-        elif answer["event"] == "round":
-            for name, seconds in zip(measured, answer["seconds"], strict=True):
-                by_name[name].setdefault("seconds", []).append(float(f"{seconds:.5g}"))
-            done += 1
-            told(race, done, rounds)
+    for answer in worker.answers(as_order(race, rounds)):
+        with changing:
+            if answer["event"] == "ready":
+                for name, notes in answer["entrants"].items():
+                    by_name[name].update(notes)
+                measured = [name for name, notes in answer["entrants"].items() if notes["state"] == "measured"]
+            elif answer["event"] == "round":
+                for name, seconds in zip(measured, answer["seconds"], strict=True):
+                    by_name[name].setdefault("seconds", []).append(float(f"{seconds:.5g}"))
+                done += 1
+                told(race, done, rounds)
 
 
 def header(command: str, level: int, pairs: int, threads: int) -> Found:
@@ -179,44 +183,98 @@ def read(path: Path) -> Found:
     return found
 
 
+class Lane:
+    """Some of the cores, and the process that runs races on them."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.worker: Worker | None = None
+
+    def worker_for(self, race: Race, threads: int) -> Worker:
+        """The process of the race before if it serves this one, too; each memory is measured in a new one."""
+        worker = self.worker
+        if worker is not None and (race.kind == "memory" or worker.serves != (race.process, threads)):
+            self.close()
+        self.worker = self.worker or Worker(race.process, threads, self.number)
+        return self.worker
+
+    def kill(self) -> None:
+        """End its race at once: who waits for an answer gets an exception."""
+        if self.worker is not None:
+            self.worker.child.kill()
+
+    def close(self) -> None:
+        if self.worker is not None:
+            self.worker.close()
+            self.worker = None
+
+
 def run(wanted: Sequence[Race], found: Found, pairs: int, threads: int, path: Path, told: Told) -> None:
-    """All races; after each one the file holds what there is. An interrupted run ends with what it has."""
-    worker: Worker | None = None
-    try:
-        for race in wanted:
-            count = race.threads or threads
-            result = blank(race)
+    """All races; after each one the file holds what there is. An interrupted run ends with what it has.
+
+    Races of fewer threads than the run has run side by side, each on cores of its own.
+    """
+    lanes = [Lane(number) for number in range(threads)]
+    changing = Lock()
+
+    def run_race(race: Race, lane: Lane) -> None:
+        count = race.threads or threads
+        result = blank(race)
+        with changing:
             found["races"].append(result)
-            groups = [(e,) for e in race.entrants] if race.kind == "memory" else [race.entrants]
-            for number, group in enumerate(groups):
-                same = worker is not None and (worker.process, worker.threads) == (race.process, count)
-                if worker is not None and (race.kind == "memory" or not same):
-                    worker.close()
-                    worker = None
-                worker = worker or Worker(race.process, count)
+        groups = [(e,) for e in race.entrants] if race.kind == "memory" else [race.entrants]
+        for number, group in enumerate(groups):
+            with changing:
+                worker = lane.worker_for(race, count)
                 told(race, 0 if race.kind == "time" else number, pairs if race.kind == "time" else len(groups))
-                part = replace(race, entrants=tuple(group), targets=())
-                pids = os.getpid(), worker.child.pid
-                before = machine.busy(*pids)
-                try:
-                    take(worker, part, pairs, result, told)
-                    if race.kind == "time":
-                        result["others"] = machine.others(before, machine.busy(*pids), os.cpu_count() or 1)
-                except ChildProcessError as ended:
-                    names = {entrant.name for entrant in group}
+            part = replace(race, entrants=tuple(group), targets=())
+            pids = os.getpid(), *(one.worker.child.pid for one in lanes if one.worker is not None)
+            before = machine.busy(*pids)
+            try:
+                take(worker, part, pairs, result, told, changing)
+                if race.kind == "time":
+                    result["others"] = machine.others(before, machine.busy(*pids), os.cpu_count() or 1)
+            except ChildProcessError as ended:
+                names = {entrant.name for entrant in group}
+                with changing:
                     for one in result["entrants"]:
-                        if one["name"] in names and one["state"] in ("not run", "measured") and "bytes" not in one:
+                        if one["name"] in names and one["state"] in ("not run", "measured"):
                             one.update(state="failed", why=str(ended))
                             one.pop("seconds", None)
-                    worker.close()
-                    worker = None
+                    lane.close()
+        with changing:
             write(path, found)
+
+    def run_lane(lane: Lane, races: Iterator[Race]) -> None:
+        while not stopped.is_set():
+            with changing:
+                race = next(races, None)
+            if race is None:
+                return
+            run_race(race, lane)
+
+    stopped = Event()
+    try:
+        for count, alike in groupby(wanted, lambda race: race.threads or threads):
+            races, side_by_side = iter(list(alike)), lanes[: max(1, threads // count)]
+            if len(side_by_side) == 1:
+                run_lane(lanes[0], races)
+                continue
+            with ThreadPoolExecutor(len(side_by_side)) as pool:
+                try:
+                    for lane_run in [pool.submit(run_lane, lane, races) for lane in side_by_side]:
+                        lane_run.result()
+                except BaseException:
+                    stopped.set()
+                    for lane in lanes:
+                        lane.kill()
+                    raise
         found["state"] = "complete"
     except KeyboardInterrupt:
         found["state"] = "interrupted"
     finally:
-        if worker is not None:
-            worker.close()
+        for lane in lanes:
+            lane.close()
         write(path, found)
 
 

@@ -14,6 +14,8 @@ LONG = 0.1
 # Idle threads of OpenMP and OpenBLAS look for work for so long before they sleep. Seconds.
 SPINNING = {"attn_np": 0.1, "two products": 0.1}
 OTHERS_SPIN = 0.008
+# As many rounds are run even if they take longer than they should, up to this multiple.
+FEWEST, OVER = 3, 3.0
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Runner:
         units: what is counted within a run, such as tokens; seconds are given for one.
         output: the result of a run as a float64 array, to see that all do the same work.
         kept: bytes that a run returns.
+        took: seconds of a call that has been made; None before.
         ahead: gives `run` with its first-time work, such as compiling, done: what is to be weighed begins with it.
     """
 
@@ -34,6 +37,7 @@ class Runner:
     units: int = 1
     output: Callable[[Any], Any] = lambda result: result
     kept: Callable[[Any], int] = lambda result: 0
+    took: float | None = None
     ahead: Callable[[], Callable[[Any], Any]] | None = None
 
 
@@ -64,25 +68,33 @@ def repeats(seconds: float) -> int:
     return max(1, ceil(LEAST / max(seconds, 1e-9)))
 
 
-def rounds(runners: Sequence[tuple[str, Runner]], count: int) -> Iterator[list[float]]:
-    """Seconds of every entrant, round by round; the first runs are not in them."""
+def rounds(
+    runners: Sequence[tuple[str, Runner]], count: int, seconds: float | None = None, threads: int = 2
+) -> Iterator[list[float]]:
+    """Seconds of every entrant, round by round; the first runs are not in them.
+
+    After `seconds` no round begins but the FEWEST; after OVER times as many none at all.
+    """
     times = []
     for _, runner in runners:
-        tried = timed(runner, 1) * runner.units
+        tried = timed(runner, 1) * runner.units if runner.took is None else runner.took
         if tried < LONG:
             tried = min(tried, *(timed(runner, 1) * runner.units for _ in range(3)))
         times.append(repeats(tried))
     gc.collect()
     gc.disable()
     try:
+        start = perf_counter()
         for number in range(count):
+            if seconds is not None and perf_counter() - start > seconds * (OVER if number < FEWEST else 1.0):
+                return
             found = [0.0] * len(runners)
             for at in order(number, len(runners)):
                 who, runner = runners[at]
                 if times[at] > 1:
                     runner.run(runner.fresh())
                 found[at] = timed(runner, times[at])
-                if len(runners) > 1:
+                if len(runners) > 1 and threads > 1:
                     sleep(next((s for name, s in SPINNING.items() if who.startswith(name)), OTHERS_SPIN))
             yield found
     finally:

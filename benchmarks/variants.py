@@ -1,7 +1,7 @@
 """Every variant against its formula: does its time grow with the length as its formula says, and does its memory?
 
-A race is one variant in one tree: the same layer at both lengths and `mha` with all keys take turns. Times are those of
-one thread, so that trees can be compared.
+A race is one variant in one tree and pass: the same layer at both lengths and `mha` with all keys take turns. Times are
+those of one thread, so that trees can be compared, and races run side by side, one on each core.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,6 +23,8 @@ SHORT, LONG = 1024, 4096
 LINEAR, SQUARE, QUADRATIC = (float(LONG // SHORT) ** power for power in (1, 1.5, 2))
 # What caches and fixed costs may add to that.
 SLACK = 1.25
+# How long the rounds of a race may take, in seconds: 258 races in ten minutes of two cores.
+SECONDS = 1.5
 # How many bytes beyond inputs, output and gradients a call of LONG positions may need.
 ROOM = 200e6
 WIDTH, HEADS = 128, 4
@@ -145,10 +147,13 @@ def first(result: Any) -> Any:
 
 
 def races() -> Iterator[Race]:
-    """For every variant, tree and pass one race, and one call of LONG positions that is weighed."""
-    for variant, formula in FORMULAS.items():
-        for tree in TREES:
-            for passes in ("forward", BOTH):
+    """For every tree, pass and variant one race, in which the first call of LONG positions is weighed.
+
+    Races of one tree and pass stand together: `mha` is made and compiled once for all of them.
+    """
+    for tree in TREES:
+        for passes in ("forward", BOTH):
+            for variant, formula in FORMULAS.items():
                 short, long, plain = (
                     Work(what="variant", variant=name, length=t, passes=passes, heads=HEADS, kv_heads=HEADS, width=32)
                     for name, t in ((variant, SHORT), (variant, LONG), ("mha", LONG))
@@ -156,16 +161,14 @@ def races() -> Iterator[Race]:
                 name = f"{variant}/{tree}/{passes}"
                 ours, theirs = f"{variant} {LONG}", f"{variant} {SHORT}"
                 entrants = [Entrant(tree, long, ours), Entrant(tree, short, theirs)]
-                targets = [Target(ours, theirs, SLACK * formula.growth)]
+                targets = [Target(ours, theirs, SLACK * formula.growth), Target(ours, None, ROOM)]
                 if variant != "mha":
                     entrants.append(Entrant(tree, plain, f"mha {LONG}"))
                 if formula.at_most is not None:
                     targets.append(Target(ours, f"mha {LONG}", formula.at_most))
-                more: dict[str, Any] = {"level": ASKED, "process": "variants", "threads": 1}
+                more: dict[str, Any] = {"level": ASKED, "process": f"variants of {tree}", "threads": 1}
+                more |= {"seconds": SECONDS, "weighed": ours}
                 yield Race(f"variants/{name}", tuple(entrants), tuple(targets), **more)
-                weighed = Entrant(tree, long, ours)
-                targets = (Target(ours, None, ROOM),)
-                yield Race(f"variants/{name}/memory", (weighed,), targets, kind="memory", **more)
 
 
 # The table and the picture --------------------------------------------------------------------------------------------
@@ -192,12 +195,12 @@ class Row:
 
 def rows(found: dict[str, Any]) -> list[Row]:
     """One for each variant, tree and pass of a run."""
-    races = {race["name"]: race for race in found["races"] if race["name"].startswith("variants/")}
+    order = {variant: number for number, variant in enumerate(FORMULAS)}
+    races = [(race["name"].split("/"), race) for race in found["races"] if race["name"].startswith("variants/")]
     out = []
-    for name in dict.fromkeys(name.removesuffix("/memory") for name in races):
-        _, variant, tree, passes = name.split("/")
-        samples = {e["name"]: e["seconds"] for e in races.get(name, {"entrants": ()})["entrants"] if e.get("seconds")}
-        weighed = [e["bytes"] for e in races.get(f"{name}/memory", {"entrants": ()})["entrants"] if "bytes" in e]
+    for (_, variant, tree, passes), race in sorted(races, key=lambda race: order[race[0][1]]):
+        samples = {e["name"]: e["seconds"] for e in race["entrants"] if e.get("seconds")}
+        weighed = [e["bytes"] for e in race["entrants"] if "bytes" in e]
         long, short, plain = (
             samples.get(f"{who} {t}") for who, t in ((variant, LONG), (variant, SHORT), ("mha", LONG))
         )
@@ -235,11 +238,14 @@ def table(found: dict[str, Any]) -> Table | None:
 
 
 def draw(found: dict[str, Any], path: Path) -> bool:
-    """Growth beside the formula's, time beside `mha` and memory, forward, a line for each variant; False: nothing."""
+    """Growth beside the formula's, time beside `mha` and memory, a line for each variant; False: nothing.
+
+    Forward is a dot, with gradients a circle.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    lines = [row for row in rows(found) if row.passes == "forward"]
+    lines = rows(found)
     names = list(dict.fromkeys(row.variant for row in lines))[::-1]
     if not names:
         return False
@@ -253,8 +259,10 @@ def draw(found: dict[str, Any], path: Path) -> bool:
     }
     for axes, (title, value) in zip(panels, marks.items(), strict=True):
         for tree in TREES:
-            points = [(value(row), names.index(row.variant)) for row in lines if row.tree == tree and value(row)]
-            axes.plot(*zip(*points, strict=True) if points else ((), ()), "o", color=WHO[tree].colour, label=tree)
+            for passes, face in (("forward", WHO[tree].colour), (BOTH, "none")):
+                alike = [row for row in lines if (row.tree, row.passes) == (tree, passes) and value(row)]
+                points = [value(row) for row in alike], [names.index(row.variant) for row in alike]
+                axes.plot(*points, "o", color=WHO[tree].colour, markerfacecolor=face, label=f"{tree}, {passes}")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         axes.minorticks_off()

@@ -5,8 +5,10 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -48,35 +50,52 @@ def difference(one: Any, other: Any) -> float:
     return float(np.abs(one - other).max(initial=0.0) / max(np.abs(other).max(initial=0.0), 1e-300))
 
 
-def race(told: list[Entrant], count: int, say: Say) -> None:
-    """Time all entrants in turns; those of the same work must also give the same numbers as the first."""
+def race(
+    told: list[Entrant],
+    count: int,
+    say: Say,
+    seconds: float | None = None,
+    weighed: str = "",
+    before: Mapping[Entrant, Runner] | None = None,
+) -> dict[Entrant, Runner]:
+    """Time all entrants in turns; those of the same work must also give the same numbers as the first.
+
+    Entrants that the race before had, too, are ready; the runners of this one are returned.
+    """
     found: dict[str, dict[str, Any]] = {}
-    runners: dict[str, Runner] = {}
+    ready_before = before or {}
+    runners: dict[Entrant, Runner] = {}
+    notes: dict[str, Any]
     firsts: dict[Work, Any] = {}
-    for entrant in told:
-        runner, notes = ready(entrant)
+    for entrant in sorted(told, key=lambda entrant: entrant.name == weighed):  # when all else has been loaded
+        if entrant in ready_before:
+            runner, notes = ready_before[entrant], {"state": "measured"}
+        else:
+            runner, notes = ready(entrant)
         if runner is not None:
             try:
-                got = runner.output(runner.run(runner.fresh()))
+                if entrant.name == weighed:
+                    runner, result = weigh(runner, notes)
+                else:
+                    result = runner.run(runner.fresh())
+                got = runner.output(result)
+                del result
                 if got is not None and entrant.work not in firsts:
                     firsts[entrant.work] = got
                 if got is not None:
                     notes["differs"] = difference(got, firsts[entrant.work])
-                runners[entrant.name] = runner
+                runners[entrant] = runner
             except Exception as error:
                 notes = {"state": "failed", "why": f"{type(error).__name__}: {error}"[:300]}
         found[entrant.name] = notes
     firsts.clear()
-    by_name = {entrant.name: entrant for entrant in told}
-    samples: dict[str, list[float]] = {name: [] for name in runners}
     say({"event": "ready", "entrants": found})
     if runners:
-        turns = [(by_name[name].who, runner) for name, runner in runners.items()]
-        for seconds in rounds(turns, count):
-            for name, one in zip(samples, seconds, strict=True):
-                samples[name].append(one)
-            say({"event": "round", "seconds": seconds})
+        turns = [(entrant.who, runner) for entrant, runner in runners.items()]
+        for samples in rounds(turns, count, seconds, int(os.environ.get("OMP_NUM_THREADS", "2"))):
+            say({"event": "round", "seconds": samples})
     say({"event": "done"})
+    return runners
 
 
 def status(name: str) -> int:
@@ -95,49 +114,60 @@ def give_back() -> None:
         trim(0)
 
 
-def peak(entrant: Entrant, say: Say) -> None:
-    """The highest memory of one call, beyond what is there before it and what it returns.
+def weigh(runner: Runner, notes: dict[str, Any]) -> tuple[Runner, Any]:
+    """The runner, compiled, and what one call returns. Its highest memory, beyond what is there before it and what it
+    returns, goes into the notes.
 
     Linux can forget the highest memory so far, which imports and compilation have used. Elsewhere the highest memory of
     the process counts, before and after.
     """
+    runner = replace(runner, run=runner.ahead(), ahead=None) if runner.ahead is not None else runner
+    state = runner.fresh()
+    give_back()
+    try:
+        Path("/proc/self/clear_refs").write_text("5", "ascii")
+        before, after = status("VmRSS"), lambda: status("VmHWM")
+        notes["method"] = "VmHWM"
+    except OSError:
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        after = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit  # noqa: E731
+        before = after()
+        notes["method"] = "ru_maxrss"
+    start = perf_counter()
+    result = runner.run(state)
+    took = perf_counter() - start
+    notes["bytes"] = max(0, after() - before - runner.kept(result))
+    return replace(runner, took=took), result
+
+
+def peak(entrant: Entrant, say: Say) -> None:
+    """The memory of one call, after a small one that loads what there is to load."""
     small = Entrant(entrant.who, Work(**{**vars(entrant.work), "length": 32}), entrant.name)
     warm, _ = ready(small)
     if warm is not None:
         warm.run(warm.fresh())
     runner, notes = ready(entrant)
     if runner is not None:
-        work, state = runner.ahead() if runner.ahead is not None else runner.run, runner.fresh()
-        give_back()
         try:
-            Path("/proc/self/clear_refs").write_text("5", "ascii")
-            before, after = status("VmRSS"), lambda: status("VmHWM")
-            notes["method"] = "VmHWM"
-        except OSError:
-            import resource
-
-            unit = 1 if sys.platform == "darwin" else 1024
-            after = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit  # noqa: E731
-            before = after()
-            notes["method"] = "ru_maxrss"
-        try:
-            result = work(state)
-            notes["bytes"] = max(0, after() - before - runner.kept(result))
+            weigh(runner, notes)
         except Exception as error:
             notes = {"state": "failed", "why": f"{type(error).__name__}: {error}"[:300]}
     say({"event": "ready", "entrants": {entrant.name: notes}})
     say({"event": "done"})
 
 
-def settle(threads: int) -> None:
-    """As many cores as threads: XLA takes as many threads as it finds cores."""
+def settle(threads: int, lane: int) -> None:
+    """As many cores as threads, those of the lane: XLA takes as many threads as it finds cores."""
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[lane * threads :][:threads] or cores[:threads])
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
 
 
-def main() -> None:
+def main(lane: int) -> None:
     # What libraries print must not come between the lines of the answer.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -146,15 +176,16 @@ def main() -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
-    settle(int(os.environ["OMP_NUM_THREADS"]))
+    settle(int(os.environ["OMP_NUM_THREADS"]), lane)
+    runners: dict[Entrant, Runner] = {}
     for line in sys.stdin:
         order = json.loads(line)
         told = entrants(order["entrants"])
         if order["kind"] == "memory":
             peak(told[0], say)
         else:
-            race(told, order["rounds"], say)
+            runners = race(told, order["rounds"], say, order["seconds"], order["weighed"], runners)
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

@@ -79,12 +79,13 @@ class Preset:
 
 
 def require(condition: bool, variant: str, expected: str, got: object, todo: str) -> None:
-    """Raise a ValueError in the common form unless `condition` holds."""
+    """Raise the `field_error` of the other arguments unless `condition` holds."""
     if not condition:
-        raise ValueError(f"{variant}: expected {expected}, got {got}; {todo}")
+        raise field_error(variant, expected, got, todo)
 
 
 def field_error(variant: str, expected: str, got: object, todo: str) -> ValueError:
+    """The error of a field or an argument, in the common form. Raised by itself where its words need the value."""
     return ValueError(f"{variant}: expected {expected}, got {got}; {todo}")
 
 

@@ -13,12 +13,13 @@ class Config(Rotary, mha.Config):
     """Fields of differential attention: those of multi-head attention, and the factor of the second map.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the queries.
         num_heads: how many heads attend, each with two maps.
         head_dim: width of one map's queries and keys; d_model / num_heads / 2 by default, which must then divide.
         value_head_dim: width of a head's values; 2 head_dim by default.
         key_dim: width of the key input; d_model by default.
         value_dim: width of the value input; key_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         causal: query i sees the keys up to its own position, aligned at the last key.
         window: (left, right), how many keys before and after its own position a query sees; None is no limit.
@@ -183,6 +184,7 @@ EXAMPLES = {
         value_head_dim=2,
         key_dim=13,
         value_dim=11,
+        output_dim=17,
         softcap=1.5,
         dropout=0.25,
         lambda_init=0.375,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param
+from attn_np.contract._base import Arg, Param, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,7 +11,7 @@ class Config(_base.Config):
     """Fields of attention with a fused projection.
 
     Attributes:
-        d_model: width of the input, and of the output with an output projection.
+        d_model: width of the input.
         num_heads: how many heads attend.
         head_dim: width of a head's queries, keys and values; d_model / num_heads by default, which must then
             divide.
@@ -21,7 +21,8 @@ class Config(_base.Config):
         softcap: scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the projections.
-        use_output: a last projection back to d_model; without it the output is the heads side by side.
+        use_output: a last projection; without it the output is the heads side by side.
+        output_dim: width of the outputs of that projection; d_model by default.
     """
 
     layer = "FusedQKVAttention"
@@ -71,15 +72,23 @@ class Config(_base.Config):
     dropout: float = 0.0
     use_bias: bool = True
     use_output: bool = False
+    output_dim: int | None = None
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "head_dim")
+        self.positive("d_model", "num_heads", "head_dim", "output_dim")
         self.number("scale")
         self.number("softcap", above=0.0)
         self.limits("window")
         self.rate("dropout")
         self.flag("causal", "use_bias", "use_output")
         self.divisible("d_model", "num_heads", unless="head_dim")
+        require(
+            self.use_output or self.output_dim is None,
+            self.variant,
+            "no output_dim without use_output",
+            f"output_dim={self.output_dim}",
+            "set use_output=True, or leave it out: the output is the heads side by side",
+        )
 
     def sizes(self) -> dict[str, int]:
         return {
@@ -87,16 +96,17 @@ class Config(_base.Config):
             "p": 3,
             "h": self.num_heads,
             "k": self.head_dim or self.d_model // self.num_heads,
+            "o": self.output_dim or self.d_model,
         }
 
     def own_params(self) -> dict[str, Param]:
         params = {"w_qkv": Param("d p h k", "d")}
         if self.use_output:
-            params |= {"w_o": Param("h k d", "h k")}
+            params |= {"w_o": Param("h k o", "h k")}
         if self.use_bias:
             params |= {"b_qkv": Param("p h k", "d")}
         if self.use_bias and self.use_output:
-            params |= {"b_o": Param("d", "h k")}
+            params |= {"b_o": Param("o", "h k")}
         return params
 
     def arguments(self) -> dict[str, Arg]:
@@ -115,5 +125,5 @@ EXAMPLES = {
     "single": Config(d_model=7),
     "heads": Config(d_model=7, num_heads=5, head_dim=3, dropout=0.25, use_output=True),
     "causal": Config(d_model=5, num_heads=2, head_dim=7, scale=1.0, causal=True, use_bias=False),
-    "capped": Config(d_model=7, num_heads=2, head_dim=5, window=(2, 1), softcap=1.5, use_output=True),
+    "capped": Config(d_model=7, num_heads=2, head_dim=5, window=(2, 1), softcap=1.5, use_output=True, output_dim=3),
 }

@@ -11,12 +11,13 @@ class Config(mha.Config):
     """Fields of grouped-query attention: those of multi-head attention and the number of key/value heads.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the queries.
         num_heads: how many query heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         key_dim: width of the key input; d_model by default.
         value_dim: width of the value input; key_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         causal: query i sees the keys up to its own position, aligned at the last key.
         window: (left, right), how many keys before and after its own position a query sees; None is no limit.
@@ -111,6 +112,7 @@ EXAMPLES = {
         value_head_dim=5,
         key_dim=13,
         value_dim=11,
+        output_dim=3,
         softcap=1.5,
         dropout=0.25,
     ),

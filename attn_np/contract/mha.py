@@ -11,12 +11,13 @@ class Config(_base.Config):
     """Fields of multi-head attention.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the queries.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         key_dim: width of the key input; d_model by default.
         value_dim: width of the value input; key_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         causal: query i sees the keys up to its own position, aligned at the last key.
         window: (left, right), how many keys before and after its own position a query sees; None is no limit.
@@ -55,6 +56,7 @@ class Config(_base.Config):
     value_head_dim: int | None = None
     key_dim: int | None = None
     value_dim: int | None = None
+    output_dim: int | None = None
     scale: float | None = None
     causal: bool = False
     window: tuple[int | None, int | None] | None = None
@@ -63,7 +65,7 @@ class Config(_base.Config):
     use_bias: bool = True
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "key_dim", "value_dim")
+        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "key_dim", "value_dim", "output_dim")
         self.number("scale")
         self.number("softcap", above=0.0)
         self.limits("window")
@@ -81,6 +83,7 @@ class Config(_base.Config):
             "v": self.value_head_dim or k,
             "i": i,
             "j": self.value_dim or i,
+            "o": self.output_dim or self.d_model,
         }
 
     def own_params(self) -> dict[str, Param]:
@@ -88,13 +91,13 @@ class Config(_base.Config):
             "w_q": Param("d h k", "d"),
             "w_k": Param("i h k", "i"),
             "w_v": Param("j h v", "j"),
-            "w_o": Param("h v d", "h v"),
+            "w_o": Param("h v o", "h v"),
         }
         biases = {
             "b_q": Param("h k", "d"),
             "b_k": Param("h k", "i"),
             "b_v": Param("h v", "j"),
-            "b_o": Param("d", "h v"),
+            "b_o": Param("o", "h v"),
         }
         return weights | biases if self.use_bias else weights
 
@@ -137,5 +140,5 @@ EXAMPLES = {
     "split": Config(d_model=6, num_heads=2),
     "wide": Config(d_model=7, num_heads=3, head_dim=7, scale=1.0, use_bias=False, causal=True),
     "cross": Config(d_model=7, num_heads=3, head_dim=5, value_head_dim=11, key_dim=13, value_dim=2, dropout=0.25),
-    "capped": Config(d_model=7, num_heads=2, head_dim=3, window=(2, 1), softcap=1.5),
+    "capped": Config(d_model=7, num_heads=2, head_dim=3, window=(2, 1), softcap=1.5, output_dim=5),
 }

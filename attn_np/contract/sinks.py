@@ -11,12 +11,13 @@ class Config(mha.Config):
     """Fields of multi-head attention with sinks.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the queries.
         num_heads: how many heads attend.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         key_dim: width of the key input; d_model by default.
         value_dim: width of the value input; key_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled. The sink's score is not scaled.
         causal: query i sees the keys up to its own position, aligned at the last key.
         window: (left, right), how many keys before and after its own position a query sees; None is no limit. The sink
@@ -85,7 +86,7 @@ EXAMPLES = {
     "learned": Config(d_model=5, num_heads=3, head_dim=7, causal=True, window=(2, None), scale=0.375, use_bias=False),
     "zero": Config(
         d_model=7, num_heads=2, head_dim=3, value_head_dim=11, key_dim=13, value_dim=5, softcap=1.5, dropout=0.25,
-        sink="zero",
+        sink="zero", output_dim=17,
     ),
 }  # fmt: skip
 

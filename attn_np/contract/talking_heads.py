@@ -11,12 +11,13 @@ class Config(mha.Config):
     """Fields of talking-heads attention: those of multi-head attention, and which maps there are.
 
     Attributes:
-        d_model: width of queries and outputs.
+        d_model: width of the queries.
         num_heads: how many heads of queries, keys and values there are.
         head_dim: width of a head's queries and keys; d_model / num_heads by default, which must then divide.
         value_head_dim: width of a head's values; head_dim by default.
         key_dim: width of the key input; d_model by default.
         value_dim: width of the value input; key_dim by default.
+        output_dim: width of the outputs; d_model by default.
         scale: factor on the scores; 1/sqrt(head_dim) by default, 1.0 for unscaled.
         causal: query i sees the keys up to its own position, aligned at the last key.
         window: (left, right), how many keys before and after its own position a query sees; None is no limit.
@@ -105,6 +106,7 @@ EXAMPLES = {
         value_head_dim=3,
         key_dim=11,
         value_dim=13,
+        output_dim=17,
         causal=True,
         softcap=1.5,
         softmax_heads=3,

@@ -109,6 +109,11 @@ def adds_axes(index: ast.expr) -> bool:
     return all(ast.unparse(item) in (":", "None", "...") for item in items)
 
 
+def without_axes(node: ast.expr) -> ast.expr:
+    """An expression without the indices that only add axes of 1 to it."""
+    return without_axes(node.value) if isinstance(node, ast.Subscript) and adds_axes(node.slice) else node
+
+
 def passed_on(node: ast.expr) -> ast.expr | None:
     """What a call hands on as it is, up to its type and hidden places; None where it computes something."""
     name = called_name(node)
@@ -127,9 +132,8 @@ def operand(node: ast.expr) -> str | None:
         return node.attr
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
         return node.slice.value  # tape["context"]
-    if isinstance(node, ast.Subscript) and adds_axes(node.slice):
-        return operand(node.value)
-    inner = passed_on(node)
+    bare = without_axes(node)
+    inner = passed_on(node) if bare is node else bare
     return operand(inner) if inner is not None else None
 
 
@@ -138,6 +142,7 @@ def latex(node: ast.expr) -> str | None:
     name = operand(node)
     if name is not None:
         return symbol(name)
+    node = without_axes(node)
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return f"{node.value:g}"
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -149,10 +154,10 @@ def latex(node: ast.expr) -> str | None:
         if None in sides:
             return None
         if not isinstance(node.op, loose):
-            nodes = (node.left, node.right)
+            wrapped = ((without_axes(node.left), loose), (without_axes(node.right), (*loose, ast.Div)))
             sides = [
-                f"({x})" if isinstance(side, ast.BinOp) and isinstance(side.op, loose) else x
-                for side, x in zip(nodes, sides, strict=True)
+                f"({x})" if isinstance(side, ast.BinOp) and isinstance(side.op, kinds) else x
+                for (side, kinds), x in zip(wrapped, sides, strict=True)
             ]
         return f"{sides[0]} {OPERATORS[type(node.op)]} {sides[1]}"
     return latex_of_call(node) if isinstance(node, ast.Call) else None
@@ -205,7 +210,7 @@ def assignments(function: ast.FunctionDef) -> Iterator[tuple[str, ast.expr, ast.
 def counts(node: ast.expr) -> bool:
     """Whether a line computes something: a product, or more than a name passed on."""
     inner = [called_name(part) for part in ast.walk(node)]
-    return bool({"einsum", "linear", "softmax", "exp", "sigmoid", "silu", "tanh"} & set(inner))
+    return bool({"einsum", "linear", "softmax", "exp", "sigmoid", "silu", "softplus", "tanh"} & set(inner))
 
 
 def formulas_of(function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
@@ -231,10 +236,59 @@ def tree_of(function: Callable[..., Any]) -> ast.FunctionDef:
     return next(node for node in nodes if isinstance(node, ast.FunctionDef))
 
 
+class Given(ast.NodeTransformer):
+    """A function as one call of it reads: with the constants that the call gives, without the branches not taken."""
+
+    def __init__(self, constants: dict[str, Any]) -> None:
+        self.constants = constants
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        self.generic_visit(node)
+        test, is_none = node.test, isinstance(node.test, ast.Compare) and isinstance(node.test.ops[0], ast.Is)
+        if isinstance(test, ast.Name) and test.id in self.constants:
+            return node.body if self.constants[test.id] else node.orelse
+        if isinstance(test, ast.Compare) and is_none and isinstance(test.left, ast.Name):
+            return node.body if self.constants.get(test.left.id, ...) is None else node.orelse
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if called_name(node) != "times":  # the product; the array itself without a factor
+            return node
+        left, right = node.args
+        absent = isinstance(right, ast.Name) and self.constants.get(right.id, ...) is None
+        return left if absent else ast.BinOp(left, ast.Mult(), right)
+
+
+def recurrent_lines(function: Callable[..., Any], call: ast.Call) -> list[tuple[str, str]]:
+    """The lines of a recurrence from position to position, as a layer's call of it reads, and their formulas."""
+    names = list(inspect.signature(import_module(function.__module__).recurrence).parameters)
+    given = {name: arg.value for name, arg in zip(names, call.args, strict=False) if isinstance(arg, ast.Constant)}
+    tree = Given(given).visit(tree_of(function))
+    rows = []
+    for name, value, _ in assignments(tree):
+        shown = latex(value)
+        if shown is not None and shown != symbol(name):
+            rows.append((f"recurrent: {name} = {ast.unparse(value)}", f"{symbol(name, axes_of(value))} = {shown}"))
+    (read,) = (
+        node.value.elts[0] for node in tree.body if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple)
+    )
+    return [*rows, (f"recurrent: out = {ast.unparse(read)}", f"{symbol('out', axes_of(read))} = {latex(read)}")]
+
+
 def line_by_line(path: Path) -> list[tuple[str, str]]:
-    """The lines of the forward and their formulas; those of `attend` where the forward calls it."""
-    rows = list(dict.fromkeys(row for node in definitions(path, backward=False) for row in formulas_of(node)))
+    """The lines of the forward and their formulas; those of `attend` and of `recurrence` where the forward calls it."""
+    nodes = definitions(path, backward=False)
+    rows = list(dict.fromkeys(row for node in nodes for row in formulas_of(node)))
     module = import_module(f"attn_np.{path.stem}")
+    found = [part for node in nodes for part in ast.walk(node)]
+    calls = [part for part in found if isinstance(part, ast.Call) and called_name(part) == "recurrence"]
+    if calls:
+        above = calls[0].lineno
+        before = {name for node in nodes for name, _, statement in assignments(node) if statement.lineno < above}
+        at = sum(line.partition(" = ")[0] in before for line, _ in rows)
+        recurrent = import_module(module.recurrence.__module__).recurrent
+        rows[at:at] = recurrent_lines(recurrent, calls[0])
     attend = getattr(module, "attend", None)
     if attend is not None and attend.__module__ == "attn_np._attend":
         at = next((i for i, (line, _) in enumerate(rows) if "context" in line and "einsum" not in line), len(rows))

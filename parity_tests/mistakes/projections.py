@@ -10,7 +10,7 @@ shared = at(SHARED, "attend", "")
 Q = 'q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)'
 K = 'k = linear("bsi,ihk->bshk", key, self.w_k, self.b_k)'
 V = 'v = linear("bsj,jhv->bshv", value, self.w_v, self.b_v)'
-Y = 'linear("bthv,hvd->btd", context, self.w_o, self.b_o))\n'
+Y = 'linear("bthv,hvo->bto", context, self.w_o, self.b_o))\n'
 QKV = "q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]"
 SIDE_BY_SIDE = 'context.reshape((sizes["b"], sizes["t"], sizes["h"] * sizes["k"]))'
 REPEATED = "arange(q.shape[2], q) // (q.shape[2] // x.shape[2])"
@@ -173,7 +173,7 @@ MUTANTS = (
         "output weights transposed",
         "transpose the output weights: torch's Linear keeps [out, in], here they are [in, out]",
         Y,
-        Y.replace("bthv,hvd->btd", "bthd,hvd->btv"),
+        Y.replace("bthv,hvo->bto", "btho,hvo->btv"),
     ),
     split(
         "input added to the output",

@@ -15,9 +15,8 @@ def mha(draw: Draw, *, biases: bool = False, **fields: Any) -> Made:
     import jax
 
     x = three(draw, 11, fields.get("key_size"), fields.get("value_size"))
-    module = equinox.nn.MultiheadAttention(
-        3, 11, output_size=11, dtype=np.float64, key=jax.random.key(0), **dict.fromkeys(BIASES, biases), **fields
-    )
+    biased, fields = dict.fromkeys(BIASES, biases), {"output_size": 11} | fields
+    module = equinox.nn.MultiheadAttention(3, 11, dtype=np.float64, key=jax.random.key(0), **biased, **fields)
     arrays, rest = equinox.partition(module, equinox.is_array)
     held, tree = jax.tree_util.tree_flatten_with_path(arrays)
     state = {jax.tree_util.keystr(path).removeprefix("."): draw(*leaf.shape) for path, leaf in held}
@@ -28,7 +27,7 @@ def mha(draw: Draw, *, biases: bool = False, **fields: Any) -> Made:
 
 
 HEADS = {"num_heads": 3}
-WIDE: dict[str, Any] = {"key_size": 7, "value_size": 13, "qk_size": 5, "vo_size": 2}
+WIDE: dict[str, Any] = {"key_size": 7, "value_size": 13, "qk_size": 5, "vo_size": 2, "output_size": 17}
 PEERS = {
     "biases": Module("equinox", "equinox_mha", lambda draw: mha(draw, biases=True, **WIDE), HEADS),
     "no biases": Module("equinox", "equinox_mha", lambda draw: mha(draw, **WIDE), HEADS),

@@ -55,6 +55,7 @@ def nnx(draw: Draw, **fields: Any) -> Made:
 
 PEERS = {
     "linen": Module("flax", "flax_mha", linen),
+    "linen, its own output": Module("flax", "flax_mha", lambda draw: linen(draw, out_features=2)),
     "linen, no biases": Module("flax", "flax_mha", lambda draw: linen(draw, use_bias=False)),
     "linen, normed": Module("flax", "flax_mha", lambda draw: linen(draw, normalize_qk=True)),
     "nnx": Module("flax", "flax_mha", nnx),

@@ -54,6 +54,7 @@ def module(make: Any, **fields: Any) -> Module:
 
 PEERS = {
     "mha": module(mha),
+    "mha, its own output": module(lambda draw: mha(draw, output_shape=(2,))),
     "mha, no biases": module(lambda draw: mha(draw, use_bias=False)),
     "mha, gates": module(lambda draw: mha(draw, use_gate=True)),
     "mha, gates, no biases": module(lambda draw: mha(draw, use_gate=True, use_bias=False)),

@@ -32,8 +32,8 @@ class Names:
             the same name, and the first one by position.
         outputs: what is returned, in order: "y", "out1" (the weights), or (name, "their axes -> ours"); None for what
             is not compared.
-        taps: a pattern that finds a submodule's or an intermediate's name to the name on our tape, or (that name,
-            "their axes -> ours").
+        taps: a regular expression, which the whole name of a submodule or an intermediate must match, to the name on
+            our tape, or (that name, "their axes -> ours").
         call: called as `call(candidate, **arguments)` with our names, in place of the candidate itself.
         gradients: whether they are asked for.
     """
@@ -44,6 +44,16 @@ class Names:
     taps: Mapping[str, Named] = field(default_factory=dict)
     call: Callable[..., Any] | None = None
     gradients: bool = True
+
+    def __post_init__(self) -> None:
+        for pattern in self.taps:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(
+                    f"assert_parity: expected regular expressions in taps=, got {pattern!r}: {error}; "
+                    f"escape a name, as by re.escape"
+                ) from None
 
 
 def framework_of(candidate: Any) -> str:
@@ -230,11 +240,12 @@ def not_given(candidate: Any, config: Config, names: Names, taken: Mapping[str, 
     return tuple(name for name in (found[1:] if "" in known else found) if name not in known)
 
 
-def refuse_unmapped(grads: Mapping[str, np.ndarray]) -> None:
+def refuse_unmapped(grads: Mapping[str, np.ndarray], notes: dict[str, None]) -> None:
     """A parameter that the reference knows nothing of may pass for right while it is 0, as biases are at first.
 
     Args:
         grads: the gradients of the parameters that weights= does not map, under the candidate's own names.
+        notes: gets the names of those that nothing depends on.
 
     Raises:
         ValueError: the outputs depend on one.
@@ -245,6 +256,8 @@ def refuse_unmapped(grads: Mapping[str, np.ndarray]) -> None:
             f"assert_parity: expected every parameter that the outputs depend on in weights=, got none for "
             f"{', '.join(used)}; map it, or choose the config that has it"
         )
+    if grads:
+        notes[f"no output depends on {', '.join(grads)}, which weights= does not map"] = None
 
 
 def takes_params(candidate: Any, config: Config) -> bool:
@@ -275,8 +288,15 @@ def invoke(candidate: Any, given: Mapping[str, Any], taken: Mapping[str, Named],
         raise
 
 
-def returned(result: Any, names: Names, sizes: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
+def returned(
+    result: Any, names: Names, sizes: Mapping[str, int], notes: dict[str, None]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """A candidate's result as named outputs and, from a dictionary, named intermediates in their own axes.
+
+    Args:
+        result: what it returned.
+        names, sizes: how its names and axes map to ours.
+        notes: gets what is not judged.
 
     Raises:
         ValueError: an output that `names` lists is not there.
@@ -292,6 +312,9 @@ def returned(result: Any, names: Names, sizes: Mapping[str, int]) -> tuple[dict[
         parts = list(result) if isinstance(result, tuple | list) else [result]
         found = {named[0]: x for named, x in zip(listed, parts, strict=False) if named is not None}
         tape, got = {}, ", ".join(type(x).__name__ for x in parts) or "nothing"
+        more = sum(hasattr(x, "shape") for x in parts[len(listed) :])
+        if more:
+            notes[f"of {len(parts)} returned only {len(listed)} in outputs= (None there leaves one out)"] = None
     absent = [name for name in wanted if found.get(name) is None]
     if absent:
         raise ValueError(

@@ -39,6 +39,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
     wanted = None if device is None else torch_device(device)
     frozen = is_module and not all(x.requires_grad for x in candidate.parameters())
     narrow: set[str] = set()
+    notes: dict[str, None] = {}
     if is_module and dtype == "float64":
         buffers = candidate.named_buffers()
         narrow |= {f"buffer {name} {words_of(x.dtype)}" for name, x in buffers if narrower(x)}
@@ -71,7 +72,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
             watched,
             torch.set_grad_enabled(names.gradients),
         ):
-            outputs, tape = returned(invoke(function, given, taken, names, sizes), names, sizes)
+            outputs, tape = returned(invoke(function, given, taken, names, sizes), names, sizes, notes)
         tape |= dict(tapped(seen, names))
         outcome.names |= theirs_of(seen, names) | weights_of(moves)
         strange = [f"{name} {type(x).__name__}" for name, x in (outputs | tape).items() if not torch.is_tensor(x)]
@@ -99,7 +100,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
             taps = {name: x for name, x in taps.items() if found[keys.index(("tap", name))] is not None}
             found = [torch.zeros_like(x) if g is None else g for x, g in zip(targets, found, strict=True)]
             by_key = dict(zip(keys, found, strict=True))
-            refuse_unmapped({name: from_torch(by_key["other", name]) for name in other})
+            refuse_unmapped({name: from_torch(by_key["other", name]) for name in other}, notes)
             grads = {f"d{name}": by_key[name] for name in (*leaves, *weights)}
             collect(outcome, "grads", grads, from_torch)
             theirs = {name: from_torch(by_key["own", name]) for name in used}
@@ -118,6 +119,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
         needed(candidate, config, names, taken),
         not_given(candidate, config, names, taken),
         narrow,
+        notes,
     )
 
 

@@ -15,10 +15,10 @@ RULES: dict[Names, tuple[Names, str]] = {
     "w_q": ("q_proj.weight", "(h k) d -> d h k"),
     "w_k": ("k_proj.weight", "(h k) i -> i h k"),
     "w_v": ("v_proj.weight", "(h v) j -> j h v"),
-    "w_o": ("out_proj.weight", "d (h v) -> h v d"),
+    "w_o": ("out_proj.weight", "o (h v) -> h v o"),
     "b_q": ("q_proj.bias", "(h k) -> h k"),
     "b_v": ("v_proj.bias", "(h v) -> h v"),
-    "b_o": ("out_proj.bias", "d -> d"),
+    "b_o": ("out_proj.bias", "o -> o"),
 }
 ELSEWHERE = tuple(
     f"{start}{stack}.{key}"

@@ -33,11 +33,11 @@ LAYOUT = Layout(
                 "w_q": ("attention.self.query.weight", "(h k) d -> d h k"),
                 "w_k": ("attention.self.key.weight", "(h k) i -> i h k"),
                 "w_v": ("attention.self.value.weight", "(h v) j -> j h v"),
-                "w_o": ("attention.output.dense.weight", "d (h v) -> h v d"),
+                "w_o": ("attention.output.dense.weight", "o (h v) -> h v o"),
                 "b_q": ("attention.self.query.bias", "(h k) -> h k"),
                 "b_k": ("attention.self.key.bias", "(h k) -> h k"),
                 "b_v": ("attention.self.value.bias", "(h v) -> h v"),
-                "b_o": ("attention.output.dense.bias", "d -> d"),
+                "b_o": ("attention.output.dense.bias", "o -> o"),
             },
             sizes={"d_model": "d", "num_heads": "h"},
             # A causal model (`is_decoder`) has the same weights.

@@ -14,11 +14,11 @@ LAYOUT = Layout(
                 "w_q": ("query_proj.weight", "(h k) d -> d h k"),
                 "w_k": ("key_proj.weight", "(h k) i -> i h k"),
                 "w_v": ("value_proj.weight", "(h v) j -> j h v"),
-                "w_o": ("output_proj.weight", "d (h v) -> h v d"),
+                "w_o": ("output_proj.weight", "o (h v) -> h v o"),
                 "b_q": ("query_proj.bias", "(h k) -> h k"),
                 "b_k": ("key_proj.bias", "(h k) -> h k"),
                 "b_v": ("value_proj.bias", "(h v) -> h v"),
-                "b_o": ("output_proj.bias", "d -> d"),
+                "b_o": ("output_proj.bias", "o -> o"),
             },
             sizes={
                 "d_model": "d",
@@ -27,6 +27,7 @@ LAYOUT = Layout(
                 "value_head_dim": "v",
                 "key_dim": "i",
                 "value_dim": "j",
+                "output_dim": "o",
             },
             flags={"use_bias": ("b_q", "b_k", "b_v", "b_o")},
             # The mask of a call, in the module.

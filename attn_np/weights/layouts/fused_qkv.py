@@ -10,8 +10,8 @@ LAYOUT = Layout(
             rules={
                 ("w_q", "w_k", "w_v"): ("w_qkv", "d p h k -> p d h k"),
                 ("b_q", "b_k", "b_v"): ("b_qkv", "p h k -> p h k"),
-                "w_o": ("w_o", "h k d -> h k d"),
-                "b_o": ("b_o", "d -> d"),
+                "w_o": ("w_o", "h k o -> h k o"),
+                "b_o": ("b_o", "o -> o"),
             },
             origin_fixed={"use_output": True},
         ),
@@ -23,7 +23,7 @@ LAYOUT = Layout(
                 "b_o": ("b_o", "d -> d"),
             },
             constants={"h": 1},
-            origin_fixed={"num_heads": 1},
+            origin_fixed={"num_heads": 1, "output_dim": None},
         ),
     },
 )

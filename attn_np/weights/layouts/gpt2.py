@@ -33,8 +33,8 @@ LAYOUT = Layout(
             rules={
                 ("w_q", "w_k", "w_v"): ("attn.c_attn.weight", "d (p h k) -> p d h k"),
                 ("b_q", "b_k", "b_v"): ("attn.c_attn.bias", "(p h k) -> p h k"),
-                "w_o": ("attn.c_proj.weight", "(h v) d -> h v d"),
-                "b_o": ("attn.c_proj.bias", "d -> d"),
+                "w_o": ("attn.c_proj.weight", "(h v) o -> h v o"),
+                "b_o": ("attn.c_proj.bias", "o -> o"),
             },
             sizes={"d_model": "d", "num_heads": "h"},
             free=("scale",),

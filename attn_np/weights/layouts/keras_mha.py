@@ -10,7 +10,7 @@ from attn_np.weights.layouts._base import Layout, Names, Table
 # A setting of the module, and an argument of its call.
 FREE = ("causal", "window")
 FLAGS = {"use_bias": ("b_q", "b_k", "b_v", "b_o")}
-SIZES = {"d_model": "d", "num_heads": "h", "head_dim": "k", "key_dim": "i", "value_dim": "j"}
+SIZES = {"d_model": "d", "num_heads": "h", "head_dim": "k", "key_dim": "i", "value_dim": "j", "output_dim": "o"}
 
 
 def rules(output: str, heads: str) -> dict[Names, tuple[Names, str]]:
@@ -19,11 +19,11 @@ def rules(output: str, heads: str) -> dict[Names, tuple[Names, str]]:
         "w_q": ("query.kernel", "d h k -> d h k"),
         "w_k": ("key.kernel", f"i {heads} k -> i {heads} k"),
         "w_v": ("value.kernel", f"j {heads} v -> j {heads} v"),
-        "w_o": (f"{output}.kernel", "h v d -> h v d"),
+        "w_o": (f"{output}.kernel", "h v o -> h v o"),
         "b_q": ("query.bias", "h k -> h k"),
         "b_k": ("key.bias", f"{heads} k -> {heads} k"),
         "b_v": ("value.bias", f"{heads} v -> {heads} v"),
-        "b_o": (f"{output}.bias", "d -> d"),
+        "b_o": (f"{output}.bias", "o -> o"),
     }
 
 

@@ -58,7 +58,7 @@ LAYOUT = Layout(
                 "w_q": ("EncDecAttention.q.weight", "(h k) d -> d h k"),
                 "w_k": ("EncDecAttention.k.weight", "(h k) i -> i h k"),
                 "w_v": ("EncDecAttention.v.weight", "(h v) j -> j h v"),
-                "w_o": ("EncDecAttention.o.weight", "d (h v) -> h v d"),
+                "w_o": ("EncDecAttention.o.weight", "o (h v) -> h v o"),
             },
             sizes={"d_model": "d", "num_heads": "h", "head_dim": "k"},
             fixed={"use_bias": False, "scale": 1.0},

@@ -9,8 +9,8 @@ from attn_np.weights.layouts._base import Layout, Table
 
 COMMON = {
     ("b_q", "b_k", "b_v"): ("in_proj_bias", "(p h k) -> p h k"),
-    "w_o": ("out_proj.weight", "d (h v) -> h v d"),
-    "b_o": ("out_proj.bias", "d -> d"),
+    "w_o": ("out_proj.weight", "o (h v) -> h v o"),
+    "b_o": ("out_proj.bias", "o -> o"),
 }
 FLAGS = {"use_bias": ("b_q", "b_k", "b_v", "b_o")}
 # Fields that a torch module gets as the mask of a call.

@@ -4,7 +4,7 @@ from parity_tests.mistakes.plant import NUMPY, SHARED, at
 
 CONSECUTIVE = "let consecutive query heads share a key/value head: repeat (repeat_interleave), do not tile"
 REMEMBERED = "        k, v = append(step, k=k, v=v)\n"
-MERGED = 'linear("bthv,hvd->btd", context,'
+MERGED = 'linear("bthv,hvo->bto", context,'
 grouped, shared = at("gqa.py", "gqa", "grouped"), at("gqa.py", "gqa", "cross")
 MUTANTS = (
     grouped(
@@ -37,7 +37,7 @@ MUTANTS = (
         "grouped heads merged member by member",
         "merge the heads as (groups, members, width), the order of their projections",
         MERGED,
-        'linear("bthv,hvd->btd", context.reshape(sizes["b"], sizes["t"], sizes["g"], sizes["h"] // sizes["g"],'
+        'linear("bthv,hvo->bto", context.reshape(sizes["b"], sizes["t"], sizes["g"], sizes["h"] // sizes["g"],'
         ' sizes["v"]).swapaxes(2, 3).reshape(context.shape),',
     ),
     at(SHARED, "gqa", "grouped", trees=NUMPY)(

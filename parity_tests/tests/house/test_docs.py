@@ -312,6 +312,20 @@ def test_a_picture_shows_what_its_caption_says(claim: str) -> None:
     CLAIMS[claim](ideas.picture(claim).shown, ideas.run(claim))
 
 
+def test_the_first_picture_is_the_head_that_its_caption_names() -> None:
+    """Each line of the README's picture is a weight of the head, up to its rounding; three packages, one number."""
+    landing = extension("landing")
+    words, found = landing.weights()
+    kept, now = landing.PICTURE.read_text("utf-8"), landing.draw(words, found)
+    width = re.compile(r'stroke-width="([0-9.]+)"')
+    drawn, computed = (np.array(width.findall(svg), float) for svg in (kept, now))
+    assert width.sub("", kept) == width.sub("", now)
+    assert np.rint(100 * abs(drawn - computed)).max() <= 1
+    weight = {f"{p[words.index('it'), words.index('animal')]:.5f}" for p in found.values()}
+    assert len(weight) == 1
+    assert kept.count(f">{weight.pop()}<") == 3
+
+
 def test_the_reference_has_every_public_name() -> None:
     """In a section each, with a docstring; the layers have pages of their own."""
     found = [name for _, names in extension("functions").sections().values() for name, _ in names]
@@ -343,12 +357,29 @@ def forward(self):
         r"y_{btd} = \sum_{hv} \mathrm{context}_{bthv}\, \mathrm{w\_o}_{hvd} + \mathrm{b\_o}_{d}",
         r"z = \mathrm{softmax}(\mathrm{tanh}(y))",
     ]
+    parts = ast.parse("(a - b)[:, None] * (c / 2)", mode="eval").body
+    assert sources.latex(parts) == r"(a - b) \, (c / 2)"
     call = ast.parse('linear_vjp("btd,dk->btk", x, self.w, self.b, dy)', mode="eval").body
     assert sources.pulled_back(call, ["dx", "dw", "db"]) == [
         r"\mathrm{dx}_{btd} = \sum_{k} \mathrm{dy}_{btk}\, w_{dk}",
         r"\mathrm{dw}_{dk} = \sum_{bt} x_{btd}\, \mathrm{dy}_{btk}",
         r"\mathrm{db}_{k} = \sum_{bt} \mathrm{dy}_{btk}",
     ]
+
+
+def test_a_recurrence_is_shown_as_the_layer_calls_it() -> None:
+    """The page has the recurrence after the decay that it needs, without the branches that the layer does not take."""
+    corrected = {"gla": [], "kda": [r"\mathrm{corrected}_{bgv} = v - \sum_{k} k_{bgk}\, \mathrm{decayed}_{bgkv}"]}
+    for variant, expected in corrected.items():
+        rows = extension("sources").line_by_line(ROOT / f"attn_np/{variant}.py")
+        names = [line.removeprefix("recurrent: ").partition(" = ")[0] for line, _ in rows]
+        assert (
+            r"recurrent: decayed = decay[..., None] * state",
+            r"\mathrm{decayed} = \mathrm{decay} \, \mathrm{state}",
+        ) in rows
+        order = [names.index(name) for name in ("decay", "decayed", "state", "out", "y")]
+        assert order == sorted(order)
+        assert [formula for _, formula in rows if r"\mathrm{decayed}_" in formula] == expected
 
 
 @pytest.mark.usefixtures("as_a_reader", "unchecked")

@@ -40,10 +40,10 @@ def test_rows_of_every_kind_get_the_textbooks_weights(tree: str, name: str) -> N
 def test_flaxs_steps_begin_where_those_of_the_groups_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = np.stack([np.tile(x, 2) for x in rows().values()])
     want = wanted(name, scores, None)
-    room = import_module("attn_jax._sparse")
+    sparse, room = import_module("attn_jax._sparse"), import_module("attn_jax._support")
 
     def ratio() -> float:
-        return compare(np.asarray(getattr(room, name)(TREES["jax"].array(scores))), want)["ratio"]
+        return compare(np.asarray(getattr(sparse, name)(TREES["jax"].array(scores))), want)["ratio"]
 
     assert ratio() <= 1
     largest = jnp.max

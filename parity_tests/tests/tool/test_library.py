@@ -119,6 +119,31 @@ def test_the_first_difference_is_where_it_begins() -> None:
     assert caught.value.finding.axes == "b h t s"
 
 
+class Aside(Own):
+    """A right module whose taps show arrays that its output is not made of."""
+
+    def __init__(self, d: int, heads: int) -> None:
+        super().__init__(d, heads)
+        self.shown, self.probs = torch.nn.Identity(), torch.nn.Identity()
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        self.shown(2 * self.split(self.q(x)).transpose(1, 2))
+        y = super().forward(x, mask)
+        self.probs(torch.softmax(self.split(self.q(x)) @ self.split(self.k(x)).mT, -1))
+        return y
+
+
+@pytest.mark.parametrize("taps", [{"shown": "q"}, {"shown": "q", "probs": "probs"}])
+def test_a_tap_that_the_output_is_not_made_of_is_said_to_be_one(taps: dict[str, str]) -> None:
+    """One difference, and no mistake for it: the output is right."""
+    with pytest.raises(ParityError) as caught:
+        judge(Aside(12, 3), taps=taps, calls=("plain",))
+    finding = caught.value.finding
+    assert finding.first.name == "q" and finding.after is None and not finding.causes
+    shown = " and ".join(f"{theirs} as {ours}" for theirs, ours in taps.items())
+    assert finding.next_step.startswith(f"the results agree where taps= does not show {shown}: "), finding.next_step
+
+
 def test_a_lost_gradient_is_seen() -> None:
     with pytest.raises(ParityError) as caught:
         judge(own("detach"), calls=("plain",))
@@ -175,6 +200,8 @@ def test_arguments_that_no_call_gives_are_told() -> None:
     object.__setattr__(module, "extra", 0.0)
     verdict = judge(module, weights=INNER)
     assert verdict.not_given == ("attn_mask",)
+    assert verdict.notes == ["no output depends on unused, which weights= does not map"]
+    assert verdict.notes[0] in str(verdict)
     assert "never given: attn_mask (arguments= maps ours to them)" in str(verdict)
     assert not judge(module, weights=INNER, arguments={"query": "x", "mask": "attn_mask"}).not_given
 
@@ -441,6 +468,25 @@ def test_what_would_not_be_judged_is_refused(function: Any, options: dict[str, A
         assert_parity(function, "dot_product", **options)
 
 
+def test_an_output_that_the_variant_lacks_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected results of dot_product in outputs=, got 'z'; "):
+        assert_parity(lambda query, key, value: (attended(query, key, value), query), "dot_product", outputs=("y", "z"))
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_what_is_returned_behind_the_outputs_is_told(framework: str) -> None:
+    function = tensors_attended if framework == "torch" else array_attention(jnp if framework == "jax" else np)
+
+    def two(query: Any, key: Any, value: Any) -> Any:
+        y = function(query, key, value)
+        return y["y"] if isinstance(y, dict) else y, query, None
+
+    options: dict[str, Any] = {"framework": framework, "dtype": "float32", "calls": ("plain",)}
+    words = "of 3 returned only 1 in outputs= (None there leaves one out)"
+    assert assert_parity(two, "dot_product", **options).notes == [words]
+    assert assert_parity(two, "dot_product", outputs=("y", None, None), **options).notes == []
+
+
 def test_a_config_is_of_the_variant() -> None:
     with pytest.raises(ValueError, match="expected a Config of mha, got one of dot_product"):
         assert_parity(attended, "mha", contract.config("dot_product"))
@@ -626,6 +672,8 @@ def test_weights_in_buffers_are_told() -> None:
         ({"weights": "no layout"}, ValueError, "expected the name of a layout"),
         ({"arguments": {"question": "x"}}, ValueError, "expected arguments of mha"),
         ({"taps": {"nothing": "probs"}}, ValueError, "expected a submodule"),
+        ({"taps": {"layers[0": "probs"}}, ValueError, r"expected regular expressions in taps=, got 'layers\[0'"),
+        ({"outputs": ("y", "foo")}, ValueError, "expected results of mha in outputs=, got 'foo'"),
         ({"framework": "tensorflow"}, ValueError, "expected framework="),
         ({"device": "quantum"}, ValueError, "expected a device of torch"),
         ({"d_model": 13}, ValueError, "divisible"),
@@ -875,6 +923,17 @@ def test_of_a_module_in_16_bits_it_is_said_how_to_judge_its_meaning(dtype: str |
     assert ("in float64 it agrees" in str(caught.value)) == (dtype is None)
     assert "float32" in caught.value.finding.next_step and "TF32" not in str(caught.value)
     judge(own().bfloat16(), dtype="float64", calls=("plain",))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("call", ["plain", "full"])
+def test_a_module_in_16_bits_is_not_said_to_use_smaller_products(dtype: torch.dtype, call: str) -> None:
+    """On a CPU: what rounds every operation to its own type needs no other reason, and nothing to mend."""
+    with pytest.raises(ParityError) as caught:
+        judge(own().to(dtype), dtype=str(dtype).removeprefix("torch."), calls=(call,))
+    words = str(caught.value)
+    assert "matrix products in" not in words and "autocast" not in words and "round once, at the end" not in words
+    assert 'dtype="float64"' in caught.value.finding.next_step
 
 
 def test_flax_modules_are_judged_in_both_types() -> None:

@@ -401,7 +401,7 @@ def test_patterns_of_other_shapes() -> None:
 def test_axes_have_letters() -> None:
     case = Case("mha", "cross", "full", "float64")
     assert axes_of(case, "probs", 4) == "b h t s"
-    assert axes_of(case, "dw_o", 3) == "h v d"
+    assert axes_of(case, "dw_o", 3) == "h v o"
     assert axes_of(case, "dkey", 3) == "b s i"
     assert (
         axes_of(Case("dot_product", next(iter(contract.examples("dot_product"))), "full", "float64"), "probs", 3)

@@ -80,7 +80,7 @@ def loops(
 
     first, second = (exp(dot(w["lambda_q"][r], w["lambda_k"][r])) for r in (0, 1))
     factor, t, s = first - second + start(config), len(query), len(key)
-    y, weights = [list(w.get("b_o", [0.0] * config.d_model)) for _ in query], []
+    y, weights = [list(w.get("b_o", [0.0] * len(w["w_o"][0][0]))) for _ in query], []
     group = config.num_heads // (config.num_kv_heads or config.num_heads)
     for h in range(config.num_heads):
         g = h // group

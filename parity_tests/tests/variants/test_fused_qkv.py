@@ -67,8 +67,11 @@ def loops(config: Config, w: Any, x: Any, mask: Any, bias: Any, keep: Any) -> tu
     if not config.use_output:
         return joined, weights
     rows = [row for head in w["w_o"] for row in head]
-    offset = w.get("b_o", [0.0] * d)
-    y = [[sum(a * row[n] for a, row in zip(both, rows, strict=True)) + offset[n] for n in range(d)] for both in joined]
+    offset = w.get("b_o", [0.0] * len(rows[0]))
+    y = [
+        [sum(a * row[n] for a, row in zip(both, rows, strict=True)) + b for n, b in enumerate(offset)]
+        for both in joined
+    ]
     return y, weights
 
 
@@ -129,8 +132,8 @@ def test_self_attention(tree: Tree, use_bias: bool, use_output: bool) -> None:
 
 def test_multi_head_attention(tree: Tree) -> None:
     """With heads and an output projection it is `mha` with the three weights side by side: outputs and gradients."""
-    config = Config(**SHARED, num_heads=3, use_output=True)
-    several = mha.Config(**SHARED, num_heads=3)
+    config = Config(**SHARED, num_heads=3, use_output=True, output_dim=11)
+    several = mha.Config(**SHARED, num_heads=3, output_dim=11)
     w, rng = weights_of(config), np.random.default_rng(0)
     inputs = {"query": normal(2, 11, 7), "mask": rng.random((2, 1, 11, 11)) < 0.7}
     inputs |= {"keep": rng.random((2, 3, 11, 11)) < 0.5, "bias": normal(3, 1, 11)}
@@ -164,6 +167,11 @@ def test_without_an_output_projection_heads_stand_side_by_side(tree: Tree) -> No
         alone = {"w_qkv": w["w_qkv"][:, :, h : h + 1], "b_qkv": w["b_qkv"][:, h : h + 1]}
         want = bounded(Config(d_model=7, head_dim=5), x, alone)["y"]
         assert ratio(y[..., 5 * h : 5 * h + 5], want) <= 1
+
+
+def test_a_width_of_outputs_without_an_output_projection_is_refused(tree: Tree) -> None:
+    with pytest.raises(ValueError, match="fused_qkv: expected no output_dim without use_output, got output_dim=5; set"):
+        tree.package.build("fused_qkv", d_model=7, output_dim=5)
 
 
 # PyTorch's own functions ----------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def loops(config: Config, w: Any, query: Any, key: Any, value: Any, mask: Any, b
             alpha = [e / sum(raised) if e else 0.0 for e in raised]
             weights[h].append(alpha)
             used.append([a / (1 - config.dropout) if on else 0.0 for a, on in zip(alpha, keep[h][i], strict=True)])
-        out = list(w.get("b_o", [0.0] * config.d_model))
+        out = list(w.get("b_o", [0.0] * len(w["w_o"][0][0])))
         for g in heads:
             share = [
                 sum(used[h][j] * w["w_mix_weights"][h][g] for h in softmaxes) if config.mix_weights else used[g][j]

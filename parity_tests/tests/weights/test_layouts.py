@@ -455,7 +455,7 @@ def refused_by(layout: str, path: Path, config: Config, change: Arrays, error: t
 
 
 def test_what_modules_of_others_have_and_ours_do_not(tmp_path: Path) -> None:
-    """Norms of queries, a gate, outputs of another width, a bias on one projection alone."""
+    """Norms of queries, a gate, a bias of another width than its weight's, a bias on one projection alone."""
     path, ones = tmp_path / "module.safetensors", np.ones(5, np.float32)
     wide: Any = contract.config("mha", d_model=7, num_heads=3, head_dim=5)
     unknown = weights.UnexpectedKeysError
@@ -465,7 +465,7 @@ def test_what_modules_of_others_have_and_ours_do_not(tmp_path: Path) -> None:
             "flax_mha", path, config, {"query_ln.scale": ones}, unknown, "'query_ln.scale': .* without norms of q"
         )
         refused_by("keras_mha", path, config, {"gate.kernel": ones}, unknown, "'gate.kernel': .* without gates")
-    other = {"out.kernel": np.ones((3, 5, 11), np.float32), "out.bias": np.ones(11, np.float32)}
+    other = {"out.kernel": np.ones((3, 5, 11), np.float32)}
     refused_by("flax_mha", path, wide, other, weights.ShapeMismatchError, r"'out\.kernel'|'out\.bias'")
     bare: Any = contract.config("mha", d_model=7, num_heads=3, head_dim=5, use_bias=False)
     one = {"query_proj.bias": np.ones(15, np.float32)}
@@ -478,6 +478,17 @@ def test_what_modules_of_others_have_and_ours_do_not(tmp_path: Path) -> None:
     for layout, what in (("torch_mha", "head_dim=5"), ("flax_mha", "value_head_dim=2")):
         with pytest.raises(weights.ConfigMismatchError, match=what):
             weights.write(path, narrow, drawn(narrow), layout=layout)
+
+
+def test_outputs_of_another_width(tmp_path: Path) -> None:
+    """The width is read from the file where the module may have one; another layout refuses to write it."""
+    path = tmp_path / "module.safetensors"
+    config: Any = contract.config("mha", d_model=12, num_heads=3, output_dim=5)
+    for layout in ("keras_mha", "flax_mha", "equinox_mha", "torch_linear"):
+        weights.write(path, config, drawn(config), layout=layout)
+        assert weights.read(path, layout=layout, variant="mha", num_heads=3).config == config
+    with pytest.raises(weights.ConfigMismatchError, match="output_dim=5"):
+        weights.write(path, config, drawn(config), layout="torch_mha")
 
 
 @pytest.mark.parametrize("separator", [".", "/"])

@@ -1,0 +1,37 @@
+"""Which scores a sparse weighing keeps, by Newton's steps."""
+
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from attn_jax._ops import Array, maximum, where
+
+GROUP = 16  # z of which the largest is looked for
+NEAR = 2.0**-7  # steps that are shorter are not made with these
+
+
+def support_of(z: Array, power: int) -> Array:
+    """Where z, the largest of a row 0, is above the tau for which the sum of max(z - tau, 0)^power is 1.
+
+    By Newton's steps from below, which never pass tau: the sum is convex (Michelot 1986). They begin where the largest
+    of every few z alone would have it, since more of them only raise it.
+    """
+
+    def threshold(z: Array, tau: Array, enough: Any) -> Array:
+        def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
+            tau, _ = state
+            above = maximum(z - tau, 0.0)
+            size, slope = (above, above > 0) if power == 1 else (above * above, 2.0 * above)
+            slope = jnp.sum(slope, axis=-1, keepdims=True, dtype=z.dtype)
+            better = tau + (jnp.sum(size, axis=-1, keepdims=True) - 1.0) / where(slope == 0, 1.0, slope)
+            return maximum(better, tau), jnp.any(better > tau + enough)
+
+        return jax.lax.while_loop(lambda state: state[1], step, (tau, jnp.any(tau < 0)))[0]
+
+    tau, n = -jnp.ones_like(jnp.max(z, axis=-1, keepdims=True)), z.shape[-1]
+    if not jax.export.is_symbolic_dim(n) and n > 4 * GROUP:
+        groups = z[..., : n // GROUP * GROUP].reshape(*z.shape[:-1], GROUP, n // GROUP)
+        tau = threshold(jnp.max(groups, axis=-2), tau, NEAR)
+    return z > threshold(z, tau, jnp.finfo(z.dtype).eps)
