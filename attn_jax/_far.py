@@ -7,6 +7,7 @@ formed with a row for each distance. Merged by their sums of exponentials they a
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from attn_jax._attend import attend
@@ -56,16 +57,17 @@ def attend_near_and_far(
     """The context, `b t h v`, in memory that grows with t.
 
     Args:
-        attend_rows: as `by_rows` calls it, for the diagonals nearer than `limit`; returns what `with_lse` does.
+        attend_rows: as `by_rows` calls it; with near=True it returns the context of `with_lse`.
         shift: adds the position that all keys beyond have.
         tape: that of the call.
         q, k, v: `b t h k`, `b s h k` and `b s h v`.
         limit: the distance from which on all keys of a side have the same position.
         mask, bias, causal, scale: as of `attend`.
     """
+    window = limit - 1, limit - 1
     near, _ = by_rows(
-        attend_rows, scope(tape, "near"), q, k, v, mask=mask, causal=causal, window=(limit - 1, limit - 1), bias=bias,
-        keep=None,
+        partial(attend_rows, near=True), scope(tape, "near"), q, k, v, mask=mask, causal=causal, window=window,
+        bias=bias, keep=None,
     )  # fmt: skip
     parts = [(near[..., :-1], reorder(near[..., -1], (0, 2, 1)))]
     for name, offset, t, s, limits in far_keys(q.shape[1], k.shape[1], limit, causal):

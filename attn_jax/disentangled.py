@@ -1,6 +1,5 @@
 """Disentangled attention (DeBERTa): contents look at contents, contents at positions, and positions at contents."""
 
-from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -148,8 +147,7 @@ class DisentangledAttention(Layer[Config]):
 
         def attend_at_once(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
-            near = partial(attend_rows, near=True)
-            return attend_near_and_far(near, shift, tape, q, k, v, limit=c.max_distance, **options), None
+            return attend_near_and_far(attend_rows, shift, tape, q, k, v, limit=c.max_distance, **options), None
 
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,

@@ -404,7 +404,7 @@ class SoftmaxAndLse(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         dprobs, dlse = grad_outputs
         (probs,) = ctx.saved_tensors
         return torch._softmax_backward_data(dprobs, probs, -1, probs.dtype).addcmul_(probs, dlse[..., None])

@@ -68,7 +68,7 @@ def serves_lse(
     """Whether the kernel can return its sums: of as many keys as queries, a query may see those after it alone, too."""
     if torch.compiler.is_compiling() or not q.is_cpu or q.shape[2] != k.shape[2] or not (mask is bias is None):
         return False
-    return serves(q, k, v, None, None, limits[::-1] if limits == (0, None) else limits, scale)
+    return serves(q, k, v, None, None, (None, 0) if limits == (0, None) else limits, scale)
 
 
 def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, limits: Limits, scale: float) -> tuple[Tensor, Tensor]:
@@ -92,7 +92,7 @@ class FlashWithLse(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         dout, dlse = grad_outputs
         q, k, v, out, lse = ctx.saved_tensors
         causal, scale = ctx.options

@@ -60,7 +60,7 @@ def parts_of(f: Any, case: str, of_keys: Any, of_values: Any) -> tuple[Callable[
     limit = CASES[case][2]
 
     def attend_rows(
-        tape: Any, q: Any, k: Any, v: Any, allowed: Any, offset: Any, bias: Any, keep: Any, near: bool = True
+        tape: Any, q: Any, k: Any, v: Any, allowed: Any, offset: Any, bias: Any, keep: Any, near: bool = False
     ) -> Any:
         rows = f.clip(offset, -limit, limit) + limit
         rows = rows if rows.shape[-1] != k.shape[1] else f.broadcast_to(rows, (B, q.shape[1], k.shape[1]))
@@ -118,7 +118,7 @@ def expected(tree: str, case: str) -> dict[str, ErrArray]:
         bias = f.broadcast_to(bias, (B, H, t, s))
     offset = np.broadcast_to(np.arange(s) - np.arange(t)[:, None] - (s - t), (B, t, s))
     with precision(fast_precision_of(tree, "float64")), np.errstate(all="ignore"):
-        context, _ = parts_of(f, case, *tables)[0](tape, *exact.values(), seen, offset, bias, None, near=False)
+        context, _ = parts_of(f, case, *tables)[0](tape, *exact.values(), seen, offset, bias, None)
         dy = ErrArray(cotangent(context.shape), 0.0)
         grads = backward_of(f, case, *tables)[0](tape, dy)
         if bias is None:
