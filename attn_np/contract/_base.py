@@ -417,12 +417,13 @@ def annotated_names(layer: type) -> list[str]:
     return names
 
 
-def check_tokens(low: int, high: int, size: int) -> None:
-    """Refuse tokens outside a table, if their values are known.
+def check_tokens(known: tuple[int, int] | None, size: int) -> None:
+    """Refuse tokens outside a table, if the least and the largest are known.
 
     Raises:
         ValueError: naming the range.
     """
+    low, high = known or (0, -1)
     if low < 0 or high >= size:
         got = f"{low} to {high}" if low != high else str(low)
         raise ValueError(f"tokens: expected numbers from 0 to {size - 1}, got {got}; look at the vocabulary")
