@@ -68,8 +68,8 @@ def relative_buckets(
         TypeError: offsets that are no signed integers.
     """
     contract.check_offsets(specs("relative_buckets", offsets=offsets)["offsets"])
-    options: dict[str, Any] = {"num_buckets": num_buckets, "max_distance": max_distance}
-    config = contract.Buckets(bidirectional=bidirectional, **options)
+    options: dict[str, Any] = {"num_buckets": num_buckets, "max_distance": max_distance, "bidirectional": bidirectional}
+    config = contract.Buckets(**{name: contract.plain(x) for name, x in options.items()})
     return constants(config.buckets(), offsets)[clip(offsets, -max_distance, max_distance) + max_distance]
 
 

@@ -105,7 +105,7 @@ def table_of(weights: Weights, config: Config) -> Table:
                 )
         key, pattern = pair(theirs)
         same = next(params[name].axes for name in names)
-        pattern = pattern or f"{same} -> {same}"
+        pattern = in_our_letters(pattern or f"{same} -> {same}", same.split())
         right = [letter for axis in parse(pattern)[1] for letter in axis]
         if right[len(names) > 1 :] != same.split():
             what = "a first axis for the parameters, then " if len(names) > 1 else ""
@@ -122,6 +122,13 @@ def table_of(weights: Weights, config: Config) -> Table:
             f"{', '.join(absent)}; map each, or leave it out of the config, as biases by its fields"
         )
     return Table(rules=rules)
+
+
+def in_our_letters(pattern: str, axes: list[str]) -> str:
+    """A pattern whose last axes are a parameter's, with our letters for those that the parameter does not know."""
+    right = [letter for axis in parse(pattern)[1] for letter in axis]
+    other = {theirs: ours for theirs, ours in zip(right[-len(axes) :], axes, strict=False) if theirs not in axes}
+    return re.sub("[A-Za-z]+", lambda found: other.get(found[0], found[0]), pattern)
 
 
 def read_weights(weights: Weights, config: Config, held: Mapping[str, np.ndarray]) -> tuple[Any, list[Step]]:

@@ -18,6 +18,7 @@ from attn_np import contract
 from parity_tests import ParityError, assert_parity
 from parity_tests.explain.findings import Finding
 from parity_tests.judge.candidates import accelerators
+from parity_tests.ports.names import in_our_letters
 from parity_tests.ports.port import MissingDeviceError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -659,6 +660,13 @@ def test_weights_in_buffers_are_told() -> None:
 
     with pytest.raises(ValueError, match="it has no parameters; buffers are not read"):
         judge(Held())
+
+
+def test_axes_may_have_letters_of_their_own() -> None:
+    """Letters that the parameter does not have are named by their place; ours in another order are refused."""
+    assert in_our_letters("d (h v) -> h v d", ["h", "v", "o"]) == "o (h v) -> h v o"
+    assert in_our_letters("(heads width) d -> d heads width", ["d", "h", "k"]) == "(h k) d -> d h k"
+    assert in_our_letters("(h k) d -> d k h", ["d", "h", "k"]) == "(h k) d -> d k h"
 
 
 @pytest.mark.parametrize(
