@@ -71,7 +71,7 @@ class Race:
         kind: "time", or "memory": each entrant once in a process of its own.
         threads: how many it has; None: those of the run. Races of fewer threads than the run has run side by side.
         seconds: after how many no new round begins; None: all rounds of the run are run.
-        weighed: the entrant whose memory is measured, too, in its first call; "" for none.
+        weighed: the entrant of whose calls one is weighed before the rounds; "" for none.
     """
 
     name: str

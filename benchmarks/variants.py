@@ -147,7 +147,7 @@ def first(result: Any) -> Any:
 
 
 def races() -> Iterator[Race]:
-    """For every tree, pass and variant one race, in which the first call of LONG positions is weighed.
+    """For every tree, pass and variant one race, in which one call of LONG positions is weighed.
 
     Races of one tree and pass stand together: `mha` is made and compiled once for all of them.
     """

@@ -136,7 +136,9 @@ def weigh(runner: Runner, notes: dict[str, Any]) -> tuple[Runner, Any]:
     the process counts, before and after. What glibc keeps of freed arrays depends on all that the process has done
     before, so it keeps none of them here; by itself it would have kept up to 32 MB each.
     """
-    runner = replace(runner, run=runner.ahead(), ahead=None) if runner.ahead is not None else runner
+    if runner.ahead is not None:
+        runner = replace(runner, run=runner.ahead(), ahead=None)
+        runner.run(runner.fresh())  # what compiling has used goes back only now
     state = runner.fresh()
     separate_pages_from(WEIGHED)
     give_back()
