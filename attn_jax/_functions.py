@@ -14,6 +14,7 @@ from attn_jax._ops import (
     concrete,
     dtype_name,
     einsum,
+    known_range,
     stack,
     to_dtype,
     upcast,
@@ -37,12 +38,27 @@ def number(x: Any) -> Any:
     return x.item() if known else x
 
 
+def with_checked_weights(softmax_fn: Any) -> Any:
+    """A caller's function from scores to weights, which must return one for each score; no function stays as it is."""
+    if not callable(softmax_fn):
+        return softmax_fn
+
+    def weigh(scores: Array, allowed: Array | None) -> Array:
+        weights: Any = softmax_fn(scores, allowed)
+        spec = specs("attend", **{"the weights of softmax_fn": weights})
+        contract.check_weights(spec["the weights of softmax_fn"], tuple(scores.shape))
+        return weights
+
+    return weigh
+
+
 def placed(by_position: dict[str, Any], first: Any, lengths: Array | None, q: Array, k: Array) -> dict[str, Any]:
     """Causality, window and pattern where the first query stands at `first` and `lengths` keys are real."""
     is_array = hasattr(first, "shape")
     at = broadcast_to(first, q.shape[:1]) if is_array and first.shape == () else first
     spec = specs("attend", q=q, k=k, lengths=lengths, offset=at if is_array else None)
     contract.check_places(spec, None if is_array else at, **by_position)
+    contract.check_lengths(None if lengths is None else known_range(lengths))
     pattern, s, t = by_position["pattern"], k.shape[1], q.shape[1]
     if at is not None and (is_array or at != s - t):
         pattern = contract.as_pattern(**by_position)
@@ -110,7 +126,8 @@ def attend(
             "textbook"; or "fused" for the fast path, which never forms the weights and tapes q, k, v and context.
         return_weights: whether to return the weights; else None.
         return_lse: whether to return a third result, `b h t`: the logarithm of the sum of the exponentials of each
-            query's scores, its sink's among them, -inf where it sees no key.
+            query's scores, its sink's among them, -inf where it sees no key. Of scores that overflow it is no number
+            on the textbook path; on the fast path it may be infinite.
 
     Raises:
         ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.
@@ -125,8 +142,8 @@ def attend(
         contract.check_lse(normalize_over, softmax_fn is not None)
     return core.attend(
         q, k, v, mask=mask, bias=bias, **by_position, **options, sinks=sinks, keep=keep, normalize_over=normalize_over,
-        softmax_fn=softmax_fn, tape=tape, implementation=implementation, return_weights=return_weights,
-        return_lse=return_lse,
+        softmax_fn=with_checked_weights(softmax_fn), tape=tape, implementation=implementation,
+        return_weights=return_weights, return_lse=return_lse,
     )  # fmt: skip
 
 

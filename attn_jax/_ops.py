@@ -100,8 +100,7 @@ def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Arr
 
 def take(table: Array, tokens: Array) -> Array:
     """Rows of a table: `u d`, `b t` -> `b t d`. A traced token beyond the table gives NaN, never another row."""
-    if tokens.size and concrete(tokens):
-        check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
+    check_tokens(known_range(tokens), table.shape[0])
     tokens = where(tokens < 0, table.shape[0], tokens)
     return jnp.take(upcast(table), tokens, axis=0, mode="fill", fill_value=jnp.nan)
 
@@ -153,6 +152,11 @@ def clip(x: Array, low: int, high: int) -> Array:
 def concrete(x: Array) -> bool:
     """Whether the values are known; under jit, compile and vmap they are not."""
     return not isinstance(x, Tracer)
+
+
+def known_range(x: Array) -> tuple[Any, Any] | None:
+    """The least and the largest entry, as Python's numbers; None where there are none or their values are not known."""
+    return (x.min().item(), x.max().item()) if concrete(x) and x.size else None
 
 
 def shapes_may_vary(x: Array) -> bool:

@@ -44,7 +44,7 @@ def by_rows(
     step: Any = None,
     return_weights: bool = False,
     implementation: str = "auto",
-    larger: int = 1,
+    block_factor: int = 1,
     weighing: Weighing | None = None,
     at_once: AttendRows | None = None,
     **by_score: Array | None,
@@ -60,7 +60,7 @@ def by_rows(
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
-        larger: how many times as large as others a block is, where `attend_rows` cuts it or each block costs more.
+        block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         weighing: what `attend_rows` computes, where it is a function of scores to weights; XLA needs not be told.
         at_once: (tape, q, k, v, mask, bias) -> context and weights, of all rows in memory that grows with t alone. It
             is called in place of blocks where no weights are dropped.
@@ -85,7 +85,7 @@ def by_rows(
     edges = [t * i // parts for i in range(parts + 1)]
     spans = [Span(*edge) for edge in pairwise(edges)]
     return jnp.concatenate(
-        [loop(attend_rows, q, k, v, by_score, band, rows, larger) for rows in spans if rows.length], 1
+        [loop(attend_rows, q, k, v, by_score, band, rows, block_factor) for rows in spans if rows.length], 1
     ), None
 
 
@@ -97,14 +97,14 @@ def loop(
     by_score: dict[str, Array | None],
     band: Band,
     rows: Span,
-    larger: int,
+    block_factor: int,
 ) -> Array:
     """The context of some rows, block by block, each with a stretch of keys of the same length."""
     t, s, heads = rows.length, band.s, q.shape[0] * q.shape[2]
     seen = band.keys(rows)
     num_seen = max(1, seen.length)
     width = band.left + band.right if band.left is not None and band.right is not None else num_seen
-    size = min(t, max(ROWS, larger * BLOCK // (heads * min(num_seen, width + ROWS))))
+    size = min(t, max(ROWS, block_factor * BLOCK // (heads * min(num_seen, width + ROWS))))
     size = -(-t // -(-t // size))
     length = min(num_seen, width + size)  # of the stretch of keys
     count = -(-t // size)

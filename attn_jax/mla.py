@@ -66,7 +66,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         q = concatenate([q_nope, q_rot], -1)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.factor(), keep=keep, rate=c.dropout,
+            q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.score_scale(), keep=keep, rate=c.dropout,
             step=step, tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         if c.absorbed:

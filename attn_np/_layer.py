@@ -36,6 +36,8 @@ def with_tape(vjp: Callable[..., Any]) -> Callable[..., Any]:
         todo = "call y, tape = trace(layer, ...) first and pass the tape as it is"
         if not hasattr(tape, "get"):
             raise TypeError(f"{variant}: expected the tape of a call in vjp, got {type(tape).__name__}; {todo}")
+        if (dys[0] if dys else named.get("dy")) is None:
+            raise TypeError(f"{variant}: expected the gradient of y in vjp, got none; pass dL/dy")
         specs(variant, **{f"gradient {i}": x for i, x in enumerate(dys)}, **named)
         try:
             return vjp(self, tape, *dys, **named)

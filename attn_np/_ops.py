@@ -96,8 +96,7 @@ def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Arr
 
 def take(table: Array, tokens: Array) -> Array:
     """Rows of a table: `u d`, `b t` -> `b t d`."""
-    if tokens.size:
-        check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
+    check_tokens(known_range(tokens), table.shape[0])
     return upcast(table)[tokens]
 
 
@@ -144,6 +143,13 @@ def clip(x: Array, low: int, high: int) -> Array:
 def concrete(x: Array) -> bool:
     """Whether the values are known; under jit, compile and vmap they are not."""
     return True
+
+
+def known_range(x: Array) -> tuple[Any, Any] | None:
+    """The least and the largest entry, as Python's numbers; None where there are none or their values are not known."""
+    if not isinstance(x, np.ndarray) or not x.size:  # an array that carries errors has no least entry
+        return None
+    return x.min().item(), x.max().item()
 
 
 def shapes_may_vary(x: Array) -> bool:

@@ -4,7 +4,7 @@ from math import sqrt
 
 from attn_np._functions import number
 from attn_np._layer import specs
-from attn_np._ops import Array, Tape, broadcast_to, dtype_name, to_dtype, upcast, zeros
+from attn_np._ops import Array, Tape, broadcast_to, dtype_name, known_range, to_dtype, upcast, zeros
 from attn_np._recurrence import chunk_length, recurrence, recurrence_vjp
 from attn_np._vjp import sum_to, vjp_of
 from attn_np.contract import _recur as contract
@@ -59,13 +59,15 @@ def recur(
             corrected of the positions.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown rule or form, or a decay that the rule has no use for.
+        ValueError: shapes that do not fit, an unknown rule or form, or a decay that the rule has no use for or that is
+            outside 0 to 1, where its values are known.
         TypeError: dtypes that do not fit.
     """
     spec = specs("recur", q=q, k=k, v=v, beta=beta, decay=decay, state=state)
     contract.check_given(spec)
-    scale = number(scale)
+    scale, chunk_size = number(scale), number(chunk_size)
     contract.check_recur(spec, rule, form, chunk_size, scale, dtype_name(upcast(q)))
+    contract.check_decay(None if decay is None else known_range(decay))
     arguments = prepared(q, k, v, beta, decay, state, scale)
     size = chunk_length(form, chunk_size, q.shape[1])
     y, end = recurrence(*arguments, size, contract.erases(rule), tape)
@@ -103,7 +105,7 @@ def recur_call_vjp(
     scale: float | None,
 ) -> dict[str, Array | None]:
     """The gradients of a call's arrays by name."""
-    scale, size = number(scale), chunk_length(form, chunk_size, q.shape[1])
+    scale, size = number(scale), chunk_length(form, number(chunk_size), q.shape[1])
     arguments = prepared(q, k, v, beta, decay, state, scale)
     dy = zeros(tape["y"].shape, tape["y"]) if dy is None else dy
     dend = zeros(arguments[5].shape, dy) if dend is None else dend

@@ -69,9 +69,17 @@ def relative_buckets(
         TypeError: offsets that are no signed integers.
     """
     contract.check_offsets(specs("relative_buckets", offsets=offsets)["offsets"])
-    options: dict[str, Any] = {"num_buckets": num_buckets, "max_distance": max_distance}
-    config = contract.Buckets(bidirectional=bidirectional, **options)
+    options: dict[str, Any] = {"num_buckets": num_buckets, "max_distance": max_distance, "bidirectional": bidirectional}
+    config = contract.Buckets(**{name: contract.plain(x) for name, x in options.items()})
     return constants(config.buckets(), offsets)[clip(offsets, -max_distance, max_distance) + max_distance]
+
+
+def is_by_diagonal(relative_index: Array, s: int) -> bool:
+    """Whether an index has one number for each diagonal, `1 1 n`, and not for each pair, `b t s`.
+
+    The n = t + s - 1 diagonals of one query are its pairs.
+    """
+    return relative_index.shape[-1] != s
 
 
 def score_distances(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:
@@ -79,7 +87,7 @@ def score_distances(tape: Tape, name: str, q: Array, table: Array, relative_inde
 
     Where rows stand by diagonal, `1 1 n`, the queries meet these alone. Else they meet all, which are taped by name.
     """
-    if relative_index.shape[-1] != s:
+    if is_by_diagonal(relative_index, s):
         return per_pair(einsum("bthk,xhk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return gather_last(record(tape, **{name: einsum("bthk,xhk->bhtx", q, table)}), relative_index)
 
@@ -88,7 +96,7 @@ def score_distances_vjp(
     tape: Tape, name: str, q: Array, table: Array, relative_index: Array, dscores: Array
 ) -> tuple[Array, Array]:
     """The gradients of the queries and of the table."""
-    if relative_index.shape[-1] != dscores.shape[-1]:
+    if is_by_diagonal(relative_index, dscores.shape[-1]):
         ddistance_scores = per_pair_vjp((*dscores.shape[:3], relative_index.shape[-1]), dscores)
         dq, drows = einsum_vjp("bthk,xhk->bhtx", q, take(table, relative_index[0, 0]), ddistance_scores)
         return dq, take_vjp(table, relative_index, drows)
@@ -135,7 +143,7 @@ def rows_of_blocks(relative_index: Array, t: int, s: int) -> Array:
 
 def score_vectors(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:
     """As `score_distances` with one table for all heads, `x k`; the rows of pairs are taped, not all scores."""
-    if relative_index.shape[-1] != s:
+    if is_by_diagonal(relative_index, s):
         return per_pair(einsum("bthk,xk->bhtx", q, take(table, relative_index[0, 0])), q.shape[1], s)
     return einsum("bthk,btsk->bhts", q, record(tape, **{name: take(table, relative_index)}))
 
@@ -144,7 +152,7 @@ def score_vectors_vjp(
     tape: Tape, name: str, q: Array, table: Array, relative_index: Array, dscores: Array
 ) -> tuple[Array, Array]:
     """The gradients of the queries and of the table."""
-    if relative_index.shape[-1] != dscores.shape[-1]:
+    if is_by_diagonal(relative_index, dscores.shape[-1]):
         dq, drows = einsum_vjp(
             "bthk,xk->bhtx", q, take(table, relative_index[0, 0]), per_diagonal(dscores, relative_index.shape[-1])
         )
@@ -156,7 +164,7 @@ def score_vectors_vjp(
 
 def weigh_vectors(tape: Tape, name: str, weights: Array, table: Array, relative_index: Array) -> Array:
     """The sum of each query's rows of the table, times the weights of their pairs: `b h t s`, `x v` -> `b t h v`."""
-    if relative_index.shape[-1] != weights.shape[-1]:
+    if is_by_diagonal(relative_index, weights.shape[-1]):
         return einsum(
             "bhtx,xv->bthv", per_diagonal(weights, relative_index.shape[-1]), take(table, relative_index[0, 0])
         )
@@ -168,7 +176,7 @@ def weigh_vectors_vjp(
 ) -> tuple[Array, Array]:
     """The gradients of the weights and of the table."""
     t, s = weights.shape[-2:]
-    if relative_index.shape[-1] != s:
+    if is_by_diagonal(relative_index, s):
         by_diagonal = per_diagonal(weights, relative_index.shape[-1])
         dweights, drows = einsum_vjp("bhtx,xv->bthv", by_diagonal, take(table, relative_index[0, 0]), dcontext)
         return per_pair(dweights, t, s), take_vjp(table, relative_index, drows)

@@ -13,6 +13,7 @@ from attn_np._ops import (
     concrete,
     cumsum,
     dtype_name,
+    known_range,
     stack,
     take,
     where,
@@ -75,8 +76,9 @@ def rotation(
         positions = clip(unclipped, 0, length - 1)
         cos_sin = tables(config, length, length, dtype_name(like), like=like)
     else:
-        if concrete(positions) and 0 not in positions.shape:
-            config.check_range(int(positions.min()), int(positions.max()))
+        known = known_range(positions)
+        if known is not None:
+            config.check_range(*known)
         longest = None if step is None else step.cache.max_length
         cos_sin = tables_for(config, positions, dtype_name(like), like=like, longest=longest)
     return take(cos_sin[0], positions), take(cos_sin[1], positions)

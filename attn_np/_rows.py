@@ -83,7 +83,7 @@ def by_rows(
     step: Any = None,
     return_weights: bool = False,
     implementation: str = "auto",
-    larger: int = 1,
+    block_factor: int = 1,
     weighing: Weighing | None = None,
     at_once: AttendRows | None = None,
     **by_score: Array | None,
@@ -99,7 +99,7 @@ def by_rows(
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
-        larger: how many times as large as others a block is, where `attend_rows` cuts it or each block costs more.
+        block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         at_once: (tape, q, k, v, mask, bias) -> context and weights, of all rows in memory that grows with t alone. It
             is called in place of blocks where no weights are dropped.
@@ -120,7 +120,7 @@ def by_rows(
         return record(tape, context=weighed.context()), None
     if at_once is not None and by_score["keep"] is None:
         return at_once(tape, q, k, v, mask, by_score["bias"])
-    call = Rows(attend_rows, arrays, band, larger * BLOCK)
+    call = Rows(attend_rows, arrays, band, block_factor * BLOCK)
     save_residuals(tape, call)
     context = np.concatenate([call.call(None, rows, keys)[0] for rows, keys in call.blocks()], 1)
     return record(tape, context=context), None

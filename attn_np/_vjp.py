@@ -379,6 +379,9 @@ def function_and_vjp(
         tape = Residuals() if recompute else copy(residuals)
         if recompute:
             forward(tape)
+        if all(dy is None for dy in cotangents):
+            name = getattr(function, "__name__", "the function")
+            raise TypeError(f"{name}: expected the gradient of an output, got none; pass dL/dy")
         tape["y"] = upcast(outputs[0])
         dys = [None if dy is None else checked_cotangent(y, dy) for y, dy in zip_longest(outputs, cotangents)]
         gradients = rule(tape, *dys, **{name: x for name, x in named.items() if name != "tape"})

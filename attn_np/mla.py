@@ -68,7 +68,7 @@ class MultiHeadLatentAttention(Layer[Config]):
         q = concatenate([q_nope, q_rot], -1)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
-            q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.factor(), keep=keep, rate=c.dropout,
+            q, k, v, mask=mask, bias=bias, causal=c.causal, scale=c.score_scale(), keep=keep, rate=c.dropout,
             step=step, tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         if c.absorbed:
@@ -86,14 +86,14 @@ class MultiHeadLatentAttention(Layer[Config]):
             dexpanded, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["expanded"], self.w_o, self.b_o, dy)
             dexpanded = record(tape, dexpanded=dexpanded)
             dcontext, w["w_uv"] = einsum_vjp("bthz,zhv->bthv", tape["context"], self.w_uv, dexpanded)
-            dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.factor(), rate=c.dropout, kv_heads=1)
+            dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.score_scale(), rate=c.dropout, kv_heads=1)
             dlatent, dk_rot = total(dk[:, :, 0, : sizes["z"]], dv[:, :, 0]), dk[:, :, 0, sizes["z"] :]
             dq_nope, dq_rot = dq[..., : sizes["z"]], dq[..., sizes["z"] :]
             dq_nope = record(tape, dq_absorbed=dq_nope)
             dq_nope, w["w_uk"] = einsum_vjp("bthq,zhq->bthz", tape["q_nope"], self.w_uk, dq_nope)
         else:
             dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
-            dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.factor(), rate=c.dropout)
+            dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.score_scale(), rate=c.dropout)
             dq_nope, dq_rot = dq[..., : sizes["q"]], dq[..., sizes["q"] :]
             dvalues, w["w_uv"] = einsum_vjp("bsz,zhv->bshv", latent, self.w_uv, dv)
             dkeys, w["w_uk"] = einsum_vjp("bsz,zhq->bshq", latent, self.w_uk, dk[..., : sizes["q"]])

@@ -73,8 +73,8 @@ class TalkingHeadsAttention(Layer[Config]):
             )
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            factor = sizes["k"] ** -0.5 if c.scale is None else c.scale
-            scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
+            scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
+            scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * scale)
             if self.w_mix_scores is not None:
                 scores = record(tape, mixed=einsum("gh,bgts->bhts", self.w_mix_scores, scores))
             if c.softcap is not None:
@@ -106,7 +106,7 @@ class TalkingHeadsAttention(Layer[Config]):
             w: dict[str, Array | None] = {}
             dbias, allowed, bias = None, tape.get("allowed"), tape.get("bias")
             q, k, v, scores, probs, kept = (tape[name] for name in ("q", "k", "v", "scores", "probs", "kept"))
-            factor = q.shape[-1] ** -0.5 if c.scale is None else c.scale
+            scale = q.shape[-1] ** -0.5 if c.scale is None else c.scale
             dcontext = record(tape, dcontext=dcontext)
             blended = kept if self.w_mix_weights is None else tape["blended"]
             dkept, dv = einsum_vjp("bgts,bsgv->btgv", blended, v, dcontext)
@@ -126,7 +126,7 @@ class TalkingHeadsAttention(Layer[Config]):
                 dmixed = record(tape, dmixed=dscores)
                 w["w_mix_scores"], dscores = einsum_vjp("gh,bgts->bhts", self.w_mix_scores, scores, dmixed)
             dscores = record(tape, dscores=dscores)
-            dq, dk = einsum_vjp("btgk,bsgk->bgts", q, k, dscores * factor)
+            dq, dk = einsum_vjp("btgk,bsgk->bgts", q, k, dscores * scale)
             dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
             dq, dk, dv = (
                 zero_unseen("bhts->btgk", allowed, dq),

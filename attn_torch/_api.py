@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from attn_np import contract
@@ -195,10 +196,16 @@ def load_pretrained(
 
 
 def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, Any]]:
-    """Call a layer and return its output and its tape: every named intermediate, in the order they were computed.
+    """Call a layer, or a function with a tape, and return its output and its tape: every named intermediate, in order.
 
     The tape is made inside, so this can be compiled and transformed. 16-bit layers compute in float32 and the tape
     holds what was computed, unrounded.
+
+    Raises:
+        TypeError: a function without a tape, such as `softmax`.
     """
+    if not hasattr(layer, "config") and callable(layer) and "tape" not in signature(layer).parameters:
+        name = getattr(layer, "__name__", repr(layer))
+        raise TypeError(f"trace: expected a layer or a function with a tape, got {name}; it records nothing: call it")
     tape: dict[str, Any] = {}
     return layer(*inputs, tape=tape, **options), tape

@@ -106,38 +106,14 @@ def attend(
     return_weights: bool = False,
     return_lse: bool = False,
 ) -> Any:
-    """Weighted average of the values; returns it (`b t h v`) and the weights before dropout (`b h t s`), if asked for.
+    """The `attend` of `_functions` as layers call it; returns the context, the weights or None, and a lse if asked.
 
-    Scores are scaled, capped, biased, masked and normalised, in this order; masked scores are replaced by -inf. Without
-    a head axis (`b t k`, `b s k`, `b s v`) the results have none. Keys and values may have fewer heads than the
-    queries: query head h then uses key/value head h // r, where r query heads share one.
+    Numbers are Python's, a window has two sides, and the last query is at the last key but in a step of decoding.
 
     Args:
-        q, k, v: queries `b t h k`, keys `b s g k`, values `b s g v`.
-        mask: True = may attend; broadcastable to `b h t s`.
-        bias: added after scale and softcap; broadcastable to `b h t s`.
-        distance_bias: added beside it: a function of the key's position minus the query's, `b t s` -> `b h t s`. On the
-            fast path it is called with one number for each of the t + s - 1 diagonals, `1 1 n` -> `1 h 1 n`.
-        causal: query i, at position i + s - t, sees no later key.
-        window: (left, right), how many keys before and after its own position a query sees.
-        pattern: who may attend to whom by position, such as `patterns.Chunks(128)`; blocks that it hides are skipped.
-        scale: 1/sqrt(K) by default.
-        softcap: scores become softcap * tanh(scores / softcap).
-        sinks: `h`, one score for each head that takes part in the softmax and has no value.
-        keep: True = not dropped; kept weights are divided by 1 - rate.
-        rate: the dropout rate that `keep` was drawn with.
-        normalize_over: "keys": the weights of a query add up to 1; "queries": those of a key do.
-        softmax_fn: replaces the softmax: (scores, allowed) -> weights; allowed is None if nothing is masked.
+        distance_bias: added beside the bias: a function of the key's position minus the query's, `b t s` -> `b h t s`.
+            On the fast path it is called with one number for each of the t + s - 1 diagonals, `1 1 n` -> `1 h 1 n`.
         step: in decoding, with the positions of queries and keys; k and v are those that `append` returned.
-        tape: gets q, k, v, allowed, bias, sinks, keep, scores, capped, biased, probs_and_sink, probs, kept and context.
-        implementation: "auto" for the fast path where it computes the same, but with a tape the textbook path;
-            "textbook"; or "fused" for the fast path, which never forms the weights and tapes q, k, v and context.
-        return_weights: whether to return the weights; else None.
-        return_lse: whether to return the logarithms of the sums of exponentials, `b h t`, as a third result.
-
-    Raises:
-        ValueError: shapes that do not fit, an unknown implementation, or "fused" where the weights are needed.
-        TypeError: dtypes that do not fit, such as a mask that is not boolean.
     """
     options = contract.Options(
         causal=causal, window=window, scale=scale, softcap=softcap, normalize_over=normalize_over,

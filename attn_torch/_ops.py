@@ -103,8 +103,7 @@ def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Arr
 
 def take(table: Array, tokens: Array) -> Array:
     """Rows of a table: `u d`, `b t` -> `b t d`."""
-    if tokens.numel() and concrete(tokens):
-        check_tokens(int(tokens.min()), int(tokens.max()), table.shape[0])
+    check_tokens(known_range(tokens), table.shape[0])
     return upcast(table)[tokens.long()]
 
 
@@ -156,6 +155,11 @@ def concrete(x: Array) -> bool:
     if torch._C._len_torch_dispatch_stack() and any(torch._C._get_dispatch_mode(mode) for mode in TRACERS):
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def known_range(x: Array) -> tuple[Any, Any] | None:
+    """The least and the largest entry, as Python's numbers; None where there are none or their values are not known."""
+    return (x.min().item(), x.max().item()) if concrete(x) and x.numel() else None
 
 
 def shapes_may_vary(x: Array) -> bool:

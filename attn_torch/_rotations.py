@@ -12,6 +12,7 @@ from attn_torch._ops import (
     concatenate,
     concrete,
     dtype_name,
+    known_range,
     take,
     to_dtype,
     upcast,
@@ -71,10 +72,10 @@ def rotary_angles(
         TypeError: positions that are no integers, or an unknown option.
     """
     name, spec = check_dtype("rotary_angles", dtype), specs("rotary_angles", positions=positions)["positions"]
-    known = concrete(positions) and 0 not in positions.shape
-    low, high = (int(positions.min()), max(int(positions.max()), 0)) if known else (0, 0)
+    low, high = known_range(positions) or (0, 0)
+    limit = max(int(high), 0) + 1 if max_positions is None else contract.plain(max_positions)
     config = contract.Angles(
-        width=width, rope_base=rope_base, max_positions=high + 1 if max_positions is None else max_positions,
+        width=contract.plain(width), rope_base=rope_base, max_positions=limit,
         sections=sections, xpos=xpos, scaling=scaling, scaling_factor=scaling_factor,
         original_max_positions=original_max_positions, low_freq_factor=low_freq_factor,
         high_freq_factor=high_freq_factor, beta_fast=beta_fast, beta_slow=beta_slow, truncate=truncate,

@@ -51,7 +51,7 @@ def by_rows(
     step: Any = None,
     return_weights: bool = False,
     implementation: str = "auto",
-    larger: int = 1,
+    block_factor: int = 1,
     weighing: Weighing | None = None,
     at_once: AttendRows | None = None,
     **by_score: Array | None,
@@ -70,7 +70,7 @@ def by_rows(
         mask, causal, window, step: who may attend to whom.
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
-        larger: how many times as large as others a block is, where `attend_rows` cuts it or each block costs more.
+        block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         at_once: (tape, q, k, v, mask, bias) -> context and weights, of all rows in memory that grows with t alone. It
             is called in place of blocks where no weights are dropped.
@@ -114,5 +114,5 @@ def by_rows(
 
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
     attend_block: Any = partial(checkpoint, block, **options) if torch.is_grad_enabled() else block
-    blocks = band.row_blocks((larger * CPU_BLOCK if q.is_cpu else GPU_BLOCK) // (b * h), ROWS)
+    blocks = band.row_blocks((block_factor * CPU_BLOCK if q.is_cpu else GPU_BLOCK) // (b * h), ROWS)
     return torch.cat([attend_block(rows, keys) for rows, keys in blocks], 1), None

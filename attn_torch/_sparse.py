@@ -32,14 +32,14 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     z = z - top
     fixed = detach(z)
     support = support_of(fixed, 1)
-    tau = (total(where(support, fixed, 0.0)) - 1.0) / count(support, z)
+    tau = (row_sum(where(support, fixed, 0.0)) - 1.0) / support_size(support, z)
     # One of Newton's steps more, on the weights: they may be smaller than the rounding of tau. It starts below tau.
     tau = tau * (1.0 + ROUNDED[dtype_name(z)])
     above = maximum(fixed - tau, 0.0)
-    excess = (total(above) - 1.0) / count(above > 0.0, z)
+    excess = (row_sum(above) - 1.0) / support_size(above > 0.0, z)
     support = above > maximum(excess, 0.0)
     # tau has no gradient so far. It moves as the mean of the support does.
-    mean = total(where(support, z, 0.0)) / count(support, z)
+    mean = row_sum(where(support, z, 0.0)) / support_size(support, z)
     weights = where(support, (z - tau) - (excess + (mean - detach(mean))), 0.0)
     return where(undefined, float("nan"), weights).swapaxes(axis, -1)
 
@@ -57,15 +57,15 @@ def entmax15(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arr
     z = (z - top) / 2.0
     fixed = detach(z)
     support = support_of(fixed, 2)
-    k = count(support, z)
-    mean = total(where(support, fixed, 0.0)) / k
+    k = support_size(support, z)
+    mean = row_sum(where(support, fixed, 0.0)) / k
     deviation = where(support, fixed - mean, 0.0)
-    tau = mean - sqrt(maximum(1.0 - total(deviation * deviation), 0.0) / k)
+    tau = mean - sqrt(maximum(1.0 - row_sum(deviation * deviation), 0.0) / k)
     # tau has no gradient so far, and is rounded. The root of the same equation counted from tau has neither fault.
     support = fixed > tau
     root = where(support, z - tau, 0.0)
-    size, excess = total(root), total(root * root) - 1.0
-    excess = excess / (size + sqrt(size * size - count(support, z) * excess))
+    size, excess = row_sum(root), row_sum(root * root) - 1.0
+    excess = excess / (size + sqrt(size * size - support_size(support, z) * excess))
     root = where(support & (root > excess), root - excess, 0.0)
     return where(undefined, float("nan"), root * root).swapaxes(axis, -1)
 
@@ -103,11 +103,11 @@ def as_rows(scores: Array, allowed: Array | None, axis: int) -> tuple[Array, Arr
     return z, where(nothing, 0.0, top), overflowed | (top < float("inf")) ^ True
 
 
-def total(x: Array) -> Array:
+def row_sum(x: Array) -> Array:
     """The sum of every row, as a column."""
     return x.sum(-1)[..., None]
 
 
-def count(support: Array, like: Array) -> Array:
+def support_size(support: Array, like: Array) -> Array:
     """How many of every row are in the support, 1 where none is, as a column of the dtype of `like`."""
-    return maximum(total(to_dtype(support, dtype_name(like))), 1.0)
+    return maximum(row_sum(to_dtype(support, dtype_name(like))), 1.0)

@@ -61,8 +61,8 @@ class TalkingHeadsAttention(Layer[Config]):
             )
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            factor = sizes["k"] ** -0.5 if c.scale is None else c.scale
-            scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * factor)
+            scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
+            scores = record(tape, scores=einsum("btgk,bsgk->bgts", q, k) * scale)
             if self.w_mix_scores is not None:
                 scores = record(tape, mixed=einsum("gh,bgts->bhts", self.w_mix_scores, scores))
             if c.softcap is not None:

@@ -79,12 +79,13 @@ class Preset:
 
 
 def require(condition: bool, variant: str, expected: str, got: object, todo: str) -> None:
-    """Raise a ValueError in the common form unless `condition` holds."""
+    """Raise the `field_error` of the other arguments unless `condition` holds."""
     if not condition:
-        raise ValueError(f"{variant}: expected {expected}, got {got}; {todo}")
+        raise field_error(variant, expected, got, todo)
 
 
 def field_error(variant: str, expected: str, got: object, todo: str) -> ValueError:
+    """The error of a field or an argument, in the common form. Raised by itself where its words need the value."""
     return ValueError(f"{variant}: expected {expected}, got {got}; {todo}")
 
 
@@ -416,12 +417,13 @@ def annotated_names(layer: type) -> list[str]:
     return names
 
 
-def check_tokens(low: int, high: int, size: int) -> None:
-    """Refuse tokens outside a table, if their values are known.
+def check_tokens(known: tuple[int, int] | None, size: int) -> None:
+    """Refuse tokens outside a table, if the least and the largest are known.
 
     Raises:
         ValueError: naming the range.
     """
+    low, high = known or (0, -1)
     if low < 0 or high >= size:
         got = f"{low} to {high}" if low != high else str(low)
         raise ValueError(f"tokens: expected numbers from 0 to {size - 1}, got {got}; look at the vocabulary")

@@ -73,6 +73,30 @@ def check_places(specs: Mapping[str, Spec | None], offset: Any, causal: Any, win
         require(fits, "attend", f"{name} of shape (b,) = {shape}", spec and spec[0], "give one for each sequence")
 
 
+def check_lengths(known: tuple[int, int] | None) -> None:
+    """Refuse lengths below 0, if the least and the largest are known.
+
+    Raises:
+        ValueError: naming the least.
+    """
+    if known is not None and known[0] < 0:
+        raise field_error("attend", "lengths from 0", known[0], "count the keys of each sequence that are real")
+
+
+def check_weights(spec: Spec | None, shape: tuple[int, ...]) -> None:
+    """Refuse what a `softmax_fn` returned where it is no weights for scores of a shape.
+
+    Raises:
+        ValueError: nothing, or another shape.
+        TypeError: no floats.
+    """
+    todo = "return a weight for each score"
+    require(spec is not None, "attend", "an array from softmax_fn", None, todo)
+    check_floats("attend", "the weights of softmax_fn", spec)
+    got = spec and spec[0]
+    require(got == shape, "attend", f"weights of shape {shape} from softmax_fn, as the scores", got, todo)
+
+
 def check_lse(normalize_over: str, has_softmax_fn: bool) -> None:
     """Refuse a sum of exponentials where there is none.
 
@@ -259,6 +283,7 @@ def alibi_slopes(num_heads: Any) -> tuple[float, ...]:
     Raises:
         ValueError: no number of heads.
     """
+    num_heads = plain(num_heads)
     is_count = isinstance(num_heads, int) and not isinstance(num_heads, bool) and num_heads > 0
     require(is_count, "alibi_slopes", "num_heads to be an int from 1", repr(num_heads), "set num_heads")
     return alibi.slopes(num_heads)

@@ -5,7 +5,7 @@ from reprlib import repr as short
 from sys import float_info
 from typing import Any
 
-from attn_np.contract._base import FLOATS, Spec, require
+from attn_np.contract._base import FLOATS, Spec, field_error, require
 
 # Whether a rule decays the state, and whether it erases a key's old value.
 RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
@@ -67,6 +67,17 @@ def check_recur(specs: Mapping[str, Spec | None], rule: Any, form: Any, chunk_si
         allowed = {"q": FLOATS, "k": (q[1],), "v": (q[1],), "state": (wide,)}.get(name, (q[1], wide))
         if spec is not None and spec[1] not in allowed:
             raise TypeError(f"recur: expected {name} of dtype {' or '.join(allowed)}, got {spec[1]}; convert it")
+
+
+def check_decay(known: tuple[float, float] | None) -> None:
+    """Refuse decays outside 0 to 1, if the least and the largest are known.
+
+    Raises:
+        ValueError: naming the range.
+    """
+    if known is not None and (known[0] < 0 or known[1] > 1):
+        got, todo = f"{known[0]:g} to {known[1]:g}", "pass the factor itself, not its logarithm"
+        raise field_error("recur", "decay from 0 to 1", got, todo)
 
 
 def check_given(specs: Mapping[str, Spec | None]) -> None:

@@ -124,8 +124,8 @@ class Config(Rotary):
     def rotary_width(self) -> int:
         return self.rope_dim
 
-    def factor(self) -> float:
-        """The factor on the scores, in either form."""
+    def score_scale(self) -> float:
+        """What the scores are multiplied by, in either form."""
         return (self.nope_dim + self.rope_dim) ** -0.5 if self.scale is None else self.scale
 
     def sizes(self) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Files in the layouts of other libraries: a layer read from one, or written as one."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 
 import numpy as np
@@ -117,6 +117,16 @@ def write_foreign(
     write_tensors(file, arrays, layout.metadata)
 
 
+def other_layout(variant: str, variants: Collection[str]) -> str:
+    """What to do where a layer of one variant is to be written in a layout of others."""
+    every = {name: layouts.get(name) for name in layouts.names()}
+    equal = [own for layout in every.values() if layout.variant == variant for own in layout.tables if own in variants]
+    if equal:
+        return f"make it {equal[0]} first, by attn_np.weights.convert"
+    names = [name for name, layout in every.items() if layout.variant is None and layout.tables_of(variant)]
+    return f"choose another layout: {' or '.join(names)}" if names else "no other layout has it; write it in our names"
+
+
 def find_table(name: str, layout: Layout, variant: str | None, file: Tensors | None = None, prefix: str = "") -> str:
     """The name of a layout's table for a variant, which may be None if the layout has one variant or files decide.
 
@@ -133,6 +143,7 @@ def find_table(name: str, layout: Layout, variant: str | None, file: Tensors | N
         tables = layout.tables_of(variants[0] if variant is None and len(variants) == 1 else str(variant))
     if not tables:
         todo = f"pass variant=, one of {', '.join(variants)}"
+        todo = todo if file is not None or variant is None else other_layout(variant, variants)
         raise ValueError(f"weights: expected a variant that layout {name} has, got {variant!r}; {todo}")
     keys = [key for key in file.entries if key.startswith(prefix)] if file is not None else []
     for table in tables:

@@ -64,6 +64,8 @@ def draw(words: list[str], found: dict[str, np.ndarray]) -> str:
     parts += words_at(LEFT, "end", words, LOOKS) + words_at(RIGHT, "start", words, AT)
     for x, anchor, title in ((LEFT, "end", "each word"), (RIGHT, "start", "looks at")):
         parts.append(f'<text x="{x}" y="{TOP - 30}" text-anchor="{anchor}" fill="{INK}" font-size="12">{title}</text>')
+    where = f"head {HEAD} of the last layer"
+    parts.append(f'<text x="{PANEL}" y="{TOP + 64}" fill="{INK}" font-size="12">{where}</text>')
     looks, at = (f'<tspan fill="{ACCENT}" font-weight="700">{word}</tspan>' for word in (LOOKS, AT))
     parts.append(f'<text x="{PANEL}" y="{TOP + 94}" fill="{INK}">how much {looks} looks at {at}</text>')
     for i, (name, each) in enumerate(found.items()):

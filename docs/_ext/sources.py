@@ -270,8 +270,9 @@ def recurrent_lines(function: Callable[..., Any], call: ast.Call) -> list[tuple[
         shown = latex(value)
         if shown is not None and shown != symbol(name):
             rows.append((f"recurrent: {name} = {ast.unparse(value)}", f"{symbol(name, axes_of(value))} = {shown}"))
-    last = next(node for node in reversed(tree.body) if isinstance(node, ast.Return))
-    read = last.value.elts[0] if isinstance(last.value, ast.Tuple) else last.value
+    (read,) = (
+        node.value.elts[0] for node in tree.body if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple)
+    )
     return [*rows, (f"recurrent: out = {ast.unparse(read)}", f"{symbol('out', axes_of(read))} = {latex(read)}")]
 
 
@@ -280,7 +281,8 @@ def line_by_line(path: Path) -> list[tuple[str, str]]:
     nodes = definitions(path, backward=False)
     rows = list(dict.fromkeys(row for node in nodes for row in formulas_of(node)))
     module = import_module(f"attn_np.{path.stem}")
-    calls = [found for node in nodes for found in ast.walk(node) if called_name(found) == "recurrence"]
+    found = [part for node in nodes for part in ast.walk(node)]
+    calls = [part for part in found if isinstance(part, ast.Call) and called_name(part) == "recurrence"]
     if calls:
         above = calls[0].lineno
         before = {name for node in nodes for name, _, statement in assignments(node) if statement.lineno < above}

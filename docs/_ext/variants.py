@@ -5,7 +5,6 @@ page leaves out.
 """
 
 import inspect
-import json
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -16,10 +15,9 @@ import pictures
 import sources
 from ideas import FREE, Picture, arrays, call, picture, plain
 
-from attn_np import contract, weights
+from attn_np import contract
 from attn_np.contract import Config
 from attn_np.contract._letters import LETTERS
-from attn_np.weights import layouts
 
 ROOT = Path(__file__).parents[2]
 TREES = {"NumPy": "attn_np", "Flax": "attn_jax", "PyTorch": "attn_torch"}
@@ -338,42 +336,10 @@ def prose_plain(text: str) -> str:
     return re.sub(r"\[(`[^`]*`)\]\([^)]*\)", r"\1", prose(text))
 
 
-def letters() -> str:
-    return "\n".join(table(("Letter", "Axis"), [(code(letter), meaning) for letter, meaning in LETTERS.items()]))
-
-
-def refusals() -> str:
-    rows = []
-    for name in weights.__all__:
-        kind = getattr(weights, name)
-        if inspect.isclass(kind) and issubclass(kind, weights.WeightFileError) and kind is not weights.WeightFileError:
-            rows.append((code(name), first_line(kind)))
-    return "\n".join(table(("Error", "When"), sorted(rows)))
-
-
-def foreign() -> str:
-    """Every layout; where a library was measured against it, which one and the worst error in bounds."""
-    held = json.loads((ROOT / "parity_tests" / "peers" / "results.json").read_text("utf-8"))
-    rows = []
-    for name in layouts.names():
-        layout, found = layouts.get(name), held.get(name)
-        variants = dict.fromkeys(map(layout.variant_of, layout.tables))
-        worst = f"{max(found['library'], found['ours']):.3g}" if found else "–"
-        measured = ", ".join(found["libraries"]) if found else "–"
-        shown = ", ".join(f"[`{v}`](variants/{v}.md)" for v in variants)
-        rows.append((code(name), layout.origin, shown, measured, worst))
-    return "\n".join(table(("`layout=`", "Origin", "Variants", "Held against", "Worst error/bound"), rows))
-
-
-def first_line(documented: Any) -> str:
-    return prose((inspect.getdoc(documented) or "").partition("\n")[0])
-
-
 def write(folder: Path) -> list[Path]:
     """Write every page that changed; remove those whose variant is gone."""
     folder.mkdir(exist_ok=True)
     pages = {"index.md": catalogue()}
-    pages |= {"letters.txt": letters(), "refusals.txt": refusals(), "layouts.txt": foreign()}
     pages["reference.txt"] = functions.reference()
     for variant in contract.variants():
         drawn = picture(variant) if (ROOT / "attn_np" / f"{variant}.py").exists() else None

@@ -13,7 +13,9 @@ def main(
         str | None, typer.Argument(help="Name of a variant; not with --trace, and with --weights where needed.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("viewer.html"),
-    tokens: Annotated[str | None, typer.Option(help="Words of the positions; fewer than positions cut them.")] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Words of the positions; fewer words than positions cut the sequence.")
+    ] = None,
     key_tokens: Annotated[str | None, typer.Option(help="Words of the keys, where they are others.")] = None,
     example: Annotated[str | None, typer.Option(help="Which example of the variant; its first by default.")] = None,
     call: Annotated[str, typer.Option(help="plain, full or shared: which arguments are given.")] = "plain",

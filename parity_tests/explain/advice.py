@@ -38,6 +38,12 @@ def rounds_throughout(dtype: str) -> str:
     )
 
 
+def not_made_of(names: list[str], run: Judged) -> str:
+    """What to do about intermediates that are wrong where all results are right."""
+    shown = " and ".join(f"{run.outcome.names[n]} as {n}" if n in run.outcome.names else n for n in names)
+    return f"the results agree where taps= does not show {shown}: they are made of another array; show that one"
+
+
 def its_lines(first: Row, made_of: list[str]) -> str:
     """What to look at where every stage that could be shown is."""
     return f"look at the lines that make {first.name} of {', '.join(made_of)}, which agree" if made_of else ""

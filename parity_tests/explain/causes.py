@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from parity_tests.bounds.error_array import ErrArray
-from parity_tests.explain.advice import NARROW, its_lines, next_step, rounds_throughout
+from parity_tests.explain.advice import NARROW, its_lines, next_step, not_made_of, rounds_throughout
 from parity_tests.explain.findings import Cause, Finding
 from parity_tests.explain.patterns import axes_of, axis_order, patterns, shape_order
 from parity_tests.explain.search import Fit, Search
@@ -68,6 +68,10 @@ def explained(
     finding = described(run, first, rows, anchor)
     if not causes:
         return finding
+    aside = [] if setup.edits else shown_aside(run, rows)
+    if aside and order_of(run, finding) is None:
+        finding.next_step = not_made_of(aside, run)
+        return finding
     finding.causes = list(dropped(run))
     search = Search(run, setup, finding, anchor, others)
     fits = search.fits() if finding.got is not None else []
@@ -86,6 +90,8 @@ def explained(
     if not finding.causes:
         finding.next_step = next_step(run, first, anchor)
     elif run.partial and run.case.dtype in NARROW and fits and fits[0].mistake.rounding:
+        meant = f"none, if it is meant to compute in {run.case.dtype}"
+        finding.causes = [replace(cause, fix=meant) for cause in finding.causes]
         finding.next_step = rounds_throughout(run.case.dtype)
     return finding
 
@@ -127,6 +133,30 @@ def described(run: Judged, first: Row, rows: list[Row], anchor: Anchor) -> Findi
     else:
         finding.want = np.asarray(want)
     return finding
+
+
+def shown_aside(run: Judged, rows: list[Row]) -> list[str]:
+    """The intermediates that are wrong though right results follow where they are not shown; none in other cases.
+
+    The reference goes on from what was recorded. So an array that the results are not made of, as queries that were
+    scaled for another use, makes everything behind it differ as well.
+    """
+    shown: list[str] = []
+    wrong = differing = [row for row in rows if not row.ok and row.stage in FORWARD]
+    while wrong:
+        if wrong[0].stage != "tape" or not run.partial:
+            return []
+        shown.append(wrong[0].name)
+        run = without(run, wrong[0].name)
+        wrong = [row for row in verdicts(run, backward=False)[0] if not row.ok]
+    return shown if {row.name for row in differing} - {*shown} else []
+
+
+def without(run: Judged, name: str) -> Judged:
+    """The run as if an intermediate had not been recorded."""
+    tape, cotangents = run.outcome.tape, run.outcome.cotangents
+    rest = {n: x for n, x in tape.items() if n != name}, {n: x for n, x in cotangents.items() if n != scoped(name)}
+    return replace(run, outcome=replace(run.outcome, tape=rest[0], cotangents=rest[1]))
 
 
 def order_of(run: Judged, finding: Finding) -> tuple[int, ...] | None:

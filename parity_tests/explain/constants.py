@@ -14,7 +14,7 @@ import numpy as np
 
 from parity_tests.explain.catalogue import Mistake, in_variant, other_field
 from parity_tests.explain.verdicts import Setup
-from parity_tests.mistakes.constants import FACTORS
+from parity_tests.mistakes.constants import EPS, FACTORS
 
 # What a field is called in a message.
 WORDS = {
@@ -77,6 +77,10 @@ def constants_of(setup: Setup) -> Iterator[Constant]:
             f"leave it out; if it is meant, build ours with {name}="
         )  # fmt: skip
         yield Constant(words, fix, start, partial(with_value, name), isinstance(value, int))
+    for mutant in EPS:
+        own = in_variant(mutant, config.variant)
+        if own is not None and (eps := getattr(config, "norm_eps", None)) is not None:
+            yield Constant(own.name, own.fix, eps, factor_made(own), own=True)
     for factor in FACTORS:
         own = in_variant(factor, config.variant)
         if own is not None:

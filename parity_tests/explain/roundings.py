@@ -40,8 +40,11 @@ def in_type(name: str) -> Callable[[Precision], Precision | None]:
 
 
 def products_in(name: str) -> Callable[[Precision], Precision | None]:
-    """The factors of matrix products rounded to a type first."""
-    return lambda p: replace(p, product=name) if UNIT[name] > UNIT[p.work] else None
+    """The factors of matrix products rounded to a type first; None where the results have no more digits than it.
+
+    What returns float16 rounds on the way to float16, if it rounds at all: those are as many digits as TF32 has.
+    """
+    return lambda p: replace(p, product=name) if UNIT[name] > max(UNIT[p.work], UNIT[p.out]) else None
 
 
 PRECISIONS: tuple[tuple[str, str, Callable[[Precision], Precision | None]], ...] = (

@@ -2,6 +2,25 @@
 
 from parity_tests.mistakes.plant import SHARED, at
 
+# The eps of one of several norms, in place of the config's.
+EPS = tuple(
+    at(file, file.removesuffix(".py"), example)(
+        f"eps of the {whose} norm",
+        "take the config's norm_eps in every norm",
+        f"{function}(c, {x}, ",
+        f"{function}(__import__('dataclasses').replace(c, norm_eps={{value}}), {x}, ",
+    )
+    for file, example, function in (("decoder.py", "sinks", "normalize"), ("qk_norm.py", "head", "normalised"))
+    for x, whose in (("q", "queries'"), ("k", "keys'"))
+) + tuple(
+    at("mla.py", "mla", "expanded")(
+        f"eps of the {whose} norm",
+        "take the config's norm_eps in every norm",
+        f"self.w_{x}_norm, c.norm_eps",
+        f"self.w_{x}_norm, {{value}}",
+    )
+    for x, whose in (("q", "queries'"), ("kv", "latents'"))
+)
 FACTORS = (
     at("alibi.py", "alibi", "causal")(
         "factor on the slopes",

@@ -63,13 +63,14 @@ def array_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
     if device not in (None, "cpu"):
         raise MissingDeviceError(f"device: expected cpu for a function of NumPy arrays, got {device!r}; set framework=")
     taken = accepted(candidate, config, names)
+    notes: dict[str, None] = {}
 
     def run(case: Case, drawn: Drawn, taped: bool) -> Outcome:
         sizes, outcome = letters_of(case, drawn), Outcome()
         held = {name: x.copy() for name, x in drawn.params.items()}
         function = (lambda *a, **k: candidate(held, *a, **k)) if held else candidate
         given = {name: x.copy() for name, x in drawn.inputs.items()}
-        outputs, tape = returned(invoke(function, given, taken, names, sizes), names, sizes)
+        outputs, tape = returned(invoke(function, given, taken, names, sizes), names, sizes, notes)
         collect(outcome, "outputs", outputs, np.asarray)
         collect(outcome, "tape", in_our_axes(tape, names, sizes), np.asarray)
         return outcome
@@ -81,4 +82,5 @@ def array_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
         tuple(taken),
         needed(candidate, config, names, taken),
         not_given(candidate, config, names, taken),
+        notes=notes,
     )

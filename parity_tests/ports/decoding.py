@@ -109,7 +109,7 @@ def assert_decoding_parity(
         return judged_steps(found, traces, note, notes)
 
     verdict = judged_in_types(ported, run, check, kind, dtype)
-    verdict.notes = list(dict.fromkeys(notes))
+    verdict.notes = list(dict.fromkeys([*verdict.notes, *notes]))
     return verdict
 
 

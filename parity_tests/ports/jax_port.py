@@ -18,15 +18,14 @@ from parity_tests.ports.names import (
     letters_of,
     needed,
     not_given,
-    read_weights,
     refuse_unmapped,
     returned,
     second_run,
     tapped,
     theirs_of,
-    weights_of,
 )
 from parity_tests.ports.port import MissingDeviceError, Port, pulling, refuse_unknown
+from parity_tests.ports.weights import read_weights, weights_of
 
 
 def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, device: str | None) -> Port:
@@ -58,6 +57,7 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
     if is_module:
         params, moves = read_weights(names.weights, config, {name: np.asarray(x) for name, x in own.items()})
     narrow: set[str] = set()
+    notes: dict[str, None] = {}
     own_names = weights_of(moves)
     taken, turns = accepted(candidate, config, names), count()
 
@@ -91,7 +91,7 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
                 )
         else:
             result = invoke(function, given, taken, names, sizes)
-        outputs, tape = returned(result, names, sizes)
+        outputs, tape = returned(result, names, sizes, notes)
         own_names.update(theirs_of(seen, names))
         return outputs, in_our_axes(tape | dict(tapped(seen, names)), names, sizes)
 
@@ -123,7 +123,7 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         theirs = {n: np.asarray(x) for n, x in dheld.items()}
         if is_module:
             mapped = {key for step in moves for key in step.keys}
-            refuse_unmapped({n: x for n, x in theirs.items() if n not in mapped})
+            refuse_unmapped({n: x for n, x in theirs.items() if n not in mapped}, notes)
         mine = {n: x for step in moves for n, x in step.to_params(theirs).items()} if is_module else theirs
         collect(outcome, "grads", {f"d{n}": x for n, x in mine.items()}, np.asarray)
         return outcome
@@ -137,6 +137,7 @@ def jax_port(candidate: Any, config: Config, names: Names, dtype: str | None, de
         needed(candidate, config, names, taken),
         not_given(candidate, config, names, taken),
         narrow,
+        notes,
     )
 
 

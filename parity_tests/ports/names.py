@@ -10,9 +10,7 @@ import numpy as np
 
 from attn_np import contract
 from attn_np.contract import Config
-from attn_np.weights import layouts
-from attn_np.weights.layouts._base import Step, Table, steps
-from attn_np.weights.layouts._rearrange import concatenation, parse, parse_side, rearrange, solve
+from attn_np.weights.layouts._rearrange import parse, parse_side, rearrange, solve
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.cases import given as given_in
 
@@ -35,8 +33,8 @@ class Names:
             argument of the same name, the first one by position.
         outputs: what is returned, in order: "y", "out1" (the weights), or (name, "their axes -> ours"); None for what
             is not compared.
-        taps: a pattern that finds a submodule's or an intermediate's name to the name on our tape, or (that name,
-            "their axes -> ours").
+        taps: a regular expression, which the whole name of a submodule or an intermediate must match, to the name on
+            our tape, or (that name, "their axes -> ours").
         call: called as `call(candidate, **arguments)` with our names, in place of the candidate itself.
         gradients: whether they are asked for.
     """
@@ -49,6 +47,14 @@ class Names:
     gradients: bool = True
 
     def __post_init__(self) -> None:
+        for pattern in self.taps:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(
+                    f"assert_parity: expected regular expressions in taps=, got {pattern!r}: {error}; "
+                    f"escape a name, as by re.escape"
+                ) from None
         listed = {
             "arguments": (self.arguments or {}).values(),
             "outputs": self.outputs,
@@ -114,96 +120,6 @@ def framework_of(candidate: Any) -> str:
 
 def pair(named: Named) -> tuple[str, str | None]:
     return (named, None) if isinstance(named, str) else named
-
-
-def table_of(weights: Weights, config: Config) -> Table:
-    """The table of a layout, or one made of a name map."""
-    if isinstance(weights, str):
-        layout = layouts.get(weights)
-        chosen = layout.table_for(config)
-        if chosen is None:
-            known = ", ".join(sorted({layout.variant_of(table) for table in layout.tables}))
-            raise ValueError(
-                f"assert_parity: expected a layout that holds {config.variant}, got {weights!r} with {known}; "
-                f"give weights= as a map of names"
-            )
-        return layout.tables[chosen]
-    params = config.params()
-    rules: dict[Any, Any] = {}
-    for ours, theirs in (weights or {name: name for name in params}).items():
-        names = (ours,) if isinstance(ours, str) else tuple(ours)
-        for name in names:
-            if name not in params:
-                raise ValueError(
-                    f"assert_parity: expected parameters of {config.variant} in weights=, got {name!r}; "
-                    f"{contract.nearest(name, tuple(params))}"
-                )
-        key, pattern = pair(theirs)
-        axes = [params[name].axes for name in names]
-        pattern = pattern or f"{axes[0]} -> {axes[0]}"
-        check_weights_pattern(pattern, names, axes, config.sizes())
-        rules[ours] = (key, pattern)
-    given_names = {name for ours in rules for name in ((ours,) if isinstance(ours, str) else ours)}
-    absent = [name for name in params if name not in given_names]
-    if absent:
-        raise ValueError(
-            f"assert_parity: expected every parameter of {config.variant} in weights=, got none for "
-            f"{', '.join(absent)}; map each, or leave it out of the config, as biases by its fields"
-        )
-    return Table(rules=rules)
-
-
-def check_weights_pattern(pattern: str, names: tuple[str, ...], axes: list[str], sizes: Mapping[str, int]) -> None:
-    """Refuse a pattern in weights= whose right side is not what our parameters are.
-
-    Raises:
-        ValueError: saying what it should end in.
-    """
-    among, ends = ", ".join(names), ", ".join(axes)
-    bars, got = "|" in pattern, [side.split() for side in pattern.partition("->")[2].split(",")]
-    if bars and got != [each.split() for each in axes]:
-        raise ValueError(
-            f"assert_parity: expected a pattern in weights= that ends in {ends!r}, got {pattern!r}; "
-            f"behind the arrow of one with bars stand the axes of {among}, with commas"
-        )
-    if not bars and len({tuple(sizes[letter] for letter in each.split()) for each in axes}) > 1:
-        raise ValueError(
-            f"assert_parity: expected a pattern with bars in weights= for {among}, whose shapes differ, got {pattern!r}; "
-            f"end it in {ends!r}, as '(h k | g k | g v) d -> d h k, d g k, d g v' does"
-        )
-    try:
-        sides = () if concatenation(pattern) else parse(pattern)[1]
-    except ValueError as error:
-        rule, _, _ = str(error).partition(", got ")
-        raise ValueError(f"assert_parity: {rule} in weights=, got {pattern!r}; correct that of {among}") from None
-    if not bars and [letter for axis in sides for letter in axis][len(names) > 1 :] != axes[0].split():
-        what = "a first axis for the parameters, then " if len(names) > 1 else ""
-        raise ValueError(
-            f"assert_parity: expected a pattern in weights= that ends in {what}{axes[0]!r}, got {pattern!r}; "
-            f"the right side has the axes of {among}"
-        )
-
-
-def read_weights(weights: Weights, config: Config, held: Mapping[str, np.ndarray]) -> tuple[Any, list[Step]]:
-    """Our parameters from a candidate's own, and the steps that lead from its names to ours."""
-    if not config.params():
-        return {}, []
-    moves, params = steps(table_of(weights, config), config), {}
-    for step in moves:
-        for key in step.keys:
-            if key not in held:
-                known = contract.nearest(key, tuple(held)) if held else "it has no parameters; buffers are not read."
-                raise ValueError(
-                    f"assert_parity: expected a parameter {key!r} in the candidate, got none of this name; "
-                    f"{known.rstrip('.')}; map it with weights="
-                )
-            if held[key].shape != step.key_shape():
-                raise ValueError(
-                    f"assert_parity: expected {key!r} of shape {step.key_shape()} ({step.key_axes()}), "
-                    f"got {held[key].shape}; check the pattern in weights= and the config"
-                )
-        params |= step.to_params(held)
-    return params, moves
 
 
 def letters_of(case: Case, drawn: Drawn) -> dict[str, int]:
@@ -355,11 +271,12 @@ def not_given(candidate: Any, config: Config, names: Names, taken: Mapping[str, 
     return tuple(name for name in (found[1:] if "" in known else found) if name not in known)
 
 
-def refuse_unmapped(grads: Mapping[str, np.ndarray]) -> None:
+def refuse_unmapped(grads: Mapping[str, np.ndarray], notes: dict[str, None]) -> None:
     """A parameter that the reference knows nothing of may pass for right while it is 0, as biases are at first.
 
     Args:
         grads: the gradients of the parameters that weights= does not map, under the candidate's own names.
+        notes: gets the names of those that nothing depends on.
 
     Raises:
         ValueError: the outputs depend on one.
@@ -370,6 +287,8 @@ def refuse_unmapped(grads: Mapping[str, np.ndarray]) -> None:
             f"assert_parity: expected every parameter that the outputs depend on in weights=, got none for "
             f"{', '.join(used)}; map it, or choose the config that has it"
         )
+    if grads:
+        notes[f"no output depends on {', '.join(grads)}, which weights= does not map"] = None
 
 
 def takes_params(candidate: Any, config: Config) -> bool:
@@ -408,8 +327,15 @@ def invoke(candidate: Any, given: Mapping[str, Any], taken: Mapping[str, Named],
         raise
 
 
-def returned(result: Any, names: Names, sizes: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
+def returned(
+    result: Any, names: Names, sizes: Mapping[str, int], notes: dict[str, None]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """A candidate's result as named outputs and, from a dictionary, named intermediates in their own axes.
+
+    Args:
+        result: what it returned.
+        names, sizes: how its names and axes map to ours.
+        notes: gets what is not judged.
 
     Raises:
         ValueError: an output that `names` lists is not there.
@@ -425,6 +351,9 @@ def returned(result: Any, names: Names, sizes: Mapping[str, int]) -> tuple[dict[
         parts = list(result) if isinstance(result, tuple | list) else [result]
         found = {named[0]: x for named, x in zip(listed, parts, strict=False) if named is not None}
         tape, got = {}, ", ".join(type(x).__name__ for x in parts) or "nothing"
+        more = sum(hasattr(x, "shape") for x in parts[len(listed) :])
+        if more:
+            notes[f"of {len(parts)} returned only {len(listed)} in outputs= (None there leaves one out)"] = None
     absent = [name for name in wanted if found.get(name) is None]
     if absent:
         raise ValueError(
@@ -438,11 +367,6 @@ def theirs_of(values: Iterable[str], names: Names) -> dict[str, str]:
     """The candidate's own names of the intermediates that it taps, by ours."""
     every = list(values)
     return {pair(ours)[0]: n for pattern, ours in names.taps.items() for n in every if re.fullmatch(pattern, n)}
-
-
-def weights_of(moves: Iterable[Step]) -> dict[str, str]:
-    """The candidate's own names of the gradients of its parameters, by ours."""
-    return {f"d{ours}": ", ".join(step.keys) for step in moves for ours in step.params}
 
 
 def second_run(name: str) -> ValueError:

@@ -15,7 +15,7 @@ from parity_tests.explain.findings import Cause, Finding, told
 from parity_tests.explain.patterns import ONLY_EMPTY
 from parity_tests.explain.search import EMPTY
 from parity_tests.explain.verdicts import verdicts
-from parity_tests.judge.candidates import output_shapes, pulled
+from parity_tests.judge.candidates import extras, leaves, numpy_layer, output_shapes, pulled
 from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given, seeing
 from parity_tests.judge.judging import Row, reference
 from parity_tests.ports.adapters import port
@@ -197,7 +197,8 @@ def judged_in_types(
     note = f"not judged in float64: {why}" if why else f"in float64 it agrees; this is in {found.dtype}" if rows else ""
     rows = rows + check(found, traces, note)
     unseen = untested(traces) if found.dtype != "float64" and (why or dtype is not None) else []
-    return Verdict(rows, {trace.case.call: trace for trace in traces}, unseen, why, found.not_given)
+    by_call = {trace.case.call: trace for trace in traces}
+    return Verdict(rows, by_call, unseen, why, found.not_given, list(found.notes))
 
 
 def judged_rows(found: Port, traces: list[Trace], names: Names, note: str) -> list[Row]:
@@ -211,6 +212,8 @@ def judged_rows(found: Port, traces: list[Trace], names: Names, note: str) -> li
     for trace in traces:
         finding = explain(trace.judged(), others=[other.judged() for other in traces if other is not trace])
         if finding is not None:
+            if not finding.causes and isinstance(names.weights, Mapping):
+                finding.next_step = "; ".join(filter(None, (finding.next_step, CHECK_MAP)))
             if by_chance(found, trace, finding):
                 finding.causes = [Cause("by chance", CHANCE, 0.0, "the same call, run again, gives other numbers")]
             raise ParityError(finding, "\n  ".join(filter(None, (note, empty_rows_note(finding)))))
@@ -226,6 +229,7 @@ def empty_rows_note(finding: Finding) -> str:
     return "empty_rows=False leaves out masks that hide every key from a query, where 0 is expected" if here else ""
 
 
+CHECK_MAP = "check the patterns in weights=: (k h) for (h k), or a square weight not transposed, fits the shapes, too"
 BUILT_WIDE = "give one built in float64, whose casts and tables follow the type of what they meet"
 WIDE = "judged in float64, which shows what is meant: a copy of it, or the function with such arrays"
 
@@ -382,4 +386,11 @@ def prepared(found: Port, case: Case, drawn: Drawn, empty_rows: bool, returns: s
     if found.params is not None:
         drawn = replace(drawn, params={name: x.astype(drawn.params[name].dtype) for name, x in found.params.items()})
     held = pulled(case, drawn, output_shapes(case, drawn))
+    if returns - held.keys():  # the weights, which get no gradient, or what the variant does not return
+        layer, variant = numpy_layer(case, drawn.params), case.config.variant
+        known = tuple(leaves(layer(**drawn.inputs, **extras(variant, case.config.layer))))
+        unknown = sorted(returns - {*known})
+        if unknown:
+            todo = contract.nearest(unknown[0], known)
+            raise ValueError(f"assert_parity: expected results of {variant} in outputs=, got {unknown[0]!r}; {todo}")
     return replace(drawn, pulled={name: x if name in returns else np.zeros_like(x) for name, x in held.items()})

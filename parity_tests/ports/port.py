@@ -27,6 +27,7 @@ class Port:
         required: those that it cannot do without.
         not_given: arguments of its own that none of ours maps to, which a call never gives.
         narrow: what a run in float64 met in a narrower type, in words; filled in as it runs.
+        notes: what of it was not judged, in words; filled in as it runs.
     """
 
     candidate: Candidate
@@ -36,6 +37,7 @@ class Port:
     required: tuple[str, ...]
     not_given: tuple[str, ...] = ()
     narrow: set[str] = field(default_factory=set)
+    notes: dict[str, None] = field(default_factory=dict)
 
 
 def refuse_unknown(framework: str, name: str, known: tuple[str, ...]) -> None:

@@ -20,15 +20,14 @@ from parity_tests.ports.names import (
     letters_of,
     needed,
     not_given,
-    read_weights,
     refuse_unmapped,
     returned,
     second_run,
     tapped,
     theirs_of,
-    weights_of,
 )
 from parity_tests.ports.port import MissingDeviceError, Port, pulling, refuse_unknown
+from parity_tests.ports.weights import read_weights, weights_of
 
 
 def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, device: str | None) -> Port:
@@ -39,6 +38,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
     wanted = None if device is None else torch_device(device)
     frozen = is_module and not all(x.requires_grad for x in candidate.parameters())
     narrow: set[str] = set()
+    notes: dict[str, None] = {}
     if is_module and dtype == "float64":
         buffers = candidate.named_buffers()
         narrow |= {f"buffer {name} {words_of(x.dtype)}" for name, x in buffers if narrower(x)}
@@ -71,7 +71,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
             watched,
             torch.set_grad_enabled(names.gradients),
         ):
-            outputs, tape = returned(invoke(function, given, taken, names, sizes), names, sizes)
+            outputs, tape = returned(invoke(function, given, taken, names, sizes), names, sizes, notes)
         tape |= dict(tapped(seen, names))
         outcome.names |= theirs_of(seen, names) | weights_of(moves)
         strange = [f"{name} {type(x).__name__}" for name, x in (outputs | tape).items() if not torch.is_tensor(x)]
@@ -99,7 +99,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
             taps = {name: x for name, x in taps.items() if found[keys.index(("tap", name))] is not None}
             found = [torch.zeros_like(x) if g is None else g for x, g in zip(targets, found, strict=True)]
             by_key = dict(zip(keys, found, strict=True))
-            refuse_unmapped({name: from_torch(by_key["other", name]) for name in other})
+            refuse_unmapped({name: from_torch(by_key["other", name]) for name in other}, notes)
             grads = {f"d{name}": by_key[name] for name in (*leaves, *weights)}
             collect(outcome, "grads", grads, from_torch)
             theirs = {name: from_torch(by_key["own", name]) for name in used}
@@ -118,6 +118,7 @@ def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, 
         needed(candidate, config, names, taken),
         not_given(candidate, config, names, taken),
         narrow,
+        notes,
     )
 
 

@@ -1,5 +1,5 @@
 """Generate what is committed and follows from other files: the twins of NumPy's files, the packages' `__init__.pyi`,
-the README's catalogue.
+the tables of README and docs.
 
     python -m parity_tests.sync            write them
     python -m parity_tests.sync --check    write nothing; say which are stale
@@ -11,7 +11,6 @@ them all, and give `build` one signature per variant, made from the fields of it
 import ast
 import builtins
 import inspect
-import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -21,13 +20,12 @@ from types import ModuleType
 
 from attn_np import contract
 from attn_np.contract._package import FUNCTIONS
+from parity_tests.sync.tables import COMMAND, with_tables
 from parity_tests.sync.twins import twins
 
 PACKAGES = ("attn_np", "attn_jax", "attn_torch")
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = "make sync"
 MODULES = {"patterns": "_patterns"}  # offered by another name than that of its file
-BEGIN, END = f"<!-- catalogue: written by `{COMMAND}` -->\n", "<!-- end of the catalogue -->\n"
 
 # (module, name in it or None for the module itself): what a stub has to import.
 Import = tuple[str, str | None]
@@ -163,35 +161,9 @@ def stub(package: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def catalogue() -> str:
-    """The README with its table of variants: each family with the names of its variants, linked to their papers."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise LookupError(f"README.md: expected {BEGIN.strip()} and {END.strip()}, got no such lines; put them back")
-    families: dict[str, list[str]] = {}
-    papers = {name: contract.get(name).Config for name in contract.variants()}
-    for name, config in papers.items():
-        families.setdefault(config.family, []).append(linked(name, config.paper))
-    for name, (variant, preset) in contract.presets().items():
-        families[papers[variant].family].append(linked(name, preset.paper))
-    rows = ["| Family | Variants, each with a link to its paper |", "| --- | --- |"]
-    rows += [f"| {family} | {', '.join(names)} |" for family, names in sorted(families.items())]
-    return before + begin + "\n" + "\n".join(rows) + "\n\n" + end + after
-
-
-def linked(name: str, paper: str) -> str:
-    """A name, with a link to the first paper that its contract names on arXiv."""
-    found = re.search(r"arXiv:([\d.]+\d)", paper)
-    return f"[`{name}`](https://arxiv.org/abs/{found[1]})" if found else f"`{name}`"
-
-
-def stubs_and_catalogue() -> dict[Path, str]:
+def stubs_and_tables() -> dict[Path, str]:
     """What is made by importing the packages: their twins must stand before."""
-    stubs = {ROOT / package / "__init__.pyi": stub(package) for package in PACKAGES}
-    readme = ROOT / "README.md"
-    return stubs | ({readme: catalogue()} if readme.exists() else {})
+    return {ROOT / package / "__init__.pyi": stub(package) for package in PACKAGES} | with_tables(ROOT)
 
 
 def stale(texts: dict[Path, str]) -> dict[Path, str]:
@@ -203,7 +175,7 @@ def main(argv: list[str]) -> int:
     if argv not in ([], ["--check"]):
         print(__doc__)
         return 2
-    return update((twins, stubs_and_catalogue), check=bool(argv))
+    return update((twins, stubs_and_tables), check=bool(argv))
 
 
 def update(makes: tuple[Callable[[], dict[Path, str]], ...], check: bool = False) -> int:

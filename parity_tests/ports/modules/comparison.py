@@ -37,9 +37,15 @@ class ModuleComparison:
 
     @property
     def unmatched_weights(self) -> list[str]:
-        """The weights of a that b has no place for."""
-        paired = {pair.a for pair in pairs(self.a, self.b, self.names, need_all=False)}
-        return [name for name in self.a.weights if name not in paired]
+        """The weights that one side has and the other has no place for."""
+        found = pairs(self.a, self.b, self.names, need_all=False)
+        paired = [{pair.a for pair in found}, {pair.b for pair in found}]
+        return [
+            f"{name} of {side}"
+            for side, part, taken in zip("ab", (self.a, self.b), paired, strict=True)
+            for name in part.weights
+            if name not in taken
+        ]
 
     @property
     def agree(self) -> bool:
@@ -108,8 +114,6 @@ def agreement(result: ModuleComparison) -> Iterator[str]:
     odd = [row.label for row in result.rows if row.verdict != "agrees"]
     if odd:
         yield f"  other numbers inside, although the outputs agree: {', '.join(odd)}"
-    if result.unmatched_weights:
-        yield f"  no partner: {', '.join(result.unmatched_weights)}"
 
 
 def types(result: ModuleComparison) -> Iterator[str]:
@@ -120,7 +124,9 @@ def types(result: ModuleComparison) -> Iterator[str]:
 
 
 def unseen(result: ModuleComparison) -> Iterator[str]:
-    """The submodules that were not compared by themselves, because nothing called them."""
+    """Weights without a partner, and submodules that were not compared by themselves because nothing called them."""
+    if result.unmatched_weights:
+        yield f"  no partner: {', '.join(result.unmatched_weights)}"
     for side, recording in (("a", result.a), ("b", result.b)):
         names = recording.never_called
         if names:

@@ -106,6 +106,8 @@ def pairs(a: Any, b: Any, names: Names, need_all: bool) -> list[Pair]:
     if absent and need_all:
         left = [name for name in a.weights if name not in {pair.a for pair in found}]
         known = f"a still has {', '.join(left[:6])}" if left else "a has no weight left"
+        astray = [f"{name!r} to {got!r}" for name in left if (got := translated(name, names)[0]) != name]
+        known += f", and names= leads {', '.join(astray[:3])}, which b has not" if astray else ""
         raise ValueError(
             f"compare_modules: expected a weight of a for every weight of b, got none for "
             f"{', '.join(absent[:6])}; {known}; map its name with names="

@@ -18,6 +18,7 @@ from attn_np.contract import Arg, Config, Param
 from attn_np.contract._letters import LETTERS
 from attn_np.contract._package import FUNCTIONS
 from parity_tests.sync import generate, twins
+from parity_tests.sync.tables import with_table
 from parity_tests.tests.transforms import tables
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -565,7 +566,7 @@ def test_configs_survive_json(variant: str, example: str) -> None:
 
 
 def test_generated_files_are_fresh() -> None:
-    made = twins.twins() | generate.stubs_and_catalogue() | tables.page()
+    made = twins.twins() | generate.stubs_and_tables() | tables.page()
     old = [str(path.relative_to(ROOT)) for path in generate.stale(made)]
     assert not old, f"{', '.join(old)}: stale; run `{generate.COMMAND}`"
 
@@ -583,8 +584,18 @@ def test_a_stale_file_is_noticed(
     assert generate.main([]) == 0
     stub = tmp_path / "attn_np" / "__init__.pyi"
     stub.write_text(stub.read_text().replace("int = 0", "int = 1"))
-    assert list(generate.stale(generate.stubs_and_catalogue())) == [stub]
+    assert list(generate.stale(generate.stubs_and_tables())) == [stub]
     assert generate.main(["--frobnicate"]) == 2
+
+
+def test_a_table_stands_between_its_lines() -> None:
+    """What a person wrote around a table stays; a page that lost the lines is refused."""
+    begin, end = "<!-- letters: written by `make sync` -->\n", "<!-- end of letters -->\n"
+    assert with_table(f"before\n{begin}old\n{end}after\n", "letters", "| new |") == (
+        f"before\n{begin}\n| new |\n\n{end}after\n"
+    )
+    with pytest.raises(LookupError, match="end of letters"):
+        with_table(f"before\n{begin}old\n", "letters", "| new |")
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -141,6 +141,26 @@ def test_numbers_of_any_kind(tree: Tree) -> None:
     assert same(tree.numpy(tree.package.attend(**arrays, **some, softcap=np.float32(0))[0]), want)
 
 
+def test_integers_of_numpy_are_integers(tree: Tree) -> None:
+    """Wherever a function takes a Python integer, and a number where it takes a number."""
+    package, scores = tree.package, tree.array(np.linspace(-1.0, 1.0, 24).reshape(2, 3, 4))
+    q, positions = tree.array(np.linspace(-1.0, 1.0, 24).reshape(1, 3, 2, 4)), tree.array(np.arange(3, dtype=np.int32))
+
+    def results(integer: Any, number: Any) -> list[Any]:
+        return [
+            package.softmax(scores, axis=integer(1)),
+            package.entmax(scores, axis=integer(-2), alpha=number(1.25)),
+            package.entmax(scores, alpha=integer(2)),
+            package.recur(q, q, q, chunk_size=integer(2))[0],
+            package.relative_buckets(positions, num_buckets=integer(8), max_distance=integer(9)),
+            package.rotary_angles(positions, integer(4), max_positions=integer(3))[0],
+        ]
+
+    for found, want in zip(results(np.int64, np.float32), results(int, float), strict=True):
+        assert same(tree.numpy(found), tree.numpy(want))
+    assert tuple(package.alibi_slopes(np.int64(3))) == tuple(package.alibi_slopes(3))
+
+
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "offset of a flag": (
         {"offset": True},
@@ -152,6 +172,17 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "offset for others": ({"offset": np.zeros(3, int)}, ValueError, "expected offset of shape (b,) = (2,), got (3,)"),
     "length of a number": ({"lengths": 5}, TypeError, "expected lengths as a "),
     "lengths of floats": ({"lengths": np.zeros(2)}, TypeError, "expected lengths as integers, got float64"),
+    "lengths below 0": ({"lengths": np.array([2, -1])}, ValueError, "expected lengths from 0, got -1; count the keys"),
+    "no weights": (
+        {"softmax_fn": lambda *_: None},
+        ValueError,
+        "expected an array from softmax_fn, got None; return a",
+    ),
+    "other weights": (
+        {"softmax_fn": lambda scores, _: scores[:1]},
+        ValueError,
+        "expected weights of shape (2, 6, 5, 7) from softmax_fn, as the scores, got (1, 6, 5, 7)",
+    ),
     "lengths for others": (
         {"lengths": np.zeros((2, 1), int)},
         ValueError,

@@ -205,6 +205,16 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "beta": ({"beta": X}, ValueError, "beta of shape (2, 5, 4), got (2, 5, 4, 3)"),
     "state": ({"state": X}, ValueError, "state of shape (2, 4, 3, 3), got (2, 5, 4, 3)"),
     "decay": ({"rule": "gated", "decay": X[0]}, ValueError, "decay of shape (g,), (g, k), (b, t, g) or (b, t, g, k)"),
+    "a decay above 1": (
+        {"rule": "gated", "decay": np.linspace(0.5, 1.5, 4)},
+        ValueError,
+        "decay from 0 to 1, got 0.5 to 1.5; pass the factor itself",
+    ),
+    "a decay below 0": (
+        {"rule": "gated", "decay": np.full(4, -0.5)},
+        ValueError,
+        "decay from 0 to 1, got -0.5 to -0.5",
+    ),
     "no decay": ({"rule": "gated"}, ValueError, "decay= with rule='gated', got none; rule='linear' has none"),
     "a decay": (
         {"rule": "delta", "decay": X},

@@ -207,6 +207,13 @@ def test_what_cannot_be_right_is_refused(tree: Tree, case: str) -> None:
     assert str(caught.value).startswith(f"{name}: {words}")
 
 
+def test_a_function_without_a_tape_is_not_traced(tree: Tree) -> None:
+    with pytest.raises(
+        TypeError, match="trace: expected a layer or a function with a tape, got softmax; it records not"
+    ):
+        tree.package.trace(tree.package.softmax, tree.array(SCORES))
+
+
 BUGS = {
     "threshold of another sum": (".sum(-1)[..., None] >= 1.0", ".sum(-1)[..., None] >= 0.5"),
     "power of alpha - 1": ("0.0)) / (alpha - 1.0)), 0.0)", "0.0)) * (alpha - 1.0)), 0.0)"),

@@ -274,7 +274,7 @@ def test_where_the_bounds_leave_the_choice_open_both_may_be_chosen(row: Any, bou
 
 
 BUGS = {  # the map, the function with the mistake, and what it is
-    "1 left out": ("sparsemax", "sparsemax", "(total(above) - 1.0)", "total(above)"),
+    "1 left out": ("sparsemax", "sparsemax", "(row_sum(above) - 1.0)", "row_sum(above)"),
     "a support of one": ("sparsemax", "sparsemax", "support = support_of(fixed, 1)", "support = fixed == 0.0"),
     "hidden scores counted": ("sparsemax", "as_rows", 'where(allowed, z, float("-inf"))', "maximum(z, -9.0)"),
     "not halved": ("entmax15", "entmax15", "(z - top) / 2.0", "(z - top) / 1.0"),

@@ -123,6 +123,13 @@ def test_what_cannot_be_differentiated_is_refused() -> None:
     with pytest.raises(TypeError, match="value_and_vjp: expected a layer or a function with a backward pass, got <la"):
         attn_np.value_and_vjp(attn_np.attend, **inputs, softmax_fn=lambda s, _: s)[1](np.ones((2, 5, 6, 11)))
     (y, _), pull = attn_np.value_and_vjp(attn_np.attend, **inputs)
+    for nothing in ((), (None,), (None, None)):
+        with pytest.raises(TypeError, match="attend: expected the gradient of an output, got none; pass dL/dy"):
+            pull(*nothing)
+    layer = attn_np.build("mha", d_model=4, num_heads=2)
+    for nothing in ((), (None,)):
+        with pytest.raises(TypeError, match="mha: expected the gradient of y in vjp, got none; pass dL/dy"):
+            attn_np.value_and_vjp(layer, np.ones((1, 2, 4), np.float32))[1](*nothing)
     with pytest.raises(ValueError, match="vjp: expected dy of shape"):
         pull(y[0])
     with pytest.raises(ValueError, match="vjp: expected None for what the call did not return"):

@@ -206,9 +206,9 @@ def lengths_of_positions(alias: str) -> None:
         claim(same(package.rotary_angles(places, 6, **base, **LONG, max_positions=9)[0], want), "by the largest")
         claim(same(package.rotary_angles(places, 6, **base, **LONG)[0], want), "without a limit")
     files = [vars(import_module(f"{alias}.{name}")) for name in ("_rotary", "_rotations")]
-    known = [file["concrete"] for file in files]
+    known = [{name: file[name] for name in ("concrete", "known_range")} for file in files]
     for file in files:
-        file["concrete"] = lambda x: False
+        file |= {"concrete": lambda x: False, "known_range": lambda x: None}
     try:
         for places in (short, long):
             found = package.rotary_angles(places, 6, **base, **LONG, max_positions=9)
@@ -220,8 +220,8 @@ def lengths_of_positions(alias: str) -> None:
         words = "rotary_angles: expected max_positions in a compiled program"
         refuses(lambda: package.rotary_angles(short, 6), ValueError, words)
     finally:
-        for file, concrete in zip(files, known, strict=True):
-            file["concrete"] = concrete
+        for file, functions in zip(files, known, strict=True):
+            file |= functions
     layer: Any = package.build("rotary", dtype="float64", d_model=6, num_heads=1, max_positions=9, **LONG)
     x = np.random.default_rng(3).normal(size=(1, 3, 6))
     claim(same(layer(x, positions=np.arange(3)[None]), layer(x)), "a layer")

@@ -129,6 +129,22 @@ def one_norm(self: Any, x: Any, name: str) -> Any:
     return x / self.lib.sqrt(squares + (1e-3 if name == "w_k_norm" else self.eps())) * self.w[name]
 
 
+def root_norm(self: Any, x: Any, name: str) -> Any:
+    """The eps outside of the root, in the norm of the keys alone."""
+    squares, eps = self.lib.sum(x * x, -1)[..., None] / x.shape[-1], self.eps()
+    root = self.lib.sqrt(squares) + eps if name == "w_k_norm" else self.lib.sqrt(squares + eps)
+    return x / root * self.w[name]
+
+
+@pytest.mark.parametrize("call", ["plain", "full"])
+def test_an_eps_in_one_of_two_norms_is_one_mistake_without_taps(call: str) -> None:
+    with pytest.raises(ParityError) as caught:
+        judged("decoder", {"norm": one_norm}, ("torch", "float64", False), calls=(call,))
+    finding = caught.value.finding
+    assert [x.name for x in finding.causes] == ["eps of the keys' norm 0.001 in place of 1e-06"], told(finding)
+    assert finding.after is None and finding.explains_all
+
+
 def other_norm(self: Any, x: Any, name: str) -> Any:
     return self.unit(x) * self.w["w_q_norm" if name == "w_k_norm" else "w_k_norm"]
 
@@ -142,10 +158,13 @@ def shown_transposed(self: Any, q: Any, k: Any) -> Any:
 # Mistakes whose causes were told in a misleading way: what is said first, and that nothing else is.
 TOLD: dict[str, tuple[str, dict[str, Callable[..., Any]], str, str]] = {
     "eps in one of two norms": (
-        "decoder", {"norm": one_norm}, "k_norm", "eps of the norm 0.001 in place of 1e-06, at k_norm alone",
+        "decoder", {"norm": one_norm}, "k_norm", "eps of the keys' norm 0.001 in place of 1e-06",
     ),
     "positions from 1": (
         "decoder", {"turn": lambda self, x, at: Port.turn(self, x, at + 1)}, "q_rot", "rotary positions counted from 1",
+    ),
+    "eps outside of the root in one of two norms": (
+        "decoder", {"norm": root_norm}, "k_norm", "eps of the norm added to the root, at k_norm alone",
     ),
     "not rotated": (
         "rotary", {"turn": lambda self, x, at: x}, "scores",
@@ -174,7 +193,7 @@ def test_a_cause_is_told_once_and_nothing_else(name: str) -> None:
 
 
 def test_two_mistakes_are_told_where_one_stands_at_one_stage_alone() -> None:
-    methods = {"norm": one_norm, "cap": lambda self, x: 6.0 * self.lib.tanh(x / 6.0)}
+    methods = {"norm": root_norm, "cap": lambda self, x: 6.0 * self.lib.tanh(x / 6.0)}
     with pytest.raises(ParityError) as caught:
         judged("decoder", methods, ("torch", "float64", True), calls=("plain",))
     finding = caught.value.finding

@@ -272,6 +272,14 @@ def test_convert_refuses(tmp_path: Path) -> None:
         result = RUN.invoke(app, ["convert", str(path), str(target), *options])
         assert result.exit_code == 2 and words in " ".join(result.output.split()), result.output
         assert not target.exists()
+    for layer, words in (
+        (attn_np.build("gqa", d_model=6, num_heads=2, num_kv_heads=1), "got 'gqa'; choose another layout: flax_mha"),
+        (attn_np.build("fused_qkv", d_model=6, num_heads=2), "make it mha first, by attn_np.weights.convert"),
+        (attn_np.build("sparsemax", d_model=6, num_heads=2), "no other layout has it; write it in our names"),
+    ):
+        attn_np.save(layer, path)
+        result = RUN.invoke(app, ["convert", str(path), str(target), "--to", "torch_mha"])
+        assert result.exit_code == 2 and words in " ".join(result.output.split()), result.output
     result = RUN.invoke(app, ["convert", str(path), str(path)])
     assert result.exit_code == 2 and "is read; name another" in " ".join(result.output.split())
 

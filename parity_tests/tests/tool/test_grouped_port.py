@@ -171,3 +171,12 @@ def test_a_tap_with_a_mistake_and_its_axes_in_another_order() -> None:
 
 def test_of_a_fixed_type_it_is_said_how_to_have_it_judged() -> None:
     assert "give one built in float64, whose casts and tables follow the type" in judge(Tables()).why
+
+
+@pytest.mark.parametrize("pattern", ["(k h) d -> d h k", "(h k) d -> d h k"])
+def test_where_no_cause_fits_the_patterns_of_the_weights_are_suspected(pattern: str) -> None:
+    """The queries' heads are read the other way round, or the module is wrong in a way that has no name."""
+    module = Grouped("queries" if pattern.startswith("(h k)") else "")
+    finding, text = found(module, weights={**WEIGHTS, "w_q": ("q.weight", pattern)}, calls=("plain",))
+    assert ("check the patterns in weights=: (k h) for (h k)" in text) == (not finding.causes)
+    assert pattern.startswith("(h k)") or not finding.causes

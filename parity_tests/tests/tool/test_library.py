@@ -19,6 +19,7 @@ from parity_tests import ParityError, assert_parity
 from parity_tests.explain.findings import Finding
 from parity_tests.judge.candidates import accelerators
 from parity_tests.ports.port import MissingDeviceError
+from parity_tests.ports.weights import in_our_letters
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -119,6 +120,31 @@ def test_the_first_difference_is_where_it_begins() -> None:
     assert caught.value.finding.axes == "b h t s"
 
 
+class Aside(Own):
+    """A right module whose taps show arrays that its output is not made of."""
+
+    def __init__(self, d: int, heads: int) -> None:
+        super().__init__(d, heads)
+        self.shown, self.probs = torch.nn.Identity(), torch.nn.Identity()
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        self.shown(2 * self.split(self.q(x)).transpose(1, 2))
+        y = super().forward(x, mask)
+        self.probs(torch.softmax(self.split(self.q(x)) @ self.split(self.k(x)).mT, -1))
+        return y
+
+
+@pytest.mark.parametrize("taps", [{"shown": "q"}, {"shown": "q", "probs": "probs"}])
+def test_a_tap_that_the_output_is_not_made_of_is_said_to_be_one(taps: dict[str, str]) -> None:
+    """One difference, and no mistake for it: the output is right."""
+    with pytest.raises(ParityError) as caught:
+        judge(Aside(12, 3), taps=taps, calls=("plain",))
+    finding = caught.value.finding
+    assert finding.first.name == "q" and finding.after is None and not finding.causes
+    shown = " and ".join(f"{theirs} as {ours}" for theirs, ours in taps.items())
+    assert finding.next_step.startswith(f"the results agree where taps= does not show {shown}: "), finding.next_step
+
+
 def test_a_lost_gradient_is_seen() -> None:
     with pytest.raises(ParityError) as caught:
         judge(own("detach"), calls=("plain",))
@@ -175,7 +201,9 @@ def test_arguments_that_no_call_gives_are_told() -> None:
     object.__setattr__(module, "extra", 0.0)
     verdict = judge(module, weights=INNER)
     assert verdict.not_given == ("attn_mask",)
-    assert "never given: attn_mask (arguments= maps ours to them)" in str(verdict)
+    assert verdict.notes == ["no output depends on unused, which weights= does not map"]
+    assert verdict.notes[0] in str(verdict)
+    assert "never given: attn_mask (arguments= maps ours to them; {" in str(verdict)
     assert not judge(module, weights=INNER, arguments={"query": "x", "mask": "attn_mask"}).not_given
 
 
@@ -421,7 +449,7 @@ def weights_and_all(query: Any, key: Any, value: Any) -> Any:
         (attended, {"calls": ()}, "expected calls= of plain, full, shared, self, got none"),
         (attended, {"dtype": "float8"}, "expected dtype= to be one of"),
         (attended, {"dtype": np.float32}, "expected dtype= to be one of"),
-        (attended, {"arguments": {"key": "key", "value": "value"}}, "cannot do without, got none for query"),
+        (attended, {"arguments": {"query": None}}, "cannot do without, got none for query"),
         (weights_and_all, {"taps": {"scores": "score"}}, "got 'score', which none of the calls has; did you mean"),
         (weights_and_all, {"taps": {"probs": "probs"}}, "expected an array from 'probs' in taps=, got none in any"),
         (
@@ -439,6 +467,25 @@ def weights_and_all(query: Any, key: Any, value: Any) -> Any:
 def test_what_would_not_be_judged_is_refused(function: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         assert_parity(function, "dot_product", **options)
+
+
+def test_an_output_that_the_variant_lacks_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected results of dot_product in outputs=, got 'z'; "):
+        assert_parity(lambda query, key, value: (attended(query, key, value), query), "dot_product", outputs=("y", "z"))
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_what_is_returned_behind_the_outputs_is_told(framework: str) -> None:
+    function = tensors_attended if framework == "torch" else array_attention(jnp if framework == "jax" else np)
+
+    def two(query: Any, key: Any, value: Any) -> Any:
+        y = function(query, key, value)
+        return y["y"] if isinstance(y, dict) else y, query, None
+
+    options: dict[str, Any] = {"framework": framework, "dtype": "float32", "calls": ("plain",)}
+    words = "of 3 returned only 1 in outputs= (None there leaves one out)"
+    assert assert_parity(two, "dot_product", **options).notes == [words]
+    assert assert_parity(two, "dot_product", outputs=("y", None, None), **options).notes == []
 
 
 def test_a_config_is_of_the_variant() -> None:
@@ -615,6 +662,13 @@ def test_weights_in_buffers_are_told() -> None:
         judge(Held())
 
 
+def test_axes_may_have_letters_of_their_own() -> None:
+    """Letters that the parameter does not have are named by their place; ours in another order are refused."""
+    assert in_our_letters("d (h v) -> h v d", ["h", "v", "o"]) == "o (h v) -> h v o"
+    assert in_our_letters("(heads width) d -> d heads width", ["d", "h", "k"]) == "(h k) d -> d h k"
+    assert in_our_letters("(h k) d -> d k h", ["d", "h", "k"]) == "(h k) d -> d k h"
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
@@ -626,6 +680,8 @@ def test_weights_in_buffers_are_told() -> None:
         ({"weights": "no layout"}, ValueError, "expected the name of a layout"),
         ({"arguments": {"question": "x"}}, ValueError, "expected arguments of mha"),
         ({"taps": {"nothing": "probs"}}, ValueError, "expected a submodule"),
+        ({"taps": {"layers[0": "probs"}}, ValueError, r"expected regular expressions in taps=, got 'layers\[0'"),
+        ({"outputs": ("y", "foo")}, ValueError, "expected results of mha in outputs=, got 'foo'"),
         ({"framework": "tensorflow"}, ValueError, "expected framework="),
         ({"device": "quantum"}, ValueError, "expected a device of torch"),
         ({"d_model": 13}, ValueError, "divisible"),
@@ -875,6 +931,17 @@ def test_of_a_module_in_16_bits_it_is_said_how_to_judge_its_meaning(dtype: str |
     assert ("in float64 it agrees" in str(caught.value)) == (dtype is None)
     assert "float32" in caught.value.finding.next_step and "TF32" not in str(caught.value)
     judge(own().bfloat16(), dtype="float64", calls=("plain",))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("call", ["plain", "full"])
+def test_a_module_in_16_bits_is_not_said_to_use_smaller_products(dtype: torch.dtype, call: str) -> None:
+    """On a CPU: what rounds every operation to its own type needs no other reason, and nothing to mend."""
+    with pytest.raises(ParityError) as caught:
+        judge(own().to(dtype), dtype=str(dtype).removeprefix("torch."), calls=(call,))
+    words = str(caught.value)
+    assert "matrix products in" not in words and "autocast" not in words and "round once, at the end" not in words
+    assert 'dtype="float64"' in caught.value.finding.next_step
 
 
 def test_flax_modules_are_judged_in_both_types() -> None:

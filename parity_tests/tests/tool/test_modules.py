@@ -390,6 +390,26 @@ def test_what_is_never_called_is_told() -> None:
     assert "never called in a, so seen only in what contains them: other" in str(result)
 
 
+class Scaled(torch.nn.Linear):
+    """With a weight of its own, which changes nothing while it is 1."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.gain = torch.nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, input: Any) -> Any:
+        return super().forward(input) * self.gain
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_weights_of_one_side_alone_are_told(side: str) -> None:
+    plain, scaled = torch.nn.Linear(WIDTH, WIDTH), Scaled()
+    scaled.load_state_dict(plain.state_dict(), strict=False)
+    modules = (scaled, plain) if side == "a" else (plain, scaled)
+    result = compare_modules(*modules, (hidden(),), weights="copy" if side == "a" else None)
+    assert result.agree and result.unmatched_weights == [f"gain of {side}"] and "gain of" in str(result)
+
+
 def test_the_types_of_both_sides_are_told() -> None:
     class Short(nnx.Module):
         def __init__(self) -> None:
@@ -434,6 +454,8 @@ def test_what_does_not_fit_is_refused() -> None:
     a, b, x = original(Layer, "float32", 0), TorchBlock(), (hidden(),)
     with pytest.raises(ValueError, match=r"got none for norm.weight, .*a still has input_layernorm.weight"):
         compare_modules(a, b, x)
+    with pytest.raises(ValueError, match=r"names= leads 'weight' to 'wieght', which b has not"):
+        compare_modules(torch.nn.Linear(12, 5), torch.nn.Linear(12, 5), x, names={"weight": "wieght"})
     with pytest.raises(ValueError, match=r"expected names of a in names=, got 'self_atn'; .*self_attn"):
         compare_modules(a, b, x, names=ONE_BLOCK | {"self_atn": "attn"})
     with pytest.raises(ValueError, match=r"expected names of b in names=, got 'atn' for 'self_attn'"):

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from attn_np import contract
-from parity_tests.sync.generate import COMMAND, ROOT, update
+from parity_tests.sync.generate import ROOT, update
+from parity_tests.sync.tables import COMMAND
 
 Exemptions = dict[tuple[str, str], str]
 Elsewhere = dict[str, tuple[str, tuple[str, ...]]]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from attn_np import contract
 from attn_np.weights import WeightFileError
 from parity_tests.commands.app import app
-from parity_tests.sync import generate
+from parity_tests.sync import tables
 from parity_tests.tests.inputs import TREES, Tree
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -154,7 +154,7 @@ def test_the_catalogues_show_it(name: str) -> None:
     variant, preset = PRESETS[name]
     shown = CliRunner().invoke(app, ["list"]).output
     assert any(line.split()[:1] == [name] for line in shown.splitlines())
-    row = next(line for line in generate.catalogue().splitlines() if line.startswith(f"| {family_of(variant)} |"))
+    row = next(line for line in tables.catalogue().splitlines() if line.startswith(f"| {family_of(variant)} |"))
     assert f"[`{name}`](https://arxiv.org/abs/" in row and f"[`{variant}`]" in row
     assert f"- `{name}`, {preset.title}: [`{variant}`]({variant}.md) with " in pages().catalogue()
     assert f"| `{name}` | {preset.title} | " in pages().page(variant, None)
