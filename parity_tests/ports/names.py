@@ -206,7 +206,8 @@ def accepted(candidate: Any, config: Config, names: Names) -> dict[str, Named]:
     first = next(iter(config.arguments()))
     by_position = {} if first in by_name or (found and found[0].name in theirs) else {first: ""}
     taken = by_position | by_name | mapped
-    return filled({name: taken[name] for name in config.arguments() if taken.get(name) is not None}, config)
+    in_order = ((name, taken.get(name)) for name in config.arguments())
+    return filled({name: named for name, named in in_order if named is not None}, config)
 
 
 def check_axes(name: str, config: Config, pattern: str | None) -> None:
