@@ -52,7 +52,7 @@ test: env  ## run the tests (JOBS=2 processes, PYTEST_ARGS=...)
 	{ set +x; } 2>/dev/null; \
 	if [ $$compiled -eq 5 ]; then echo "No test marked 'compile' was selected."; \
 	elif [ $$compiled -ne 0 ]; then status=$$compiled; fi; \
-	echo "Left out: tests against other libraries; 'make peers' runs them. The lessons: 'make course'."; \
+	echo "Left out: tests against other libraries; 'make peers' runs them. The lessons and two long pages: 'make course'."; \
 	exit $$status
 
 .PHONY: compiled
@@ -63,7 +63,7 @@ compiled: env  ## every cell of the tables of transforms that takes long, in PyT
 	    parity_tests/tests/transforms/test_distributed_torch.py
 
 .PHONY: course
-course: env  ## run every lesson of the course as printed, and its notebook in a fresh kernel
+course: env  ## run every lesson of the course as printed, its notebook in a fresh kernel, and two long pages
 	$(RUN) -m pytest -n $(JOBS) -m course $(PYTEST_ARGS)
 
 .PHONY: peers

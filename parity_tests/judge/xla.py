@@ -4,11 +4,11 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-# No optimisation by LLVM; and each fused loop written by the old emitter, not through MLIR. Of the processor's time to
-# compile attention on a CPU that leaves a ninth. XLA ends a process that names a flag it does not know, so the second
-# is for releases in which it was seen.
+# No optimisation by LLVM; each fused loop written by the old emitter, not through MLIR; and one LLVM module for each
+# program, not one for each thread. Of the processor's time to compile attention on a CPU that leaves a tenth. XLA ends
+# a process that names a flag it does not know, so all but the first are for releases in which they were seen.
 FLAGS: dict[str, Any] = {"xla_backend_optimization_level": 0}
-EMITTERS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
+MORE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 KNOWN = ("0.10.",)
 
 
@@ -18,7 +18,7 @@ def flags() -> dict[str, Any]:
         release = version("jaxlib")
     except PackageNotFoundError:
         return {}
-    return FLAGS | EMITTERS if release.startswith(KNOWN) else FLAGS
+    return FLAGS | MORE if release.startswith(KNOWN) else FLAGS
 
 
 def compile_quickly() -> None:

@@ -31,8 +31,13 @@ except ModuleNotFoundError:
     torch = None
 try:
     import jax
+    from jax._src.interpreters import mlir
 except ModuleNotFoundError:
-    jax = None
+    jax = mlir = None
+
+# One context of MLIR for all that is lowered. To make one for each function takes a fifth as long as to compile a small
+# one, and half of the memory is theirs.
+context: Any = mlir and cache(mlir.make_ir_context)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,8 +64,9 @@ def examples() -> dict[str, tuple[str, ...]]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if jax is not None:
+    if jax is not None and mlir is not None:
         jax.config.update("jax_enable_x64", True)
+        mlir.make_ir_context = context
     if torch is not None and "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
 
@@ -127,20 +133,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Groups(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
-# What JAX compiles for one example serves no other, and kept for all it takes 4 GB in each process.
-TESTS_BETWEEN = 250
-since = pytest.StashKey[int]()
+# What JAX compiles for one example serves few others: it is forgotten after this many functions, of about 1 MB each.
+LOWERED_BETWEEN = 1500
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Forget what was compiled, now and then, when the next test is of another example."""
-    if jax is None:
+    if jax is None or context.cache_info().hits < LOWERED_BETWEEN:
         return
-    done = item.config.stash.get(since, 0) + 1
-    if done >= TESTS_BETWEEN and (nextitem is None or group_of(item.nodeid) != group_of(nextitem.nodeid)):
+    if nextitem is None or group_of(item.nodeid) != group_of(nextitem.nodeid):
         jax.clear_caches()
-        done = 0
-    item.config.stash[since] = done
+        context.cache_clear()
 
 
 @pytest.fixture

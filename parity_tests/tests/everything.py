@@ -48,6 +48,8 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "test_every_original_passes_the_checks_of_its_file": WHOLE,
     "test_export": ("mha", "gru", "decoder"),
     "test_export_dynamic": ("mha", "decoder"),
+    # Beside `test_one_layer`, which asks for the transform, and the parity of compiled calls with a tape.
+    "test_nnx_jit": WHOLE,
     "test_one_layer": (*WHOLE, *KINDS),
     "test_relations_hold_in_jax": (*WHOLE, *KINDS),
     "test_rows": (*WHOLE, *KINDS),

@@ -64,8 +64,14 @@ def as_a_reader(tmp_path: Path) -> Iterator[None]:
         jax.config.update(name, value)
 
 
+# They take longer than all others together, and stand back with the lessons.
+LONG_PAGES = ("docs/compare_modules.md", "docs/stories.md")
+
+
 @pytest.mark.usefixtures("as_a_reader", "unchecked")
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.course) if page in LONG_PAGES else page for page in PAGES]
+)
 def test_page_does_what_it_says(page: str) -> None:
     names: dict[str, object] = {"__name__": "page"}
     for block in blocks((ROOT / page).read_text("utf-8")):

@@ -1,7 +1,8 @@
 """JAX on a mesh of 2 x 4 simulated devices, batch and heads sharded: what moves between devices, and the numbers.
 
 One process with eight devices makes every program (`python -m parity_tests.tests.transforms.test_sharding_jax none`,
-and the variants whose layers it shall take); the tests read what it found.
+and the variants whose layers it shall take); the tests read what it found. On a mesh with explicit axes attention is
+asked in one case of each path, and in all with `--everything` (`everything` for `none`).
 """
 
 import json
@@ -12,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,15 @@ def merged(einsum: Callable[..., Any]) -> Callable[..., Any]:
         return x.reshape(*a.shape[:3], b.shape[3])
 
     return call
+
+
+def asked(kind: str, path: str, case: str, heads: str, everything: bool) -> bool:
+    """Whether a case of attention is asked on a mesh of this kind."""
+    if path in MANY:
+        return (case, heads) == ("shared", "own")
+    if heads == "shared" and case != "plain" and (path, case) != ("blocks", "all"):
+        return False
+    return everything or kind == "Auto" or (case, heads) == ("all", "own")
 
 
 def main(planted: str, variants: list[str]) -> None:
@@ -213,16 +224,14 @@ def main(planted: str, variants: list[str]) -> None:
         if planted == "merged":
             _kernels.einsum = merged(_kernels.einsum)
         tasks: dict[str, Callable[[], Any]] = {}
-        for path in PATHS:
-            for case in CASES:
-                for heads in HEADS if (path, case) == ("blocks", "all") or case == "plain" else ["own"]:
-                    if path not in MANY or case == "shared":
-                        tasks[f"{kind}/{path}/{case}/{heads}"] = lambda mesh=mesh, path=path, case=case, heads=heads: (
-                            attention(mesh, path, case, heads)
-                        )
+        for path, case, heads in product(PATHS, CASES, HEADS):
+            if asked(kind, path, case, heads, planted != "none"):
+                tasks[f"{kind}/{path}/{case}/{heads}"] = lambda mesh=mesh, path=path, case=case, heads=heads: attention(
+                    mesh, path, case, heads
+                )
         for variant in variants:
             tasks[f"{kind}/{variant}"] = lambda mesh=mesh, variant=variant: layer(mesh, variant)
-        if planted != "none":
+        if planted == "merged":
             tasks = {name: task for name, task in tasks.items() if name.endswith("/plain/own") and MANY[0] not in name}
         for name, task in tasks.items():
             try:
@@ -238,9 +247,10 @@ def main(planted: str, variants: list[str]) -> None:
 @cache
 def results(planted: str, everything: bool = False) -> dict[str, Any]:
     """Of every task, or of those that show a planted bug; of the layers that are asked."""
-    asked = [v for v in layers() if everything or v in LONG["test_a_layer_sums_over_devices_once"]]
+    variants = [v for v in layers() if everything or v in LONG["test_a_layer_sums_over_devices_once"]]
     environment = {name: x for name, x in os.environ.items() if name != "XLA_FLAGS"}
-    command = [sys.executable, "-m", "parity_tests.tests.transforms.test_sharding_jax", planted, *asked]
+    module, what = "parity_tests.tests.transforms.test_sharding_jax", "everything" if everything else planted
+    command = [sys.executable, "-m", module, what, *variants]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
