@@ -21,4 +21,10 @@ for name in sorted(module.name for module in pkgutil.iter_modules(commands.__pat
 
 
 def main() -> None:
-    app()
+    """Run a command; where it needs a package that is not installed, say which and what to do."""
+    try:
+        app()
+    except ModuleNotFoundError as missing:
+        if "pip install" not in str(missing):
+            raise
+        raise SystemExit(str(missing)) from None

@@ -31,6 +31,7 @@ class Mistake:
         backward: it is one of the backward pass only.
         rank: which of several that fit is named first; lower is earlier.
         rounding: it rounds more than was promised, so that its bounds hold small errors of any kind.
+        argument: the argument of a call that the name speaks of; where no call gives it, other names come first.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Mistake:
     backward: bool = False
     rank: int = 0
     rounding: bool = False
+    argument: str = ""
 
 
 @cache
@@ -62,7 +64,8 @@ def source_mistakes(variant: str) -> Iterator[Mistake]:
         if own is not None:
             alone = mutant.trees == ("attn_np",)
             rank = 0 if mutant.file == f"{variant}.py" else 1  # what the variant alone has is said first
-            yield Mistake(own.name, own.fix, planting(own), backward=alone, rank=rank, rounding=own.fix in (WIDE, ONCE))
+            rounds = own.fix in (WIDE, ONCE)
+            yield Mistake(own.name, own.fix, planting(own), alone, rank, rounds, own.argument)
 
 
 def planting(mutant: Mutant) -> Callable[[Setup], Setup]:

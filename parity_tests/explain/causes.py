@@ -13,7 +13,7 @@ import numpy as np
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.explain.advice import NARROW, its_lines, next_step, not_made_of, rounds_throughout
 from parity_tests.explain.findings import Cause, Finding
-from parity_tests.explain.patterns import axes_of, axis_order, patterns
+from parity_tests.explain.patterns import axes_of, axis_order, patterns, shape_order
 from parity_tests.explain.search import Fit, Search
 from parity_tests.explain.verdicts import FORWARD, Judged, Setup, tree_of, verdicts
 from parity_tests.judge.candidates import scoped
@@ -82,8 +82,8 @@ def explained(
     finding.explains_all = bool(fits) and explains(fits[0], finding.after)
     order = None if finding.causes or finding.got is None else order_of(run, finding)
     if order is not None:
-        finding.causes = [other_order(finding, order)]
         finding.after = explained(moved(run, first.name, order), setup, backward, most > 1, most - 1)
+        finding.causes = [other_order(finding, order)]
         finding.explains_all = finding.after is None or finding.after.explains_all
     elif not finding.causes and most > 1:
         finding.causes, finding.after = two_at_once(run, search)
@@ -160,12 +160,15 @@ def without(run: Judged, name: str) -> Judged:
 
 
 def order_of(run: Judged, finding: Finding) -> tuple[int, ...] | None:
-    """The order of the first array's axes that fits, where the candidate has them in another; hidden places aside."""
+    """The order of the first array's axes, where the candidate has them in another: the one in which its numbers fit,
+    hidden places aside, or else its shape alone.
+    """
     name, got, want = finding.first.name, finding.got, finding.want
     if got is None or want is None or finding.bound is None:
         return None
     hidden = consequences(run.case, run.drawn).hidden(name, want.shape) if run.partial else False
-    return axis_order(got, ErrArray(want, np.where(hidden, np.inf, finding.bound)))
+    order = axis_order(got, ErrArray(want, np.where(hidden, np.inf, finding.bound)))
+    return order or shape_order(got.shape, want.shape)
 
 
 def other_order(finding: Finding, order: tuple[int, ...]) -> Cause:
@@ -179,7 +182,9 @@ def other_order(finding: Finding, order: tuple[int, ...]) -> Cause:
         f"axes in the order {theirs} where {ours} is expected",
         f"{where[stage]}, or transpose it" if stage in where else "transpose it",
         0.0,
-        "in this order all of its numbers lie within their bounds",
+        "its shape fits no other order; in this one its numbers still differ"
+        if finding.after is not None and finding.after.first.name == name
+        else "in this order all of its numbers lie within their bounds",
     )
 
 

@@ -88,6 +88,7 @@ def told(finding: Finding) -> str:
     if finding.after is not None:
         later = finding.after.first
         lines.append(f"with this mended it differs next at {later.stage} {later.name}")
+        lines += [] if finding.after.causes else [f"  seen: {pattern}" for pattern in finding.after.patterns]
         lines += why(finding.after)
     return "\n".join(lines)
 

@@ -105,13 +105,23 @@ def axis_order(got: np.ndarray, want: ErrArray) -> tuple[int, ...] | None:
     return None
 
 
+def shape_order(got: tuple[int, ...], want: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The one order of the expected axes that gives a candidate's shape; None where none does, or several do."""
+    if got == want or sorted(got) != sorted(want) or len(want) > MOST:
+        return None
+    orders = [order for order in permutations(range(len(want))) if tuple(want[i] for i in order) == got]
+    return orders[0] if len(orders) == 1 else None
+
+
 def other_shape(got: np.ndarray, want: ErrArray, letters: list[str]) -> Iterator[str]:
     order = axis_order(got, want)
     if order is not None:
         yield f"the same numbers with the axes in the order {' '.join(letters[i] for i in order)}"
     elif got.size == want.size:
         flat = same(got.reshape(-1), want.v.reshape(-1), want.b.reshape(-1))
-        yield "the same numbers in another shape" if flat else "another shape, and not only another shape"
+        order = shape_order(got.shape, want.shape)
+        words = f"the axes in the order {' '.join(letters[i] for i in order)}, and other numbers" if order else ""
+        yield "the same numbers in another shape" if flat else words or "another shape, and other numbers"
     else:
         yield f"shape {got.shape} where {want.shape} is expected"
 

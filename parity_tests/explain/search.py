@@ -117,13 +117,15 @@ class Search:
     def best(self, found: list[Fit]) -> list[Fit]:
         """Those that explain all before those that explain the first difference alone; the tightest bounds first.
 
-        Of two that hold the candidate the one with tighter bounds says more; bounds 2^8 times as wide hold the
-        candidate of any tighter one.
+        A mistake about an argument that no call gives is told only where no other fits. Of two that hold the candidate
+        the one with tighter bounds says more; bounds 2^8 times as wide hold the candidate of any tighter one.
         """
         whole = [fit for fit in found if not fit.stop]
         if not whole and found:
             furthest = max(self.order.get(fit.stop, len(self.order)) for fit in found)
             whole = [fit for fit in found if self.order.get(fit.stop, len(self.order)) == furthest]
+        calls = {name for run in (self.run, *self.others) for name in run.drawn.inputs}
+        whole = [fit for fit in whole if not fit.mistake.argument or fit.mistake.argument in calls] or whole
         whole.sort(key=lambda fit: (fit.tightness, fit.mistake.rank))
         return [fit for fit in whole if fit.tightness <= whole[0].tightness + 4]
 

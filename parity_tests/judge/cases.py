@@ -166,10 +166,16 @@ def draw_mask(rng: np.random.Generator, letters: list[str], shape: tuple[int, ..
 
 
 def seeing(case: Case, name: str, x: np.ndarray) -> np.ndarray:
-    """A mask in which every query sees a key, its own place or the last one, and is kept from another."""
+    """A mask in which every query sees a key, its own place or the last one, and is kept from another.
+
+    Where it is the same for all queries, a hidden key stands between two visible ones: a window shows one of them.
+    """
     if case.config.arguments()[name].kind != "mask" or x.ndim < 3:
         return x
     t, s = x.shape[-2:]
+    if t == 1:
+        places = np.arange(s)
+        return (x | (places % 2 == 0) | (places == s - 1)) & (places != 1)
     own = np.minimum(np.arange(t) + max(s - t, 0), s - 1)[:, None]
     return (x | (np.arange(s) == own)) & (np.arange(s) != (own + s - 1) % s)
 

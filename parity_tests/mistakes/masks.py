@@ -26,6 +26,7 @@ MUTANTS = (
         "apply the mask: a hidden key gets weight 0",
         SOFTMAX,
         "softmax(scores, None,",
+        argument="mask",
     ),
     cross(
         "mask inverted",
@@ -37,12 +38,6 @@ MUTANTS = (
     cross("hidden scores filled with -1e4", SELECT, FILL, filled("-1e4")),
     cross("hidden scores filled with -1e9", SELECT, FILL, filled("-1e9")),
     cross("hidden scores filled with the smallest float", SELECT, FILL, filled("{np}.finfo(scores.dtype).min")),
-    cross(
-        "hidden scores filled with -1e-25",
-        "fill with -inf: -1e-25 is a slip for -1e25 and hides nothing",
-        FILL,
-        filled("-1e-25"),
-    ),
     cross(
         "mask added to the scores as 0 and 1",
         "do not add a boolean mask: select -inf where it is False",
@@ -62,6 +57,12 @@ MUTANTS = (
         "softmax(scores * allowed, None,",
     ),
     cross(
+        "hidden scores filled with -1e-25",
+        "fill with -inf: -1e-25 is a slip for -1e25 and hides nothing",
+        FILL,
+        filled("-1e-25"),
+    ),
+    cross(
         "mask after the softmax without normalising again",
         "hide keys before the softmax, so that the remaining weights add up to 1",
         PROBS,
@@ -73,24 +74,28 @@ MUTANTS = (
         "broadcast the mask over the heads only where it has no axis for them",
         SOFTMAX,
         "softmax(scores, allowed[:, :1],",
+        argument="mask",
     ),
     cross(
         "mask of the first batch row used for all rows",
         "give every batch row its own mask",
         SOFTMAX,
         "softmax(scores, allowed[:1],",
+        argument="mask",
     ),
     cross(
         "padding mask on the rows of the queries",
         "put a padding mask on the axis of the keys: mask[:, None, None, :]",
         SOFTMAX,
         "softmax(scores, allowed[..., :1],",
+        argument="mask",
     ),
     at(SHARED, "fused_qkv", "heads")(
         "mask transposed",
         "give the mask its axes in the order queries, keys",
         SOFTMAX,
         "softmax(scores, allowed if allowed is None else allowed.swapaxes(-1, -2),",
+        argument="mask",
     ),
     at("additive.py", "additive", "cross")(
         "mask ignored by the additive score",

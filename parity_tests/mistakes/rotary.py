@@ -8,6 +8,8 @@ LATER = r"rotate(rotate(\1, cos, sin, c.layout), cos[:, 1:2] / c.amplitude(), si
 # What is rotated, as the variants write it.
 KEYS = r"rotate\((k|(?:linear|einsum)\([^\n]*self\.w_k\w*(?:, [\w.]+)?\)), cos, sin, c\.layout\)"
 QUERIES = r"rotate\((q|q\[[^\n]*?\]|linear\([^\n]*self\.w_q, [\w.]+\)), cos, sin, c\.layout\)"
+# The keys and values behind the rotation, on their way into a cache.
+BEFORE_CACHE = r"(cos, sin, c\.layout\)\)?\n(?:[^\n]*\n){0,2})( +)(k, v = append\(step, )"
 
 turned = at("rotary.py", "rotary", "interleaved", pattern=True)
 yarn, interleaved = (at(SHARED, "rotary", example) for example in ("yarn", "interleaved"))
@@ -52,6 +54,12 @@ MUTANTS = (
         r"\1",
     ),
     turned("queries not rotated", "rotate the queries as the keys", QUERIES, r"\1"),
+    turned(
+        "values rotated, too",
+        "rotate queries and keys alone: a position belongs to the scores, not to the values",
+        BEFORE_CACHE,
+        r"\1\2v = rotate(v, cos, sin, c.layout)\n\2\3",
+    ),
     interleaved(
         "rotary positions counted from 1",
         "count positions from 0; scores know distances alone, but a cache and given positions count from 0",

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from typing import Any
 
@@ -10,9 +10,7 @@ import numpy as np
 
 from attn_np import contract
 from attn_np.contract import Config
-from attn_np.weights import layouts
-from attn_np.weights.layouts._base import Step, Table, steps
-from attn_np.weights.layouts._rearrange import parse, rearrange, solve
+from attn_np.weights.layouts._rearrange import parse, parse_side, rearrange, solve
 from parity_tests.judge.cases import Case, Drawn
 from parity_tests.judge.cases import given as given_in
 
@@ -27,9 +25,12 @@ class Names:
     Attributes:
         weights: a layout's name such as "bert", or our parameter to their name or (their name, "their axes -> ours"),
             as in `{"w_q": ("q_proj.weight", "(h k) d -> d h k")}`; several of ours may come from one of theirs:
-            `{("w_q", "w_k", "w_v"): ("qkv.weight", "(p h k) d -> p d h k")}`.
-        arguments: our argument to their keyword or (their keyword, "our axes -> theirs"). By default the arguments of
-            the same name, and the first one by position.
+            `{("w_q", "w_k", "w_v"): ("qkv.weight", "(p h k) d -> p d h k")}`, where keys and values have fewer heads
+            `"(h k | g k | g v) d -> d h k, d g k, d g v"`.
+        arguments: our argument to their keyword or (their keyword, "our axes -> theirs"), or to None where it is not to
+            be given. Axes of a mask or bias that the right side leaves out are those along which it is the same:
+            `{"mask": ("attention_mask", "b h t s -> b s")}` is a mask of the keys alone. Others are given to the
+            argument of the same name, the first one by position.
         outputs: what is returned, in order: "y", "out1" (the weights), or (name, "their axes -> ours"); None for what
             is not compared.
         taps: a regular expression, which the whole name of a submodule or an intermediate must match, to the name on
@@ -39,7 +40,7 @@ class Names:
     """
 
     weights: Weights = None
-    arguments: Mapping[str, Named] | None = None
+    arguments: Mapping[str, Named | None] | None = None
     outputs: tuple[Named | None, ...] = ("y",)
     taps: Mapping[str, Named] = field(default_factory=dict)
     call: Callable[..., Any] | None = None
@@ -54,6 +55,46 @@ class Names:
                     f"assert_parity: expected regular expressions in taps=, got {pattern!r}: {error}; "
                     f"escape a name, as by re.escape"
                 ) from None
+        listed = {
+            "arguments": (self.arguments or {}).values(),
+            "outputs": self.outputs,
+            "taps": self.taps.values(),
+        }
+        for option, values in listed.items():
+            for pattern in (pair(named)[1] for named in values if named is not None):
+                if pattern is not None:
+                    check_pattern(pattern, option)
+
+
+BY_LETTERS = "name each axis by its letter"
+ALIKE = f"{BY_LETTERS}, and leave out on the right those along which it is the same: b h t s -> b s"
+
+
+def check_pattern(pattern: str, option: str) -> None:
+    """Refuse what is no pattern, by the option that holds it.
+
+    Raises:
+        ValueError: other words than letters, no arrow, or letters of one side that the other lacks.
+    """
+    read, advice = (left_out, ALIKE) if option == "arguments" else (parse, BY_LETTERS)
+    try:
+        read(pattern)
+    except ValueError as error:
+        rule, _, _ = str(error).partition(", got ")
+        raise ValueError(f"assert_parity: {rule} in {option}=, got {pattern!r}; {advice}") from None
+
+
+def left_out(pattern: str) -> list[str]:
+    """The letters that the right side of an argument's pattern leaves out.
+
+    Raises:
+        ValueError: it is no such pattern.
+    """
+    left, arrow, right = pattern.partition("->")
+    ours, theirs = ([x for axis in parse_side(side, pattern) for x in axis] for side in (left, right))
+    if not arrow or len({*theirs}) < len(theirs) or not {*theirs} <= {*ours}:
+        raise ValueError("expected a pattern from our axes to theirs, each letter once, got another")
+    return [letter for letter in ours if letter not in theirs]
 
 
 def framework_of(candidate: Any) -> str:
@@ -81,78 +122,6 @@ def pair(named: Named) -> tuple[str, str | None]:
     return (named, None) if isinstance(named, str) else named
 
 
-def table_of(weights: Weights, config: Config) -> Table:
-    """The table of a layout, or one made of a name map."""
-    if isinstance(weights, str):
-        layout = layouts.get(weights)
-        chosen = layout.table_for(config)
-        if chosen is None:
-            known = ", ".join(sorted({layout.variant_of(table) for table in layout.tables}))
-            raise ValueError(
-                f"assert_parity: expected a layout that holds {config.variant}, got {weights!r} with {known}; "
-                f"give weights= as a map of names"
-            )
-        return layout.tables[chosen]
-    params = config.params()
-    rules: dict[Any, Any] = {}
-    for ours, theirs in (weights or {name: name for name in params}).items():
-        names = (ours,) if isinstance(ours, str) else tuple(ours)
-        for name in names:
-            if name not in params:
-                raise ValueError(
-                    f"assert_parity: expected parameters of {config.variant} in weights=, got {name!r}; "
-                    f"{contract.nearest(name, tuple(params))}"
-                )
-        key, pattern = pair(theirs)
-        same = next(params[name].axes for name in names)
-        pattern = in_our_letters(pattern or f"{same} -> {same}", same.split())
-        right = [letter for axis in parse(pattern)[1] for letter in axis]
-        if right[len(names) > 1 :] != same.split():
-            what = "a first axis for the parameters, then " if len(names) > 1 else ""
-            raise ValueError(
-                f"assert_parity: expected a pattern in weights= that ends in {what}{same!r}, got {pattern!r}; "
-                f"the right side has the axes of {', '.join(names)}"
-            )
-        rules[ours] = (key, pattern)
-    given_names = {name for ours in rules for name in ((ours,) if isinstance(ours, str) else ours)}
-    absent = [name for name in params if name not in given_names]
-    if absent:
-        raise ValueError(
-            f"assert_parity: expected every parameter of {config.variant} in weights=, got none for "
-            f"{', '.join(absent)}; map each, or leave it out of the config, as biases by its fields"
-        )
-    return Table(rules=rules)
-
-
-def in_our_letters(pattern: str, axes: list[str]) -> str:
-    """A pattern whose last axes are a parameter's, with our letters for those that the parameter does not know."""
-    right = [letter for axis in parse(pattern)[1] for letter in axis]
-    other = {theirs: ours for theirs, ours in zip(right[-len(axes) :], axes, strict=False) if theirs not in axes}
-    return re.sub("[A-Za-z]+", lambda found: other.get(found[0], found[0]), pattern)
-
-
-def read_weights(weights: Weights, config: Config, held: Mapping[str, np.ndarray]) -> tuple[Any, list[Step]]:
-    """Our parameters from a candidate's own, and the steps that lead from its names to ours."""
-    if not config.params():
-        return {}, []
-    moves, params = steps(table_of(weights, config), config), {}
-    for step in moves:
-        for key in step.keys:
-            if key not in held:
-                known = contract.nearest(key, tuple(held)) if held else "it has no parameters; buffers are not read."
-                raise ValueError(
-                    f"assert_parity: expected a parameter {key!r} in the candidate, got none of this name; "
-                    f"{known.rstrip('.')}; map it with weights="
-                )
-            if held[key].shape != step.key_shape():
-                raise ValueError(
-                    f"assert_parity: expected {key!r} of shape {step.key_shape()} ({step.key_axes()}), "
-                    f"got {held[key].shape}; check the pattern in weights= and the config"
-                )
-        params |= step.to_params(held)
-    return params, moves
-
-
 def letters_of(case: Case, drawn: Drawn) -> dict[str, int]:
     """The size of every axis letter in a call."""
     sizes = dict(case.config.sizes())
@@ -169,9 +138,26 @@ def arranged(x: Any, pattern: str | None, sizes: Mapping[str, int], move: Callab
 
 
 def axes_moved(x: Any, pattern: str, sizes: Mapping[str, int]) -> Any:
-    """`rearrange` for an array of any framework, so that gradients pass through it."""
-    left, right = parse(pattern)
+    """`rearrange` for an array of any framework, so that gradients pass through it.
+
+    An axis of a single letter has the array's own size: 1 where a mask is the same along it. Only such axes are left
+    out on the right.
+
+    Raises:
+        ValueError: the right side leaves out an axis along which the array has several numbers.
+    """
+    left, right = (parse_side(side, pattern) for side in pattern.split("->"))
     known = dict(sizes) | solve(left, tuple(x.shape), sizes)
+    if len(left) == len(x.shape):
+        known |= {axis[0]: size for axis, size in zip(left, x.shape, strict=True) if len(axis) == 1}
+    dropped = [letter for letter in left_out(pattern) if known[letter] != 1]
+    if dropped:
+        raise ValueError(
+            f"assert_parity: expected an array that is the same along {', '.join(dropped)} for {pattern!r}, got the "
+            f"shape {tuple(x.shape)}; draw it so, or map every axis"
+        )
+    right = (*((letter,) for letter in left_out(pattern)), *right)
+    lead = len(left_out(pattern))
     source = [letter for axis in left for letter in axis]
     target = [letter for axis in right for letter in axis]
     x = x.reshape([known[letter] for letter in source])
@@ -182,29 +168,68 @@ def axes_moved(x: Any, pattern: str, sizes: Mapping[str, int]) -> Any:
         for letter in axis:
             size *= known[letter]
         shape.append(size)
-    return x.reshape(shape)
+    return x.reshape(shape[lead:])
+
+
+def alike(drawn: Drawn, names: Names) -> Drawn:
+    """The same call, with masks and biases that have one place along each axis that their pattern leaves out."""
+    held = dict(drawn.inputs)
+    for name, named in (names.arguments or {}).items():
+        pattern = None if named is None else pair(named)[1]
+        if pattern is None or name not in held:
+            continue
+        letters = [letter for axis in parse_side(pattern.partition("->")[0], pattern) for letter in axis]
+        for axis in (letters.index(letter) for letter in left_out(pattern)):
+            held[name] = held[name].take([0], axis)
+    return replace(drawn, inputs=held)
 
 
 def accepted(candidate: Any, config: Config, names: Names) -> dict[str, Named]:
     """Our arguments that a candidate takes, with the keyword it has for each; "" for the first, by position.
 
     Raises:
-        ValueError: a name in `arguments` that the variant does not have.
+        ValueError: a name in `arguments` that the variant does not have, or a pattern that its array cannot have.
     """
-    if names.arguments is not None:
-        unknown = [name for name in names.arguments if name not in config.arguments()]
-        if unknown:
+    mapped = dict(names.arguments or {})
+    for name, named in mapped.items():
+        if name not in config.arguments():
             raise ValueError(
-                f"assert_parity: expected arguments of {config.variant} in arguments=, got {unknown[0]!r}; "
-                f"{contract.nearest(unknown[0], tuple(config.arguments()))}"
+                f"assert_parity: expected arguments of {config.variant} in arguments=, got {name!r}; "
+                f"{contract.nearest(name, tuple(config.arguments()))}"
             )
-        return filled(dict(names.arguments), config)
+        check_axes(name, config, None if named is None else pair(named)[1])
     found = parameters(candidate, config, names)
     known = {p.name for p in found if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)}
-    every = any(p.kind is Parameter.VAR_KEYWORD for p in found)
-    taken: dict[str, Named] = {name: name for name in config.arguments() if every or name in known}
+    every = names.arguments is None and any(p.kind is Parameter.VAR_KEYWORD for p in found)
+    theirs = {pair(named)[0] for named in mapped.values() if named is not None}
+    by_name = {name: name for name in config.arguments() if (every or name in known) and name not in theirs}
     first = next(iter(config.arguments()))
-    return filled(taken if first in taken else {first: "", **taken}, config)
+    by_position = {} if first in by_name or (found and found[0].name in theirs) else {first: ""}
+    taken = by_position | by_name | mapped
+    in_order = ((name, taken.get(name)) for name in config.arguments())
+    return filled({name: named for name, named in in_order if named is not None}, config)
+
+
+def check_axes(name: str, config: Config, pattern: str | None) -> None:
+    """Refuse a pattern in arguments= that does not begin with the argument's axes, or leaves out what it needs.
+
+    Raises:
+        ValueError: saying which axes the argument has.
+    """
+    if pattern is None:
+        return
+    kind, axes = config.arguments()[name].kind, config.arguments()[name].axes
+    axes = f"{axes[:-1]}s" if axes.endswith("t t") else axes  # in self-attention both are the sequence's
+    if [word for word in pattern.partition("->")[0].split() if word not in "()"] != axes.split():
+        raise ValueError(
+            f"assert_parity: expected a pattern in arguments= that begins with {axes!r}, got {pattern!r}; "
+            f"the left side has the axes of {name}"
+        )
+    if left_out(pattern) and kind not in ("mask", "bias"):
+        raise ValueError(
+            f"assert_parity: expected every axis of {name} on the right in arguments=, got {pattern!r}; "
+            f"only a mask or a bias is the same along an axis"
+        )
 
 
 def filled(taken: dict[str, Named], config: Config) -> dict[str, Named]:
@@ -272,11 +297,18 @@ def takes_params(candidate: Any, config: Config) -> bool:
     return bool(config.params()) and framework_of(candidate) == "numpy"
 
 
+def of_keys_alone(ndim: int, name: str) -> str:
+    """How arguments= asks for a mask of the keys alone, where ours has these axes; "" where ours is one."""
+    axes = {4: "b h t s", 3: "b t s"}.get(ndim)
+    return f'; {{"mask": ("{name}", "{axes} -> b s")}} gives one of the keys alone' if axes else ""
+
+
 def invoke(candidate: Any, given: Mapping[str, Any], taken: Mapping[str, Named], names: Names, sizes: Any) -> Any:
     """Call a candidate with our arguments under its names."""
     positional, keywords = [], {}
     for name, x in given.items():
-        key, pattern = (name, None) if names.call is not None else pair(taken[name])
+        key, pattern = pair(taken[name])
+        key = name if names.call is not None else key
         x = arranged(x, pattern, sizes, axes_moved)
         if key:
             keywords[key] = x
@@ -291,6 +323,7 @@ def invoke(candidate: Any, given: Mapping[str, Any], taken: Mapping[str, Named],
         error.add_note(
             f"assert_parity: the candidate raised this when it was called with {got}; arguments= and call= say how it "
             f"is called, framework= whose arrays a function gets"
+            + (of_keys_alone(given["mask"].ndim, pair(taken["mask"])[0]) if "mask" in given else "")
         )
         raise
 
@@ -335,11 +368,6 @@ def theirs_of(values: Iterable[str], names: Names) -> dict[str, str]:
     """The candidate's own names of the intermediates that it taps, by ours."""
     every = list(values)
     return {pair(ours)[0]: n for pattern, ours in names.taps.items() for n in every if re.fullmatch(pattern, n)}
-
-
-def weights_of(moves: Iterable[Step]) -> dict[str, str]:
-    """The candidate's own names of the gradients of its parameters, by ours."""
-    return {f"d{ours}": ", ".join(step.keys) for step in moves for ours in step.params}
 
 
 def second_run(name: str) -> ValueError:

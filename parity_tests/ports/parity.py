@@ -19,7 +19,7 @@ from parity_tests.judge.candidates import extras, leaves, numpy_layer, output_sh
 from parity_tests.judge.cases import CALLS, Case, Drawn, draw, given, seeing
 from parity_tests.judge.judging import Row, reference
 from parity_tests.ports.adapters import port
-from parity_tests.ports.names import Names, Weights, framework_of
+from parity_tests.ports.names import Names, Weights, alike, framework_of, of_keys_alone, pair
 from parity_tests.ports.port import Port
 from parity_tests.ports.trace import Trace, record
 from parity_tests.ports.untested import Untested, untested
@@ -63,13 +63,20 @@ class Verdict:
     def worst(self) -> Row:
         return max(self.rows, key=lambda row: row.ratio)
 
+    def of_keys(self) -> str:
+        """How an argument that no call gave is had as a mask of the keys alone; "" where none looks like one."""
+        arguments = {n: arg for trace in self.traces.values() for n, arg in trace.case.config.arguments().items()}
+        masks = [name for name in self.not_given if "mask" in name] if "mask" in arguments else []
+        return of_keys_alone(len(arguments["mask"].axes.split()), masks[0]) if masks else ""
+
     def __str__(self) -> str:
         numbers = sum(row.elements for row in self.rows)
         loose = sum(row.vacuous for row in self.rows)
         more = f"; {loose:,} numbers had a bound above their array's size" if loose else ""
         more += f"; not judged in float64: {self.why}" if self.why else ""
         more += f"; not tested: {', '.join(map(str, self.untested))}" if self.untested else ""
-        more += f"; never given: {', '.join(self.not_given)} (arguments= maps ours to them)" if self.not_given else ""
+        never = f"; never given: {', '.join(self.not_given)} (arguments= maps ours to them{self.of_keys()})"
+        more += never if self.not_given else ""
         more += "".join(f"; {note}" for note in self.notes)
         types = " and ".join(dict.fromkeys(row.case.dtype for row in self.rows))
         return (
@@ -142,7 +149,7 @@ def assert_parity(
     names = Names(weights, arguments, outputs, taps or {}, call)
     return judged_in_types(
         lambda kind: port(candidate, made, names, framework, kind, device),
-        lambda found: runs(found, made, calls, empty_rows, seed, outputs),
+        lambda found: runs(found, made, calls, empty_rows, seed, names),
         lambda found, traces, note: judged_rows(found, traces, names, note),
         framework or framework_of(candidate),
         dtype,
@@ -205,6 +212,8 @@ def judged_rows(found: Port, traces: list[Trace], names: Names, note: str) -> li
     for trace in traces:
         finding = explain(trace.judged(), others=[other.judged() for other in traces if other is not trace])
         if finding is not None:
+            if not finding.causes and isinstance(names.weights, Mapping):
+                finding.next_step = "; ".join(filter(None, (finding.next_step, CHECK_MAP)))
             if by_chance(found, trace, finding):
                 finding.causes = [Cause("by chance", CHANCE, 0.0, "the same call, run again, gives other numbers")]
             raise ParityError(finding, "\n  ".join(filter(None, (note, empty_rows_note(finding)))))
@@ -220,6 +229,8 @@ def empty_rows_note(finding: Finding) -> str:
     return "empty_rows=False leaves out masks that hide every key from a query, where 0 is expected" if here else ""
 
 
+CHECK_MAP = "check the patterns in weights=: (k h) for (h k), or a square weight not transposed, fits the shapes, too"
+BUILT_WIDE = "give one built in float64, whose casts and tables follow the type of what they meet"
 WIDE = "judged in float64, which shows what is meant: a copy of it, or the function with such arrays"
 
 
@@ -241,7 +252,7 @@ def judged_wide(
     except Exception as error:  # whatever a candidate raises in a type that it was not made for
         return [], f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
     if found.narrow and not all(row.ok for trace in traces for row in verdicts(trace.judged())[0]):
-        return [], f"it computes in a narrower type: {', '.join(sorted(found.narrow)[:3])}"
+        return [], f"it computes in a narrower type: {', '.join(sorted(found.narrow)[:3])}; {BUILT_WIDE}"
     return check(found, traces, WIDE), ""
 
 
@@ -353,10 +364,10 @@ def runs(
     calls: tuple[str, ...],
     empty_rows: bool,
     seed: int,
-    outputs: tuple[Any, ...],
+    names: Names,
 ) -> Iterator[Trace]:
     """A trace of each call that differs from the ones before it in what is given."""
-    names = {name if isinstance(name, str) else name[0] for name in outputs if name is not None}
+    returns = {pair(name)[0] for name in names.outputs if name is not None}
     seen: list[set[str]] = []
     for call in calls:
         case = Case(config.variant, "yours", call, found.dtype, seed, config)
@@ -364,8 +375,8 @@ def runs(
         if key in seen:
             continue
         seen.append(key)
-        drawn = draw(case, found.arguments, found.required)
-        yield record(found.candidate, case, prepared(found, case, drawn, empty_rows, names), partial=True)
+        drawn = alike(draw(case, found.arguments, found.required), names)
+        yield record(found.candidate, case, prepared(found, case, drawn, empty_rows, returns), partial=True)
 
 
 def prepared(found: Port, case: Case, drawn: Drawn, empty_rows: bool, returns: set[str]) -> Drawn:

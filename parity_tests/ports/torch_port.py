@@ -20,15 +20,14 @@ from parity_tests.ports.names import (
     letters_of,
     needed,
     not_given,
-    read_weights,
     refuse_unmapped,
     returned,
     second_run,
     tapped,
     theirs_of,
-    weights_of,
 )
 from parity_tests.ports.port import MissingDeviceError, Port, pulling, refuse_unknown
+from parity_tests.ports.weights import read_weights, weights_of
 
 
 def torch_port(candidate: Any, config: Config, names: Names, dtype: str | None, device: str | None) -> Port:

@@ -3,6 +3,8 @@
 import io
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -380,3 +382,13 @@ def test_fast_judges_a_share_of_all_combinations(tmp_path: Path) -> None:
     assert content["alarms"] == []
     assert 0 < content["figures"]["numpy float64"]["worst"] <= 1
     assert RUN.invoke(app, ["fast", "--frameworks", "tensorflow"]).exit_code == 2
+
+
+def test_a_package_that_a_command_needs_is_named_with_the_advice() -> None:
+    code = (
+        "import sys; sys.modules['jinja2'] = None; sys.argv = ['attn-parity', 'show', 'mha']\n"
+        "from parity_tests.commands.app import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    want = "attn-parity: expected the package jinja2, got none; run pip install 'attn-parity[parity]'\n"
+    assert (done.returncode, done.stderr) == (1, want)

@@ -18,8 +18,8 @@ from attn_np import contract
 from parity_tests import ParityError, assert_parity
 from parity_tests.explain.findings import Finding
 from parity_tests.judge.candidates import accelerators
-from parity_tests.ports.names import in_our_letters
 from parity_tests.ports.port import MissingDeviceError
+from parity_tests.ports.weights import in_our_letters
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -203,7 +203,7 @@ def test_arguments_that_no_call_gives_are_told() -> None:
     assert verdict.not_given == ("attn_mask",)
     assert verdict.notes == ["no output depends on unused, which weights= does not map"]
     assert verdict.notes[0] in str(verdict)
-    assert "never given: attn_mask (arguments= maps ours to them)" in str(verdict)
+    assert "never given: attn_mask (arguments= maps ours to them; {" in str(verdict)
     assert not judge(module, weights=INNER, arguments={"query": "x", "mask": "attn_mask"}).not_given
 
 
@@ -449,7 +449,7 @@ def weights_and_all(query: Any, key: Any, value: Any) -> Any:
         (attended, {"calls": ()}, "expected calls= of plain, full, shared, self, got none"),
         (attended, {"dtype": "float8"}, "expected dtype= to be one of"),
         (attended, {"dtype": np.float32}, "expected dtype= to be one of"),
-        (attended, {"arguments": {"key": "key", "value": "value"}}, "cannot do without, got none for query"),
+        (attended, {"arguments": {"query": None}}, "cannot do without, got none for query"),
         (weights_and_all, {"taps": {"scores": "score"}}, "got 'score', which none of the calls has; did you mean"),
         (weights_and_all, {"taps": {"probs": "probs"}}, "expected an array from 'probs' in taps=, got none in any"),
         (
