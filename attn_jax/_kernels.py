@@ -65,7 +65,7 @@ SHORT_KEY_BLOCK, SHORT_MAX_BLOCKS = 128, 4
 PRODUCT = 1 << 23  # multiplications of one product
 ROWS, KEYS = 1024, 128  # of a block; a row is one query of one of the heads that share keys
 QUERIES = 512  # of one head in a block where causality or a window hides keys: more would skip less
-DISTANCE_QUERIES = 256  # under a bias by distance, whose strip has as many rows
+DISTANCE_QUERIES, DISTANCE_KEYS = 64, 256  # under a bias by distance: its strip, of as many rows, stays in the caches
 PATTERN_BLOCK = 128  # queries and keys under a pattern: what smaller blocks skip is worth more than large products
 QUERY_MULTIPLE = 8  # the number of queries in a block is a multiple of this
 
@@ -140,7 +140,8 @@ def _plan(
         queries = min(queries, DISTANCE_QUERIES) if by_distance else queries
         step = -(-t // queries) * QUERY_MULTIPLE
         queries = -(-t // step) * QUERY_MULTIPLE  # blocks of one size that hold t with little to spare
-        keys = min(max(KEYS, PRODUCT // (queries * r * width)) if pattern is None else PATTERN_BLOCK, s)
+        keys = DISTANCE_KEYS if by_distance else max(KEYS, PRODUCT // (queries * r * width))
+        keys = min(keys if pattern is None else PATTERN_BLOCK, s)
     if 0 in (q.size, v.size):  # nothing to cut
         queries, keys, in_place = t, s, False
     return Plan(t, s, r, queries, keys, in_place, left, right, scale, cap, pattern)
@@ -225,6 +226,9 @@ def _attend(
     bias, sinks, distance_bias = (None if x is None else x + zero for x in floats[3:])
     if distance_bias is not None and distance_bias.shape[1] > 1:  # sharded as the queries' heads are
         distance_bias += jnp.zeros_like(jnp.sum(q, (0, 1, 3)))[:, None, None]
+    if distance_bias is not None:
+        seen = _seen_by_distance(plan, distance_bias, g)
+        k, v = where(seen, k, 0.0), where(seen, v, 0.0)
     # In two steps: with explicit sharding an axis that is split is the only one.
     q = _pad(q * plan.scale, 1, blocks * queries).reshape(b, blocks, queries, h, q.shape[3])
     q = q.reshape(b, blocks, queries, g, plan.shared, q.shape[4]).transpose(1, 0, 3, 4, 2, 5)
@@ -257,6 +261,17 @@ def _grouped(plan: Plan, x: Array | None, g: int) -> Array | None:
     b, h, t, s = x.shape
     x = x.reshape(b, *((1, 1) if h == 1 else (g, h // g)), t, s)
     return x if t == 1 else _pad(x, 3, plan.blocks * plan.queries)
+
+
+def _seen_by_distance(plan: Plan, distance_bias: Array, g: int) -> Array:
+    """The keys that any query sees, `1 s g 1`: of a key's t diagonals the bias leaves one that is in the window."""
+    h, n = distance_bias.shape[1], distance_bias.shape[3]
+    offset = jnp.arange(n) - (plan.s - 1)
+    left, right = n if plan.left is None else plan.left, n if plan.right is None else plan.right
+    visible = (distance_bias != -jnp.inf) & (offset >= -left) & (offset <= right)
+    before = jnp.pad(jnp.cumsum(visible, 3, dtype=jnp.int32), ((0, 0), (0, 0), (0, 0), (1, 0)))
+    seen = before[..., plan.t :] > before[..., : plan.s]
+    return any_over(seen.reshape(1, *((1, 1) if h == 1 else (g, h // g)), plan.s), (2,)).swapaxes(1, 2)[..., None]
 
 
 def _strip(plan: Plan, distance_bias: Array | None, g: int) -> Array | None:
@@ -479,7 +494,7 @@ def _forward(
             block_bias = _block_bias(plan, bias, strip, i, j)
             allowed = _visible(plan, i, j, block_bias, _block(plan, mask, i, j), pattern_arrays)
             x, _ = _scores(plan, qi, kj, block_bias, allowed)
-            return x, zero_unseen("bgnc->bgcv", _key_mask(plan, allowed, block_bias, mask), vj), allowed is not None
+            return x, zero_unseen("bgnc->bgcv", _key_mask(plan, allowed, bias, mask), vj), allowed is not None
 
         x, vj, hides = scores(0)
         first, end, key_block = key_loop(i)
@@ -535,7 +550,7 @@ def _blocks_bwd(plan: Plan, residuals: Any, cotangents: tuple[Array, Array]) -> 
             at = plan.key_start(j)
             block_bias = _block_bias(plan, bias, strip, i, j)
             allowed = _visible(plan, i, j, block_bias, _block(plan, mask, i, j), pattern_arrays)
-            key_mask = _key_mask(plan, allowed, block_bias, mask)
+            key_mask = _key_mask(plan, allowed, bias, mask)
             kj, vj = (zero_unseen("bgnc->bgkc", key_mask, _slice(x, 3, at, plan.keys)) for x in (k, v))
             x, slope = _scores(plan, qi, kj, block_bias, allowed)
             e = exp(x - top_i[..., None])

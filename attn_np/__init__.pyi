@@ -648,6 +648,7 @@ def build(
     softcap: float | None = None,
     dropout: float = 0.0,
     use_bias: bool = True,
+    memory_keys: int | None = None,
 ) -> MultiHeadAttention: ...
 @overload
 def build(
@@ -1131,6 +1132,7 @@ def build(
     softcap: float | None = None,
     dropout: float = 0.0,
     use_bias: bool = True,
+    memory_keys: int | None = None,
 ) -> MultiHeadAttention: ...
 @overload
 def build(
@@ -1153,4 +1155,5 @@ def build(
     softcap: float | None = 50.0,
     dropout: float = 0.0,
     use_bias: bool = True,
+    memory_keys: int | None = None,
 ) -> MultiHeadAttention: ...

@@ -646,6 +646,7 @@ def build(
     softcap: float | None = None,
     dropout: float = 0.0,
     use_bias: bool = True,
+    memory_keys: int | None = None,
 ) -> MultiHeadAttention: ...
 @overload
 def build(
@@ -1129,6 +1130,7 @@ def build(
     softcap: float | None = None,
     dropout: float = 0.0,
     use_bias: bool = True,
+    memory_keys: int | None = None,
 ) -> MultiHeadAttention: ...
 @overload
 def build(
@@ -1151,4 +1153,5 @@ def build(
     softcap: float | None = 50.0,
     dropout: float = 0.0,
     use_bias: bool = True,
+    memory_keys: int | None = None,
 ) -> MultiHeadAttention: ...

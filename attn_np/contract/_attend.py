@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attn_np.contract._base import FLOATS, Arg, Config, Spec, field_error, require
+from attn_np.contract._base import FLOATS, Arg, Config, Spec, field_error, is_number, require
 from attn_np.contract._tape import wants_intermediates
 
 # "auto" takes the fast path wherever it computes the same; "fused" takes it or raises.
@@ -174,7 +174,7 @@ def check(
         todo = f"share each key/value head among equally many query heads{swapped_axes(specs)}"
         raise field_error("attend", expected, f"{sizes['h']} and {sizes['g']}", todo)
     require(sizes["k"] > 0, "attend", "q and k of width at least 1", "width 0", "give them at least one dimension")
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+    if not is_number(rate) or not 0 <= rate < 1:
         raise field_error("attend", "rate in [0, 1)", repr(rate), "it is the share of weights set to 0")
     check_softmax_fn(has_softmax_fn, sinks is not None, normalize_over)
     return sizes

@@ -7,7 +7,7 @@ from inspect import get_annotations
 from math import prod
 from reprlib import repr as short
 from sys import float_info
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeGuard
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
@@ -76,6 +76,16 @@ class Preset:
     idea: str
     paper: str
     fields: Mapping[str, Any]
+
+
+def is_integer(x: object) -> TypeGuard[int]:
+    """Whether it is an integer: True and False are none, though Python counts with them."""
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def is_number(x: object) -> TypeGuard[float]:
+    """Whether it is an integer or a float."""
+    return isinstance(x, float) or is_integer(x)
 
 
 def require(condition: bool, variant: str, expected: str, got: object, todo: str) -> None:
@@ -190,7 +200,7 @@ class Config:
             value = getattr(self, name)
             if value is None and getattr(type(self), name, MISSING) is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_integer(value) or value < 1:
                 raise field_error(self.variant, f"{name} to be an integer of at least 1", repr(value), f"set {name}=")
 
     def count(self, *names: str) -> None:
@@ -204,7 +214,7 @@ class Config:
     def rate(self, name: str) -> None:
         """The named field is a dropout rate in [0, 1)."""
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        if not is_number(value) or not 0 <= value < 1:
             raise field_error(self.variant, f"{name} in [0, 1)", repr(value), "it is the share of weights set to 0")
 
     def number(self, name: str, *, above: float | None = None) -> None:
@@ -213,7 +223,7 @@ class Config:
         if getattr(self, name) is None and (field is None or isinstance(None, field.type)):
             return
         value = getattr(self, name)
-        fits = not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= float_info.max
+        fits = is_number(value) and abs(value) <= float_info.max
         if not fits or (above is not None and value <= above):
             limit = "" if above is None else f" above {above}"
             raise field_error(self.variant, f"{name} to be a finite int or float{limit}", short(value), f"set {name}=")
@@ -242,9 +252,7 @@ class Config:
         """The named field is (left, right), each an integer from 0 or None, or it is None."""
         value = getattr(self, name)
         fits = value is None or (
-            isinstance(value, tuple)
-            and len(value) == 2
-            and all(x is None or (isinstance(x, int) and not isinstance(x, bool) and x >= 0) for x in value)
+            isinstance(value, tuple) and len(value) == 2 and all(x is None or (is_integer(x) and x >= 0) for x in value)
         )
         if not fits:
             todo = "say how many keys before and after its own position a query sees, None for no limit"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-from attn_np.contract._base import Config, Spec, require
+from attn_np.contract._base import Config, Spec, is_integer, require
 
 Array = TypeVar("Array")
 
@@ -28,7 +28,7 @@ def cache_shapes(
     """
     v = config.variant
     for name, size in {"batch_size": batch_size, "max_length": max_length, **sizes}.items():
-        fits = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+        fits = is_integer(size) and size >= 1
         require(fits, v, f"{name} to be an integer of at least 1", repr(size), f"set {name}=")
     why = config.why_no_cache()
     todo = "build it with causal=True" if why == "causal=False" else "see its contract's fields"

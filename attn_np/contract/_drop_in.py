@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from attn_np.contract._base import Spec, field_error, require
+from attn_np.contract._base import Spec, field_error, is_integer, is_number, require
 
 TORCH, JAX = "scaled_dot_product_attention", "dot_product_attention"
 
@@ -44,7 +44,7 @@ def check_torch(
     """
     flag(TORCH, "is_causal", is_causal)
     flag(TORCH, "enable_gqa", enable_gqa)
-    known = isinstance(dropout_p, int | float) and not isinstance(dropout_p, bool) and 0 <= dropout_p < 1
+    known = is_number(dropout_p) and 0 <= dropout_p < 1
     if not known:
         raise field_error(TORCH, "dropout_p in [0, 1)", repr(dropout_p), "it is the share of weights set to 0")
     if dropout_p > 0 and not has_keep:
@@ -108,7 +108,7 @@ def check_jax(
         spec, batch = specs[name], query[0][0] if query is not None and len(query[0]) == 4 else 1
         if spec is not None and (spec[0] != (batch,) or not spec[1].startswith("int")):
             raise field_error(JAX, f"{name} of shape ({batch},) and an integer dtype", spec, "give each sequence one")
-    sides = (window, window) if isinstance(window, int) and not isinstance(window, bool) else window
+    sides = (window, window) if is_integer(window) else window
     left, right = (None, None) if sides is None else window_sides(sides)
     return left, 0 if is_causal else right
 
@@ -120,7 +120,7 @@ def window_sides(sides: Any) -> tuple[int, int]:
         ValueError: not an int or two of them from 0.
     """
     known = isinstance(sides, tuple | list) and len(sides) == 2
-    if not known or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in sides):
+    if not known or any(not is_integer(n) or n < 0 for n in sides):
         expected = "local_window_size to be an int from 0, or (left, right) of them"
         raise field_error(JAX, expected, repr(sides), "leave it out for no window")
     return sides[0], sides[1]

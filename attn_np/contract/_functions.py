@@ -8,7 +8,7 @@ from typing import Any
 from attn_np.contract import alibi, t5_bias
 from attn_np.contract._attend import Options
 from attn_np.contract._band import Limits
-from attn_np.contract._base import FLOATS, INTEGERS, Spec, field_error, require
+from attn_np.contract._base import FLOATS, INTEGERS, Spec, field_error, is_integer, is_number, require
 from attn_np.contract._patterns import Pattern, Window, check_pattern
 from attn_np.contract._rotary import LAYOUTS, Rotary
 
@@ -21,7 +21,7 @@ def plain(x: Any) -> Any:
 def numbers_of(number: Callable[[Any], Any], scale: Any, softcap: Any, rate: Any) -> dict[str, Any]:
     """Options of `attend` as Python's numbers; a softcap of 0 is none, as other libraries have it."""
     softcap = number(softcap)
-    none = isinstance(softcap, int | float) and not isinstance(softcap, bool) and softcap == 0
+    none = is_number(softcap) and softcap == 0
     return {"scale": number(scale), "softcap": None if none else softcap, "rate": number(rate)}
 
 
@@ -30,7 +30,7 @@ def window_of(x: Any, number: Callable[[Any], Any]) -> Any:
     x = number(x)
     if isinstance(x, tuple | list):
         return tuple(number(n) for n in x)
-    return (x, None) if isinstance(x, int) and not isinstance(x, bool) else x
+    return (x, None) if is_integer(x) else x
 
 
 def as_pattern(causal: bool, window: Limits | None, pattern: Pattern | None) -> Pattern | None:
@@ -62,7 +62,7 @@ def check_places(specs: Mapping[str, Spec | None], offset: Any, causal: Any, win
     for name, spec in (("q", q), ("k", k)):
         fits = spec is not None and len(spec[0]) in (3, 4)
         require(fits, "attend", f"{name} with three or four axes", spec and spec[0], "put its axes in this order")
-    if offset is not None and (isinstance(offset, bool) or not isinstance(offset, int)):
+    if offset is not None and (not is_integer(offset)):
         expected = "offset as an integer, or integers of shape (b,)"
         raise field_error("attend", expected, repr(offset), "0 is the first key")
     for name in ("offset", "lengths"):
@@ -162,7 +162,7 @@ def check_scores(owner: str, scores: Spec | None, mask: Spec | None, axis: Any, 
     check_floats(owner, "scores", scores)
     shape = scores[0] if scores else ()
     rank = len(shape)
-    is_axis = isinstance(axis, int) and not isinstance(axis, bool) and -rank <= axis < rank
+    is_axis = is_integer(axis) and -rank <= axis < rank
     require(is_axis, owner, f"axis to be one of the scores' {rank} axes", repr(axis), "count from 0, or back from -1")
     if mask is not None:
         if mask[1] != "bool":
@@ -172,7 +172,7 @@ def check_scores(owner: str, scores: Spec | None, mask: Spec | None, axis: Any, 
         fits = len(mask[0]) <= rank and all(n in (1, size) for n, size in zip(mask[0], sizes, strict=True))
         todo = "add axes of size 1 where it does not vary"
         require(fits, owner, f"mask broadcastable to the scores' shape {shape}", mask[0], todo)
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not (alpha >= 1 and isfinite(alpha)):
+    if not is_number(alpha) or not (alpha >= 1 and isfinite(alpha)):
         raise field_error(owner, "alpha to be a finite number from 1", repr(alpha), "1 is softmax, 2 is sparsemax")
 
 
@@ -284,7 +284,7 @@ def alibi_slopes(num_heads: Any) -> tuple[float, ...]:
         ValueError: no number of heads.
     """
     num_heads = plain(num_heads)
-    is_count = isinstance(num_heads, int) and not isinstance(num_heads, bool) and num_heads > 0
+    is_count = is_integer(num_heads) and num_heads > 0
     require(is_count, "alibi_slopes", "num_heads to be an int from 1", repr(num_heads), "set num_heads")
     return alibi.slopes(num_heads)
 

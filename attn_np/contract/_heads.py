@@ -1,4 +1,4 @@
-"""Self-attention with heads: the fields, parameters and arguments that its variants share."""
+"""Attention with heads: the fields, parameters and arguments that variants share."""
 
 from dataclasses import dataclass
 
@@ -84,3 +84,72 @@ class BidirectionalConfig(Heads):
     scale: float | None = None
     dropout: float = 0.0
     use_bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossConfig(_base.Config):
+    """Fields of variants whose keys and values may come from another sequence, with widths of their own."""
+
+    d_model: int
+    num_heads: int
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    key_dim: int | None = None
+    value_dim: int | None = None
+    output_dim: int | None = None
+    scale: float | None = None
+    causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+    use_bias: bool = True
+
+    def __post_init__(self) -> None:
+        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "key_dim", "value_dim", "output_dim")
+        self.number("scale")
+        self.number("softcap", above=0.0)
+        self.limits("window")
+        self.rate("dropout")
+        self.flag("causal", "use_bias")
+        self.divisible("d_model", "num_heads", unless="head_dim")
+
+    def sizes(self) -> dict[str, int]:
+        k = self.head_dim or self.d_model // self.num_heads
+        i = self.key_dim or self.d_model
+        return {
+            "d": self.d_model,
+            "h": self.num_heads,
+            "k": k,
+            "v": self.value_head_dim or k,
+            "i": i,
+            "j": self.value_dim or i,
+            "o": self.output_dim or self.d_model,
+        }
+
+    def own_params(self) -> dict[str, Param]:
+        weights = {
+            "w_q": Param("d h k", "d"),
+            "w_k": Param("i h k", "i"),
+            "w_v": Param("j h v", "j"),
+            "w_o": Param("h v o", "h v"),
+        }
+        biases = {
+            "b_q": Param("h k", "d"),
+            "b_k": Param("h k", "i"),
+            "b_v": Param("h v", "j"),
+            "b_o": Param("o", "h v"),
+        }
+        return weights | biases if self.use_bias else weights
+
+    def arguments(self) -> dict[str, Arg]:
+        return {
+            "query": Arg("b t d"),
+            "key": Arg("b s i", default="query"),
+            "value": Arg("b s j", default="key"),
+            "mask": Arg("b h t s", "mask", optional=True),
+            "bias": Arg("b h t s", "bias", optional=True),
+            "keep": Arg("b h t s", "keep", optional=True),
+        }
+
+    def cached(self) -> dict[str, str]:
+        return {"k": "b s h k", "v": "b s h v"} if self.causal else {}

@@ -37,21 +37,15 @@ def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], C
     """`__getattr__`, `__dir__` and `__all__` of a tree: its functions and the class of every variant."""
     from attn_np.contract import layers, nearest
 
-    names = sorted([*api, *FUNCTIONS, "drop_in", "patterns", *layers()])
+    modules = {"drop_in": f"{package}.drop_in", "weights": "attn_np.weights", "patterns": "attn_np.contract._patterns"}
+    file_of = dict.fromkeys(api, "_api") | FUNCTIONS | layers()
+    names = sorted([*file_of, "drop_in", "patterns"])
 
     def getattr_(name: str) -> Any:
-        if name in api:
-            return getattr(import_module(f"{package}._api"), name)
-        if name == "drop_in":
-            return import_module(f"{package}.drop_in")
-        if name == "weights":
-            return import_module("attn_np.weights")
-        if name == "patterns":
-            return import_module("attn_np.contract._patterns")
-        if name in FUNCTIONS:
-            return getattr(import_module(f"{package}.{FUNCTIONS[name]}"), name)
-        if name in layers():
-            return getattr(import_module(f"{package}.{layers()[name]}"), name)
+        if name in modules:
+            return import_module(modules[name])
+        if name in file_of:
+            return getattr(import_module(f"{package}.{file_of[name]}"), name)
         if name.startswith("_"):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         raise AttributeError(f"{package}: expected one of its names, got {name!r}; {nearest(name, names)}")

@@ -32,7 +32,7 @@ from math import isfinite
 from typing import Any, ClassVar
 
 from attn_np.contract._band import FAR, window_limits
-from attn_np.contract._base import INTEGERS, Spec, field_error, require
+from attn_np.contract._base import INTEGERS, Spec, field_error, is_integer, require
 
 
 class Truth:
@@ -131,7 +131,7 @@ def check_operand(name: str, x: Any, least: int | None = None) -> None:
     Raises:
         TypeError: no whole number, or one below `least`.
     """
-    if isinstance(x, bool) or not isinstance(x, int) or (least is not None and x < least):
+    if not is_integer(x) or (least is not None and x < least):
         start = "" if least is None else f" from {least}"
         raise TypeError(f"pattern: expected a {name} that is a whole number{start}, got {x!r}; choose one")
 
@@ -270,7 +270,7 @@ def check_field(pattern: Pattern, name: str, least: int, optional: bool = False)
         ValueError: naming the field.
     """
     value = getattr(pattern, name)
-    fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    fits = is_integer(value) and value >= least
     expected = f"{name} to be a whole number from {least}" + (", or None for no limit" if optional else "")
     require(fits or (optional and value is None), type(pattern).__name__, expected, repr(value), f"set {name}")
 

@@ -5,7 +5,7 @@ from reprlib import repr as short
 from sys import float_info
 from typing import Any
 
-from attn_np.contract._base import FLOATS, Spec, field_error, require
+from attn_np.contract._base import FLOATS, Spec, field_error, is_integer, is_number, require
 
 # Whether a rule decays the state, and whether it erases a key's old value.
 RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
@@ -31,11 +31,11 @@ def check_recur(specs: Mapping[str, Spec | None], rule: Any, form: Any, chunk_si
     for name, word, known in (("rule", rule, tuple(RULES)), ("form", form, FORMS)):
         is_known = isinstance(word, str) and word in known
         require(is_known, "recur", f"{name} to be one of {', '.join(known)}", repr(word), f"set {name}=")
-    is_count = isinstance(chunk_size, int) and not isinstance(chunk_size, bool) and chunk_size > 0
+    is_count = is_integer(chunk_size) and chunk_size > 0
     require(is_count, "recur", "chunk_size to be an integer of at least 1", repr(chunk_size), "64 is usual")
-    is_number = isinstance(scale, int | float) and not isinstance(scale, bool) and abs(scale) <= float_info.max
+    fits = scale is None or (is_number(scale) and abs(scale) <= float_info.max)
     todo = "leave it out for 1/sqrt(K), and multiply q by what is learned"
-    require(scale is None or is_number, "recur", "scale to be a finite int or float", short(scale), todo)
+    require(fits, "recur", "scale to be a finite int or float", short(scale), todo)
     q, k, v = (spec_of(specs, name, ()) for name in "qkv")
     for name, (shape, _) in (("q", q), ("k", k), ("v", v)):
         require(len(shape) == 4, "recur", f"{name} with four axes", shape, "batch, positions, heads, width")

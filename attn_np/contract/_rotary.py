@@ -3,7 +3,7 @@
 from math import ceil, floor, inf, log, pi, sqrt
 from typing import Any
 
-from attn_np.contract._base import Arg, Config, Spec, field_error, require
+from attn_np.contract._base import Arg, Config, Spec, field_error, is_number, require
 
 LAYOUTS = ("half", "interleaved")
 
@@ -81,7 +81,7 @@ class Rotary(Config):
             fits = value is None or (
                 isinstance(value, tuple)
                 and len(value) == width // 2
-                and all(isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < inf for x in value)
+                and all(is_number(x) and 0 < x < inf for x in value)
             )
             if not fits:
                 todo = "give one for each rotated pair"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attn_np.contract import _heads
-from attn_np.contract._base import field_error
+from attn_np.contract._base import field_error, is_integer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Config(_heads.BidirectionalConfig):
         self.positive("block_size")
         for name in ("near_blocks", "global_blocks", "random_blocks", "graph_seed"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if not is_integer(value) or value < 0:
                 raise field_error(self.variant, f"{name} to be an integer from 0", repr(value), f"set {name}=")
 
     def drawn_blocks(self, count: int) -> tuple[tuple[int, ...], ...]:

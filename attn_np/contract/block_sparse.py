@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attn_np.contract import _heads
-from attn_np.contract._base import Arg, field_error, require
+from attn_np.contract._base import Arg, field_error, is_integer, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Config(_heads.Heads):
         self.flag("use_bias")
         self.divisible("d_model", "num_heads", unless="head_dim")
         chosen, got = self.chosen_blocks, f"{self.query_block} and {self.block_size}"
-        if isinstance(chosen, bool) or not isinstance(chosen, int) or chosen < 0:
+        if not is_integer(chosen) or chosen < 0:
             raise field_error(self.variant, "chosen_blocks to be an integer from 0", repr(chosen), "set chosen_blocks=")
         fits = self.block_size % self.query_block == 0
         require(fits, self.variant, "a query_block that divides block_size", got, "change one of them")

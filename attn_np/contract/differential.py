@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from math import exp
 
-from attn_np.contract import mha
 from attn_np.contract._base import Arg, Param, Spec, require
+from attn_np.contract._heads import CrossConfig
 from attn_np.contract._rotary import Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Rotary, mha.Config):
+class Config(Rotary, CrossConfig):
     """Fields of differential attention: those of multi-head attention, and the factor of the second map.
 
     Attributes:
@@ -149,7 +149,7 @@ class Config(Rotary, mha.Config):
         return weights | ({"w_norm": Param("v", "v", init=1.0)} if self.norm_weight else {})
 
     def arguments(self) -> dict[str, Arg]:
-        return mha.Config.arguments(self) if self.rope_base is None else super().arguments()
+        return CrossConfig.arguments(self) if self.rope_base is None else super().arguments()
 
     def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
         if self.rope_base is not None:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract import mha
 from attn_np.contract._base import Param, Preset, require
+from attn_np.contract._heads import CrossConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(mha.Config):
+class Config(CrossConfig):
     """Fields of grouped-query attention: those of multi-head attention and the number of key/value heads.
 
     Attributes:

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract import _base, mha
+from attn_np.contract import _base
 from attn_np.contract._base import Arg
+from attn_np.contract._heads import CrossConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(mha.Config):
+class Config(CrossConfig):
     """Fields of multi-head attention with one key for each query.
 
     Attributes:

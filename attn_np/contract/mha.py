@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract import _base
-from attn_np.contract._base import Arg, Param, Preset
+from attn_np.contract._base import Param, Preset
+from attn_np.contract._heads import CrossConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_base.Config):
+class Config(CrossConfig):
     """Fields of multi-head attention.
 
     Attributes:
@@ -24,6 +24,9 @@ class Config(_base.Config):
         softcap: scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
+        memory_keys: how many learned keys, each with a value, every query sees beside those of the call, whatever mask,
+            causality and window say; None for none. Their weights are the rest of 1 beside those that are returned;
+            they get no bias and are never dropped. A query that sees no other key weighs them equally.
     """
 
     layer = "MultiHeadAttention"
@@ -50,69 +53,36 @@ class Config(_base.Config):
         "merging heads without moving the head axis back gives the right shape and the wrong numbers",
     )
 
-    d_model: int
-    num_heads: int
-    head_dim: int | None = None
-    value_head_dim: int | None = None
-    key_dim: int | None = None
-    value_dim: int | None = None
-    output_dim: int | None = None
-    scale: float | None = None
-    causal: bool = False
-    window: tuple[int | None, int | None] | None = None
-    softcap: float | None = None
-    dropout: float = 0.0
-    use_bias: bool = True
+    memory_keys: int | None = None
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "key_dim", "value_dim", "output_dim")
-        self.number("scale")
-        self.number("softcap", above=0.0)
-        self.limits("window")
-        self.rate("dropout")
-        self.flag("causal", "use_bias")
-        self.divisible("d_model", "num_heads", unless="head_dim")
+        super().__post_init__()
+        self.positive("memory_keys")
 
     def sizes(self) -> dict[str, int]:
-        k = self.head_dim or self.d_model // self.num_heads
-        i = self.key_dim or self.d_model
-        return {
-            "d": self.d_model,
-            "h": self.num_heads,
-            "k": k,
-            "v": self.value_head_dim or k,
-            "i": i,
-            "j": self.value_dim or i,
-            "o": self.output_dim or self.d_model,
-        }
+        return super().sizes() | ({} if self.memory_keys is None else {"m": self.memory_keys})
 
     def own_params(self) -> dict[str, Param]:
-        weights = {
-            "w_q": Param("d h k", "d"),
-            "w_k": Param("i h k", "i"),
-            "w_v": Param("j h v", "j"),
-            "w_o": Param("h v o", "h v"),
-        }
-        biases = {
-            "b_q": Param("h k", "d"),
-            "b_k": Param("h k", "i"),
-            "b_v": Param("h v", "j"),
-            "b_o": Param("o", "h v"),
-        }
-        return weights | biases if self.use_bias else weights
+        params = super().own_params()
+        if self.memory_keys is not None:
+            params |= {"memory_k": Param("m h k", "k"), "memory_v": Param("m h v", "v")}
+        return params
 
-    def arguments(self) -> dict[str, Arg]:
-        return {
-            "query": Arg("b t d"),
-            "key": Arg("b s i", default="query"),
-            "value": Arg("b s j", default="key"),
-            "mask": Arg("b h t s", "mask", optional=True),
-            "bias": Arg("b h t s", "bias", optional=True),
-            "keep": Arg("b h t s", "keep", optional=True),
+    def exempt(self) -> dict[str, str]:
+        if self.memory_keys is None:
+            return {}
+        shared = "the memory takes a share of every row"
+        reasons = {
+            "weights_add_up_to_one": shared,
+            "a_constant_on_all_scores_changes_nothing": "the memory's scores stay where they are",
+            "twice_the_scores_square_the_weights": shared,
+            "indifferent_scores_share_evenly": shared,
+            "the_output_is_the_weights_times_the_values": shared,
+            "a_query_without_keys_gives_nothing": "it sees the memory",
         }
-
-    def cached(self) -> dict[str, str]:
-        return {"k": "b s h k", "v": "b s h v"} if self.causal else {}
+        # This relation is not about layers with causality or a window.
+        twice = {"every_key_twice_changes_nothing": "the memory is there once"}
+        return reasons if self.causal or self.window else reasons | twice
 
 
 PRESETS = {
@@ -140,5 +110,5 @@ EXAMPLES = {
     "split": Config(d_model=6, num_heads=2),
     "wide": Config(d_model=7, num_heads=3, head_dim=7, scale=1.0, use_bias=False, causal=True),
     "cross": Config(d_model=7, num_heads=3, head_dim=5, value_head_dim=11, key_dim=13, value_dim=2, dropout=0.25),
-    "capped": Config(d_model=7, num_heads=2, head_dim=3, window=(2, 1), softcap=1.5, output_dim=5),
+    "capped": Config(d_model=7, num_heads=2, head_dim=3, window=(2, 1), softcap=1.5, output_dim=5, memory_keys=11),
 }

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attn_np.contract import _base, additive, gru
-from attn_np.contract._base import Arg, Param
+from attn_np.contract._base import Arg, Param, is_integer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +202,7 @@ class Config(_base.Config):
                 "pass every target, or build with equal widths",
             )
         _base.require(t == 1, self.variant, "one first input (t=1)", f"t={t}", "pass target[:, :1]")
-        whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
+        whole = is_integer(steps) and steps >= 0
         _base.require(whole, self.variant, "steps to be an integer from 0", repr(steps), "set steps=")
 
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract import mha
+from attn_np.contract._heads import CrossConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(mha.Config):
+class Config(CrossConfig):
     """Fields of multi-head attention with sigmoid weights.
 
     Attributes:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from attn_np.contract import _heads
-from attn_np.contract._base import Arg, Param, field_error, require
+from attn_np.contract._base import Arg, Param, field_error, is_integer, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Config(_heads.Heads):
         self.flag("use_bias")
         self.divisible("d_model", "num_heads", unless="head_dim")
         size, shift = self.window_size, self.shift
-        if isinstance(shift, bool) or not isinstance(shift, int) or not 0 <= shift < size:
+        if not is_integer(shift) or not 0 <= shift < size:
             raise field_error(self.variant, f"shift to be an integer from 0 to {size - 1}", repr(shift), "set shift=")
         got, todo = f"{self.height} x {self.width}", "fill the grid up before the layer, or change the window"
         fills = self.height % size == 0 and self.width % size == 0

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from attn_np.contract import mha
 from attn_np.contract._base import Param, require
+from attn_np.contract._heads import CrossConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(mha.Config):
+class Config(CrossConfig):
     """Fields of talking-heads attention: those of multi-head attention, and which maps there are.
 
     Attributes:

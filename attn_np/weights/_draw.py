@@ -3,6 +3,7 @@
 import numpy as np
 
 from attn_np.contract import Config
+from attn_np.contract._base import is_integer
 from attn_np.weights._cast import round_to
 
 BITS = 24
@@ -15,7 +16,7 @@ def draw(config: Config, seed: int, dtype: str) -> dict[str, np.ndarray]:
     2^-24 are exact in float64; they are scaled by the fan and rounded once to the dtype, here, because the
     frameworks' casts differ. The values of a seed never change: golden digests in the tests fix them.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+    if not is_integer(seed) or seed < 0:
         raise ValueError(f"{config.variant}: expected seed to be an integer from 0, got {seed!r}; set seed=")
     shapes, fans, initial_values = config.shapes(), config.fans(), config.initial_values()
     values = {}

@@ -130,8 +130,8 @@ def other_layout(variant: str, variants: Collection[str]) -> str:
 def find_table(name: str, layout: Layout, variant: str | None, file: Tensors | None = None, prefix: str = "") -> str:
     """The name of a layout's table for a variant, which may be None if the layout has one variant or files decide.
 
-    Of several tables, the first whose keys are in the file after the prefix and, where files decide, whose axes have
-    one size each; or else the first.
+    Of several tables, the one with the most keys, all of which are in the file after the prefix, and, where files
+    decide, whose axes have one size each; or else the first.
 
     Raises:
         ValueError: the layout does not have the variant, or has several and none is named.
@@ -146,6 +146,7 @@ def find_table(name: str, layout: Layout, variant: str | None, file: Tensors | N
         todo = todo if file is not None or variant is None else other_layout(variant, variants)
         raise ValueError(f"weights: expected a variant that layout {name} has, got {variant!r}; {todo}")
     keys = [key for key in file.entries if key.startswith(prefix)] if file is not None else []
+    fitting: dict[str, int] = {}
     for table in tables:
         key_of = {
             end: next((key for key in keys if key.endswith(end)), "") for end in layout.tables[table].required_keys()
@@ -155,8 +156,8 @@ def find_table(name: str, layout: Layout, variant: str | None, file: Tensors | N
         if not layout.by_file or consistent(
             layout.tables[table], {end: file.entries[key].shape for end, key in key_of.items()}
         ):
-            return table
-    return tables[0]
+            fitting[table] = len(key_of)
+    return max(fitting, key=fitting.__getitem__, default=tables[0])
 
 
 def plan_steps(file: str, name: str, table: Table, config: Config) -> list[Step]:

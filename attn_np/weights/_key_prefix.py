@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from attn_np.contract._base import is_integer
 from attn_np.weights._errors import MissingKeysError, UnexpectedKeysError, compare_keys, first_names
 from attn_np.weights._shards import Tensors
 from attn_np.weights.layouts import Layout, Table
@@ -77,7 +78,7 @@ def match_prefix(
         ValueError: several layers and no number, or a number that is none.
     """
     numbered = "{layer}" in forms[0]
-    if layer is not None and (not numbered or isinstance(layer, bool) or not isinstance(layer, int) or layer < 0):
+    if layer is not None and (not numbered or not is_integer(layer) or layer < 0):
         rule = "layer= to be an integer from 0" if numbered else "no layer=, as this layout has one layer"
         raise ValueError(f"weights: expected {rule}, got {layer!r}; {'correct it' if numbered else 'leave it out'}")
     outside = {*table.shared, *table.stack_keys}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_np.contract import Config
+from attn_np.contract._base import is_integer
 from attn_np.weights import layouts
 from attn_np.weights._caller_config import layer_config
 from attn_np.weights._check import Request, WeightFile
@@ -93,7 +94,7 @@ def read_pretrained(
     hf = read_hf_config(os.path.join(folder, CONFIG))
     name, family = find_family(hf, layout)
     part = find_part(family, part)
-    if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
+    if not is_integer(layer) or layer < 0:
         raise ValueError(f"weights: expected layer= to be an integer from 0, got {layer!r}; correct it")
     table_name, config = layer_config(hf, family, layer, part, fields)
     hf.finish([allow] if isinstance(allow, str) else allow)

@@ -67,6 +67,7 @@ def attend(
         first_query, first_key = t - q.shape[1], s - k.shape[1]
         of_diagonals = distance_bias = upcast(distance_bias).to(q.dtype)[..., first_key : t + s - 1 - first_query]
         plain = mask is bias is softcap is sinks is pattern is None and not (all_at_once or return_lse)
+        plain = plain and not needs_grad(q, k, v, of_diagonals)
         if plain and sdpa.serves_distances(q, k, v, of_diagonals):
             context = sdpa.attend_by_distance(q, k, v, of_diagonals, limits, float(scale))
             return to_dtype(from_query(first_query, context), dtype), None
@@ -112,6 +113,11 @@ def by_diagonal(q: Tensor, k: Tensor) -> bool:
 def rank4(x: Tensor | None) -> Tensor | None:
     """A mask or bias with four axes, the first of length 1 where they were missing."""
     return x if x is None else x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))
+
+
+def needs_grad(*arrays: Tensor) -> bool:
+    """Whether autograd will ask for the gradient of one of these."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in arrays)
 
 
 def few_scores(q: Tensor, k: Tensor) -> bool:

@@ -13,11 +13,12 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, threshold_
 from torch.autograd import Function
 from torch.nn.functional import pad
 
 from attn_np.contract import _patterns as patterns
+from attn_torch._kernels import sdpa
 from attn_torch._kernels.hidden import PatternArrays
 from attn_torch._masks import block_table, unmasked_by_bias, visible_pairs
 from attn_torch._ops import without_autocast
@@ -93,7 +94,11 @@ class BlockedCall:
         self.max_scores = CPU_SCORES if q.device.type == "cpu" else GPU_SCORES
         self.block_queries = queries_of_block(q, PatternArrays(text, *pattern_arrays))
         self.strip = None if strip is None else self.by_group(strip)
-        self.strip_hides = strip is not None and bool((strip == -torch.inf).any())
+        diagonals = None if strip is None else diagonals_of(strip)
+        self.strip_hides = diagonals is not None and bool((diagonals == -torch.inf).any())
+        self.reach: list[tuple[int, int]] | None = None
+        if diagonals is not None and mask is bias is None and not text and self.t <= self.s:
+            self.reach = self.reach_of(~sdpa.weighs_nothing(q, k, diagonals, self.scale))
         self.pattern: patterns.Pattern | None = None
         if text:  # of which causality and the window are a part, then
             arrays = PatternArrays(text, *pattern_arrays)
@@ -113,6 +118,26 @@ class BlockedCall:
         """`b h ...` -> `b g r ...`; one head serves all."""
         return x.unflatten(1, (1, 1) if x.shape[1] == 1 else (self.g, self.r))
 
+    def reach_of(self, weighs: Tensor) -> list[tuple[int, int]] | None:
+        """For each key/value head, how many keys before and after its own position have a weight for a query, by which
+        diagonals have one, `b h 1 n`; None where all have.
+        """
+        if bool(weighs.all()):
+            return None
+        heads = weighs.any(0).any(1)
+        groups = heads.expand(self.g, -1) if len(heads) == 1 else heads.unflatten(0, (self.g, self.r)).any(1)
+        own = self.s - 1
+        ends = [group.nonzero()[[0, -1], 0].tolist() for group in groups]  # a query's own key has a weight
+        return [(own - first, last - own) for first, last in ends]
+
+    def within_reach(self, g: slice, t: slice, keys: slice) -> slice:
+        """Those of the keys that have a weight for any of these queries."""
+        if self.reach is None:
+            return keys
+        (left, right), first_position = self.reach[g.start], self.s - self.t
+        first, last = t.start + first_position - left, t.stop + first_position + right
+        return slice(max(keys.start, first), min(keys.stop, last))
+
     def blocks(self) -> Iterator[Block]:
         """From the first query to the last, with every key that a query of the block may see."""
         for start in range(0, self.t, self.block_queries):
@@ -122,8 +147,9 @@ class BlockedCall:
             in_window = slice(first, last)
             keys = in_window if self.pattern is None else self.keys_of_pattern(slice(self.b), t)
             heads = max(1, self.max_scores // (self.r * self.block_queries * max(1, count(keys))))
+            heads = heads if self.reach is None else 1  # each has a reach of its own
             for b, g in batch_and_heads(self.b, self.g, heads):
-                keys = in_window if self.pattern is None else self.keys_of_pattern(b, t)
+                keys = self.within_reach(g, t, in_window) if self.pattern is None else self.keys_of_pattern(b, t)
                 yield self.with_sink(self.with_mask(Block(b, g, t, keys)))
 
     def keys_of_pattern(self, b: slice, t: slice) -> slice | Tensor:
@@ -265,6 +291,12 @@ class BlockedCall:
         return scores, empty, tanh
 
 
+def diagonals_of(strip: Tensor) -> Tensor:
+    """The bias by distance, one number for each diagonal, that a strip is made of: `b h t n` -> `b h 1 m`."""
+    rows = strip.shape[2]
+    return torch.cat([strip[:, :, -1:], strip[:, :, :1, strip.shape[3] - rows + 1 :]], -1)
+
+
 def queries_of_block(q: Tensor, pattern: PatternArrays) -> int:
     """How many queries of one head are in a block."""
     queries = CPU_QUERIES if q.device.type == "cpu" else GPU_QUERIES
@@ -308,6 +340,10 @@ def forward(*inputs: Any) -> Outputs:
     `1 h` or `b h`.
     """
     *call_inputs, with_lse = inputs
+    q, k, v, mask, bias, sinks, *_, strip, left, right, scale, softcap, text = call_inputs
+    if strip is not None and q.is_cpu and mask is bias is sinks is softcap is None and not (text or with_lse):
+        context = sdpa.attend_by_distance(q, k, v, diagonals_of(strip), (left, right), scale)
+        return context.contiguous(), outputs_like(*inputs)[1]
     call, (out, lse) = BlockedCall(*call_inputs), outputs_like(*inputs)
     context = call.heads_first(out)
     for block in call.blocks():
@@ -347,6 +383,8 @@ def backward(dout: Tensor, delta: Tensor, *inputs: Any) -> list[Tensor]:
         probs = torch.softmax(scores, -1, out=scores)
         if empty is not None:
             call.by_axes(probs, block).masked_fill_(empty, 0.0)
+        if call.reach is not None:  # far keys: products with numbers below the normal ones are slow
+            threshold_(probs, torch.finfo(probs.dtype).tiny / torch.finfo(probs.dtype).eps ** 0.5, 0.0)
         dy = call.queries(dcontext, block)
         dscores = call.product("dprobs", dy, call.keys(call.v, block).mT)
         if dsinks is not None:

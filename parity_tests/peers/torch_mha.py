@@ -43,5 +43,9 @@ PEERS = {
     "positions first": Module("torch", "torch_mha", lambda draw: cross(draw, batch_first=False), HEADS),
     "split": Module("torch", "torch_mha", lambda draw: cross(draw, kdim=7, vdim=11), HEADS),
     "split, no biases": Module("torch", "torch_mha", lambda draw: cross(draw, vdim=7, bias=False), HEADS),
+    "learned key and value": Module("torch", "torch_mha", lambda draw: cross(draw, add_bias_kv=True), HEADS),
+    "split, learned key and value": Module(
+        "torch", "torch_mha", lambda draw: cross(draw, kdim=7, vdim=11, bias=False, add_bias_kv=True), HEADS
+    ),
     "causal": Module("torch", "torch_mha", causal, HEADS | {"causal": True}),
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from sys import float_info
 from typing import Any, NoReturn
 
+from attn_np.contract._base import is_number
 from attn_np.weights._errors import ConfigMismatchError, first_names
 from attn_np.weights._paths import open_regular
 
@@ -86,7 +87,7 @@ class HFConfig:
     def number(self, key: str, default: float | None = None) -> float:
         """A number that float64 can hold; required if there is no default."""
         value = self._required(key, default)
-        finite = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float_info.max
+        finite = is_number(value) and abs(value) <= float_info.max
         return value if finite else self.refuse(key, "a finite number")
 
     def flag(self, key: str, default: bool | None = None) -> bool:

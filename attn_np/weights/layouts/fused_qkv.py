@@ -13,6 +13,7 @@ LAYOUT = Layout(
                 "w_o": ("w_o", "h k o -> h k o"),
                 "b_o": ("b_o", "o -> o"),
             },
+            fixed={"memory_keys": None},
             origin_fixed={"use_output": True},
         ),
         "self_attention": Table(

@@ -307,7 +307,12 @@ def test_keys_hidden_from_one_head_influence_nothing(tree: Tree, value: float) -
         assert same(got, want)
 
 
-@pytest.mark.parametrize(("tree", "variant", "example"), over(masked, jax_examples=2))
+def without_memory(config: Config) -> bool:
+    """Has no keys of its own, which a query sees that sees no other."""
+    return getattr(config, "memory_keys", None) is None
+
+
+@pytest.mark.parametrize(("tree", "variant", "example"), over(masked, without_memory, jax_examples=2))
 def test_a_query_without_keys(tree: Tree, variant: str, example: str) -> None:
     """Its weights and its average are 0, its output is what the last projection adds; gradients stay finite."""
     config, layer = config_of(variant, example), tree.layer(variant, example)
@@ -333,7 +338,7 @@ def test_a_query_without_keys(tree: Tree, variant: str, example: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tree", "variant", "example"), over(masked, lambda c: c.family != "recurrent", jax_examples=2)
+    ("tree", "variant", "example"), over(masked, without_memory, lambda c: c.family != "recurrent", jax_examples=2)
 )
 def test_no_query_has_keys(tree: Tree, variant: str, example: str) -> None:
     """Nothing is learned from a call in which everything is hidden, but for the last bias."""

@@ -164,6 +164,33 @@ def test_steps_are_the_full_pass(variant: str, example: str, tree: str) -> None:
         assert made.compiled() == len(set(CHUNKS[-1]))
 
 
+@pytest.mark.parametrize("tree", TREES)
+def test_queries_see_each_position_of_their_window_once(tree: str) -> None:
+    """In a ring of slots, by chunks with padding anywhere, in sequences of unlike lengths, until one is full."""
+    module, array = import_module(f"{tree}._decode"), INPUTS[tree.removeprefix("attn_").replace("np", "numpy")]
+    for seed in range(3 if tree == "attn_jax" else 30):
+        rng = np.random.default_rng(seed)
+        left, room = int(rng.integers(1, 6)), 13
+        config = contract.config("mha", d_model=2, num_heads=1, causal=True, window=(left, None))
+        like = array.array(np.zeros((), np.float32))
+        cache, lengths = module.empty_cache(config, 3, room, {}, like, like), np.zeros(3, int)
+        while True:
+            t = 3 if tree == "attn_jax" else int(rng.integers(1, 6))  # of which JAX compiles each
+            real = rng.random((3, t)) < rng.random((3, 1))
+            if (lengths + real.sum(1)).max() > room:
+                break
+            step = module.begin_step(config, cache, array.array(np.zeros((3, t, 2), np.float32)), array.array(real))
+            new = array.array(np.zeros((3, t, 1, 2), np.float32))
+            module.append(step, k=new, v=new)
+            sees, keys = (np.asarray(array.numpy(x)) for x in (step.attention_mask(left, 0), step.key_positions))
+            at = lengths[:, None] + np.cumsum(real, 1) - 1
+            for b, i in np.argwhere(real):
+                seen = sorted(keys[b][sees[b, 0, i]])
+                assert seen == list(range(max(0, at[b, i] - left), at[b, i] + 1)), (seed, t, real, b, i)
+            assert not sees[:, 0][~real].any()
+            cache, lengths = module.end_step(step, array.array(np.zeros((3, t, 2), np.float32)))[1], at[:, -1] + 1
+
+
 @pytest.mark.parametrize("tree", ["attn_np", "attn_torch"])
 @pytest.mark.parametrize(("variant", "example"), decodes())
 def test_padding_takes_no_place(variant: str, example: str, tree: str) -> None:

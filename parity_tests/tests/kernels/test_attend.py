@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+import attn_np
 from attn_np._attend import attend, attend_vjp
 from attn_np._masks import any_visible, visibility
 from attn_np._ops import DTYPES
-from attn_np._vjp import softmax_vjp
+from attn_np._vjp import softmax_vjp, value_and_vjp
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge.kernels import visible
@@ -599,3 +600,36 @@ def test_visibility_is_that_of_the_whole_mask() -> None:
             for found, spec, axis in ((queries, "bhts->bht", 3), (keys, "bhts->bhs", 2)):
                 every, want = True if found is None else any_visible(spec, found), seen.any(axis)
                 assert np.array_equal(np.broadcast_to(every, want.shape), want), (spec, t, s, left, right, mask)
+
+
+@pytest.mark.parametrize("implementation", ["textbook", "fused"])
+def test_a_window_may_be_wider_than_32_bits(tree: Tree, implementation: str) -> None:
+    """JAX has integers of 32 bits where float64 is not switched on."""
+    inputs = {name: x.astype("float32") for name, x in given(H).items()}
+    for wide, as_wide in (((2**40, 0), (S + T, 0)), ((2**31, 2**40), (None, None)), ((2, 2**31 - 1), (2, None))):
+        with jax.enable_x64(False):
+            got, want = (
+                tree.numpy(tree.package.attend(**tree.arrays(inputs), window=window, implementation=implementation)[0])
+                for window in (wide, as_wide)
+            )
+        assert same(got, want), wide
+
+
+@pytest.mark.parametrize("implementation", ["textbook", "fused"])
+def test_a_call_without_heads_is_a_call_of_one_head(implementation: str) -> None:
+    """Forward and backward, with masks and biases of any axes, in NumPy, whose backward is by hand."""
+    rng = np.random.default_rng(0)
+    q, k, v, dy = (rng.normal(size=(B, n, w)) for n, w in ((T, K), (S, K), (S, V), (T, V)))
+    for lengths in [*product((1, B), (1, T), (1, S)), (T, S), (S,)]:
+        bias, mask = rng.normal(size=lengths), rng.random(lengths) < 0.7
+        for names, alone in (({"bias": bias}, bias), ({"bias": bias, "mask": mask}, bias), ({"mask": mask}, None)):
+            inputs: Any = {"q": q, "k": k, "v": v} | names
+            heads: Any = {
+                n: x[:, :, None] if n in "qkv" else x[:, None] if x.ndim == 3 else x for n, x in inputs.items()
+            }
+            y, pull = value_and_vjp(attn_np.attend, **inputs, implementation=implementation)
+            want, pull_heads = value_and_vjp(attn_np.attend, **heads, implementation=implementation)
+            grads, wanted = pull(dy).inputs, pull_heads(dy[:, :, None]).inputs
+            assert same(y[0], want[0][:, :, 0])
+            assert all(same(grads[n], wanted[n][:, :, 0]) for n in "qkv")
+            assert alone is None or same(grads["bias"], wanted["bias"].reshape(alone.shape)), lengths

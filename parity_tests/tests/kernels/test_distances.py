@@ -17,10 +17,11 @@ from parity_tests.tests.kernels.test_kernels import BLOCKS
 from parity_tests.tests.mutation.checks_distances import CASES, by_numpy, drawn, expected, picked
 from parity_tests.tests.witness import cotangent, ratio
 
+blocks: Any = import_module("attn_torch._kernels.blocks")
 # Beyond `parity_tests.judge.kernels.SMALL`: PyTorch's own kernel in blocks, too.
 SMALL = {tree: settings[0] for tree, settings in kernels.SMALL.items()}
 SMALL["torch"] = SMALL["torch"] | {"sdpa.ROWS": 4}
-SMALL["jax"] = SMALL["jax"] | {"DISTANCE_QUERIES": 4}
+SMALL["jax"] = SMALL["jax"] | {"DISTANCE_QUERIES": 4, "DISTANCE_KEYS": 3}
 
 
 def found(tree: Tree, case: str) -> Arrays:
@@ -97,7 +98,6 @@ def one_key_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
         rolled = lambda block, x, keys, t: np.roll(real(block, x, keys, t), 1, -1)  # noqa: E731
         patch.setattr(_kernels.Block, "of_diagonals", rolled)
     elif tree.name == "torch":
-        blocks = import_module("attn_torch._kernels.blocks")
         at = blocks.BlockedCall.in_strip
 
         def late(call: Any, block: Any) -> Any:
@@ -130,9 +130,28 @@ def gradient_of_one_block(patch: pytest.MonkeyPatch, tree: Tree) -> None:
     patch.setattr(_kernels, "add_to_strip", first)
 
 
+def last_keys_out_of_reach(patch: pytest.MonkeyPatch, tree: Tree) -> None:
+    real = blocks.BlockedCall.reach_of
+    shorter = lambda call, weighs: [(left - 1, right) for left, right in real(call, weighs)]  # noqa: E731
+    patch.setattr(blocks.BlockedCall, "reach_of", shorter)
+
+
+def diagonals_read_late(patch: pytest.MonkeyPatch, tree: Tree) -> None:
+    real = blocks.diagonals_of
+    patch.setattr(blocks, "diagonals_of", lambda strip: real(strip).roll(1, -1))
+
+
+def small_weights_cut_off(patch: pytest.MonkeyPatch, tree: Tree) -> None:
+    real = blocks.threshold_
+    patch.setattr(blocks, "threshold_", lambda probs, least, value: real(probs, 0.1, value))
+
+
 PLANTED: list[tuple[str, Callable[[pytest.MonkeyPatch, Tree], None], str]] = [
     ("numpy", one_key_late, "all keys"),
     ("torch", one_key_late, "mask and bias"),
+    ("torch", last_keys_out_of_reach, "diagonals that hide"),
+    ("torch", diagonals_read_late, "all keys"),
+    ("torch", small_weights_cut_off, "diagonals that hide"),
     ("jax", one_key_late, "all keys"),
     ("numpy", far_blocks_skipped, "all keys"),
     ("numpy", far_keys_alone_stay_skipped, "steep, near keys hidden"),
@@ -148,6 +167,25 @@ def test_a_planted_bug_is_seen(name: str, plant: Any, case: str, monkeypatch: py
         worst = ratios(TREES[name], case)
     jax.clear_caches()
     assert not max(worst.values()) <= 1
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_keys_that_no_query_sees_may_hold_anything(planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In JAX, where the bias is -inf from the third key before a query's own position on."""
+    tree, module = TREES["jax"], import_module("attn_jax._kernels")
+    if planted:
+        monkeypatch.setattr(module, "_seen_by_distance", lambda plan, distance_bias, g: True)
+    (t, s), rng = (11, 23), np.random.default_rng(0)
+    q, k, v = (tree.array(rng.standard_normal((1, n, 2, 3))) for n in (t, s, s))
+    garbage = (np.arange(s) < s - t - 2)[None, :, None, None]
+    options = {"distance_bias": lambda offset: jax.numpy.where(offset < -2, -np.inf, 0.0)[:, None]}
+    attend = import_module("attn_jax._attend").attend
+    call = jax.jit(lambda k, v: attend(q, k, v, implementation="fused", **options)[0])
+    jax.clear_caches()  # of what was compiled without the bug, and then with it
+    with in_small_blocks(tree):
+        context = call(*(jax.numpy.where(garbage, np.nan, x) for x in (k, v)))
+    jax.clear_caches()
+    assert np.isfinite(context).all() != planted
 
 
 @pytest.mark.parametrize("name", TREES)

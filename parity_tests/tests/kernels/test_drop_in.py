@@ -134,6 +134,22 @@ def test_axes_that_are_broadcast_and_left_out() -> None:
                 assert a.shape == b.shape and np.abs(a - b).max() <= 30 * 16 * 30 * np.finfo(np.float64).eps
 
 
+@pytest.mark.parametrize("lead", range(4), ids=lambda n: f"{n} axes left out")
+def test_a_float_mask_of_any_axes_has_its_gradient(lead: int) -> None:
+    """Each axis of two batch axes, heads, queries and keys as long as that of the scores, or 1, or left out."""
+    batch, s = (2, 3), 6
+    q, k, v, dy = (drawn(i, *batch, H, n, w) for i, (n, w) in enumerate(((T, K), (s, K), (s, V), (T, V))))
+    scores = (*batch, H, T, s)
+    for lengths in product(*((1, n) for n in scores[lead:])):
+        mask = drawn(lead, *lengths)
+        every = np.broadcast_to(mask, scores).reshape(-1, *scores[2:]).copy()
+        bounds = held(swapped(q), swapped(k), swapped(v), swapped(dy), None, every, None, "float64")
+        want: Any = bounds["dbias"].reshape(scores)
+        axes = tuple(i for i in range(5) if i < lead or lengths[i - lead] == 1)
+        _, *got = of_numpy(attn_np.drop_in.scaled_dot_product_attention, [q, k, v, mask], dy)
+        assert got[3].shape == mask.shape and ratio(got[3], np.sum(want, axis=axes).reshape(mask.shape)) <= 1, lengths
+
+
 def test_dropout_is_drawn_in_torch_and_given_elsewhere() -> None:
     q = torch.from_numpy(drawn(1, 2, 4, 50, 3))
     ones = torch.ones(2, 4, 50, 1, dtype=torch.float64)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import attn_np
 from attn_np import patterns
 from parity_tests.judge import kernels
 from parity_tests.tests.inputs import TREES, Arrays, Tree
@@ -133,3 +134,49 @@ def test_who_sees_anything_and_what_anybody_sees(tree: Tree) -> None:
 
 def options_of_places(options: dict[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in options.items() if name in ("causal", "window")}
+
+
+@pytest.mark.parametrize(("name", "at"), [("q", (0, 2)), ("k", (0, 5)), ("v", (0, 5)), ("dy", (0, 2))])
+def test_the_gradient_of_what_nobody_sees_is_0_whatever_is_seen(name: str, at: Any) -> None:
+    """NaN in what is seen reaches neither a key that no query sees nor a query that sees no key."""
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.normal(size=(2, length, H, K)) for n, length in (("q", 7), ("k", 9), ("v", 9), ("dy", 7))}
+    mask = np.ones((7, 9), bool)
+    mask[4], mask[:, 3] = False, False
+    arrays[name][at] = np.nan
+    q, k, v, dy = arrays.values()
+    with np.errstate(invalid="ignore"):
+        _, pull = attn_np.value_and_vjp(attn_np.attend, q, k, v, mask=mask, implementation="textbook")
+        grads = pull(dy).inputs
+    assert not grads["q"][:, 4].any() and not grads["k"][:, 3].any() and not grads["v"][:, 3].any()
+
+
+@pytest.mark.parametrize("row", [0, 2])
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_sequences_of_a_batch_have_documents_of_their_own(tree: Tree, row: int) -> None:
+    """One has a single document, whose queries must see all its keys; the others hide most of theirs."""
+    rng = np.random.default_rng(row)
+    inputs: Arrays = {name: rng.normal(size=(3, 11, H, K)) for name in "qkv"}
+    inputs["v"] = inputs["v"][..., :V]
+    numbers = np.arange(11)[None] // np.array([2, 3, 4])[:, None]
+    numbers[row] = 0
+    want = held(inputs | {"mask": (numbers[:, :, None] == numbers[:, None])[:, None]}, {})
+    numbers = tree.array(numbers)
+    for setting in (kernels.SMALL[tree.name][0], *([] if tree.name == "jax" else [{}])):
+        with kernels.blocks(tree.package.__name__, setting):
+            judged(fused(tree, inputs, {"pattern": patterns.Documents(numbers, numbers)}), want)
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_a_sink_of_minus_infinity_is_none(tree: Tree) -> None:
+    """Also of a query that sees no key."""
+    rng = np.random.default_rng(0)
+    inputs: Arrays = {name: rng.normal(size=(2, 9, H, w)) for name, w in (("q", K), ("k", K), ("v", V))}
+    inputs["mask"] = rng.random((2, 1, 9, 9)) < 0.6
+    inputs["mask"][0, :, 2] = False
+    want = held(inputs, {})
+    for setting in (kernels.SMALL[tree.name][0], *([] if tree.name == "jax" else [{}])):
+        with kernels.blocks(tree.package.__name__, setting):
+            got = fused(tree, inputs | {"sinks": np.full(H, -np.inf)}, {})
+        assert not got.pop("dsinks").any()
+        judged(got, want)

@@ -1,15 +1,19 @@
 """NumPy's fast path where rows are unlike: NaN that some see, huge values in one row of a batch, edges of windows."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Condition
 from typing import Any
 
 import numpy as np
 import pytest
 
 from attn_np import _kernels as kernels
+from attn_np._attend import attend, attend_vjp
+from attn_np.contract._tape import Residuals
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
-from parity_tests.tests.inputs import TREES, Arrays
+from parity_tests.tests.inputs import TREES, Arrays, first_difference
 from parity_tests.tests.kernels.test_kernels import BLOCKS, fused, held, judged, numpy_results, small_blocks
 from parity_tests.tests.witness import cotangent, ratio
 
@@ -235,6 +239,66 @@ def test_no_two_threads_add_to_one_gradient(g: int, blocks: str, monkeypatch: py
         (at,) = {(block.batch.indices(3), block.kv_heads.indices(g)) for block in blocks_of_task}
         owners[tuple(slice(*span) for span in at)] += 1
     assert (owners == 1).all()
+
+
+class InTurn:
+    """Threads of which one works at a time, and hands over to the next at every block."""
+
+    def __init__(self) -> None:
+        self.turn, self.queue = Condition(), list[int]()
+
+    def __call__(self, work: Any, plan: Any) -> None:
+        tasks = plan(3)
+        self.queue = list(reversed(range(len(tasks))))
+
+        def do(i: int) -> None:
+            with self.turn:
+                self.turn.wait_for(lambda: self.queue[0] == i)
+            try:
+                work(tasks[i])
+            finally:
+                with self.turn:
+                    self.queue.remove(i)
+                    self.turn.notify_all()
+
+        with ThreadPoolExecutor(len(tasks)) as pool:
+            list(pool.map(do, range(len(tasks))))
+
+    def hand_over(self) -> None:
+        with self.turn:
+            i = self.queue.pop(0)
+            self.queue.append(i)
+            self.turn.notify_all()
+            self.turn.wait_for(lambda: self.queue[0] == i)
+
+
+@pytest.mark.parametrize("g", HEADS.values(), ids=HEADS)
+def test_threads_in_any_order_give_the_same_bits(g: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one writes no other reads or writes: one after the other, or in turn and in another order."""
+    inputs: Any = drawn(3, 11, 13, g)
+    table = np.random.default_rng(g).normal(size=(6, 23))
+    dy = cotangent((3, 11, 6, 3))
+
+    def results() -> Arrays:
+        tape: Any = Residuals()
+        bias = lambda offset: table[None, :, None][..., offset[0, 0] + 12]  # noqa: E731
+        context, _ = attend(**inputs, causal=True, distance_bias=bias, tape=tape, implementation="fused")
+        dq, dk, dv, _ = attend_vjp(tape, dy, kv_heads=g, by_distance=True)
+        return {"context": context, "dq": dq, "dk": dk, "dv": dv, "ddistance": tape["ddistance_bias"]}
+
+    turns, real = InTurn(), kernels.scores_
+
+    def scores_(*arguments: Any) -> Any:
+        tanh = real(*arguments)
+        turns.hand_over()
+        return tanh
+
+    with small_blocks(NUMPY):
+        monkeypatch.setattr(kernels, "in_threads", lambda work, plan: [work(task) for task in plan(3)])
+        want = results()
+        monkeypatch.setattr(kernels, "in_threads", turns)
+        monkeypatch.setattr(kernels, "scores_", scores_)
+        assert first_difference(results(), want) is None
 
 
 def test_what_a_cap_makes_of_a_hidden_score_may_be_nan() -> None:

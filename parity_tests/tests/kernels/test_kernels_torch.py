@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from attn_np import patterns
 from attn_torch import _kernels as kernels
 from attn_torch import attend
 from attn_torch._kernels import blocks, sdpa, small
@@ -113,6 +114,23 @@ def test_a_hidden_score_may_overflow(name: str, monkeypatch: pytest.MonkeyPatch)
     inputs[name] = near if name == "mask" else np.where(near, 0.0, -np.inf)
     found = attend(**TORCH.arrays(inputs), implementation="fused")[0]
     assert torch.isfinite(found).all()
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("options", [{"window": (3, 0)}, {"causal": True, "pattern": patterns.Chunks(3, 1)}])
+def test_the_column_of_a_sink_is_no_key(options: Any, sinks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN in a value stays in the blocks of queries whose keys it is among, and so it is with sinks."""
+    monkeypatch.setattr(kernels, "SMALL", 0)
+    monkeypatch.setattr(blocks, "CPU_QUERIES", 3)
+    rng = np.random.default_rng(0)
+    arrays = {name: torch.from_numpy(rng.normal(size=(2, 12, 2, 4))) for name in "qkv"}
+    if sinks:
+        arrays["sinks"] = torch.from_numpy(rng.normal(size=2))
+    for key in range(6):
+        v = arrays["v"].clone()
+        v[:, key] = torch.nan
+        context, _ = attend(**arrays | {"v": v}, **options, implementation="fused")
+        assert torch.isfinite(context[:, 9 if key > 2 else 6 if "window" in options else 9 :]).all(), key
 
 
 @pytest.mark.parametrize("hidden", [np.nan, np.inf])

@@ -26,8 +26,12 @@ CASES: dict[str, tuple[dict[str, Any], str, int, int, int, int]] = {
     "sinks and cap": ({"causal": True, "softcap": 1.5}, "sinks", 2, 11, 17, 6),
     "pattern": ({"pattern": patterns.Chunks(4, 1)}, "", 3, 13, 13, 6),
     "steep": ({}, "", 6, 13, 13, 6),
+    "steep, more queries than keys": ({}, "", 6, 13, 7, 6),
     "steep, near keys hidden": ({}, "near", 6, 13, 13, 6),
     "diagonals that hide": ({}, "", 2, 11, 13, 6),
+    "diagonals that hide all of a row": ({}, "", 2, 13, 7, 6),
+    "one sequence of large products": ({"causal": True}, "", 6, 13, 13, 6),
+    "one head of large products": ({"causal": True}, "", 2, 13, 13, 6),
     "one far above the others": ({"causal": True}, "", 6, 13, 13, 6),
 }
 
@@ -44,6 +48,13 @@ def drawn(case: str) -> tuple[Arrays, Arrays, dict[str, Any]]:
         by_diagonal = by_diagonal - 300.0 * distance
     if case.startswith("one far"):  # the pair of the last query and the first key
         by_diagonal[..., 0] = 1e9
+    if case.startswith("one sequence"):
+        arrays["q"][1] *= 1e3
+    if case.startswith("one head"):  # the second of three that share keys: its keys' size is that of the first group
+        arrays["q"][:, :, [0, 2, 4]] *= 1e-6
+        arrays["k"][:, :, 0] *= 1e3
+    if case == "diagonals that hide all of a row":  # of the queries before the first key
+        by_diagonal[..., s:] = -np.inf
     if case == "diagonals that hide":
         by_diagonal[..., distance > 3] = -np.inf
     if "mask" in names:

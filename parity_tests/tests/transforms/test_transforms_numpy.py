@@ -140,6 +140,22 @@ def test_a_backward_pass_in_the_midst_of_another(variant: str) -> None:
     assert not difference(got.inputs | got.params, want.inputs | want.params)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_set_in_a_layer_later_changes_no_gradient(variant: str) -> None:
+    """In the layer or in one inside it: the backward pass has the parameters of its call."""
+    case, drawn = case_of(variant)
+    layer, inputs = numpy_layer(case, drawn.params), dict[str, Any](drawn.inputs)
+    params = layer.params()
+    for recompute in (False, True):
+        y, pull = attn_np.value_and_vjp(layer, **inputs, recompute=recompute)
+        dys = pulled(case, drawn, {name: x.shape for name, x in leaves(y).items()}).values()
+        want = pull(*dys)
+        layer.set_params({name: 2 * x for name, x in params.items()})
+        got = pull(*dys)
+        layer.set_params(params)
+        assert not difference(got.inputs | got.params, want.inputs | want.params)
+
+
 @cells("dropout in threads")
 def test_dropout_in_many_threads(transform: str, variant: str) -> None:
     """The calls share one stream of random numbers: they are, in some order, what one thread gets after another."""

@@ -4,13 +4,15 @@ from dataclasses import replace
 from math import log
 from typing import Any
 
+import numpy as np
 import pytest
 
 from attn_np import contract
 from attn_np.weights import WeightFileError
 from attn_np.weights._caller_config import layer_config
 from attn_np.weights._pretrained import find_family
-from attn_np.weights.layouts._hf_config import HFConfig
+from attn_np.weights.layouts import gpt_neo
+from attn_np.weights.layouts._hf_config import HFConfig, rotary
 
 Fields = dict[str, Any]
 
@@ -440,3 +442,28 @@ def test_what_is_refused(case: str) -> None:
     stated, words = REFUSED[case]
     with pytest.raises(WeightFileError, match=words):
         layer_of(stated, 0)
+
+
+def test_attention_types_of_several_entries_are_repeated_one_after_the_other() -> None:
+    """As the library writes them out: each entry's kinds, as often as it says."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        entries = [
+            [[str(kind) for kind in rng.choice(["global", "local"], rng.integers(1, 4))], int(rng.integers(1, 4))]
+            for _ in range(rng.integers(1, 4))
+        ]
+        kinds = [kind for names, times in entries for _ in range(times) for kind in names]
+        file = HFConfig("config.json", {"attention_types": entries})
+        assert [gpt_neo.kind(file, layer) for layer in range(len(kinds))] == kinds
+        with pytest.raises(WeightFileError, match="attention_types"):
+            gpt_neo.kind(file, len(kinds))
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.5, 40.0])
+def test_a_stretch_of_one_or_less_leaves_the_size_of_angles(factor: float) -> None:
+    """YaRN's size for positions stretched by a factor is 0.1 mscale log(factor) + 1, and 1 up to a factor of 1."""
+    rope = {"rope_type": "yarn", "factor": factor, "mscale": 0.7, "mscale_all_dim": 1.2}
+    rope |= {"original_max_position_embeddings": 16, "rope_theta": 100.0}
+    sizes = [0.1 * mscale * log(factor) + 1 if factor > 1 else 1.0 for mscale in (0.7, 1.2)]
+    found = rotary(HFConfig("config.json", {"rope_parameters": rope, "max_position_embeddings": 64}), 8)
+    assert found["attention_factor"] == sizes[0] / sizes[1]
