@@ -48,9 +48,9 @@ def stands_back(item: pytest.Item) -> bool:
     """Whether a test is among those that only `--everything` runs."""
     params = getattr(getattr(item, "callspec", None), "params", {})
     variant, example = params.get("variant"), params.get("example")
-    file, test = item.location[0].rpartition("/")[2].removesuffix(".py"), getattr(item, "originalname", item.name)
     if not isinstance(variant, str) or variant not in examples():
         return False
+    file, test = item.path.stem, getattr(item, "originalname", item.name)
     first = not isinstance(example, str) or example == examples()[variant][0]
     return left_out(file, test, variant, first, bool({"jax", "attn_jax"} & set(re.split(r"[\[\]-]", item.name))))
 
@@ -73,9 +73,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if items and not items[0].config.getoption("--everything"):
-        dropped = [item for item in items if stands_back(item)]
+        kept: list[pytest.Item] = []
+        dropped: list[pytest.Item] = []
+        for item in items:
+            (dropped if stands_back(item) else kept).append(item)
         items[0].config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if not stands_back(item)]
+        items[:] = kept
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -43,6 +43,8 @@ def drawn(variant: str, fields: dict[str, list[Any]], rng: np.random.Generator) 
     config = examples[rng.integers(len(examples))]
     for name in rng.permutation(list(fields)):
         value = fields[name][rng.integers(len(fields[name]))]
+        if value == getattr(config, name):
+            continue
         try:
             config = replace(config, **{name: value})
         except (TypeError, ValueError):
