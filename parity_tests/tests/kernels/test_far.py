@@ -99,28 +99,11 @@ def far_keys_give_the_tables_nothing(far: Any, patch: pytest.MonkeyPatch) -> Non
     patch.setattr(far, "total", lambda near, far: near)
 
 
-def an_lse_without_a_gradient(far: Any, patch: pytest.MonkeyPatch) -> None:
-    sdpa = import_module("attn_torch._kernels.sdpa")
-    real = sdpa.attend_with_lse
-
-    def detached(*args: Any) -> Any:
-        context, lse = real(*args)
-        return context, lse.detach()
-
-    patch.setattr(sdpa, "attend_with_lse", detached)
-
-
-def later_keys_in_order(far: Any, patch: pytest.MonkeyPatch) -> None:
-    sdpa = import_module("attn_torch._kernels.sdpa")
-    real = sdpa.attend_with_lse
-    patch.setattr(sdpa, "attend_with_lse", lambda q, k, v, limits, scale: real(q, k, v, (None, 0), scale))
-
-
 PLANTED = [
     (name, plant)
     for name, plants in {
         "numpy": (a_far_key_twice, the_other_side, parts_weigh_alike, one_key_late, far_keys_give_the_tables_nothing),
-        "torch": (a_far_key_twice, an_lse_without_a_gradient, later_keys_in_order, parts_weigh_alike, one_key_late),
+        "torch": (a_far_key_twice, parts_weigh_alike, one_key_late),
         "jax": (the_other_side,),
     }.items()
     for plant in plants
