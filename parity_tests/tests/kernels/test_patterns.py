@@ -200,6 +200,27 @@ def test_fields_by_keyword_and_of_an_unsigned_kind() -> None:
 
 
 @dataclass(frozen=True)
+class NotLong(Pattern):
+    """Keys of the query's document and of the two before it, by the difference of numbers that may be unsigned."""
+
+    queries: Any
+    keys: Any
+    axes = {"queries": "b t", "keys": "b s"}
+
+    def allows(self, query: Any, key: Any) -> Any:
+        return (self.queries >= self.keys) & (self.queries - self.keys <= 2)
+
+
+def test_differences_of_unsigned_numbers_hide_no_block_that_is_seen() -> None:
+    at = np.arange(12)[None]
+    for seed in range(20):
+        pattern = NotLong(*np.random.default_rng(seed).integers(0, 7, (2, 2, 12), np.uint8))
+        table = block_table(pattern, 12, 12, 4, 3, like=np.zeros(1))
+        pairs = visible_pairs(pattern, at, at).reshape(2, 3, 4, 4, 3)
+        assert not (pairs.any((2, 4)) & ~table.may).any() and not (table.must & ~pairs.all((2, 4))).any()
+
+
+@dataclass(frozen=True)
 class OfWords(Pattern):
     """With a field that is no number."""
 

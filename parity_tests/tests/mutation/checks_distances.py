@@ -30,6 +30,7 @@ CASES: dict[str, tuple[dict[str, Any], str, int, int, int, int]] = {
     "steep, near keys hidden": ({}, "near", 6, 13, 13, 6),
     "diagonals that hide": ({}, "", 2, 11, 13, 6),
     "diagonals that hide all of a row": ({}, "", 2, 13, 7, 6),
+    "far keys that some rows weigh": ({}, "", 6, 13, 13, 6),
     "one sequence of large products": ({"causal": True}, "", 6, 13, 13, 6),
     "one head of large products": ({"causal": True}, "", 2, 13, 13, 6),
     "one far above the others": ({"causal": True}, "", 6, 13, 13, 6),
@@ -48,6 +49,11 @@ def drawn(case: str) -> tuple[Arrays, Arrays, dict[str, Any]]:
         by_diagonal = by_diagonal - 300.0 * distance
     if case.startswith("one far"):  # the pair of the last query and the first key
         by_diagonal[..., 0] = 1e9
+    if case.startswith("far keys"):  # products of 25, up to -25 near every second query, whose weights are larger then
+        by_diagonal[:] = np.where(distance < 6, 0.0, -708.0)
+        arrays["q"][:] = arrays["k"][:] = np.sqrt(25 / np.sqrt(WIDTH))
+        arrays["q"][:, 1::2] *= -1
+        arrays["k"][:, :3] *= -1
     if case.startswith("one sequence"):
         arrays["q"][1] *= 1e3
     if case.startswith("one head"):  # the second of three that share keys: its keys' size is that of the first group
