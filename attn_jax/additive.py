@@ -38,7 +38,7 @@ class AdditiveAttention(Layer[Config]):
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)
-        k, value = append(step, k=k, v=value)
+        k, v = append(step, k=k, v=value)
         mask = attention_mask(mask, sizes["t"], k.shape[1], like=query, head_axis=False, **by_position)
         q, k, mask = record(tape, q=q, k=k, allowed=mask)
         # b t 1 e + b 1 s e -> b t s e: every query meets every key.
@@ -49,6 +49,6 @@ class AdditiveAttention(Layer[Config]):
         mask = unmasked_by_bias(mask, bias)
         probs = record(tape, probs=softmax(scores, mask, AXES[c.normalize_over]))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
-        context = record(tape, context=einsum("bts,bsv->btv", kept, value))
+        context = record(tape, context=einsum("bts,bsv->btv", kept, v))
         y = record(tape, y=context)
         return cast_output(dtype, y, probs, return_weights)
