@@ -423,6 +423,19 @@ def recurred_by(package: Any, some: dict[str, Any], options: dict[str, Any]) -> 
     claim(all(compare(x, slopes[name])["ratio"] <= 1 for name, x in grads.items()), f"gradients by {options}")
 
 
+def no_gradient(alias: str) -> None:
+    """A backward pass without a gradient is refused, and so is a tape of what records nothing."""
+    package, x = import_module(alias), np.ones((1, 3, 4))
+    layer = package.build("dot_product", dtype="float64").eval()
+    tape = package.trace(layer, x)[1]
+    for call in (lambda: layer.vjp(tape, None), lambda: layer.vjp(tape)):
+        refuses(call, TypeError, "dot_product: expected the gradient of y in vjp, got none")
+    pull = package.value_and_vjp(package.softmax, x)[1]
+    for call in (lambda: pull(None), pull):
+        refuses(call, TypeError, "softmax: expected the gradient of an output, got none")
+    refuses(lambda: package.trace(package.softmax, x), TypeError, "trace: expected a layer or a function with a tape")
+
+
 def recurred(alias: str) -> None:
     """Recurrences are within their bounds by every rule and in every form, and so are their gradients."""
     package, rng = import_module(alias), np.random.default_rng(6)
