@@ -135,6 +135,7 @@ def build(
     query_dim: int,
     key_dim: int | None = None,
     hidden_dim: int,
+    causal: bool = False,
     dropout: float = 0.0,
     normalize_over: str = "keys",
 ) -> AdditiveAttention: ...

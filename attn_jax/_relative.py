@@ -94,14 +94,20 @@ def score_distances(tape: Tape, name: str, q: Array, table: Array, relative_inde
 def score_distances_by_keys(k: Array, table: Array, relative_index: Array, t: int) -> Array:
     """The product of each key with the row of the table that its pair has: `b s h k`, `x h k`, `1 1 n` -> `b h t s`.
 
-    A block of t keys meets 2 t - 1 diagonals, and these rows alone.
+    A block of n keys meets t + n - 1 diagonals, and these rows alone.
     """
     b, s, h, _ = k.shape
-    keys, rows = in_blocks(k, t), rows_of_blocks(relative_index, t, s)
+    n = keys_of_block(t)
+    keys, rows = in_blocks(k, n), rows_of_blocks(relative_index, t, s, n)
     count = keys.shape[1]
-    by_diagonal = einsum("bmchk,mxhk->bmhcx", keys, take(table, rows)).reshape(b, count * h, t, 2 * t - 1)
-    by_key = per_pair(by_diagonal, t, t).reshape(b, count, h, t, t)
-    return reorder(by_key, (0, 2, 4, 1, 3)).reshape(b, h, t, count * t)[..., :s]
+    by_diagonal = einsum("bmchk,mxhk->bmhcx", keys, take(table, rows)).reshape(b, count * h, n, t + n - 1)
+    by_key = per_pair(by_diagonal, n, t).reshape(b, count, h, n, t)
+    return reorder(by_key, (0, 2, 4, 1, 3)).reshape(b, h, t, count * n)[..., :s]
+
+
+def keys_of_block(t: int) -> int:
+    """How many keys meet t queries at once: few, so that most of the diagonals that any meets are met by each."""
+    return -(-t // 4)
 
 
 def in_blocks(x: Array, n: int) -> Array:
@@ -111,9 +117,9 @@ def in_blocks(x: Array, n: int) -> Array:
     return concatenate([x, zeros((b, count * n - s, *rest), x)], 1).reshape(b, count, n, *rest)
 
 
-def rows_of_blocks(relative_index: Array, t: int, s: int) -> Array:
-    """The row of each diagonal that each block of t keys meets: `1 1 n` -> `m x`."""
-    first, diagonal = arange(-(-s // t), relative_index) * t, arange(2 * t - 1, relative_index)
+def rows_of_blocks(relative_index: Array, t: int, s: int, n: int) -> Array:
+    """The row of each diagonal that t queries and each block of n keys meet: `1 1 t+s-1` -> `m x`."""
+    first, diagonal = arange(-(-s // n), relative_index) * n, arange(t + n - 1, relative_index)
     return as_keys_meet(relative_index[0, 0][clip(first[:, None] + diagonal, 0, t + s - 2)])
 
 

@@ -105,6 +105,8 @@ def loop(
     num_seen = max(1, seen.length)
     width = band.left + band.right if band.left is not None and band.right is not None else num_seen
     size = min(t, max(ROWS, block_factor * BLOCK // (heads * min(num_seen, width + ROWS))))
+    if width < num_seen:  # longer blocks have corners that the window hides, and leave the caches
+        size = min(size, max(4 * ROWS, width // 16))
     size = -(-t // -(-t // size))
     length = min(num_seen, width + size)  # of the stretch of keys
     count = -(-t // size)

@@ -6,12 +6,14 @@ from typing import Any
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
+from attn_jax._far import attend_near_and_far, with_lse
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._masks import unmasked_by_bias, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
     clip,
+    concatenate,
     dropout,
     dtype_name,
     einsum,
@@ -20,7 +22,10 @@ from attn_jax._ops import (
     linear,
     record,
     softmax,
+    softmax_and_lse,
+    take,
     upcast,
+    zeros,
 )
 from attn_jax._relative import (
     bucketed,
@@ -29,6 +34,17 @@ from attn_jax._relative import (
 )
 from attn_jax._rows import by_rows
 from attn_np.contract.disentangled import Config
+
+
+def rows(c: Config, offset: Array) -> tuple[Array, Array]:
+    """The rows of the table for key positions minus query positions: of content to position, of position to content."""
+    limit, span = c.max_distance, c.span()
+    distance = -offset
+    if c.buckets is not None:
+        distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
+    # Equation 3: the row of a pair, as its query sees it; and as its key sees it: the other sign.
+    of_key = -distance if c.p2c_view == "key" else distance
+    return clip(distance + span, 0, 2 * span - 1), clip(of_key + span, 0, 2 * span - 1)
 
 
 class DisentangledAttention(Layer[Config]):
@@ -79,46 +95,63 @@ class DisentangledAttention(Layer[Config]):
             w_dist, b_dist = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, None)
             rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
 
+        scale = 1 / sqrt(sizes["k"] * (1 + len(c.terms))) if c.scale is None else c.scale
+
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
+            tape: Tape,
+            q: Array,
+            k: Array,
+            v: Array,
+            allowed: Any,
+            offset: Any,
+            bias: Any,
+            keep: Any,
+            near: bool = False,
         ) -> Any:
             allowed = record(tape, allowed=allowed)
             q = zero_unseen("bhts->bthk", allowed, q)
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            limit, span = c.max_distance, c.span()
-            distance = -offset
-            if c.buckets is not None:
-                distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
+            rows_k, rows_q = rows(c, offset)
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
-                # Equation 3: the row of a pair, as its query sees it.
-                relative_index = record(tape, relative_index=clip(distance + span, 0, 2 * span - 1))
+                relative_index = record(tape, relative_index=rows_k)
                 scores = score_distances(tape, "c2p_distance_scores", q, rel_k, relative_index, k.shape[1])
                 terms += [record(tape, c2p_scores=scores)]
             if rel_q is not None:
-                # The row of a pair, as its key sees it: the other sign. The key's position comes first.
-                distance = -distance if c.p2c_view == "key" else distance
-                relative_index = record(tape, key_relative_index=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
+                relative_index = record(tape, key_relative_index=rows_q.swapaxes(1, 2))  # the key's position first
                 if offset.shape[-1] != k.shape[1]:
                     scores = score_distances_by_keys(k, rel_q, relative_index.swapaxes(1, 2), q.shape[1])
                 else:
                     distance_scores = record(tape, p2c_distance_scores=einsum("bshk,xhk->bhsx", k, rel_q))
                     scores = gather_last(distance_scores, relative_index).swapaxes(2, 3)
                 terms += [record(tape, p2c_scores=scores)]
-            scale = 1 / sqrt(sizes["k"] * len(terms)) if c.scale is None else c.scale
             scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            allowed = unmasked_by_bias(allowed, bias)
+            probs, lse = softmax_and_lse(scores, allowed) if near else (softmax(scores, allowed), None)
+            probs = record(tape, probs=probs)
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
-            return context, probs
+            return context if lse is None else with_lse(context, lse), probs
+
+        def shift(q: Array, k: Array, v: Array, offset: Array) -> tuple[Array, Array, Array]:
+            row_k, row_q = rows(c, offset)
+            keys = k if rel_k is None else k + take(rel_k, row_k)
+            if rel_q is not None:  # one more column: what the key adds whatever the query
+                of_keys = einsum("bshk,xhk->bshx", k, take(rel_q, row_q))
+                q, keys = concatenate([q, zeros((*q.shape[:3], 1), q) + 1.0], -1), concatenate([keys, of_keys], -1)
+            return q, keys, v
+
+        def attend_at_once(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+            options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
+            return attend_near_and_far(attend_rows, shift, tape, q, k, v, limit=c.max_distance, **options), None
 
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            block_factor=4, bias=bias, keep=keep,
+            block_factor=4, at_once=attend_at_once, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

@@ -6,6 +6,7 @@ from typing import Any
 from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
+from attn_jax._far import attend_near_and_far, with_lse
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._masks import unmasked_by_bias, zero_unseen
 from attn_jax._ops import (
@@ -19,6 +20,8 @@ from attn_jax._ops import (
     linear,
     record,
     softmax,
+    softmax_and_lse,
+    take,
     upcast,
 )
 from attn_jax._relative import score_vectors, weigh_vectors
@@ -60,17 +63,25 @@ class ShawAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
 
+        scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
+
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
+            tape: Tape,
+            q: Array,
+            k: Array,
+            v: Array,
+            allowed: Any,
+            offset: Any,
+            bias: Any,
+            keep: Any,
+            near: bool = False,
         ) -> Any:
             allowed = record(tape, allowed=allowed)
             q = zero_unseen("bhts->bthk", allowed, q)
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            # Equation 4 of the paper: key position minus query position, clipped on either side.
-            offset = clip(offset, -c.max_distance, c.max_distance)
-            relative_index = offset + c.max_distance
+            relative_index = self.rows(offset)
             relative_index = (
                 relative_index
                 if relative_index.shape[-1] != k.shape[1]
@@ -80,20 +91,36 @@ class ShawAttention(Layer[Config]):
             content = einsum("bthk,bshk->bhts", q, k)
             position = score_vectors(tape, "rel_k", q, self.w_rel_k, relative_index, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
-            scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
+            scores = record(tape, scores=(content + position) * scale)
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            allowed = unmasked_by_bias(allowed, bias)
+            probs, lse = softmax_and_lse(scores, allowed) if near else (softmax(scores, allowed), None)
+            probs = record(tape, probs=probs)
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = einsum("bhts,bshv->bthv", kept, v)
             if self.w_rel_v is not None:
                 context = context + weigh_vectors(tape, "rel_v", kept, self.w_rel_v, relative_index)
             context = record(tape, context=context)
-            return context, probs
+            return context if lse is None else with_lse(context, lse), probs
+
+        def attend_at_once(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+            options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
+            return attend_near_and_far(attend_rows, self.shift, tape, q, k, v, limit=c.max_distance, **options), None
 
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            bias=bias, keep=keep,
+            at_once=attend_at_once, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
+
+    def rows(self, offset: Array) -> Array:
+        """Equation 4 of the paper: key position minus query position, clipped on either side, from 0 on."""
+        return clip(offset, -self.config.max_distance, self.config.max_distance) + self.config.max_distance
+
+    def shift(self, q: Array, k: Array, v: Array, offset: Array) -> tuple[Array, Array, Array]:
+        """Queries, keys and values where every key is at this offset."""
+        row = self.rows(offset)
+        k = k + take(self.w_rel_k, row)
+        return q, k, v if self.w_rel_v is None else v + take(self.w_rel_v, row)

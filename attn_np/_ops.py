@@ -331,6 +331,21 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
     return e / np.where(total == 0, 1.0, total)
 
 
+def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]:
+    """The weights of a softmax over the keys and the logarithm of each row's sum of exponentials, `b h t`.
+
+    Where no key is allowed the weights are 0 and the logarithm is -inf.
+    """
+    scores = scores if allowed is None else where(allowed, scores, float("-inf"))
+    top = amax(scores, -1)[..., None]
+    top = where(top == float("-inf"), 0.0, top)
+    weights = exp(scores - top)
+    total = weights.sum(-1)[..., None]
+    nothing = total == 0
+    total = where(nothing, 1.0, total)
+    return weights / total, where(nothing, float("-inf"), top + log(total))[..., 0]
+
+
 def repeat_heads(x: Array, q: Array) -> Array:
     """The key/value head of every query head: query head h uses head h // r. Without a head axis, x itself."""
     if x.ndim == 3 or x.shape[2] == q.shape[2]:

@@ -3,8 +3,9 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
+from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import unmasked_by_bias
+from attn_np._masks import attention_mask, unmasked_by_bias
 from attn_np._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, upcast
 from attn_np._vjp import (
     Grads,
@@ -39,15 +40,19 @@ class AdditiveAttention(Layer[Config]):
         keep: Bool[Array, "..."] | None = None,
         tape: Tape = None,
         return_weights: bool = False,
+        step: DecodeStep | None = None,
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=record(tape, allowed=mask))
+        by_position = {"causal": c.causal, "step": step}
+        query, key, value = prepare_inputs(tape, "bts", query, key, value, mask=mask, **by_position)
         keep = self.draw_keep(keep, (sizes["b"], sizes["t"], sizes["s"]), like=query)
         bias, keep = record(tape, bias=upcast(bias), keep=keep)
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)
-        q, k = record(tape, q=q, k=k)
+        k, value = append(step, k=k, v=value)
+        mask = attention_mask(mask, sizes["t"], k.shape[1], like=query, head_axis=False, **by_position)
+        q, k, mask = record(tape, q=q, k=k, allowed=mask)
         # b t 1 e + b 1 s e -> b t s e: every query meets every key.
         features = record(tape, features=tanh(q[:, :, None, :] + k[:, None, :, :]))
         scores = record(tape, scores=einsum("btse,e->bts", features, self.w_score))

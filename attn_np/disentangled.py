@@ -6,12 +6,14 @@ from typing import Any
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
+from attn_np._far import attend_near_and_far, attend_near_and_far_vjp, with_lse, with_lse_vjp
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import unmasked_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
     clip,
+    concatenate,
     dropout,
     dtype_name,
     einsum,
@@ -20,7 +22,10 @@ from attn_np._ops import (
     linear,
     record,
     softmax,
+    softmax_and_lse,
+    take,
     upcast,
+    zeros,
 )
 from attn_np._relative import (
     bucketed,
@@ -42,9 +47,21 @@ from attn_np._vjp import (
     prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
+    take_vjp,
     total,
 )
 from attn_np.contract.disentangled import Config
+
+
+def rows(c: Config, offset: Array) -> tuple[Array, Array]:
+    """The rows of the table for key positions minus query positions: of content to position, of position to content."""
+    limit, span = c.max_distance, c.span()
+    distance = -offset
+    if c.buckets is not None:
+        distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
+    # Equation 3: the row of a pair, as its query sees it; and as its key sees it: the other sign.
+    of_key = -distance if c.p2c_view == "key" else distance
+    return clip(distance + span, 0, 2 * span - 1), clip(of_key + span, 0, 2 * span - 1)
 
 
 class DisentangledAttention(Layer[Config]):
@@ -95,46 +112,63 @@ class DisentangledAttention(Layer[Config]):
             w_dist, b_dist = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, None)
             rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
 
+        scale = 1 / sqrt(sizes["k"] * (1 + len(c.terms))) if c.scale is None else c.scale
+
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
+            tape: Tape,
+            q: Array,
+            k: Array,
+            v: Array,
+            allowed: Any,
+            offset: Any,
+            bias: Any,
+            keep: Any,
+            near: bool = False,
         ) -> Any:
             allowed = record(tape, allowed=allowed)
             q = zero_unseen("bhts->bthk", allowed, q)
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            limit, span = c.max_distance, c.span()
-            distance = -offset
-            if c.buckets is not None:
-                distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
+            rows_k, rows_q = rows(c, offset)
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
-                # Equation 3: the row of a pair, as its query sees it.
-                relative_index = record(tape, relative_index=clip(distance + span, 0, 2 * span - 1))
+                relative_index = record(tape, relative_index=rows_k)
                 scores = score_distances(tape, "c2p_distance_scores", q, rel_k, relative_index, k.shape[1])
                 terms += [record(tape, c2p_scores=scores)]
             if rel_q is not None:
-                # The row of a pair, as its key sees it: the other sign. The key's position comes first.
-                distance = -distance if c.p2c_view == "key" else distance
-                relative_index = record(tape, key_relative_index=clip(distance + span, 0, 2 * span - 1).swapaxes(1, 2))
+                relative_index = record(tape, key_relative_index=rows_q.swapaxes(1, 2))  # the key's position first
                 if offset.shape[-1] != k.shape[1]:
                     scores = score_distances_by_keys(k, rel_q, relative_index.swapaxes(1, 2), q.shape[1])
                 else:
                     distance_scores = record(tape, p2c_distance_scores=einsum("bshk,xhk->bhsx", k, rel_q))
                     scores = gather_last(distance_scores, relative_index).swapaxes(2, 3)
                 terms += [record(tape, p2c_scores=scores)]
-            scale = 1 / sqrt(sizes["k"] * len(terms)) if c.scale is None else c.scale
             scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            allowed = unmasked_by_bias(allowed, bias)
+            probs, lse = softmax_and_lse(scores, allowed) if near else (softmax(scores, allowed), None)
+            probs = record(tape, probs=probs)
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
-            return context, probs
+            return context if lse is None else with_lse(context, lse), probs
+
+        def shift(q: Array, k: Array, v: Array, offset: Array) -> tuple[Array, Array, Array]:
+            row_k, row_q = rows(c, offset)
+            keys = k if rel_k is None else k + take(rel_k, row_k)
+            if rel_q is not None:  # one more column: what the key adds whatever the query
+                of_keys = einsum("bshk,xhk->bshx", k, take(rel_q, row_q))
+                q, keys = concatenate([q, zeros((*q.shape[:3], 1), q) + 1.0], -1), concatenate([keys, of_keys], -1)
+            return q, keys, v
+
+        def attend_at_once(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+            options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
+            return attend_near_and_far(attend_rows, shift, tape, q, k, v, limit=c.max_distance, **options), None
 
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            block_factor=4, bias=bias, keep=keep,
+            block_factor=4, at_once=attend_at_once, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
@@ -147,18 +181,21 @@ class DisentangledAttention(Layer[Config]):
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
         dcontext = record(tape, dcontext=dcontext)
         rel_k, rel_q = tape.get("rel_k"), tape.get("rel_q")
+        scale = 1 / sqrt(self.w_q.shape[-1] * (1 + len(c.terms))) if c.scale is None else c.scale
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             dbias, allowed, drel_k, drel_q = None, tape.get("allowed"), None, None
             q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
+            dcontext, dlse = with_lse_vjp(dcontext, v.shape[-1])
             dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
             dkept = record(tape, dkept=dkept)
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
             dscores = softmax_vjp(probs, dprobs)
+            if dlse is not None:  # dlse/ds_j = p_j
+                dscores = total(dscores, probs * dlse)
             if "bias" in tape:
                 dscores = record(tape, dbiased=dscores)
                 dbias = sum_to(dscores, tape["bias"].shape)
-            scale = 1 / sqrt(k.shape[-1] * (1 + len(c.terms))) if c.scale is None else c.scale
             dscores = record(tape, dscores=dscores) * scale
             dq, dk = einsum_vjp("bthk,bshk->bhts", q, k, record(tape, dcontent_scores=dscores))
             if rel_q is not None:
@@ -182,7 +219,23 @@ class DisentangledAttention(Layer[Config]):
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
             return {"q": dq, "k": dk, "v": dv, "bias": dbias, "rel_k": drel_k, "rel_q": drel_q}
 
-        dq, dk, dv, dbias, drel_k, drel_q = by_rows_vjp(attend_rows_vjp, tape, dcontext).values()
+        def shift_vjp(q: Array, k: Array, v: Array, offset: Array, dq: Array, dk: Array, dv: Array) -> dict[str, Array]:
+            row_k, row_q = rows(c, offset)
+            width, grads = q.shape[-1], {"q": dq, "k": dk, "v": dv}
+            if rel_q is not None:
+                grads["q"], dof_keys, dk = dq[..., :width], dk[..., width:], dk[..., :width]
+                dk_rel, drow = einsum_vjp("bshk,xhk->bshx", k, take(rel_q, row_q), dof_keys)
+                grads |= {"k": total(dk, dk_rel), "rel_q": take_vjp(rel_q, row_q, drow)}
+            if rel_k is not None:
+                grads["rel_k"] = take_vjp(rel_k, row_k, sum_to(dk, (1, *dk.shape[2:])))
+            return grads
+
+        if "parts" in tape:
+            options: Any = {"limit": c.max_distance, "causal": c.causal}
+            d = attend_near_and_far_vjp(attend_rows_vjp, shift_vjp, tape, dcontext, **options)
+        else:
+            d = by_rows_vjp(attend_rows_vjp, tape, dcontext)
+        dq, dk, dv, dbias, drel_k, drel_q = d.values()
         dshared, dw_rel, rel = {}, [], self.w_rel if self.w_rel_norm is None else tape["rel"]
         if "p2c" in c.terms:
             w_dist, b_dist = (self.w_q, self.b_q) if self.w_rel_q is None else (self.w_rel_q, None)

@@ -6,6 +6,7 @@ from typing import Any
 from jaxtyping import Bool, Float
 
 from attn_np._decode import DecodeStep, append
+from attn_np._far import attend_near_and_far, attend_near_and_far_vjp, with_lse, with_lse_vjp
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._masks import unmasked_by_bias, zero_unseen
 from attn_np._ops import (
@@ -19,6 +20,8 @@ from attn_np._ops import (
     linear,
     record,
     softmax,
+    softmax_and_lse,
+    take,
     upcast,
 )
 from attn_np._relative import score_vectors, score_vectors_vjp, weigh_vectors, weigh_vectors_vjp
@@ -33,6 +36,7 @@ from attn_np._vjp import (
     prepare_inputs_vjp,
     softmax_vjp,
     sum_to,
+    take_vjp,
     total,
 )
 from attn_np.contract.shaw import Config
@@ -72,17 +76,25 @@ class ShawAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
 
+        scale = 1 / sqrt(sizes["k"]) if c.scale is None else c.scale
+
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
+            tape: Tape,
+            q: Array,
+            k: Array,
+            v: Array,
+            allowed: Any,
+            offset: Any,
+            bias: Any,
+            keep: Any,
+            near: bool = False,
         ) -> Any:
             allowed = record(tape, allowed=allowed)
             q = zero_unseen("bhts->bthk", allowed, q)
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            # Equation 4 of the paper: key position minus query position, clipped on either side.
-            offset = clip(offset, -c.max_distance, c.max_distance)
-            relative_index = offset + c.max_distance
+            relative_index = self.rows(offset)
             relative_index = (
                 relative_index
                 if relative_index.shape[-1] != k.shape[1]
@@ -92,23 +104,49 @@ class ShawAttention(Layer[Config]):
             content = einsum("bthk,bshk->bhts", q, k)
             position = score_vectors(tape, "rel_k", q, self.w_rel_k, relative_index, k.shape[1])
             content, position = record(tape, content_scores=content, position_scores=position)
-            scores = record(tape, scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))
+            scores = record(tape, scores=(content + position) * scale)
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            allowed = unmasked_by_bias(allowed, bias)
+            probs, lse = softmax_and_lse(scores, allowed) if near else (softmax(scores, allowed), None)
+            probs = record(tape, probs=probs)
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             context = einsum("bhts,bshv->bthv", kept, v)
             if self.w_rel_v is not None:
                 context = context + weigh_vectors(tape, "rel_v", kept, self.w_rel_v, relative_index)
             context = record(tape, context=context)
-            return context, probs
+            return context if lse is None else with_lse(context, lse), probs
+
+        def attend_at_once(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+            options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
+            return attend_near_and_far(attend_rows, self.shift, tape, q, k, v, limit=c.max_distance, **options), None
 
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            bias=bias, keep=keep,
+            at_once=attend_at_once, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
+
+    def rows(self, offset: Array) -> Array:
+        """Equation 4 of the paper: key position minus query position, clipped on either side, from 0 on."""
+        return clip(offset, -self.config.max_distance, self.config.max_distance) + self.config.max_distance
+
+    def shift(self, q: Array, k: Array, v: Array, offset: Array) -> tuple[Array, Array, Array]:
+        """Queries, keys and values where every key is at this offset."""
+        row = self.rows(offset)
+        k = k + take(self.w_rel_k, row)
+        return q, k, v if self.w_rel_v is None else v + take(self.w_rel_v, row)
+
+    def shift_vjp(
+        self, q: Array, k: Array, v: Array, offset: Array, dq: Array, dk: Array, dv: Array
+    ) -> dict[str, Array]:
+        """The gradients of queries, keys, values and tables."""
+        row, grads = self.rows(offset), {"q": dq, "k": dk, "v": dv}
+        grads["w_rel_k"] = take_vjp(self.w_rel_k, row, sum_to(dk, (1, dk.shape[-1])))
+        if self.w_rel_v is not None:
+            grads["w_rel_v"] = take_vjp(self.w_rel_v, row, sum_to(dv, (1, dv.shape[-1])))
+        return grads
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t d"]) -> Grads:
         """The gradients, by the forward in reverse: one line here for each line there, with the same string."""
@@ -123,6 +161,7 @@ class ShawAttention(Layer[Config]):
             q, k, v, relative_index, probs, kept = (
                 tape[name] for name in ("q", "k", "v", "relative_index", "probs", "kept")
             )
+            dcontext, dlse = with_lse_vjp(dcontext, v.shape[-1])
             dcontext = record(tape, dcontext=dcontext)
             dkept, dv = einsum_vjp("bhts,bshv->bthv", kept, v, dcontext)
             if self.w_rel_v is not None:
@@ -131,6 +170,8 @@ class ShawAttention(Layer[Config]):
             dkept = record(tape, dkept=dkept)
             dprobs = record(tape, dprobs=dropout_vjp(dkept, tape.get("keep"), c.dropout))
             dscores = softmax_vjp(probs, dprobs)
+            if dlse is not None:  # dlse/ds_j = p_j
+                dscores = total(dscores, probs * dlse)
             if "bias" in tape:
                 dscores = record(tape, dbiased=dscores)
                 dbias = sum_to(dscores, tape["bias"].shape)
@@ -143,7 +184,11 @@ class ShawAttention(Layer[Config]):
             dk, dv = zero_unseen("bhts->bshk", allowed, dk), zero_unseen("bhts->bshv", allowed, dv)
             return {"q": dq, "k": dk, "v": dv, "bias": dbias} | w
 
-        d = by_rows_vjp(attend_rows_vjp, tape, dcontext)
+        if "parts" in tape:
+            options: Any = {"limit": c.max_distance, "causal": c.causal}
+            d = attend_near_and_far_vjp(attend_rows_vjp, self.shift_vjp, tape, dcontext, **options)
+        else:
+            d = by_rows_vjp(attend_rows_vjp, tape, dcontext)
         dq, dk, dv, dbias = (d.pop(name) for name in ("q", "k", "v", "bias"))
         w |= d
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)

@@ -14,6 +14,8 @@ from torch import log as log
 from torch import log1p as log1p
 from torch import tanh as tanh
 from torch._subclasses import FakeTensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from attn_np import contract
@@ -380,6 +382,36 @@ def softmax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Arra
         overflowed = overflowed & torch.any(broadcast_to(allowed, scores.shape), dim=axis, keepdim=True)
     total = where(overflowed, torch.nan, total)
     return e / where(total == 0, 1.0, total)
+
+
+def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]:
+    """The weights of a softmax over the keys and the logarithm of each row's sum of exponentials, `b h t`.
+
+    Where no key is allowed the weights are 0 and the logarithm is -inf.
+    """
+    return SoftmaxAndLse.apply(scores if allowed is None else scores.masked_fill(~allowed, -torch.inf))
+
+
+class SoftmaxAndLse(Function):
+    """Both in three passes over the scores and two backward; the operations one by one take three times as many."""
+
+    @staticmethod
+    def forward(ctx, scores):
+        top, probs = torch.amax(scores, -1, keepdim=True), torch.softmax(scores, -1)
+        nothing = top == -torch.inf
+        if nothing.any():
+            probs.masked_fill_(nothing, 0.0)
+        ctx.save_for_backward(probs)
+        # The largest score has the largest weight: exp(top - lse).
+        lse = top - torch.log(torch.amax(probs, -1, keepdim=True).masked_fill_(nothing, 1.0))
+        return probs, lse[..., 0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        dprobs, dlse = grad_outputs
+        (probs,) = ctx.saved_tensors
+        return torch._softmax_backward_data(dprobs, probs, -1, probs.dtype).addcmul_(probs, dlse[..., None])
 
 
 def repeat_heads(x: Array, q: Array) -> Array:

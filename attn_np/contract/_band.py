@@ -72,11 +72,16 @@ class Band:
         return Span(start, max(start, stop))
 
     def row_blocks(self, scores: int, min_rows: int) -> Iterator[tuple[Span, Span]]:
-        """All queries in blocks of about `scores` scores or of `min_rows` rows, each with the keys that it may see."""
-        start = 0
+        """All queries in blocks of about `scores` scores or of `min_rows` rows, each with the keys that it may see.
+
+        Under a window a block is at most a quarter as long as the window: its longer corners would be hidden.
+        """
+        start, most = 0, self.t
+        if self.left is not None and self.right is not None:
+            most = max(4 * min_rows, (self.left + self.right) // 4)
         while start < self.t:
             keys = self.keys(Span(start, min(start + min_rows, self.t)))
-            stop = min(self.t, start + max(min_rows, scores // max(1, keys.length)))
+            stop = min(self.t, start + min(most, max(min_rows, scores // max(1, keys.length))))
             keys = self.keys(Span(start, stop))
             first = min(keys.start, self.s - 1)
             yield Span(start, stop), Span(first, max(keys.stop, first + 1))

@@ -14,6 +14,7 @@ class Config(_base.Config):
         query_dim: width of the queries.
         key_dim: width of the keys; query_dim by default.
         hidden_dim: width of the hidden layer in which queries and keys meet.
+        causal: query i sees the keys up to its own position, aligned at the last key.
         dropout: share of the weights set to 0 in training.
         normalize_over: "keys": the weights of each query add up to 1; "queries": those of each key do.
     """
@@ -54,11 +55,13 @@ class Config(_base.Config):
     query_dim: int
     key_dim: int | None = None
     hidden_dim: int
+    causal: bool = False
     dropout: float = 0.0
     normalize_over: str = "keys"
 
     def __post_init__(self) -> None:
         self.positive("query_dim", "key_dim", "hidden_dim")
+        self.flag("causal")
         self.rate("dropout")
         self.one_of("normalize_over", tuple(_attend.AXES))
 
@@ -78,9 +81,13 @@ class Config(_base.Config):
             "keep": Arg("b t s", "keep", optional=True),
         }
 
+    def cached(self) -> dict[str, str]:
+        return {"k": "b s e", "v": "b s v"} if self.causal and self.normalize_over == "keys" else {}
+
 
 EXAMPLES = {
     "cross": Config(query_dim=7, key_dim=5, hidden_dim=11, dropout=0.25),
     "equal": Config(query_dim=5, hidden_dim=3),
+    "causal": Config(query_dim=5, hidden_dim=7, causal=True),
     "queries": Config(query_dim=3, key_dim=13, hidden_dim=7, normalize_over="queries", dropout=0.5),
 }

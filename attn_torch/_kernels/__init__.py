@@ -80,8 +80,10 @@ def attend(
     sinks = None if sinks is None else upcast(sinks).to(q.dtype)[None]
     scale, softcap = float(scale), None if softcap is None else float(softcap)
     arrays = q, k, v, mask, bias
-    plain = pattern is softcap is sinks is distance_bias is None and not return_lse
-    if plain and sdpa.serves(*arrays, limits, scale):
+    plain = pattern is softcap is sinks is distance_bias is None
+    if plain and return_lse and not all_at_once and sdpa.serves_lse(*arrays, limits, scale):
+        context, lse = sdpa.attend_with_lse(q, k, v, limits, scale)
+    elif plain and not return_lse and sdpa.serves(*arrays, limits, scale):
         context, lse = sdpa.attend(*arrays, limits, scale), None
     elif all_at_once:
         context, lse = small.attend(*arrays, sinks, limits, scale, softcap, pattern, return_lse)

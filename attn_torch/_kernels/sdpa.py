@@ -8,9 +8,12 @@ it differs from the textbook in two ways, which are not checked for here:
 """
 
 from math import log
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attn_np.contract._band import Band, Limits, Span
@@ -57,6 +60,51 @@ def attend(
     shared = bool(q.shape[1] != k.shape[1])  # of compiled calls, sizes may be symbols
     context = scaled_dot_product_attention(q, k, v, bias, is_causal=limits[1] == 0, scale=scale, enable_gqa=shared)
     return context[..., :width].transpose(1, 2)
+
+
+def serves_lse(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, limits: Limits, scale: float
+) -> bool:
+    """Whether the kernel can return its sums: of as many keys as queries, a query may see those after it alone, too."""
+    if torch.compiler.is_compiling() or not q.is_cpu or q.shape[2] != k.shape[2] or not (mask is bias is None):
+        return False
+    return serves(q, k, v, None, None, (None, 0) if limits == (0, None) else limits, scale)
+
+
+def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, limits: Limits, scale: float) -> tuple[Tensor, Tensor]:
+    """The context, `b t h v`, and the lse, `b h t`."""
+    in_reverse, width = limits == (0, None), max(q.shape[-1], v.shape[-1])
+    arrays = [pad(x.flip(1) if in_reverse else x, (0, width - x.shape[-1])).transpose(1, 2) for x in (q, k, v)]
+    context, lse = FlashWithLse.apply(*arrays, limits != (None, None), scale)
+    context, lse = (x.flip(2) if in_reverse else x for x in (context, lse))
+    return context[..., : v.shape[-1]].transpose(1, 2), lse
+
+
+class FlashWithLse(Function):
+    """The kernel behind `scaled_dot_product_attention` on a CPU, whose second result has no gradient there."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.options = causal, scale
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        dout, dlse = grad_outputs
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, scale = ctx.options
+        # The kernel's dscores are probs (dout v - dout out), and those of the lse probs dlse: so one more column of the
+        # values, which is 0, has an output of 1 and a gradient of -dlse.
+        width = q.shape[-1]
+        q, k, v, out, dout = (pad(x, (0, 1)) for x in (q, k, v, out, dout))
+        out[..., -1], dout[..., -1] = 1.0, -dlse
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            dout, q, k, v, out, lse, 0.0, causal, scale=scale
+        )
+        return *(grad[..., :width] for grad in grads), None, None
 
 
 def serves_distances(q: Tensor, k: Tensor, v: Tensor, distance_bias: Tensor) -> bool:

@@ -32,14 +32,14 @@ MUTANTS = (
     both(
         "scale of the content term alone",
         "divide by sqrt(3 head_dim) where three terms are added",
-        '1 / sqrt(sizes["k"] * len(terms)) if',
+        '1 / sqrt(sizes["k"] * (1 + len(c.terms))) if',
         '1 / sqrt(sizes["k"]) if',
     ),
     both(
         "last distance given a row that is not its own",
         "distances of max_distance and beyond share the last row, 2 max_distance - 1",
-        "relative_index=clip(distance + span, 0, 2 * span - 1))",
-        "relative_index=clip(distance + span, 0, 2 * span - 2))",
+        "return clip(distance + span, 0, 2 * span - 1)",
+        "return clip(distance + span, 0, 2 * span - 2)",
     ),
     p2c(
         "position to content not turned back",
@@ -50,8 +50,8 @@ MUTANTS = (
     c2p(
         "distance of the pair read as key minus query",
         "delta(i, j) is query minus key plus max_distance",
-        "record(tape, relative_index=clip(distance + span",
-        "record(tape, relative_index=clip(span - distance",
+        "return clip(distance + span",
+        "return clip(span - distance",
     ),
     both(
         "gradient of the distances from one term",

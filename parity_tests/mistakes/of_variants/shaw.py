@@ -7,14 +7,14 @@ MUTANTS = (
     both(
         "row of query minus key",
         "look up the vector of the key's position minus the query's",
-        "clip(offset, -c",
-        "clip(-offset, -c",
+        "clip(offset, -self",
+        "clip(-offset, -self",
     ),
     both(
         "position part of the scores not scaled",
         "divide the position part of the scores by sqrt(head_dim) too",
-        'scores=(content + position) * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale))',
-        'scores=content * (1 / sqrt(sizes["k"]) if c.scale is None else c.scale) + position)',
+        "scores=(content + position) * scale)",
+        "scores=content * scale + position)",
     ),
     both(
         "values moved by the vectors of the keys' table in reverse",

@@ -68,7 +68,7 @@ class Work:
     def sizes(self) -> dict[str, int]:
         """Those that the config leaves open, as `init_cache` takes them."""
         letters = {letter for axes in self.config.cached().values() for letter in axes.split()}
-        known = call_sizes(self.config) | {"v": self.x.shape[-1]} if not self.config.params() else {}
+        known = call_sizes(self.config) | {"v": self.x.shape[-1]}
         return {x: known[x] for x in letters - {"b", "s"} if x not in self.config.sizes()}
 
 

@@ -17,6 +17,7 @@ from parity_tests.judge.cases import given
 from parity_tests.tests.mutation import checks_decoding as decoding
 from parity_tests.tests.mutation import checks_distances as distances
 from parity_tests.tests.mutation import checks_drop_in as drop_in
+from parity_tests.tests.mutation import checks_far as far
 from parity_tests.tests.mutation import checks_functions as functions
 from parity_tests.tests.mutation import checks_generating as generating
 from parity_tests.tests.mutation import checks_layers as of_layers
@@ -93,6 +94,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(rows.distances_scored)
     add(distances.distances_added)
     add(rows.vectors_by_distance)
+    add(far.near_and_far)
     add(rows.picked_from_special_arrays)
     add(weigh.weighed_rows)
     add(weigh.weighed_blocks)

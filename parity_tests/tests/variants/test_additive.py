@@ -46,7 +46,7 @@ def loops(config: Config, w: Any, query: Any, key: Any, value: Any, mask: Any, b
     raised = [[0.0] * s for _ in range(t)]
     for i in range(t):
         for j in range(s):
-            if mask[i][j]:
+            if mask[i][j] and (not config.causal or j <= i + s - t):
                 pairs = zip(w["w_score"], projected(query[i], w["w_q"]), projected(key[j], w["w_k"]), strict=True)
                 raised[i][j] = exp(sum(v * tanh(a + b) for v, a, b in pairs) + bias[i][j])
     weights = [[0.0] * s for _ in range(t)]

@@ -1,0 +1,124 @@
+"""Keys beyond a distance: where all of them have the same relative position, attention to them is plain.
+
+A table of positions that is clipped at a distance has one row for all keys farther away on a side. The row's vector is
+added to each of these keys (and to its value, where values have positions), and nothing else is left of the position.
+So a call is three: the keys far before, those far behind, and the few diagonals between them, for which the scores are
+formed with a row for each distance. Merged by their sums of exponentials they are the whole.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from attn_np._attend import attend, attend_vjp
+from attn_np._functions import merge, merge_call_vjp
+from attn_np._ops import Array, Tape, arange, concatenate, record, reorder, zeros
+from attn_np._rows import AttendRows, by_rows, by_rows_vjp
+from attn_np._vjp import total
+from attn_np.contract._tape import scope
+
+# (q, k, v, key position minus query position, one number) -> the same with the position of all keys beyond.
+Shift = Callable[[Array, Array, Array, Array], tuple[Array, Array, Array]]
+
+
+def with_lse(context: Array, lse: Array) -> Array:
+    """A context and, as one more column, the logarithm of each row's sum of exponentials: `b t h v+1`."""
+    return concatenate([context, reorder(lse, (0, 2, 1))[..., None]], -1)
+
+
+def with_lse_vjp(dcontext: Array, width: int) -> tuple[Array, Array | None]:
+    """The gradient of a context and that of its lse, `b h t 1`, None where `with_lse` added none."""
+    if dcontext.shape[-1] == width:
+        return dcontext, None
+    return dcontext[..., :width], reorder(dcontext[..., width:], (0, 2, 1, 3))
+
+
+def far_keys(t: int, s: int, limit: int, causal: bool) -> Iterator[tuple[str, int, int, int, dict[str, Any]]]:
+    """Of each side that has keys at `limit` positions or more: its name, offset, how many of the first queries and of
+    the first keys meet, and which of these by position.
+    """
+    if s > limit:
+        yield "before", -limit, t, s - limit, {"causal": True}
+    if t > limit and not causal:
+        yield "behind", limit, t - limit, s, {"window": (0, None)}
+
+
+def of_pairs(x: Array | None, t: int, s: int) -> Any:
+    """The first queries and keys of an array broadcastable to `b h t s`."""
+    return x if x is None else x[(..., *(slice(n) for n in (t, s)[2 - min(x.ndim, 2) :]))]
+
+
+def attend_near_and_far(
+    attend_rows: AttendRows,
+    shift: Shift,
+    tape: Tape,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    limit: int,
+    mask: Array | None,
+    bias: Array | None,
+    causal: bool,
+    scale: float,
+) -> Array:
+    """The context, `b t h v`, in memory that grows with t.
+
+    Args:
+        attend_rows: as `by_rows` calls it; with near=True it returns the context of `with_lse`.
+        shift: adds the position that all keys beyond have.
+        tape: that of the call.
+        q, k, v: `b t h k`, `b s h k` and `b s h v`.
+        limit: the distance from which on all keys of a side have the same position.
+        mask, bias, causal, scale: as of `attend`.
+    """
+    window = limit - 1, limit - 1
+    near, _ = by_rows(
+        partial(attend_rows, near=True), scope(tape, "near"), q, k, v, mask=mask, causal=causal, window=window,
+        bias=bias, keep=None,
+    )  # fmt: skip
+    parts = [(near[..., :-1], reorder(near[..., -1], (0, 2, 1)))]
+    for name, offset, t, s, limits in far_keys(q.shape[1], k.shape[1], limit, causal):
+        arrays = shift(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + offset)
+        context, _, lse = attend(
+            *arrays, mask=of_pairs(mask, t, s), bias=of_pairs(bias, t, s), scale=scale, **limits,
+            tape=scope(tape, name), implementation="fused", return_lse=True,
+        )  # fmt: skip
+        unseen = q.shape[1] - t
+        none = zeros((*lse.shape[:2], unseen), lse) + float("-inf")
+        context = concatenate([context, zeros((context.shape[0], unseen, *context.shape[2:]), context)], 1)
+        parts.append((context, concatenate([lse, none], -1)))
+    record(tape, parts=[q, k, v, parts])  # only in NumPy: its backward reads them
+    return record(tape, context=merge(parts)[0])
+
+
+def attend_near_and_far_vjp(
+    attend_rows_vjp: Callable[[Tape, Array], dict[str, Array | None]],
+    shift_vjp: Callable[..., dict[str, Array]],
+    tape: Tape,
+    dcontext: Array,
+    *,
+    limit: int,
+    causal: bool,
+) -> dict[str, Any]:
+    """The gradients of q, k, v, the bias and the parameters, by name.
+
+    Args:
+        attend_rows_vjp: as `by_rows_vjp` calls it, with a gradient in the axes of what `with_lse` returned.
+        shift_vjp: (q, k, v, offset, their gradients after the shift) -> those before it and of parameters, by name.
+    """
+    q, k, v, parts = tape["parts"]
+    (dnear, dlse), *dparts = merge_call_vjp({}, dcontext, parts=parts)["parts"]
+    dnear = concatenate([dnear, reorder(dlse, (0, 2, 1))[..., None]], -1)
+    grads = by_rows_vjp(attend_rows_vjp, scope(tape, "near"), dnear)
+    sides = far_keys(q.shape[1], k.shape[1], limit, causal)
+    for (name, offset, t, s, _), (dpart, dlse) in zip(sides, dparts, strict=True):
+        *dshifted, dbias = attend_vjp(scope(tape, name), dpart[:, :t], dlse=dlse[..., :t])
+        more = shift_vjp(q[:, :t], k[:, :s], v[:, :s], arange(1, q) + offset, *dshifted)
+        for x, n in (("q", t), ("k", s), ("v", s)):
+            grads[x][:, :n] += more.pop(x)
+        if dbias is not None:
+            part = of_pairs(grads["bias"], t, s)
+            part += dbias
+        grads |= {name: total(grads[name], grad) for name, grad in more.items()}
+    return grads
