@@ -73,7 +73,13 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     for call in functions.ATTENDS:
         add(public.attend_pulled_back, call)
     add(public.pulled_back)
-    for check in (public.attends_from_places, public.wrong_places, public.merged_parts, public.recurred):
+    for check in (
+        public.attends_from_places,
+        public.wrong_places,
+        public.merged_parts,
+        public.recurred,
+        public.no_gradient,
+    ):
         add(check)
     for check in (public.rotated_by_angles, public.lengths_of_positions, public.wrong_positions, public.wrong_scores):
         add(check)

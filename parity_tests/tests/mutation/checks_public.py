@@ -423,35 +423,49 @@ def recurred_by(package: Any, some: dict[str, Any], options: dict[str, Any]) -> 
     claim(all(compare(x, slopes[name])["ratio"] <= 1 for name, x in grads.items()), f"gradients by {options}")
 
 
+def no_gradient(alias: str) -> None:
+    """A backward pass without a gradient is refused, and so is a tape of what records nothing."""
+    package, x = import_module(alias), np.ones((1, 3, 4))
+    layer = package.build("dot_product", dtype="float64").eval()
+    tape = package.trace(layer, x)[1]
+    for call in (lambda: layer.vjp(tape, None), lambda: layer.vjp(tape)):
+        refuses(call, TypeError, "dot_product: expected the gradient of y in vjp, got none")
+    pull = package.value_and_vjp(package.softmax, x)[1]
+    for call in (lambda: pull(None), pull):
+        refuses(call, TypeError, "softmax: expected the gradient of an output, got none")
+    refuses(lambda: package.trace(package.softmax, x), TypeError, "trace: expected a layer or a function with a tape")
+
+
 def recurred(alias: str) -> None:
     """Recurrences are within their bounds by every rule and in every form, and so are their gradients."""
     package, rng = import_module(alias), np.random.default_rng(6)
-    q, k, v = (rng.normal(size=(2, 6, heads, width)) for heads, width in ((4, 3), (2, 3), (2, 5)))
+    q, k, v = (rng.normal(size=(3, 6, heads, width)) for heads, width in ((4, 3), (2, 3), (2, 5)))
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
-    dims, some = {"b": 2, "t": 6, "g": 2, "k": 3}, dict[str, Any]()
+    dims, some = {"b": 3, "t": 6, "g": 2, "k": 3}, dict[str, Any]()
     for rule, kinds in RULES.items():
         for kind in kinds:
-            some = {"q": q, "k": k, "v": v} | ({"beta": rng.random((2, 6, 2))} if "beta" in kind else {})
+            some = {"q": q, "k": k, "v": v} | ({"beta": rng.random((3, 6, 2))} if "beta" in kind else {})
             axes = kind.removeprefix("beta").split()
             some |= {"decay": rng.random([dims[x] for x in axes])} if axes else {}
-            some |= {"state": rng.normal(size=(2, 2, 3, 5))} if "beta" in kind else {}
+            some |= {"state": rng.normal(size=(3, 2, 3, 5))} if "beta" in kind else {}
             for form, size in (("recurrent", 64), ("chunked", 4), ("chunked", 3), ("auto", 64)):
                 recurred_by(package, some, {"rule": rule, "form": form, "chunk_size": size})
+            recurred_by(package, some, {"rule": rule, "scale": 0.3})
     (y, end), pull = package.value_and_vjp(package.recur, **some, rule="gated_delta")
     alone = pull(None, end).inputs
     claim_same(alone, pull(np.zeros_like(y), end).inputs, "the state's gradient alone")
     claim_same(pull(y).inputs, pull(y, np.zeros_like(end)).inputs, "the outputs' gradient alone")
     half = {name: x.astype("float32" if name in ("decay", "state") else "float16") for name, x in some.items()}
-    y, state = package.recur(**half, rule="gated_delta", scale=np.float64(2))
+    y, state = package.recur(**half, rule="gated_delta", scale=np.float64(0.3))
     wide = {name: x.astype("float32") for name, x in half.items()}
-    whole, end = package.recur(**wide, rule="gated_delta", scale=2)
+    whole, end = package.recur(**wide, rule="gated_delta", scale=0.3)
     claim(same(y, whole.astype("float16")) and same(state, end), "16 bits")
     tape: dict[str, Any] = {}
     package.recur(**some, rule="gated_delta", form="parallel", tape=tape)
     names = {"scores", "pairs", "inverse", "erasing", "writing", "corrected", "states", "before"}
-    claim(set(tape) == names and tape["states"].shape == (2, 1, 2, 3, 5), "a tape")
-    claim(package.recur(q[:, :0], k[:, :0], v[:, :0])[0].shape == (2, 0, 4, 5), "no positions")
-    claim(package.recur(q[:, :1], k[:, :1], v[:, :1], tape=tape)[1].shape == (2, 2, 3, 5), "one position")
+    claim(set(tape) == names and tape["states"].shape == (3, 1, 2, 3, 5), "a tape")
+    claim(package.recur(q[:, :0], k[:, :0], v[:, :0])[0].shape == (3, 0, 4, 5), "no positions")
+    claim(package.recur(q[:, :1], k[:, :1], v[:, :1], tape=tape)[1].shape == (3, 2, 3, 5), "one position")
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"rule": "gru"}, ValueError, "rule to be one of"),
         ({"form": 3}, ValueError, "form to be one of"),
@@ -463,6 +477,8 @@ def recurred(alias: str) -> None:
         ({"decay": q}, ValueError, "no decay= with rule='linear'"),
         ({"rule": "gated"}, ValueError, "decay= with rule='gated'"),
         ({"rule": "gated", "decay": q}, ValueError, "decay of shape"),
+        ({"rule": "gated", "decay": np.array([0.5, 1.5])}, ValueError, "decay from 0 to 1, got 0.5 to 1.5"),
+        ({"k": None}, ValueError, "an array for k"),
         ({"v": v.astype("float32")}, TypeError, "v of dtype float64"),
         ({"v": v.tolist()}, TypeError, "v as a NumPy array"),
     ]
