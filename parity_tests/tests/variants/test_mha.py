@@ -11,6 +11,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from attn_np.contract import self_attention
+from attn_np.contract._heads import CrossConfig
 from attn_np.contract.mha import EXAMPLES, Config
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.judge.cases import CALLS, Case
@@ -61,7 +62,7 @@ def projected(x: list[float], w: list[list[float]], b: list[float] | None) -> li
     ]
 
 
-def sees(config: Config, i: int, j: int, t: int, s: int) -> bool:
+def sees(config: CrossConfig, i: int, j: int, t: int, s: int) -> bool:
     """Query i, standing at i + s - t, sees key j."""
     left, right = config.window or (None, None)
     place = i + s - t
@@ -70,7 +71,9 @@ def sees(config: Config, i: int, j: int, t: int, s: int) -> bool:
     return (left is None or j >= place - left) and (right is None or j <= place + right)
 
 
-def head(config: Config, q: Any, k: Any, v: Any, mask: Any, bias: Any, keep: Any, memory: Any = ()) -> tuple[Any, Any]:
+def head(
+    config: CrossConfig, q: Any, k: Any, v: Any, mask: Any, bias: Any, keep: Any, memory: Any = ()
+) -> tuple[Any, Any]:
     """What one head finds for every query, and its weights on the keys; the memory is pairs of a key and a value."""
     scale = 1 / sqrt(len(q[0])) if config.scale is None else config.scale
 
@@ -107,7 +110,7 @@ def loops(config: Config, w: Any, query: Any, key: Any, value: Any, *given: Any)
             shift = w[f"b_{name}"][h] if config.use_bias else None
             parts.append([projected(word, own, shift) for word in words])
         memory = [(k[h], v[h]) for k, v in zip(w.get("memory_k", ()), w.get("memory_v", ()), strict=True)]
-        heads.append(head(config, *parts, *(part[h] for part in given), memory))
+        heads.append(head(config, *parts, *(part[h] for part in given), memory=memory))
     w_o = [row for own in w["w_o"] for row in own]
     joined = [[x for found, _ in heads for x in found[i]] for i in range(len(query))]
     return [projected(x, w_o, w.get("b_o")) for x in joined], [weights for _, weights in heads]
@@ -133,7 +136,7 @@ def test_scalar_loops(example: str, call: str) -> None:
 @pytest.mark.parametrize("fields", [{"dropout": 0.25}, {"causal": True, "use_bias": False}])
 def test_scalar_loops_with_a_memory(fields: dict[str, Any]) -> None:
     """It is not dropped with the keys, and seen by queries that see no key."""
-    config = Config(d_model=7, head_dim=5, **{"num_heads": 3, "memory_keys": 2} | fields)
+    config = replace(Config(d_model=7, head_dim=5, num_heads=3, memory_keys=2), **fields)
     assert not disagreement(witness, Case("mha", "", "full", "float64", given=config))
 
 
