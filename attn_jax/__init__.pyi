@@ -275,7 +275,7 @@ def build(
     gate: bool = False,
     rope_base: float | None = 10000.0,
     rotary_dim: int | None = None,
-    layout: str = "half",
+    rope_layout: str = "half",
     max_positions: int | None = None,
     scaling: str | None = None,
     scaling_factor: float | None = None,
@@ -333,7 +333,7 @@ def build(
     norm_weight: bool = True,
     norm_eps: float = 1e-05,
     rope_base: float | None = None,
-    layout: str = "half",
+    rope_layout: str = "half",
     max_positions: int | None = None,
 ) -> DifferentialAttention: ...
 @overload
@@ -671,7 +671,7 @@ def build(
     causal: bool = False,
     dropout: float = 0.0,
     rope_base: float = 10000.0,
-    layout: str = "interleaved",
+    rope_layout: str = "interleaved",
     max_positions: int | None = None,
     scaling: str | None = None,
     scaling_factor: float | None = None,
@@ -747,7 +747,7 @@ def build(
     use_gate: bool = True,
     use_bias: bool = False,
     rope_base: float | None = None,
-    layout: str = "interleaved",
+    rope_layout: str = "interleaved",
     spacing: str = "closed",
 ) -> Retention: ...
 @overload
@@ -782,7 +782,7 @@ def build(
     use_bias: bool = True,
     rope_base: float = 10000.0,
     rotary_dim: int | None = None,
-    layout: str = "half",
+    rope_layout: str = "half",
     max_positions: int | None = None,
     scaling: str | None = None,
     scaling_factor: float | None = None,
@@ -887,7 +887,7 @@ def build(
     softcap: float | None = None,
     dropout: float = 0.0,
     use_bias: bool = True,
-    offset: float | None = None,
+    score_offset: float | None = None,
 ) -> SigmoidAttention: ...
 @overload
 def build(
@@ -1107,7 +1107,7 @@ def build(
     use_gate: bool = True,
     use_bias: bool = False,
     rope_base: float | None = 10000.0,
-    layout: str = "interleaved",
+    rope_layout: str = "interleaved",
     spacing: str = "closed",
 ) -> Retention: ...
 @overload

@@ -13,7 +13,7 @@ from attn_jax._ops import (
     dtype_name,
     empty_slots,
     pytree,
-    shapes_may_vary,
+    shapes_may_depend_on_values,
     to_dtype,
     upcast,
     where,
@@ -128,7 +128,7 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
     """
     b, t, num_slots, max_length = *query.shape[:2], cache.positions.shape[1] - SPARE, cache.max_length
     filled = None
-    if shapes_may_vary(cache.length):
+    if shapes_may_depend_on_values(cache.length):
         lengths = cache.length.tolist()
         start, longest = min(lengths), max(lengths)
         if valid is None and start == longest and start + t <= num_slots:

@@ -152,7 +152,7 @@ def serves(q: Array, k: Array, v: Array) -> bool:
     return True
 
 
-def by_diagonal(q: Array, k: Array) -> bool:
+def takes_diagonals(q: Array, k: Array) -> bool:
     """Whether the fast path takes a bias by distance as one number for each diagonal: of lengths that are numbers."""
     return _are_numbers(q.shape[1], k.shape[1]) and 0 not in (q.shape[1], k.shape[1])
 

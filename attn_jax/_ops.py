@@ -45,12 +45,12 @@ DTYPES = {
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
 
-def amax(x: Array, axis: int) -> Array:
+def amax_detached(x: Array, axis: int) -> Array:
     """Largest entry of an axis, without a gradient: subtracted from every score before `exp`, it cancels."""
     return jnp.max(jax.lax.stop_gradient(x), axis=axis)
 
 
-def amin(x: Array, axis: int) -> Array:
+def amin_detached(x: Array, axis: int) -> Array:
     """Least entry of an axis, without a gradient."""
     return jnp.min(jax.lax.stop_gradient(x), axis=axis)
 
@@ -132,7 +132,7 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     return flat[..., t - 1 : t * n - 1].reshape(*x.shape[:2], t, n - 1)[..., :s]
 
 
-def as_keys_meet(x: Array) -> Array:
+def of_transpose(x: Array) -> Array:
     """What stands by diagonal, in the order that `per_pair` takes where its rows are keys and its columns queries."""
     return x[..., ::-1]
 
@@ -159,7 +159,7 @@ def known_range(x: Array) -> tuple[Any, Any] | None:
     return (x.min().item(), x.max().item()) if concrete(x) and x.size else None
 
 
-def shapes_may_vary(x: Array) -> bool:
+def shapes_may_depend_on_values(x: Array) -> bool:
     """Whether shapes may depend on values: eager NumPy and PyTorch, never JAX."""
     return False  # every new shape is compiled
 
@@ -372,7 +372,7 @@ def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]
     Where no key is allowed the weights are 0 and the logarithm is -inf.
     """
     scores = scores if allowed is None else where(allowed, scores, float("-inf"))
-    top = amax(scores, -1)[..., None]
+    top = amax_detached(scores, -1)[..., None]
     top = where(top == float("-inf"), 0.0, top)
     weights = exp(scores - top)
     total = weights.sum(-1)[..., None]

@@ -2,7 +2,7 @@
 
 from attn_jax._ops import (
     Array,
-    amax,
+    amax_detached,
     any_over,
     arange,
     argmax,
@@ -96,7 +96,7 @@ def as_rows(scores: Array, allowed: Array | None, axis: int) -> tuple[Array, Arr
     if allowed is not None:
         allowed = broadcast_to(allowed, scores.shape).swapaxes(axis, -1)
         z = where(allowed, z, float("-inf"))
-    top = amax(z, -1)[..., None]
+    top = amax_detached(z, -1)[..., None]
     overflowed = nothing = top == float("-inf")
     if allowed is not None:
         overflowed = nothing & any_over(allowed, (allowed.ndim - 1,))[..., None]

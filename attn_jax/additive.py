@@ -4,7 +4,7 @@ from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import attention_mask, unmasked_by_bias
+from attn_jax._masks import attention_mask, hide_by_bias
 from attn_jax._ops import Array, Tape, dropout, dtype_name, einsum, record, softmax, tanh, upcast
 from attn_np.contract._attend import AXES
 from attn_np.contract.additive import Config
@@ -46,7 +46,7 @@ class AdditiveAttention(Layer[Config]):
         scores = record(tape, scores=einsum("btse,e->bts", features, self.w_score))
         if bias is not None:
             scores = record(tape, biased=scores + bias)
-        mask = unmasked_by_bias(mask, bias)
+        mask = hide_by_bias(mask, bias)
         probs = record(tape, probs=softmax(scores, mask, AXES[c.normalize_over]))
         kept = record(tape, kept=dropout(probs, keep, c.dropout))
         context = record(tape, context=einsum("bts,bsv->btv", kept, v))

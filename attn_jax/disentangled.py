@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from attn_jax._decode import DecodeStep, append
 from attn_jax._far import attend_near_and_far, with_lse
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import unmasked_by_bias, zero_unseen
+from attn_jax._masks import hide_by_bias, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -130,7 +130,7 @@ class DisentangledAttention(Layer[Config]):
             scores = record(tape, scores=sum(terms[1:], start=terms[0]) * scale)
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            allowed = unmasked_by_bias(allowed, bias)
+            allowed = hide_by_bias(allowed, bias)
             probs, lse = softmax_and_lse(scores, allowed) if near else (softmax(scores, allowed), None)
             probs = record(tape, probs=probs)
             kept = record(tape, kept=dropout(probs, keep, c.dropout))

@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float
 
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import full_mask, unmasked_by_bias, zero_unseen
+from attn_jax._masks import full_mask, hide_by_bias, zero_unseen
 from attn_jax._ops import (
     Array,
     Tape,
@@ -60,7 +60,7 @@ class LuongAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed, shape = unmasked_by_bias(mask, bias), (sizes["b"], sizes["t"], sizes["s"])
+        allowed, shape = hide_by_bias(mask, bias), (sizes["b"], sizes["t"], sizes["s"])
         if c.half_window is not None and self.w_center is None:
             allowed, key_number, _ = visible_positions(allowed, query, shape)
             # p_t = t: queries and keys are counted from 1, hidden keys are not counted.

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import attention_mask, unmasked_by_bias, zero_unseen
+from attn_jax._masks import attention_mask, hide_by_bias, zero_unseen
 from attn_jax._ops import Array, Tape, broadcast_to, concatenate, dtype_name, linear, record, upcast, zeros
 from attn_np.contract.mha import Config
 
@@ -65,7 +65,7 @@ class MultiHeadAttention(Layer[Config]):
         if self.memory_k is not None and self.memory_v is not None:
             # Causality and window are about the keys of the call alone, so they become part of the mask.
             mask = attention_mask(mask, sizes["t"], s, like=query, **by_position)
-            q = zero_unseen("bhts->bthk", unmasked_by_bias(mask, bias), q)
+            q = zero_unseen("bhts->bthk", hide_by_bias(mask, bias), q)
             mask, keep = beside_memory(mask, s, self.memory_k), beside_memory(keep, s, self.memory_k)
             bias = beside_memory(record(tape, key_bias=upcast(bias)), s, self.memory_k)
             # Weights that are not dropped are divided by 1 - rate: the memory's are never dropped.

@@ -53,7 +53,7 @@ class SigmoidAttention(Layer[Config]):
 
         def attend_rows(tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, **by_score: Any) -> Any:
             def sigmoid_weights(scores: Array, allowed: Array | None) -> Array:
-                if c.offset is None:
+                if c.score_offset is None:
                     # 1 for every visible key; one row for all where every query sees every key. The inner choice takes
                     # none of the scores: it gives the 1 their dtype.
                     rows = scores[:1, :1, :1] if allowed is None else scores
@@ -62,7 +62,7 @@ class SigmoidAttention(Layer[Config]):
                     count = einsum("bhts,s->bht", ones, zeros((ones.shape[-1],), ones) + 1.0)
                     shifted = scores - log(maximum(count, 1.0))[..., None]
                 else:
-                    shifted = scores + c.offset
+                    shifted = scores + c.score_offset
                 if allowed is None:
                     return sigmoid(record(tape, shifted=shifted))
                 shifted = record(tape, shifted=where(allowed, shifted, 0.0))
@@ -77,7 +77,7 @@ class SigmoidAttention(Layer[Config]):
         context, weights = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, window=c.window, step=step,
             return_weights=return_weights, implementation=implementation, bias=bias, keep=keep,
-            weighing=Weighing("sigmoid", scale, c.softcap, c.offset),
+            weighing=Weighing("sigmoid", scale, c.softcap, c.score_offset),
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvo->bto", context, self.w_o, self.b_o))
         return cast_output(dtype, y, weights, return_weights)

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
-from attn_jax._masks import unmasked_by_bias, zero_unseen
+from attn_jax._masks import hide_by_bias, zero_unseen
 from attn_jax._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
 from attn_jax._rows import by_rows
 from attn_np.contract.talking_heads import Config
@@ -69,7 +69,7 @@ class TalkingHeadsAttention(Layer[Config]):
                 scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            probs = record(tape, probs=softmax(scores, hide_by_bias(allowed, bias)))
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             if self.w_mix_weights is not None:
                 kept = record(tape, blended=einsum("hg,bhts->bgts", self.w_mix_weights, kept))

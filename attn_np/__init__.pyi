@@ -277,7 +277,7 @@ def build(
     gate: bool = False,
     rope_base: float | None = 10000.0,
     rotary_dim: int | None = None,
-    layout: str = "half",
+    rope_layout: str = "half",
     max_positions: int | None = None,
     scaling: str | None = None,
     scaling_factor: float | None = None,
@@ -335,7 +335,7 @@ def build(
     norm_weight: bool = True,
     norm_eps: float = 1e-05,
     rope_base: float | None = None,
-    layout: str = "half",
+    rope_layout: str = "half",
     max_positions: int | None = None,
 ) -> DifferentialAttention: ...
 @overload
@@ -673,7 +673,7 @@ def build(
     causal: bool = False,
     dropout: float = 0.0,
     rope_base: float = 10000.0,
-    layout: str = "interleaved",
+    rope_layout: str = "interleaved",
     max_positions: int | None = None,
     scaling: str | None = None,
     scaling_factor: float | None = None,
@@ -749,7 +749,7 @@ def build(
     use_gate: bool = True,
     use_bias: bool = False,
     rope_base: float | None = None,
-    layout: str = "interleaved",
+    rope_layout: str = "interleaved",
     spacing: str = "closed",
 ) -> Retention: ...
 @overload
@@ -784,7 +784,7 @@ def build(
     use_bias: bool = True,
     rope_base: float = 10000.0,
     rotary_dim: int | None = None,
-    layout: str = "half",
+    rope_layout: str = "half",
     max_positions: int | None = None,
     scaling: str | None = None,
     scaling_factor: float | None = None,
@@ -889,7 +889,7 @@ def build(
     softcap: float | None = None,
     dropout: float = 0.0,
     use_bias: bool = True,
-    offset: float | None = None,
+    score_offset: float | None = None,
 ) -> SigmoidAttention: ...
 @overload
 def build(
@@ -1109,7 +1109,7 @@ def build(
     use_gate: bool = True,
     use_bias: bool = False,
     rope_base: float | None = 10000.0,
-    layout: str = "interleaved",
+    rope_layout: str = "interleaved",
     spacing: str = "closed",
 ) -> Retention: ...
 @overload

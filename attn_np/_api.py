@@ -9,7 +9,7 @@ from attn_np import contract
 from attn_np._layer import Layer, Output
 from attn_np._ops import Device, DType, check_device, check_dtype, from_numpy, to_numpy
 from attn_np._vjp import value_and_vjp as value_and_vjp
-from attn_np.contract._tape import Residuals  # only in NumPy: its backward reads them
+from attn_np.contract._tape import BackwardTape  # only in NumPy: its backward reads them
 from attn_np.weights import (
     PathArg,
     drain,
@@ -210,5 +210,5 @@ def trace(layer: Any, *inputs: Any, **options: Any) -> tuple[Output, dict[str, A
         name = getattr(layer, "__name__", repr(layer))
         raise TypeError(f"trace: expected a layer or a function with a tape, got {name}; it records nothing: call it")
     tape: dict[str, Any] = {}
-    tape = Residuals() if options.get("implementation") == "fused" else tape  # only in NumPy: see Residuals
+    tape = BackwardTape() if options.get("implementation") == "fused" else tape  # only in NumPy: see BackwardTape
     return layer(*inputs, tape=tape, **options), tape

@@ -9,7 +9,7 @@ import numpy as np
 import attn_np._kernels as kernels
 from attn_np._decode import DecodeStep
 from attn_np._layer import spec_of, specs
-from attn_np._masks import attention_mask, diagonal_offsets, token_offsets, unmasked_by_bias, zero_unseen
+from attn_np._masks import attention_mask, diagonal_offsets, hide_by_bias, token_offsets, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
@@ -42,7 +42,7 @@ from attn_np._vjp import (
 from attn_np.contract import _attend as contract
 from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern, check_pattern
-from attn_np.contract._tape import residuals_of, wants_intermediates
+from attn_np.contract._tape import saved_call_of, wants_intermediates
 
 
 def per_head(spec: str, q: Array) -> str:
@@ -50,14 +50,14 @@ def per_head(spec: str, q: Array) -> str:
     return spec if q.ndim == 4 else spec.replace("h", "")
 
 
-def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
+def softmax_with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
     """The weights `b h t s+1`: a softmax over the keys and one more entry, whose score is the head's sink.
 
     A sink of -inf has no effect.
     """
     column = broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
     if allowed is not None:
-        sink_allowed: Any = unmasked_by_bias(None, column)
+        sink_allowed: Any = hide_by_bias(None, column)
         allowed = concatenate([broadcast_to(allowed, scores.shape), sink_allowed], -1)
     return softmax(concatenate([scores, column], -1), allowed)
 
@@ -141,9 +141,15 @@ def attend(
     needs_weights = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
     served = kernels.serves(q, k, v)
     fast = contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **needs_weights)
-    in_order, by_distance = step is None or step.start is not None, None
-    if distance_bias is not None and fast and in_order and kernels.by_diagonal(q, k) and not wants_intermediates(tape):
-        by_distance = distance_bias(diagonal_offsets(q.shape[1], k.shape[1], like=q))
+    in_order, diagonal_bias = step is None or step.start is not None, None
+    if (
+        distance_bias is not None
+        and fast
+        and in_order
+        and kernels.takes_diagonals(q, k)
+        and not wants_intermediates(tape)
+    ):
+        diagonal_bias = distance_bias(diagonal_offsets(q.shape[1], k.shape[1], like=q))
     elif distance_bias is not None:
         by_pair = distance_bias(token_offsets(q.shape[1], k.shape[1], like=q, step=step))
         bias = by_pair if bias is None else by_pair + bias
@@ -153,7 +159,7 @@ def attend(
             mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
             causal, window, pattern = False, None, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
-        masks["distance_bias"] = by_distance
+        masks["distance_bias"] = diagonal_bias
         numbers = {"scale": scale, "softcap": softcap, "sinks": sinks}
         context, lse = fast_path(tape, q, k, v, **masks, **numbers, return_lse=return_lse)
         return (context, None, lse) if return_lse else (context, None)
@@ -173,13 +179,13 @@ def attend(
         scores = record(tape, capped=softcap * tanh(scores / softcap))
     if bias is not None:
         scores = record(tape, biased=scores + bias)
-    allowed = unmasked_by_bias(allowed, bias)
+    allowed = hide_by_bias(allowed, bias)
     if softmax_fn is not None:
         probs = record(tape, probs=softmax_fn(scores, allowed))
     elif sinks is None:
         probs = record(tape, probs=softmax(scores, allowed, contract.AXES[normalize_over]))
     else:
-        probs_and_sink = record(tape, probs_and_sink=with_sinks(scores, allowed, record(tape, sinks=sinks)))
+        probs_and_sink = record(tape, probs_and_sink=softmax_with_sinks(scores, allowed, record(tape, sinks=sinks)))
         probs = record(tape, probs=probs_and_sink[..., :-1])
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))
@@ -188,13 +194,13 @@ def attend(
 
 
 def fast_path_vjp(
-    tape: Tape, dcontext: Array, dlse: Array | None, by_distance: bool
+    tape: Tape, dcontext: Array, dlse: Array | None, with_diagonals: bool
 ) -> tuple[Array, Array, Array, Array | None]:
     """The gradients of q, k, v and the bias, by the fast path's own backward; those of the sinks are taped."""
     has_heads = dcontext.ndim == 4
     if not has_heads:
         dcontext, dlse = dcontext[:, :, None], None if dlse is None else dlse[:, None]
-    *dinputs, dsinks, dbiased, ddistance_bias = kernels.attend_vjp(residuals_of(tape), dcontext, dlse, by_distance)
+    *dinputs, dsinks, dbiased, ddistance_bias = kernels.attend_vjp(saved_call_of(tape), dcontext, dlse, with_diagonals)
     dq, dk, dv = (x if has_heads else x[:, :, 0] for x in dinputs)
     dbiased = dbiased if has_heads or dbiased is None else dbiased[:, 0]
     dbiased = record(tape, dbiased=dbiased, dsinks=dsinks, ddistance_bias=ddistance_bias)[0]
@@ -203,7 +209,7 @@ def fast_path_vjp(
 
 
 def distance_bias_vjp(tape: Tape, shape: tuple[int, ...]) -> Array:
-    """The gradient of what `distance_bias` returned, in its shape, after `attend_vjp` with `by_distance`."""
+    """The gradient of what `distance_bias` returned, in its shape, after `attend_vjp` with `with_diagonals`."""
     by_diagonal = tape.get("ddistance_bias")
     return per_pair_vjp(shape, tape["dbiased"]) if by_diagonal is None else sum_to(by_diagonal, shape)
 
@@ -217,7 +223,7 @@ def attend_vjp(
     rate: float = 0.0,
     normalize_over: str = "keys",
     kv_heads: int | None = None,
-    by_distance: bool = False,
+    with_diagonals: bool = False,
     softmax_fn_vjp: Callable[[Array, Array], Array] | None = None,
     dweights: Array | None = None,
     dlse: Array | None = None,
@@ -231,13 +237,13 @@ def attend_vjp(
         dcontext: gradient of the context, `b t h v`.
         scale, softcap, rate, normalize_over: as they were passed to `attend`.
         kv_heads: how many heads k and v had, if fewer than the queries.
-        by_distance: whether `distance_bias_vjp` will be asked for.
+        with_diagonals: whether `distance_bias_vjp` will be asked for.
         softmax_fn_vjp: (weights, their gradient) -> gradient of the scores, for a call with `softmax_fn`.
         dweights: gradient of the returned weights, if there is one beside that of the context.
         dlse: gradient of the logarithms of the sums of exponentials, likewise.
     """
-    if residuals_of(tape) is not None:
-        return fast_path_vjp(tape, dcontext, dlse, by_distance)
+    if saved_call_of(tape) is not None:
+        return fast_path_vjp(tape, dcontext, dlse, with_diagonals)
     q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
     allowed, bias, keep = tape.get("allowed"), tape.get("bias"), tape.get("keep")
     scale = 1 / sqrt(q.shape[-1]) if scale is None else scale

@@ -38,11 +38,11 @@ from attn_np._kernel_scores import (
     zero_subnormal_,
 )
 from attn_np._kernel_threads import Scratch, in_threads
-from attn_np._masks import block_table, unmasked_by_bias, visibility, visible_pairs, zero_unseen
+from attn_np._masks import block_table, hide_by_bias, visibility, visible_pairs, zero_unseen
 from attn_np._ops import Array, per_diagonal, per_pair, to_dtype, upcast
 from attn_np.contract._band import Band, Limits, Span
 from attn_np.contract._patterns import Pattern, Truth
-from attn_np.contract._tape import save_residuals
+from attn_np.contract._tape import save_call
 
 BLOCK_QUERIES, BLOCK_KEYS = 1024, 512  # a block's scores, two megabytes in float32, fit a core's caches
 EDGE_QUERIES = 128  # blocks that a causal edge or a window cuts through are halved down to this many queries
@@ -63,11 +63,11 @@ class Arguments:
         band: causality and window.
         pattern: None, or who may attend to whom besides.
         sinks: None, or `h`.
-        log_base: log2(e) where weights in blocks are powers of 2, 1 where they are powers of e.
-        distance_bias: None, or `h n` with an axis of 1 for all heads, times `log_base`: of the n = t + s - 1 diagonals
-            from that of the last query and the first key on.
-        largest_product: None, or what no score without that bias exceeds in size, `h`, times `log_base`; no score with
-            it is above `SAFE_SCORE` then.
+        exp_factor: log2(e) where weights in blocks are powers of 2, 1 where they are powers of e.
+        distance_bias: None, or `h n` with an axis of 1 for all heads, times `exp_factor`: of the n = t + s - 1
+            diagonals from that of the last query and the first key on.
+        largest_product: None, or what no score without that bias exceeds in size, `h`, times `exp_factor`; no score
+            with it is above `SAFE_SCORE` then.
     """
 
     q: Array
@@ -80,14 +80,14 @@ class Arguments:
     scale: float
     softcap: float | None
     sinks: Array | None
-    log_base: float
+    exp_factor: float
     distance_bias: Array | None = None
     largest_product: Array | None = None
 
     def without_unseen(self) -> "Arguments":
         """The same with 0 for queries that see no key and keys that no query sees: 0 times their NaN would be NaN."""
         band, g, h = self.band, self.k.shape[2], self.q.shape[2]
-        mask: Any = unmasked_by_bias(self.mask, self.bias)
+        mask: Any = hide_by_bias(self.mask, self.bias)
         queries, keys = visibility(
             mask, band.t, band.s, like=self.q, window=(band.left, band.right), pattern=self.pattern
         )
@@ -103,8 +103,8 @@ class Arguments:
         return block_table(pattern, self.band.t, self.band.s, block_shape(self)[0], PATTERN_KEYS, like=self.q)
 
     def exp_(self, x: Array, least: float | None = None) -> Array:
-        """The weight of a score times `log_base`, in place; 0 below `least`, as what underflows is slow."""
-        exp = np.exp if self.log_base == 1.0 else np.exp2
+        """The weight of a score times `exp_factor`, in place; 0 below `least`, as what underflows is slow."""
+        exp = np.exp if self.exp_factor == 1.0 else np.exp2
         if least is None:
             return exp(x, out=x)
         smallest = exp(np.full(64, least, x.dtype))[0]
@@ -117,7 +117,7 @@ class ForwardResult:
 
     Attributes:
         context: `b t h v`.
-        top: `b h t`, what was subtracted from the scores of a row, times `log_base`.
+        top: `b h t`, what was subtracted from the scores of a row, times `exp_factor`.
         total: `b h t`, infinite where a row sees nothing.
     """
 
@@ -128,7 +128,7 @@ class ForwardResult:
 
     def lse(self) -> Array:
         """The logarithm of each row's sum of exponentials, `b h t`; -inf where it sees nothing."""
-        lse = self.top / self.top.dtype.type(self.args.log_base) + np.log(self.total)
+        lse = self.top / self.top.dtype.type(self.args.exp_factor) + np.log(self.total)
         return np.where(self.total == np.inf, -np.inf, lse)
 
 
@@ -137,7 +137,7 @@ def serves(q: Array, k: Array, v: Array) -> bool:
     return all(type(x) in (np.ndarray, np.memmap) for x in (q, k, v))
 
 
-def by_diagonal(q: Array, k: Array) -> bool:
+def takes_diagonals(q: Array, k: Array) -> bool:
     """Whether the fast path takes a bias by distance as one number for each diagonal: where there is one."""
     return 0 not in (*q.shape, *k.shape)
 
@@ -170,15 +170,15 @@ def attend(
         pairs = per_pair(distance_bias, q.shape[1], k.shape[1])
         bias, distance_bias = pairs if bias is None else pairs + bias, None
     # Capped or biased scores would have to be multiplied by log2(e) one by one, which costs what powers of 2 save.
-    log_base = log2(e) if softcap is bias is None and exp2_is_fast(q.dtype) else 1.0
+    exp_factor = log2(e) if softcap is bias is None and exp2_is_fast(q.dtype) else 1.0
     band = Band.of(q.shape[1], k.shape[1], causal, window)
-    args = Arguments(q, upcast(k), upcast(v), mask, bias, band, pattern, scale, softcap, sinks, log_base)
+    args = Arguments(q, upcast(k), upcast(v), mask, bias, band, pattern, scale, softcap, sinks, exp_factor)
     with np.errstate(invalid="ignore", over="ignore"):  # hidden numbers may overflow or be NaN
         args = args if distance_bias is None else with_distance_bias(args, distance_bias[0, :, 0].astype(q.dtype))
         result = forward(args)
         if not (mask is bias is pattern is None and band.full) and not np.isfinite(result.context).all():
             result = forward(args.without_unseen())
-    save_residuals(tape, result)
+    save_call(tape, result)
     return to_dtype(result.context, dtype), result.lse() if return_lse else None
 
 
@@ -194,16 +194,16 @@ def with_distance_bias(args: Arguments, distance_bias: Array) -> Arguments:
     safe = args.sinks is args.softcap is args.bias is None and args.band.t >= FEW_QUERIES
     safe = safe and values_are_moderate(args.v)
     if not (safe and distance_bias.size and np.max(largest, initial=0) <= SAFE_SCORE):  # which NaN is not, either
-        return replace(args, distance_bias=distance_bias * distance_bias.dtype.type(args.log_base))
+        return replace(args, distance_bias=distance_bias * distance_bias.dtype.type(args.exp_factor))
     top = np.max(distance_bias, axis=1) - np.where(2 * largest > SAFE_SCORE, 0, args.q.dtype.type(SAFE_SCORE / 2))
     if not np.max(np.abs(top)) <= 2 * SAFE_SCORE:  # a large one would round the others
-        return replace(args, distance_bias=distance_bias * distance_bias.dtype.type(args.log_base))
-    distance_bias, largest = ((x * x.dtype.type(args.log_base)) for x in (distance_bias - top[:, None], largest))
+        return replace(args, distance_bias=distance_bias * distance_bias.dtype.type(args.exp_factor))
+    distance_bias, largest = ((x * x.dtype.type(args.exp_factor)) for x in (distance_bias - top[:, None], largest))
     return replace(args, distance_bias=distance_bias, largest_product=largest)
 
 
 def attend_vjp(
-    result: ForwardResult, dcontext: Array, dlse: Array | None = None, by_distance: bool = False
+    result: ForwardResult, dcontext: Array, dlse: Array | None = None, with_diagonals: bool = False
 ) -> tuple[Array, Array, Array, Array | None, Array | None, Array | None]:
     """The gradients of `attend` from those of its context, `b t h v`, and of its lse, `b h t`: of q, k, v, the sinks,
     the biased scores and, if asked for, of the scores summed over each diagonal, `1 h 1 n`.
@@ -221,7 +221,7 @@ def attend_vjp(
         dtype = args.q.dtype
         # A gradient is divided by its row's total, and a small one would underflow where the total is large because
         # nothing was subtracted from the scores. So the power of 2 in such a total becomes its top.
-        top = np.rint(np.frexp(result.total)[1] * (log(2) * args.log_base)).astype(dtype)
+        top = np.rint(np.frexp(result.total)[1] * (log(2) * args.exp_factor)).astype(dtype)
         top = np.where(result.top == 0, top, 0)
         result = replace(result, args=args, top=result.top + top, total=result.total * args.exp_(-top))
         dcontext = dcontext.astype(dtype, copy=False)
@@ -230,9 +230,9 @@ def attend_vjp(
         dsinks = None
         if args.sinks is not None:
             # The sink's weight has no value, so its score gets what the others lose.
-            weight = args.exp_(args.sinks[:, None] * dtype.type(args.log_base) - result.top)
+            weight = args.exp_(args.sinks[:, None] * dtype.type(args.exp_factor) - result.top)
             dsinks = -np.sum(weight / result.total * delta, axis=(0, 2))
-        dq, dk, dv, dbiased, ddistance = backward(result, dcontext, delta, by_distance)
+        dq, dk, dv, dbiased, ddistance = backward(result, dcontext, delta, with_diagonals)
     return dq, dk, dv, dsinks, dbiased, ddistance
 
 
@@ -385,11 +385,11 @@ def outside_pattern(args: Arguments, block: Block, keys: Span) -> Array | None:
 def scaled_queries(args: Arguments, block: Block) -> Array:
     """The queries of a block, `b h t k`, as they go into `scores_`."""
     # BLAS may round by strides, so they are in one order in memory, whatever the heads.
-    return np.multiply(block.of_queries(args.q), args.q.dtype.type(args.scale * args.log_base), order="C")
+    return np.multiply(block.of_queries(args.q), args.q.dtype.type(args.scale * args.exp_factor), order="C")
 
 
 def scores_(args: Arguments, block: Block, keys: Span, q: Array, out: Array) -> Array | None:
-    """Fill `out`, `b h t s`, with scores times `log_base`, hidden ones too; return the tanh of the softcap, or None."""
+    """Fill `out`, `b h t s`, with scores times `exp_factor`, hidden too; return the tanh of the softcap, or None."""
     k = block.of_keys(args.k, keys)
     np.matmul(by_kv_head(q, k), k.swapaxes(2, 3), out=by_kv_head(out, k))
     tanh_scores = None
@@ -464,7 +464,7 @@ def score_bound(args: Arguments, block: Block, q: Array, longest_key: Array) -> 
     bound = args.softcap
     if bound is None:
         longest_query = np.sqrt(np.max(np.einsum("bhtk,bhtk->bht", q, q), axis=2))
-        bound = float(np.max(longest_query * longest_key[block.batch, block.heads], initial=0)) / args.log_base
+        bound = float(np.max(longest_query * longest_key[block.batch, block.heads], initial=0)) / args.exp_factor
     return bound if args.sinks is None else float(np.maximum(bound, np.max(np.abs(args.sinks[block.heads]))))
 
 
@@ -476,10 +476,10 @@ def weighted_sums(args: Arguments, block: Block, q: Array, bounded: bool) -> tup
     values, sums = np.zeros((*shape, args.v.shape[-1]), dtype), np.zeros(shape, dtype)
     top = np.full(shape, 0.0 if bounded else -np.inf, dtype)
     if args.sinks is not None:
-        sink = args.sinks[block.heads, None] * dtype.type(args.log_base)
+        sink = args.sinks[block.heads, None] * dtype.type(args.exp_factor)
         top = top if bounded else np.maximum(top, sink)
         sums += np.where(sink != -np.inf, args.exp_(sink - top), 0.0)
-    scratch, least = Scratch(), least_score(dtype) * args.log_base
+    scratch, least = Scratch(), least_score(dtype) * args.exp_factor
     for part, keys, hidden in visible_blocks(args, block):
         low, high = score_range(args, part, keys)
         if bounded and high < least:
@@ -528,14 +528,14 @@ def sees_a_key(args: Arguments, block: Block, top: Array) -> Array:
 
 
 def backward(
-    result: ForwardResult, dcontext: Array, delta: Array, by_distance: bool
+    result: ForwardResult, dcontext: Array, delta: Array, with_diagonals: bool
 ) -> tuple[Array, Array, Array, Array | None, Array | None]:
     """Gradients of q, k, v, the biased scores and, if asked for, the diagonals, block by block."""
     args = result.args
     (b, t, h, _), (_, s, g, _), dtype = args.q.shape, args.k.shape, args.q.dtype
-    least, rows = least_score(dtype) * args.log_base, min(t, EDGE_QUERIES)
-    by_distance = by_distance and args.distance_bias is not None
-    ddistance = np.zeros((b, h, t + s - 1), dtype) if by_distance else None
+    least, rows = least_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
+    with_diagonals = with_diagonals and args.distance_bias is not None
+    ddistance = np.zeros((b, h, t + s - 1), dtype) if with_diagonals else None
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
     dbiased = None if args.bias is None else np.zeros((b, h, t, s), dtype)
 
@@ -566,7 +566,7 @@ def backward(
             zero_hidden_(dscores, hidden)
             if dbiased is not None:
                 part.of_scores(dbiased, keys)[...] = dscores
-            if by_distance:
+            if with_diagonals:
                 add_to_strip(strip, dscores, part.queries, keys, t)
             if tanh_scores is not None:
                 slope = 1 - tanh_scores * tanh_scores
@@ -583,14 +583,14 @@ def backward(
         sum_dk, sum_dv = np.zeros_like(block_dk, order="C"), np.zeros_like(block_dv, order="C")
         heads = [head for block in blocks for head in (block.heads.start, block.heads.stop)]
         heads = slice(min(heads), max(heads))
-        strip = np.zeros((heads.stop - heads.start, rows, t + s - rows) if by_distance else (0,), dtype)
+        strip = np.zeros((heads.stop - heads.start, rows, t + s - rows) if with_diagonals else (0,), dtype)
         scratch = Scratch()
         for block in blocks:
             at = slice(block.heads.start - heads.start, block.heads.stop - heads.start)
             add_block(block, sum_dk, sum_dv, strip[at], scratch)
         if ddistance is not None:
             ddistance[blocks[0].batch.start, heads] = per_diagonal(strip[None], t + s - 1)[0].sum(1)
-        np.divide(sum_dk, dtype.type(args.log_base), out=block_dk)  # the queries were multiplied by it
+        np.divide(sum_dk, dtype.type(args.exp_factor), out=block_dk)  # the queries were multiplied by it
         block_dv[...] = sum_dv
 
     blocks = query_blocks(args, 4 * -(-t // block_shape(args)[0]) if g == h else MIN_BLOCKS)

@@ -22,7 +22,7 @@ def cast_output(dtype: str, y: Array, weights: Array | None = None, return_weigh
     return (to_dtype(y, dtype), to_dtype(weights, dtype)) if return_weights else to_dtype(y, dtype)
 
 
-def with_tape(vjp: Callable[..., Any]) -> Callable[..., Any]:
+def requires_tape(vjp: Callable[..., Any]) -> Callable[..., Any]:
     """A layer's backward pass that refuses anything but the tape of a call, and gradients that are no arrays.
 
     Raises:
@@ -66,7 +66,7 @@ class Layer(Decodes[Array], Generic[C]):
 
     def __init_subclass__(cls) -> None:
         cls.Config = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
-        cls.vjp = with_tape(cls.vjp)
+        cls.vjp = requires_tape(cls.vjp)
 
     def __init__(
         self,

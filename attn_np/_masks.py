@@ -6,8 +6,8 @@ from typing import Any
 from attn_np._ops import (
     Array,
     Tape,
-    amax,
-    amin,
+    amax_detached,
+    amin_detached,
     any_over,
     arange,
     argmax,
@@ -134,11 +134,11 @@ def block_ends(x: Array, size: int, count: int) -> tuple[Array, Array]:
     """
     b, n = x.shape
     x = concatenate([x, broadcast_to(x[:, -1:], (b, count * size - n))], 1).reshape(b, count, size)
-    return amin(x, 2), amax(x, 2)
+    return amin_detached(x, 2), amax_detached(x, 2)
 
 
 @primitive
-def largest(scores: Array, allowed: Array, count: int) -> Array:
+def largest_places(scores: Array, allowed: Array, count: int) -> Array:
     """The places of the `count` largest allowed scores of the last axis, in a new last axis; of equals the first.
 
     Where fewer are allowed, the length of the axis, which is no place. Without a gradient.
@@ -212,7 +212,7 @@ def any_visible(spec: str, allowed: Array) -> Array:
 
 
 @primitive
-def unmasked_by_bias(allowed: Array | None, bias: Array | None) -> Array | None:
+def hide_by_bias(allowed: Array | None, bias: Array | None) -> Array | None:
     """The mask, with keys hidden also by a bias of -inf."""
     if bias is None:
         return allowed

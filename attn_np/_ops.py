@@ -54,12 +54,12 @@ broadcast_to, concatenate, stack, argmax = np.broadcast_to, np.concatenate, np.s
 
 
 @primitive
-def amax(x: Array, axis: int) -> Array:
+def amax_detached(x: Array, axis: int) -> Array:
     """Largest entry of an axis, without a gradient: subtracted from every score before `exp`, it cancels."""
     return np.max(x, axis=axis)
 
 
-def amin(x: Array, axis: int) -> Array:
+def amin_detached(x: Array, axis: int) -> Array:
     """Least entry of an axis, without a gradient."""
     return np.min(x, axis=axis)
 
@@ -122,7 +122,7 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     return np.lib.stride_tricks.as_strided(x[..., t - 1 :], shape, strides)
 
 
-def as_keys_meet(x: Array) -> Array:
+def of_transpose(x: Array) -> Array:
     """What stands by diagonal, in the order that `per_pair` takes where its rows are keys and its columns queries."""
     return x[..., ::-1]
 
@@ -152,7 +152,7 @@ def known_range(x: Array) -> tuple[Any, Any] | None:
     return x.min().item(), x.max().item()
 
 
-def shapes_may_vary(x: Array) -> bool:
+def shapes_may_depend_on_values(x: Array) -> bool:
     """Whether shapes may depend on values: eager NumPy and PyTorch, never JAX."""
     return True
 
@@ -337,7 +337,7 @@ def softmax_and_lse(scores: Array, allowed: Array | None) -> tuple[Array, Array]
     Where no key is allowed the weights are 0 and the logarithm is -inf.
     """
     scores = scores if allowed is None else where(allowed, scores, float("-inf"))
-    top = amax(scores, -1)[..., None]
+    top = amax_detached(scores, -1)[..., None]
     top = where(top == float("-inf"), 0.0, top)
     weights = exp(scores - top)
     total = weights.sum(-1)[..., None]

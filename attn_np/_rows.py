@@ -16,7 +16,7 @@ from attn_np._masks import attention_mask, in_window, token_offsets
 from attn_np._ops import Array, Tape, record
 from attn_np._weigh import Weighed
 from attn_np.contract._band import Band, Span
-from attn_np.contract._tape import Residuals, residuals_of, save_residuals, wants_intermediates
+from attn_np.contract._tape import BackwardTape, save_call, saved_call_of, wants_intermediates
 from attn_np.contract._weighing import Weighing
 
 BLOCK = 2**19  # scores in a block: few enough for a core's caches
@@ -28,25 +28,25 @@ AttendRows = Callable[..., tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
-class Rows:
+class BlockedCall:
     """A call that is made for one block of rows after the other.
 
     Attributes:
         attend_rows: the function that is called.
         arrays: q by queries, `b t ...`; k and v by keys, `b s ...`; the others broadcastable to `b h t s`.
         band: who sees whom by causality and window.
-        scores: how many scores a block has.
+        block_scores: how many scores a block has.
     """
 
     attend_rows: AttendRows
     arrays: dict[str, Array | None]
     band: Band
-    scores: int
+    block_scores: int
 
     def blocks(self) -> Iterator[tuple[Span, Span]]:
         """The rows of each block, and the keys that any of them sees."""
         b, _, h = self.arrays["q"].shape[:3]  # type: ignore[union-attr]
-        return self.band.row_blocks(self.scores // (b * h), ROWS)
+        return self.band.row_blocks(self.block_scores // (b * h), ROWS)
 
     def block_index(self, name: str, rows: Span, keys: Span) -> Any:
         """The index of a block in one of the arrays; an axis of length 1 serves all."""
@@ -56,7 +56,7 @@ class Rows:
         spans = (rows, keys)[2 - len(shape) :]
         return (..., *(slice(*span) if n > 1 else slice(None) for span, n in zip(spans, shape, strict=True)))
 
-    def call(self, tape: Tape, rows: Span, keys: Span) -> tuple[Array, Array]:
+    def run(self, tape: Tape, rows: Span, keys: Span) -> tuple[Array, Array]:
         """The function's results for a block."""
         band = self.band
         arrays = {n: x if x is None else x[self.block_index(n, rows, keys)] for n, x in self.arrays.items()}
@@ -116,13 +116,13 @@ def by_rows(
         return attend_rows(tape, q, k, v, allowed, token_offsets(band.t, band.s, like=q, step=step), **by_score)
     if weighing is not None and by_score["keep"] is None:
         weighed = Weighed(weighing, q, k, v, mask, by_score["bias"], band, tuple(band.row_blocks(BLOCK, ROWS)))
-        save_residuals(tape, weighed)
+        save_call(tape, weighed)
         return record(tape, context=weighed.context()), None
     if at_once is not None and by_score["keep"] is None:
         return at_once(tape, q, k, v, mask, by_score["bias"])
-    call = Rows(attend_rows, arrays, band, block_factor * BLOCK)
-    save_residuals(tape, call)
-    context = np.concatenate([call.call(None, rows, keys)[0] for rows, keys in call.blocks()], 1)
+    call = BlockedCall(attend_rows, arrays, band, block_factor * BLOCK)
+    save_call(tape, call)
+    context = np.concatenate([call.run(None, rows, keys)[0] for rows, keys in call.blocks()], 1)
     return record(tape, context=context), None
 
 
@@ -134,15 +134,15 @@ def by_rows_vjp(
     Args:
         attend_rows_vjp: (tape, gradient of the context) -> these gradients, from the tape of one call of `attend_rows`.
     """
-    call = residuals_of(tape)
+    call = saved_call_of(tape)
     if isinstance(call, Weighed):
         return call.vjp(dcontext)
-    if not isinstance(call, Rows):
+    if not isinstance(call, BlockedCall):
         return attend_rows_vjp(tape, dcontext)
     grads: dict[str, Any] = {}
     for rows, keys in call.blocks():
-        tape = Residuals()
-        call.call(tape, rows, keys)
+        tape = BackwardTape()
+        call.run(tape, rows, keys)
         for name, grad in attend_rows_vjp(tape, dcontext[:, slice(*rows)]).items():
             x = call.arrays.get(name)
             if grad is None:

@@ -8,7 +8,7 @@ from attn_np._layer import specs
 from attn_np._ops import (
     Array,
     Tape,
-    amax,
+    amax_detached,
     any_over,
     broadcast_to,
     concatenate,
@@ -41,7 +41,7 @@ def bisected_entmax(scores: Array, allowed: Array | None, alpha: float) -> Array
     and so does an allowed one that is NaN or inf.
     """
     z = scores if allowed is None else where(allowed, scores, float("-inf"))
-    top = amax(z, -1)[..., None]
+    top = amax_detached(z, -1)[..., None]
     overflowed = top == float("-inf")
     z = z - where(overflowed, 0.0, top)
 
@@ -77,7 +77,7 @@ def log_sum_exp(scores: Array, allowed: Array | None = None) -> Array:
     The weights of a softmax are exp(score - this). The largest score is subtracted, so that `exp` cannot overflow.
     """
     z = scores if allowed is None else where(allowed, scores, float("-inf"))
-    top = amax(concatenate([z, zeros((*z.shape[:-1], 1), z) + float("-inf")], -1), -1)
+    top = amax_detached(concatenate([z, zeros((*z.shape[:-1], 1), z) + float("-inf")], -1), -1)
     nothing = top == float("-inf")
     top = where(nothing, 0.0, top)
     total = exp(where(nothing[..., None], 0.0, z - top[..., None])).sum(-1)

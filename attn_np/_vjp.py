@@ -25,7 +25,7 @@ from attn_np._ops import (
     upcast,
     where,
 )
-from attn_np.contract._tape import Residuals
+from attn_np.contract._tape import BackwardTape
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Grads:
 
 
 def grads(dtype: str, inputs: Mapping[str, Array | None], params: Mapping[str, Array | None]) -> Grads:
-    """The gradients that are not None, rounded once to the layer's dtype."""
+    """The gradients that are not None, rounded once to the dtype of `dy`."""
     return Grads(
         inputs={name: to_dtype(g, dtype) for name, g in inputs.items() if g is not None},
         params={name: to_dtype(g, dtype) for name, g in params.items() if g is not None},
@@ -49,7 +49,7 @@ def cotangent(tape: dict[str, Array], dy: Array) -> Array:
 
     Raises:
         ValueError: another shape than the output's.
-        TypeError: another dtype than the output's.
+        TypeError: 64 bits for an output of 32 or 16, or the other way round.
     """
     return record(tape, dy=checked_cotangent(tape["y"], dy))
 
@@ -313,7 +313,7 @@ def value_and_vjp(
     if not hasattr(layer, "config"):
         return function_and_vjp(layer, inputs, options, recompute)
     if not recompute:
-        layer_copy, tape = shallow_copy(layer, lambda part: part.rng), Residuals()
+        layer_copy, tape = shallow_copy(layer, lambda part: part.rng), BackwardTape()
         y = layer_copy(*inputs, tape=tape, **options)
         return y, lambda *cotangents: layer_copy.vjp(copy(tape), *cotangents)
 
@@ -321,7 +321,7 @@ def value_and_vjp(
     y = layer_copy(*inputs, **options)
 
     def pull(*cotangents: np.ndarray) -> Grads:
-        tape, replayed = Residuals(), shallow_copy(layer_copy, lambda part: part.rng.replay())
+        tape, replayed = BackwardTape(), shallow_copy(layer_copy, lambda part: part.rng.replay())
         replayed(*inputs, tape=tape, **options)
         return replayed.vjp(tape, *cotangents)
 
@@ -376,7 +376,7 @@ def function_and_vjp(
         return function(**named | ({"tape": tape} if "tape" in named else {}))
 
     def pull(*cotangents: Any) -> Grads:
-        tape = Residuals() if recompute else copy(residuals)
+        tape = BackwardTape() if recompute else copy(residuals)
         if recompute:
             forward(tape)
         if all(dy is None for dy in cotangents):
@@ -387,7 +387,7 @@ def function_and_vjp(
         gradients = rule(tape, *dys, **{name: x for name, x in named.items() if name != "tape"})
         return Grads(inputs={n: rounded(g, named[n]) for n, g in gradients.items() if g is not None}, params={})
 
-    residuals = Residuals()
+    residuals = BackwardTape()
     y = forward(None if recompute else residuals)
     outputs = y if isinstance(y, tuple) else (y,)
     return y, pull

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from attn_np._kernels import Scratch, in_threads
-from attn_np._masks import in_window, unmasked_by_bias
+from attn_np._masks import hide_by_bias, in_window
 from attn_np._ops import Array, upcast
 from attn_np._vjp import sum_to
 from attn_np.contract._band import Band, Span
@@ -114,7 +114,7 @@ class Weighed:
             mask, bias = (None if x is None else of_head(rank4(x), head, rows, columns) for x in (self.mask, self.bias))
             if bias is not None:
                 scores += upcast(bias)
-            allowed = unmasked_by_bias(mask, bias)
+            allowed = hide_by_bias(mask, bias)
             if not self.band.covers(rows, columns):
                 positions = np.arange(*rows)[None] + (self.band.s - self.band.t), np.arange(*columns)[None]
                 in_band = in_window(*positions, self.band.left, self.band.right)[0]
@@ -170,7 +170,7 @@ def weigh_(weighing: Weighing, scores: Array, allowed: Array | None) -> None:
     if weighing.name != "sigmoid":
         sparse_weights_(scores, allowed, 1 if weighing.name == "sparsemax" else 2)
         return
-    offset: Any = weighing.offset
+    offset: Any = weighing.score_offset
     if offset is None:
         seen = np.asarray(scores.shape[1]) if allowed is None else np.broadcast_to(allowed, scores.shape).sum(1)
         offset = -np.log(np.maximum(seen, 1).astype(scores.dtype))[..., None]

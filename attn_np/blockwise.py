@@ -10,7 +10,7 @@ from attn_np._masks import any_visible, attention_mask, full_mask, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
-    amax,
+    amax_detached,
     concatenate,
     dtype_name,
     einsum,
@@ -62,7 +62,7 @@ class BlockwiseAttention(Layer[Config]):
             k, v, visible = xs
             scores = where(visible, einsum("btk,bck->bct", q, k) * scale, -inf)
             has_key = has_key | any_visible("bct->bt", visible)
-            new_top = maximum(top, amax(scores, 1))
+            new_top = maximum(top, amax_detached(scores, 1))
             # A query without a visible key so far has no largest score to subtract.
             rescale = exp(top - where(has_key, new_top, 0.0))
             e = exp(scores - where(has_key, new_top, 0.0)[:, None])

@@ -109,15 +109,15 @@ class DecoderAttention(Layer[Config]):
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsd,dgv->bsgv", value, self.w_v, self.b_v)
         q, k = record(tape, q_proj=q, k_proj=k)
-        w_q, w_k = (self.w_q_norm, self.w_k_norm) if c.norm_weight == "shared" else (self.w_q_all, self.w_k_all)
-        q = record(tape, q_norm=normalize(c, q, w_q, self.b_q_norm))
-        k = record(tape, k_norm=normalize(c, k, w_k, self.b_k_norm))
+        q_gain, k_gain = (self.w_q_norm, self.w_k_norm) if c.norm_weight == "shared" else (self.w_q_all, self.w_k_all)
+        q = record(tape, q_norm=normalize(c, q, q_gain, self.b_q_norm))
+        k = record(tape, k_norm=normalize(c, k, k_gain, self.b_k_norm))
         if c.clip_qkv is not None:
             v = record(tape, v_proj=v)
             q, k = record(tape, q_clip=clipped(q, c.clip_qkv), k_clip=clipped(k, c.clip_qkv))
             v = record(tape, v_clip=clipped(v, c.clip_qkv))
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
-        q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
+        q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
@@ -139,13 +139,13 @@ class DecoderAttention(Layer[Config]):
         cos, sin = rotation(c, tape.get("positions"), dy.shape[1], like=dy)
         if self.w_gate is None:
             dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", context, self.w_o, self.b_o, dy)
-            dgated = None
+            dquery_gate = None
         else:
             gate = tape["gate"]
             dgated, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["gated"], self.w_o, self.b_o, dy)
             dgated = record(tape, dgated=dgated)
             dcontext, dgate = dgated * gate, record(tape, dgate=dgated * context)
-            dgated, w["w_gate"], w["b_gate"] = linear_vjp(
+            dquery_gate, w["w_gate"], w["b_gate"] = linear_vjp(
                 "btd,dhv->bthv", query, self.w_gate, self.b_gate, sigmoid_vjp(gate, dgate)
             )
         dq, dk, dv, dbias = attend_vjp(
@@ -153,7 +153,7 @@ class DecoderAttention(Layer[Config]):
         )
         w["sinks"] = None if self.sinks is None else tape["dsinks"]
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
-        dq, dk = rotate(dq, cos, sin, c.layout, inverse=True), rotate(dk, cos, sin, c.layout, inverse=True)
+        dq, dk = rotate(dq, cos, sin, c.rope_layout, inverse=True), rotate(dk, cos, sin, c.rope_layout, inverse=True)
         if c.clip_qkv is not None:
             dq, dk, dv = record(tape, dq_clip=dq, dk_clip=dk, dv_clip=dv)
             unclipped = zip(("q_norm", "k_norm", "v_proj"), (dq, dk, dv), strict=True)
@@ -161,12 +161,12 @@ class DecoderAttention(Layer[Config]):
             dv = record(tape, dv_proj=dv)
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
         suffix = "norm" if c.norm_weight == "shared" else "all"
-        w_q, w_k = getattr(self, f"w_q_{suffix}"), getattr(self, f"w_k_{suffix}")
-        dk, w[f"w_k_{suffix}"], w["b_k_norm"] = normalize_vjp(c, tape["k_proj"], w_k, self.b_k_norm, dk)
-        dq, w[f"w_q_{suffix}"], w["b_q_norm"] = normalize_vjp(c, tape["q_proj"], w_q, self.b_q_norm, dq)
+        q_gain, k_gain = getattr(self, f"w_q_{suffix}"), getattr(self, f"w_k_{suffix}")
+        dk, w[f"w_k_{suffix}"], w["b_k_norm"] = normalize_vjp(c, tape["k_proj"], k_gain, self.b_k_norm, dk)
+        dq, w[f"w_q_{suffix}"], w["b_q_norm"] = normalize_vjp(c, tape["q_proj"], q_gain, self.b_q_norm, dq)
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsd,dgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsd,dgk->bsgk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        dquery = dquery if dgated is None else total(dquery, dgated)
+        dquery = dquery if dquery_gate is None else total(dquery, dquery_gate)
         return grads(dtype, prepare_inputs_vjp(tape, "bhts", dquery, dkey, dvalue) | {"bias": dbias}, w)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from attn_np._attend import attend, attend_vjp, forms_no_weights
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import unmasked_by_bias, zero_unseen
+from attn_np._masks import hide_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
@@ -99,7 +99,9 @@ class DifferentialAttention(Layer[Config]):
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
-        q, k = record(tape, q_rot=rotate_maps(q, cos, sin, c.layout), k_rot=rotate_maps(k, cos, sin, c.layout))
+        q, k = record(
+            tape, q_rot=rotate_maps(q, cos, sin, c.rope_layout), k_rot=rotate_maps(k, cos, sin, c.rope_layout)
+        )
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
@@ -122,7 +124,7 @@ class DifferentialAttention(Layer[Config]):
             scores = record(tape, scores=einsum("bthrk,bshrk->bhrts", q, k) * scale)
             if c.softcap is not None:
                 scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
-            allowed = unmasked_by_bias(allowed, bias)
+            allowed = hide_by_bias(allowed, bias)
             # Both maps see the same keys: b h t s -> b h 1 t s.
             if bias is not None:
                 scores = record(tape, biased=scores + for_both_maps(bias))
@@ -210,7 +212,10 @@ class DifferentialAttention(Layer[Config]):
         dlambda_exps = record(tape, dlambda_exps=concatenate([dlambda_full, -dlambda_full], 0))
         w["lambda_q"], w["lambda_k"] = einsum_vjp("rk,rk->r", self.lambda_q, self.lambda_k, dlambda_exps * lambda_exps)
         dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
-        dq, dk = rotate_maps(dq, cos, sin, c.layout, inverse=True), rotate_maps(dk, cos, sin, c.layout, inverse=True)
+        dq, dk = (
+            rotate_maps(dq, cos, sin, c.rope_layout, inverse=True),
+            rotate_maps(dk, cos, sin, c.rope_layout, inverse=True),
+        )
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jgv->bsgv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,igrk->bsgrk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhrk->bthrk", query, self.w_q, self.b_q, dq)

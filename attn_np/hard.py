@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import unmasked_by_bias
+from attn_np._masks import hide_by_bias
 from attn_np._ops import Array, Tape, dtype_name, linear, record, softmax, upcast, where
 from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._sparse import hardmax, straight_through
@@ -60,7 +60,7 @@ class HardAttention(Layer[Config]):
 
             def hard_weights(scores: Array, allowed: Array | None) -> Array:
                 noisy = scores if noise is None else record(tape, noisy=scores + noise)
-                allowed = unmasked_by_bias(allowed, noise)
+                allowed = hide_by_bias(allowed, noise)
                 hard = hardmax(noisy, allowed)
                 if c.estimator == "argmax":
                     return hard

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import full_mask, unmasked_by_bias, zero_unseen
+from attn_np._masks import full_mask, hide_by_bias, zero_unseen
 from attn_np._ops import (
     Array,
     Tape,
@@ -74,7 +74,7 @@ class LuongAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, key=key, value=value, mask=mask, bias=bias, keep=keep)
         c, dtype = self.config, dtype_name(query)
-        allowed, shape = unmasked_by_bias(mask, bias), (sizes["b"], sizes["t"], sizes["s"])
+        allowed, shape = hide_by_bias(mask, bias), (sizes["b"], sizes["t"], sizes["s"])
         if c.half_window is not None and self.w_center is None:
             allowed, key_number, _ = visible_positions(allowed, query, shape)
             # p_t = t: queries and keys are counted from 1, hidden keys are not counted.

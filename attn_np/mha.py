@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
-from attn_np._masks import attention_mask, unmasked_by_bias, zero_unseen
+from attn_np._masks import attention_mask, hide_by_bias, zero_unseen
 from attn_np._ops import Array, Tape, broadcast_to, concatenate, dtype_name, linear, record, upcast, zeros
 from attn_np._vjp import Grads, cotangent, grads, linear_vjp, prepare_inputs_vjp, sum_to
 from attn_np.contract.mha import Config
@@ -67,7 +67,7 @@ class MultiHeadAttention(Layer[Config]):
         if self.memory_k is not None and self.memory_v is not None:
             # Causality and window are about the keys of the call alone, so they become part of the mask.
             mask = attention_mask(mask, sizes["t"], s, like=query, **by_position)
-            q = zero_unseen("bhts->bthk", unmasked_by_bias(mask, bias), q)
+            q = zero_unseen("bhts->bthk", hide_by_bias(mask, bias), q)
             mask, keep = beside_memory(mask, s, self.memory_k), beside_memory(keep, s, self.memory_k)
             bias = beside_memory(record(tape, key_bias=upcast(bias)), s, self.memory_k)
             # Weights that are not dropped are divided by 1 - rate: the memory's are never dropped.
@@ -93,7 +93,7 @@ class MultiHeadAttention(Layer[Config]):
             s, share = key.shape[1], 1.0 - c.dropout if "keep" in tape else 1.0
             w["memory_k"], w["memory_v"] = np.sum(dk[:, s:], axis=0), share * np.sum(dv[:, s:], axis=0)
             dk, dv = dk[:, :s], dv[:, :s]
-            visible = unmasked_by_bias(tape.get("allowed"), tape.get("bias"))
+            visible = hide_by_bias(tape.get("allowed"), tape.get("bias"))
             dq = zero_unseen("bhts->bthk", None if visible is None else visible[..., :s], dq)
             dbias = None if dbias is None else sum_to(dbias[..., :s], tape["key_bias"].shape)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)

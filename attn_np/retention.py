@@ -216,7 +216,7 @@ class Retention(Layer[Config]):
         is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
         if c.rope_base is not None:
             cos, sin = rotation(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
-            q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
+            q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         context = record(tape, context=self.context(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
         gated = normed = record(tape, normed=self.norm(context))
         if self.w_g is not None:
@@ -261,7 +261,10 @@ class Retention(Layer[Config]):
         if c.rope_base is not None:
             dq, dk = record(tape, dq_rot=dq, dk_rot=dk)
             cos, sin = rotation(c, None, dy.shape[1], like=dy, real=is_real)
-            dq, dk = rotate(dq, cos, sin, c.layout, inverse=True), rotate(dk, cos, sin, c.layout, inverse=True)
+            dq, dk = (
+                rotate(dq, cos, sin, c.rope_layout, inverse=True),
+                rotate(dk, cos, sin, c.rope_layout, inverse=True),
+            )
         dq, dk, dv = record(tape, dq=dq, dk=dk, dv=dv)
         dq, dk, dv = (zero_unseen(f"bt->bth{axis}", real, dz) for axis, dz in (("k", dq), ("k", dk), ("v", dv)))
         dx_v, w["w_v"], w["b_v"] = linear_vjp("btd,dhv->bthv", x, self.w_v, self.b_v, dv)

@@ -66,7 +66,7 @@ class T5Attention(Layer[Config]):
         dtype, dy = dtype_name(dy), cotangent(tape, dy)
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
 
-        dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout, by_distance=True)
+        dq, dk, dv, _ = attend_vjp(tape, dcontext, scale=c.scale, rate=c.dropout, with_diagonals=True)
         dposition = record(tape, dposition_bias=distance_bias_vjp(tape, tape["position_bias"].shape))
         w["w_bias"] = take_vjp(self.w_bias, tape["bucket"], dposition.swapaxes(1, 3))
         caller_bias = tape.get("caller_bias")

@@ -11,7 +11,7 @@ from attn_np.contract._patterns import Pattern, check_pattern
 from attn_np.contract._tape import wants_intermediates
 from attn_torch._decode import DecodeStep
 from attn_torch._layer import spec_of, specs
-from attn_torch._masks import attention_mask, diagonal_offsets, token_offsets, unmasked_by_bias, zero_unseen
+from attn_torch._masks import attention_mask, diagonal_offsets, hide_by_bias, token_offsets, zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
@@ -37,14 +37,14 @@ def per_head(spec: str, q: Array) -> str:
     return spec if q.ndim == 4 else spec.replace("h", "")
 
 
-def with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
+def softmax_with_sinks(scores: Array, allowed: Array | None, sinks: Array) -> Array:
     """The weights `b h t s+1`: a softmax over the keys and one more entry, whose score is the head's sink.
 
     A sink of -inf has no effect.
     """
     column = broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
     if allowed is not None:
-        sink_allowed: Any = unmasked_by_bias(None, column)
+        sink_allowed: Any = hide_by_bias(None, column)
         allowed = concatenate([broadcast_to(allowed, scores.shape), sink_allowed], -1)
     return softmax(concatenate([scores, column], -1), allowed)
 
@@ -127,9 +127,15 @@ def attend(
     needs_weights = {"keep": keep, "normalize_over": normalize_over, "softmax_fn": softmax_fn}
     served = kernels.serves(q, k, v)
     fast = contract.takes_fast_path(implementation, tape, served, return_weights=return_weights, **needs_weights)
-    in_order, by_distance = step is None or step.start is not None, None
-    if distance_bias is not None and fast and in_order and kernels.by_diagonal(q, k) and not wants_intermediates(tape):
-        by_distance = distance_bias(diagonal_offsets(q.shape[1], k.shape[1], like=q))
+    in_order, diagonal_bias = step is None or step.start is not None, None
+    if (
+        distance_bias is not None
+        and fast
+        and in_order
+        and kernels.takes_diagonals(q, k)
+        and not wants_intermediates(tape)
+    ):
+        diagonal_bias = distance_bias(diagonal_offsets(q.shape[1], k.shape[1], like=q))
     elif distance_bias is not None:
         by_pair = distance_bias(token_offsets(q.shape[1], k.shape[1], like=q, step=step))
         bias = by_pair if bias is None else by_pair + bias
@@ -139,7 +145,7 @@ def attend(
             mask = attention_mask(mask, q.shape[1], k.shape[1], like=q, head_axis=q.ndim == 4, **by_position)
             causal, window, pattern = False, None, None
         masks = {"mask": mask, "bias": bias, "causal": causal, "window": window, "pattern": pattern}
-        masks["distance_bias"] = by_distance
+        masks["distance_bias"] = diagonal_bias
         numbers = {"scale": scale, "softcap": softcap, "sinks": sinks}
         context, lse = fast_path(tape, q, k, v, **masks, **numbers, return_lse=return_lse)
         return (context, None, lse) if return_lse else (context, None)
@@ -159,13 +165,13 @@ def attend(
         scores = record(tape, capped=softcap * tanh(scores / softcap))
     if bias is not None:
         scores = record(tape, biased=scores + bias)
-    allowed = unmasked_by_bias(allowed, bias)
+    allowed = hide_by_bias(allowed, bias)
     if softmax_fn is not None:
         probs = record(tape, probs=softmax_fn(scores, allowed))
     elif sinks is None:
         probs = record(tape, probs=softmax(scores, allowed, contract.AXES[normalize_over]))
     else:
-        probs_and_sink = record(tape, probs_and_sink=with_sinks(scores, allowed, record(tape, sinks=sinks)))
+        probs_and_sink = record(tape, probs_and_sink=softmax_with_sinks(scores, allowed, record(tape, sinks=sinks)))
         probs = record(tape, probs=probs_and_sink[..., :-1])
     kept = record(tape, kept=dropout(probs, keep, rate))
     context = record(tape, context=einsum(per_head("bhts,bshv->bthv", q), kept, v))

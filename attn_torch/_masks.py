@@ -8,8 +8,8 @@ from attn_np.contract._patterns import Interval, Pattern, Truth
 from attn_torch._ops import (
     Array,
     Tape,
-    amax,
-    amin,
+    amax_detached,
+    amin_detached,
     any_over,
     arange,
     argmax,
@@ -133,10 +133,10 @@ def block_ends(x: Array, size: int, count: int) -> tuple[Array, Array]:
     """
     b, n = x.shape
     x = concatenate([x, broadcast_to(x[:, -1:], (b, count * size - n))], 1).reshape(b, count, size)
-    return amin(x, 2), amax(x, 2)
+    return amin_detached(x, 2), amax_detached(x, 2)
 
 
-def largest(scores: Array, allowed: Array, count: int) -> Array:
+def largest_places(scores: Array, allowed: Array, count: int) -> Array:
     """The places of the `count` largest allowed scores of the last axis, in a new last axis; of equals the first.
 
     Where fewer are allowed, the length of the axis, which is no place. Without a gradient.
@@ -209,7 +209,7 @@ def any_visible(spec: str, allowed: Array) -> Array:
     return visible[tuple(slice(None) if letter in letters else None for letter in target)]
 
 
-def unmasked_by_bias(allowed: Array | None, bias: Array | None) -> Array | None:
+def hide_by_bias(allowed: Array | None, bias: Array | None) -> Array | None:
     """The mask, with keys hidden also by a bias of -inf."""
     if bias is None:
         return allowed

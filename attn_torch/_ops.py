@@ -46,12 +46,12 @@ def maximum(x: Array, y: Array | float) -> Array:
     return torch.clamp_min(x, y) if isinstance(y, int | float) else torch.maximum(x, y)
 
 
-def amax(x: Array, axis: int) -> Array:
+def amax_detached(x: Array, axis: int) -> Array:
     """Largest entry of an axis, without a gradient: subtracted from every score before `exp`, it cancels."""
     return torch.amax(x.detach(), dim=axis)
 
 
-def amin(x: Array, axis: int) -> Array:
+def amin_detached(x: Array, axis: int) -> Array:
     """Least entry of an axis, without a gradient."""
     return torch.amin(x.detach(), dim=axis)
 
@@ -131,7 +131,7 @@ def per_pair(x: Array, t: int, s: int) -> Array:
     return x.as_strided((b, h, t, s), (h * t * n, t * n, n + 1, 1), x.storage_offset())
 
 
-def as_keys_meet(x: Array) -> Array:
+def of_transpose(x: Array) -> Array:
     """What stands by diagonal, in the order that `per_pair` takes where its rows are keys and its columns queries."""
     return x
 
@@ -164,7 +164,7 @@ def known_range(x: Array) -> tuple[Any, Any] | None:
     return (x.min().item(), x.max().item()) if concrete(x) and x.numel() else None
 
 
-def shapes_may_vary(x: Array) -> bool:
+def shapes_may_depend_on_values(x: Array) -> bool:
     """Whether shapes may depend on values: eager NumPy and PyTorch, never JAX."""
     return concrete(x)
 

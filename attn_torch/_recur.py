@@ -51,7 +51,7 @@ def recur(
             one is, with which the next call goes on.
         form: how it is computed, with the same result: "recurrent" passes the state from position to position,
             "chunked" from chunk to chunk with matrix products inside, and "parallel" takes the sequence as one chunk.
-            "auto" is "recurrent" for one position and else "chunked".
+            "auto" is "recurrent" for one position, "parallel" for at most `chunk_size`, and else "chunked".
         chunk_size: how many positions a chunk has; the last one may have fewer.
         scale: 1/sqrt(K) by default.
         tape: gets scores, pairs, inverse, erasing, writing, corrected, states and before of the chunks, or states and

@@ -9,13 +9,13 @@ from attn_torch._ops import (
     Array,
     Tape,
     arange,
-    as_keys_meet,
     cached_array,
     clip,
     concatenate,
     constants,
     einsum,
     gather_last,
+    of_transpose,
     per_diagonal,
     per_pair,
     record,
@@ -120,7 +120,7 @@ def in_blocks(x: Array, n: int) -> Array:
 def rows_of_blocks(relative_index: Array, t: int, s: int, n: int) -> Array:
     """The row of each diagonal that t queries and each block of n keys meet: `1 1 t+s-1` -> `m x`."""
     first, diagonal = arange(-(-s // n), relative_index) * n, arange(t + n - 1, relative_index)
-    return as_keys_meet(relative_index[0, 0][clip(first[:, None] + diagonal, 0, t + s - 2)])
+    return of_transpose(relative_index[0, 0][clip(first[:, None] + diagonal, 0, t + s - 2)])
 
 
 def score_vectors(tape: Tape, name: str, q: Array, table: Array, relative_index: Array, s: int) -> Array:

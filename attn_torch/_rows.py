@@ -18,7 +18,7 @@ from attn_np.contract._weighing import Weighing
 from attn_torch._kernels.sdpa import under_torch_func
 from attn_torch._kernels.sharded import is_sharded
 from attn_torch._masks import attention_mask, in_window, token_offsets
-from attn_torch._ops import Array, Tape, shapes_may_vary
+from attn_torch._ops import Array, Tape, shapes_may_depend_on_values
 from attn_torch._weigh import WeighedRows
 
 # Scores in a block: on a CPU they should stay in its caches, a GPU wants large products.
@@ -93,7 +93,7 @@ def by_rows(
     if at_once is not None and by_score["keep"] is None:
         return at_once(tape, q, k, v, mask, by_score["bias"])
     band = Band.of(t, s, causal, window)
-    if weighing is not None and by_score["keep"] is None and q.is_cpu and shapes_may_vary(q):
+    if weighing is not None and by_score["keep"] is None and q.is_cpu and shapes_may_depend_on_values(q):
         blocks = tuple(band.row_blocks(CPU_BLOCK, ROWS))
         context: Any = WeighedRows.apply(q, k, v, mask, by_score["bias"], weighing, band, blocks)
         return context, None

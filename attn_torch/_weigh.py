@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
-from attn_torch._masks import in_window, unmasked_by_bias
+from attn_torch._masks import hide_by_bias, in_window
 from attn_torch._ops import upcast, without_autocast
 
 GROUP = 16  # scores of which the largest is looked for
@@ -125,7 +125,7 @@ def weighed_blocks(
             block = block._replace(tanh=scores.div_(weighing.softcap).tanh_().clone())
             scores.mul_(weighing.softcap)
         part_mask, part_bias = (None if x is None else of_block(x, block) for x in (mask, bias))
-        allowed = unmasked_by_bias(part_mask, part_bias)
+        allowed = hide_by_bias(part_mask, part_bias)
         if part_bias is not None:
             scores.add_(upcast(part_bias))
         if not band.covers(rows, columns):
@@ -156,7 +156,7 @@ def weigh_(weighing: Weighing, scores: Tensor, allowed: Tensor | None) -> None:
     if weighing.name != "sigmoid":
         sparse_weights_(scores, allowed, 1 if weighing.name == "sparsemax" else 2)
         return
-    offset: Any = weighing.offset
+    offset: Any = weighing.score_offset
     if offset is None:
         seen = scores.new_full((1,), scores.shape[1]) if allowed is None else allowed.expand_as(scores).sum(1)
         offset = -torch.log(seen.to(scores.dtype).clamp_(min=1))[..., None]

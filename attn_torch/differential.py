@@ -8,7 +8,7 @@ from attn_np.contract.differential import Config
 from attn_torch._attend import attend, forms_no_weights
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._masks import unmasked_by_bias, zero_unseen
+from attn_torch._masks import hide_by_bias, zero_unseen
 from attn_torch._ops import (
     Array,
     Tape,
@@ -81,7 +81,9 @@ class DifferentialAttention(Layer[Config]):
         k = linear("bsi,igrk->bsgrk", key, self.w_k, self.b_k)
         v = linear("bsj,jgv->bsgv", value, self.w_v, self.b_v)
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
-        q, k = record(tape, q_rot=rotate_maps(q, cos, sin, c.layout), k_rot=rotate_maps(k, cos, sin, c.layout))
+        q, k = record(
+            tape, q_rot=rotate_maps(q, cos, sin, c.rope_layout), k_rot=rotate_maps(k, cos, sin, c.rope_layout)
+        )
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["s"]), like=query)
         # exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
@@ -104,7 +106,7 @@ class DifferentialAttention(Layer[Config]):
             scores = record(tape, scores=einsum("bthrk,bshrk->bhrts", q, k) * scale)
             if c.softcap is not None:
                 scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
-            allowed = unmasked_by_bias(allowed, bias)
+            allowed = hide_by_bias(allowed, bias)
             # Both maps see the same keys: b h t s -> b h 1 t s.
             if bias is not None:
                 scores = record(tape, biased=scores + for_both_maps(bias))

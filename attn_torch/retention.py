@@ -166,7 +166,7 @@ class Retention(Layer[Config]):
         is_real = full_mask(real, (sizes["b"], sizes["t"]), x)
         if c.rope_base is not None:
             cos, sin = rotation(c, None, sizes["t"], like=x, step=step, real=is_real if step is None else None)
-            q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
+            q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
         context = record(tape, context=self.context(q * (1 / sqrt(sizes["k"])), k, v, is_real, step, tape))
         gated = normed = record(tape, normed=self.norm(context))
         if self.w_g is not None:

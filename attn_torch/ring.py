@@ -11,7 +11,7 @@ from attn_torch._masks import any_visible, attention_mask, full_mask, zero_unsee
 from attn_torch._ops import (
     Array,
     Tape,
-    amax,
+    amax_detached,
     arange,
     concatenate,
     dtype_name,
@@ -80,7 +80,7 @@ class RingAttention(Layer[Config]):
             (visible,) = xs
             scores = where(visible, einsum("bntk,bnsk->bnts", q_shards, k) * scale, -inf)
             has_key = has_key | any_visible("bnts->bnt", visible)
-            new_top = maximum(top, amax(scores, 3))
+            new_top = maximum(top, amax_detached(scores, 3))
             # A query without a visible key so far has no largest score to subtract.
             rescale = exp(top - where(has_key, new_top, 0.0))
             e = exp(scores - where(has_key, new_top, 0.0)[..., None])

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from attn_np.contract.talking_heads import Config
 from attn_torch._decode import DecodeStep, append
 from attn_torch._layer import Layer, Output, cast_output, prepare_inputs
-from attn_torch._masks import unmasked_by_bias, zero_unseen
+from attn_torch._masks import hide_by_bias, zero_unseen
 from attn_torch._ops import Array, Tape, dropout, dtype_name, einsum, linear, record, softmax, tanh, upcast
 from attn_torch._rows import by_rows
 
@@ -69,7 +69,7 @@ class TalkingHeadsAttention(Layer[Config]):
                 scores = record(tape, capped=c.softcap * tanh(scores / c.softcap))
             if bias is not None:
                 scores = record(tape, biased=scores + bias)
-            probs = record(tape, probs=softmax(scores, unmasked_by_bias(allowed, bias)))
+            probs = record(tape, probs=softmax(scores, hide_by_bias(allowed, bias)))
             kept = record(tape, kept=dropout(probs, keep, c.dropout))
             if self.w_mix_weights is not None:
                 kept = record(tape, blended=einsum("hg,bhts->bgts", self.w_mix_weights, kept))

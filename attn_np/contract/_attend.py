@@ -52,12 +52,12 @@ class Options(Config):
     implementation: str
 
     def __post_init__(self) -> None:
-        self.one_of("implementation", PATHS)
-        self.one_of("normalize_over", tuple(AXES))
-        self.flag("causal")
-        self.limits("window")
-        self.number("scale")
-        self.number("softcap", above=0.0)
+        self.check_one_of("implementation", PATHS)
+        self.check_one_of("normalize_over", tuple(AXES))
+        self.check_flag("causal")
+        self.check_limits("window")
+        self.check_number("scale")
+        self.check_number("softcap", above=0.0)
 
 
 Options.variant = "attend"

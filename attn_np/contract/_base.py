@@ -194,7 +194,7 @@ class Config:
 
     # Checks of fields -------------------------------------------------------------------------------------------------
 
-    def positive(self, *names: str) -> None:
+    def check_positive(self, *names: str) -> None:
         """Each named field is an integer of at least 1 (None passes where it is the default)."""
         for name in names:
             value = getattr(self, name)
@@ -203,21 +203,21 @@ class Config:
             if not is_integer(value) or value < 1:
                 raise field_error(self.variant, f"{name} to be an integer of at least 1", repr(value), f"set {name}=")
 
-    def count(self, *names: str) -> None:
+    def check_count(self, *names: str) -> None:
         """Each named field counts sub-layers: a weight file that asks for a billion must not get them."""
-        self.positive(*names)
+        self.check_positive(*names)
         for name in names:
             value = getattr(self, name)
             if value > MAX_CHILDREN:
                 raise field_error(self.variant, f"{name} to be at most {MAX_CHILDREN}", repr(value), f"set {name}=")
 
-    def rate(self, name: str) -> None:
+    def check_rate(self, name: str) -> None:
         """The named field is a dropout rate in [0, 1)."""
         value = getattr(self, name)
         if not is_number(value) or not 0 <= value < 1:
             raise field_error(self.variant, f"{name} in [0, 1)", repr(value), "it is the share of weights set to 0")
 
-    def number(self, name: str, *, above: float | None = None) -> None:
+    def check_number(self, name: str, *, above: float | None = None) -> None:
         """The named field is a number that float64 can hold (above a limit); None passes if its type says so."""
         field = self.__dataclass_fields__.get(name)
         if getattr(self, name) is None and (field is None or isinstance(None, field.type)):
@@ -228,27 +228,27 @@ class Config:
             limit = "" if above is None else f" above {above}"
             raise field_error(self.variant, f"{name} to be a finite int or float{limit}", short(value), f"set {name}=")
 
-    def one_of(self, name: str, choices: tuple[str, ...]) -> None:
+    def check_one_of(self, name: str, choices: tuple[str, ...]) -> None:
         """The named field is one of some words."""
         value = getattr(self, name)
         if value not in choices:
             raise field_error(self.variant, f"{name} to be one of {', '.join(choices)}", repr(value), f"set {name}=")
 
-    def divisible(self, name: str, by: str, *, unless: str) -> None:
+    def check_divisible(self, name: str, by: str, *, unless: str) -> None:
         """The first field is a multiple of the second, or a third one is set."""
         size, divisor = getattr(self, name), getattr(self, by)
         if getattr(self, unless) is None:
             got, todo = f"{name}={size}, {by}={divisor}", f"change one of them or set {unless}="
             require(size % divisor == 0, self.variant, f"{name} divisible by {by}", got, todo)
 
-    def flag(self, *names: str) -> None:
+    def check_flag(self, *names: str) -> None:
         """Each named field is True or False: a word such as "no" would count as True."""
         for name in names:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise field_error(self.variant, f"{name} to be True or False", repr(value), f"set {name}=")
 
-    def limits(self, name: str) -> None:
+    def check_limits(self, name: str) -> None:
         """The named field is (left, right), each an integer from 0 or None, or it is None."""
         value = getattr(self, name)
         fits = value is None or (

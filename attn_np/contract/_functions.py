@@ -182,7 +182,7 @@ class Angles(Rotary):
 
     width: int
     rope_base: float = 10000.0
-    layout: str = "half"
+    rope_layout: str = "half"
     max_positions: int | None = None
     scaling: str | None = None
     scaling_factor: float | None = None
@@ -199,10 +199,10 @@ class Angles(Rotary):
     xpos: float | None = None
 
     def __post_init__(self) -> None:
-        self.positive("width")
+        self.check_positive("width")
         require(self.width % 2 == 0, self.variant, "an even width", self.width, "two dimensions rotate together")
         self.check_rotary()
-        self.number("xpos")
+        self.check_number("xpos")
         require(self.xpos != 0, self.variant, "xpos other than 0", 0, "leave it out for none")
         if self.sections is not None:
             pairs, sections = self.width // 2, self.sections

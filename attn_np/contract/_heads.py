@@ -18,11 +18,11 @@ class Heads(_base.Config):
     use_bias: bool
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "head_dim", "value_head_dim")
-        self.number("scale")
-        self.rate("dropout")
-        self.flag("use_bias")
-        self.divisible("d_model", "num_heads", unless="head_dim")
+        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim")
+        self.check_number("scale")
+        self.check_rate("dropout")
+        self.check_flag("use_bias")
+        self.check_divisible("d_model", "num_heads", unless="head_dim")
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads
@@ -67,7 +67,7 @@ class Config(Heads):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.flag("causal")
+        self.check_flag("causal")
 
     def cached(self) -> dict[str, str]:
         return {"k": "b s h k", "v": "b s h v"} if self.causal else {}
@@ -105,13 +105,13 @@ class CrossConfig(_base.Config):
     use_bias: bool = True
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "key_dim", "value_dim", "output_dim")
-        self.number("scale")
-        self.number("softcap", above=0.0)
-        self.limits("window")
-        self.rate("dropout")
-        self.flag("causal", "use_bias")
-        self.divisible("d_model", "num_heads", unless="head_dim")
+        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "key_dim", "value_dim", "output_dim")
+        self.check_number("scale")
+        self.check_number("softcap", above=0.0)
+        self.check_limits("window")
+        self.check_rate("dropout")
+        self.check_flag("causal", "use_bias")
+        self.check_divisible("d_model", "num_heads", unless="head_dim")
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads

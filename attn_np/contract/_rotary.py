@@ -30,7 +30,7 @@ class Rotary(Config):
 
     rope_base: Any  # a number; None where a contract has layers without positions
     rotary_dim: int | None = None
-    layout: str
+    rope_layout: str
     max_positions: int | None = None
     scaling: str | None = None
     scaling_factor: float | None = None
@@ -55,13 +55,13 @@ class Rotary(Config):
             ValueError: naming the field.
         """
         v, width, head_width = self.variant, self.rotary_width(), self.sizes()["k"]
-        self.positive("rotary_dim", "max_positions", "original_max_positions")
-        self.number("rope_base", above=1.0)
+        self.check_positive("rotary_dim", "max_positions", "original_max_positions")
+        self.check_number("rope_base", above=1.0)
         for name in ("scaling_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
-            self.number(name, above=0.0)
-        self.number("attention_factor", above=0.0)
-        self.flag("truncate")
-        self.one_of("layout", LAYOUTS)
+            self.check_number(name, above=0.0)
+        self.check_number("attention_factor", above=0.0)
+        self.check_flag("truncate")
+        self.check_one_of("rope_layout", LAYOUTS)
         require(width % 2 == 0, v, "an even number of rotated dimensions", width, "set rotary_dim=")
         require(
             width <= head_width, v, f"rotary_dim of at most the head's width {head_width}", width, "set rotary_dim="

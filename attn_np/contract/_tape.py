@@ -26,7 +26,7 @@ def record(tape: Any, **values: Any) -> Any:
     return out[0] if len(out) == 1 else out
 
 
-class Residuals(dict[str, Any]):
+class BackwardTape(dict[str, Any]):
     """A tape for the backward pass alone: with it `attend` may take the fast path.
 
     Attributes:
@@ -46,22 +46,22 @@ def unscoped(tape: Any) -> tuple[Any, str]:
     return tape, prefix
 
 
-def save_residuals(tape: Any, value: Any) -> None:
+def save_call(tape: Any, value: Any) -> None:
     """Save the residuals of the fast path, if the tape is for the backward pass alone."""
     tape, prefix = unscoped(tape)
-    if isinstance(tape, Residuals):
+    if isinstance(tape, BackwardTape):
         tape.by_scope[prefix] = value
 
 
-def residuals_of(tape: Any) -> Any:
+def saved_call_of(tape: Any) -> Any:
     """The residuals of the fast path; None if the textbook path ran."""
     tape, prefix = unscoped(tape)
-    return tape.by_scope.get(prefix) if isinstance(tape, Residuals) else None
+    return tape.by_scope.get(prefix) if isinstance(tape, BackwardTape) else None
 
 
 def wants_intermediates(tape: Any) -> bool:
     """Whether there is a tape, and not one for the backward pass alone."""
-    return tape is not None and not isinstance(unscoped(tape)[0], Residuals)
+    return tape is not None and not isinstance(unscoped(tape)[0], BackwardTape)
 
 
 class Scope:

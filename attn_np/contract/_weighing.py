@@ -11,10 +11,10 @@ class Weighing:
         name: "sigmoid", "sparsemax" or "entmax15".
         scale: factor on the scores.
         softcap: scores become softcap * tanh(scores / softcap); None: they stay.
-        offset: what a sigmoid adds to every score; None: -log(n) where a query sees n keys.
+        score_offset: what a sigmoid adds to every score; None: -log(n) where a query sees n keys.
     """
 
     name: str
     scale: float
     softcap: float | None
-    offset: float | None = None
+    score_offset: float | None = None

@@ -57,7 +57,7 @@ class Config(_heads.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.limits("window")
+        self.check_limits("window")
 
     def exempt(self) -> dict[str, str]:
         order = "scores depend on the distance of queries and keys"

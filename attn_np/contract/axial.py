@@ -62,10 +62,10 @@ class Config(_heads.Heads):
     width: int
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "height", "width")
-        self.number("scale")
-        self.flag("use_bias")
-        self.divisible("d_model", "num_heads", unless="head_dim")
+        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "height", "width")
+        self.check_number("scale")
+        self.check_flag("use_bias")
+        self.check_divisible("d_model", "num_heads", unless="head_dim")
 
     def sizes(self) -> dict[str, int]:
         return super().sizes() | {"n": self.height, "c": self.width, "t": self.height * self.width}

@@ -70,7 +70,7 @@ class Config(_heads.BidirectionalConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.positive("block_size")
+        self.check_positive("block_size")
         for name in ("near_blocks", "global_blocks", "random_blocks", "graph_seed"):
             value = getattr(self, name)
             if not is_integer(value) or value < 0:

@@ -75,11 +75,11 @@ class Config(_heads.Heads):
     query_block: int = 1
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "block_size", "query_block")
-        self.number("scale")
-        self.flag("causal")
-        self.flag("use_bias")
-        self.divisible("d_model", "num_heads", unless="head_dim")
+        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "block_size", "query_block")
+        self.check_number("scale")
+        self.check_flag("causal")
+        self.check_flag("use_bias")
+        self.check_divisible("d_model", "num_heads", unless="head_dim")
         chosen, got = self.chosen_blocks, f"{self.query_block} and {self.block_size}"
         if not is_integer(chosen) or chosen < 0:
             raise field_error(self.variant, "chosen_blocks to be an integer from 0", repr(chosen), "set chosen_blocks=")

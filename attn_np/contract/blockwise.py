@@ -58,9 +58,9 @@ class Config(_base.Config):
     causal: bool = False
 
     def __post_init__(self) -> None:
-        self.positive("block_size")
-        self.number("scale")
-        self.flag("causal")
+        self.check_positive("block_size")
+        self.check_number("scale")
+        self.check_flag("causal")
 
     def sizes(self) -> dict[str, int]:
         return {}

@@ -62,7 +62,7 @@ class Config(_heads.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.positive("chunk_size")
+        self.check_positive("chunk_size")
 
     def reach(self) -> int | None:
         return self.chunk_size

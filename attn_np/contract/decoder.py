@@ -37,7 +37,7 @@ class Config(Rotary):
         gate: each head's output is multiplied, element by element, by a sigmoid of the input.
         rope_base: pair i rotates by rope_base^(-2i / rotary_dim) per position; None: no rotation.
         rotary_dim: how many dimensions of a head are rotated, the first ones; head_dim by default.
-        layout: "half", a pair is one dimension of the first half and one of the second (Llama, GPT-NeoX), or
+        rope_layout: "half", a pair is one dimension of the first half and one of the second (Llama, GPT-NeoX), or
             "interleaved", two neighbours (GPT-J, Cohere).
         max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
         scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
@@ -79,8 +79,8 @@ class Config(Rotary):
         "Gemma 2": "softcap=50.0, scale=query_pre_attn_scalar**-0.5, a window in every other layer",
         "Gemma 3": "norm='rms', norm_offset=1.0, scale; most with a window, the rest with rope_base=1e6, 'linear'",
         "Phi-1, Phi-2, GPT-NeoX": "qkv_bias, output_bias, rotary_dim; Phi-3: scaling='longrope'",
-        "GPT-J": "layout='interleaved', rotary_dim=64",
-        "Cohere Command R+": "layout='interleaved', norm='layer', norm_weight='own'",
+        "GPT-J": "rope_layout='interleaved', rotary_dim=64",
+        "Cohere Command R+": "rope_layout='interleaved', norm='layer', norm_weight='own'",
         "OLMo": "clip_qkv; OLMoE: norm='rms', norm_over='all', norm_weight='own', clip_qkv",
         "OLMo 2": "norm='rms', norm_over='all', norm_weight='own'",
         "gpt-oss": "sinks, qkv_bias, output_bias, scaling='yarn' with truncate=False, a window in every other layer",
@@ -100,7 +100,7 @@ class Config(Rotary):
         "queries and keys are normalised before they are rotated; afterwards the norm's weights meet rotated "
         "dimensions",
         "Gemma 3 and Qwen3-Next store norm weights minus 1: norm_offset=1.0; without it the norms are close to 0",
-        "transformers stores Llama's w_q and w_k for layout='half'; Meta's own files are for 'interleaved'",
+        "transformers stores Llama's w_q and w_k for rope_layout='half'; Meta's own files are for 'interleaved'",
         "a sliding window of 4096 tokens counts the query's own: left is 4095",
         "Cohere's norm has a weight for each head, Qwen 3's one for all, OLMo 2's norm is over all heads at once",
         "the scale of Gemma is that of query_pre_attn_scalar, not of head_dim",
@@ -130,7 +130,7 @@ class Config(Rotary):
     gate: bool = False
     rope_base: float | None = 10000.0
     rotary_dim: int | None = None
-    layout: str = "half"
+    rope_layout: str = "half"
     max_positions: int | None = None
     scaling: str | None = None
     scaling_factor: float | None = None
@@ -145,19 +145,19 @@ class Config(Rotary):
     long_factor: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "num_kv_heads", "head_dim", "value_head_dim")
-        self.number("scale")
-        self.number("norm_offset")
-        self.number("softcap", above=0.0)
-        self.number("norm_eps", above=0.0)
-        self.number("clip_qkv", above=0.0)
-        self.limits("window")
-        self.rate("dropout")
-        self.flag("causal", "qkv_bias", "output_bias", "norm_bias", "sinks", "gate")
+        self.check_positive("d_model", "num_heads", "num_kv_heads", "head_dim", "value_head_dim")
+        self.check_number("scale")
+        self.check_number("norm_offset")
+        self.check_number("softcap", above=0.0)
+        self.check_number("norm_eps", above=0.0)
+        self.check_number("clip_qkv", above=0.0)
+        self.check_limits("window")
+        self.check_rate("dropout")
+        self.check_flag("causal", "qkv_bias", "output_bias", "norm_bias", "sinks", "gate")
         for name, words in (("norm", ("rms", "layer")), ("norm_weight", ("shared", "own"))):
             if getattr(self, name) is not None:
-                self.one_of(name, words)
-        self.one_of("norm_over", ("head", "all"))
+                self.check_one_of(name, words)
+        self.check_one_of("norm_over", ("head", "all"))
         self._fit(self.head_dim is not None or self.d_model % self.num_heads == 0, "d_model", "num_heads")
         self._fit(self.num_heads % (self.num_kv_heads or self.num_heads) == 0, "num_heads", "num_kv_heads")
         if self.norm_over == "all":
@@ -271,7 +271,7 @@ EXAMPLES = {
         clip_qkv=0.5,
         gate=True,
         rope_base=50.0,
-        layout="interleaved",
+        rope_layout="interleaved",
         scaling="llama3",
         scaling_factor=3.0,
         original_max_positions=23,

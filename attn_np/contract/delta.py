@@ -70,11 +70,11 @@ class Config(_base.Config):
     norm_eps: float = 0.000001
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
-        self.number("norm_eps", above=0.0)
-        self.one_of("form", FORMS)
-        self.flag("use_norm")
-        self.divisible("d_model", "num_heads", unless="head_dim")
+        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
+        self.check_number("norm_eps", above=0.0)
+        self.check_one_of("form", FORMS)
+        self.check_flag("use_norm")
+        self.check_divisible("d_model", "num_heads", unless="head_dim")
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads

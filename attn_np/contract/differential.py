@@ -33,7 +33,7 @@ class Config(Rotary, CrossConfig):
         norm_eps: added under the root of that norm.
         rope_base: pair i of a map's queries and keys rotates by rope_base^(-2i / head_dim) per position, in
             self-attention; None: no rotation.
-        layout: "half", a pair is one dimension of each half, or "interleaved", two neighbours.
+        rope_layout: "half", a pair is one dimension of each half, or "interleaved", two neighbours.
         max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
     """
 
@@ -77,7 +77,7 @@ class Config(Rotary, CrossConfig):
     norm_weight: bool = True
     norm_eps: float = 0.00001
     rope_base: float | None = None
-    layout: str = "half"
+    rope_layout: str = "half"
     max_positions: int | None = None
 
     def __post_init__(self) -> None:
@@ -91,8 +91,8 @@ class Config(Rotary, CrossConfig):
                 "change one of them or set head_dim=",
             )
         super().__post_init__()
-        self.number("lambda_init")
-        self.positive("depth")
+        self.check_number("lambda_init")
+        self.check_positive("depth")
         start = self.lambda_init
         fits = start is None or 0 <= start < 1
         require(
@@ -102,7 +102,7 @@ class Config(Rotary, CrossConfig):
             repr(start),
             "it is the constant part of the second map's factor",
         )
-        self.positive("num_kv_heads")
+        self.check_positive("num_kv_heads")
         require(
             self.num_heads % (self.num_kv_heads or self.num_heads) == 0,
             self.variant,
@@ -110,8 +110,8 @@ class Config(Rotary, CrossConfig):
             f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}",
             "give every key/value head the same number of query heads",
         )
-        self.flag("norm_weight")
-        self.number("norm_eps", above=0.0)
+        self.check_flag("norm_weight")
+        self.check_number("norm_eps", above=0.0)
         self.check_rotary()
         rotates = self.rope_base is not None
         for name in ("key_dim", "value_dim") if rotates else ("max_positions",):
@@ -202,7 +202,7 @@ EXAMPLES = {
         norm_weight=False,
         norm_eps=0.0625,
         rope_base=50.0,
-        layout="interleaved",
+        rope_layout="interleaved",
         max_positions=13,
     ),
 }

@@ -63,8 +63,8 @@ class Config(_heads.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.positive("dilation")
-        self.limits("steps")
+        self.check_positive("dilation")
+        self.check_limits("steps")
 
     def reach(self) -> int | None:
         left = None if self.steps is None else self.steps[0]

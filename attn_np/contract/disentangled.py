@@ -83,10 +83,10 @@ class Config(_heads.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.positive("max_distance", "buckets")
-        self.one_of("p2c_view", ("key", "query"))
-        self.flag("shared", "norm_rel")
-        self.number("norm_eps", above=0.0)
+        self.check_positive("max_distance", "buckets")
+        self.check_one_of("p2c_view", ("key", "query"))
+        self.check_flag("shared", "norm_rel")
+        self.check_number("norm_eps", above=0.0)
         known = isinstance(self.terms, tuple) and all(term in TERMS for term in self.terms)
         _base.require(
             known and 0 < len(set(self.terms)) == len(self.terms),

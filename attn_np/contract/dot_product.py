@@ -63,12 +63,12 @@ class Config(_base.Config):
     normalize_over: str = "keys"
 
     def __post_init__(self) -> None:
-        self.number("scale")
-        self.number("softcap", above=0.0)
-        self.limits("window")
-        self.rate("dropout")
-        self.flag("causal")
-        self.one_of("normalize_over", tuple(_attend.AXES))
+        self.check_number("scale")
+        self.check_number("softcap", above=0.0)
+        self.check_limits("window")
+        self.check_rate("dropout")
+        self.check_flag("causal")
+        self.check_one_of("normalize_over", tuple(_attend.AXES))
 
     def sizes(self) -> dict[str, int]:
         return {}

@@ -75,13 +75,13 @@ class Config(_base.Config):
     output_dim: int | None = None
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "head_dim", "output_dim")
-        self.number("scale")
-        self.number("softcap", above=0.0)
-        self.limits("window")
-        self.rate("dropout")
-        self.flag("causal", "use_bias", "use_output")
-        self.divisible("d_model", "num_heads", unless="head_dim")
+        self.check_positive("d_model", "num_heads", "head_dim", "output_dim")
+        self.check_number("scale")
+        self.check_number("softcap", above=0.0)
+        self.check_limits("window")
+        self.check_rate("dropout")
+        self.check_flag("causal", "use_bias", "use_output")
+        self.check_divisible("d_model", "num_heads", unless="head_dim")
         require(
             self.use_output or self.output_dim is None,
             self.variant,

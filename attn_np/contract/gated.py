@@ -63,7 +63,7 @@ class Config(CrossConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.one_of("gate", ("element", "head"))
+        self.check_one_of("gate", ("element", "head"))
 
     def sizes(self) -> dict[str, int]:
         sizes = super().sizes()

@@ -65,7 +65,7 @@ class Config(CrossConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.positive("num_kv_heads")
+        self.check_positive("num_kv_heads")
         require(
             self.num_heads % self.num_kv_heads == 0,
             self.variant,

@@ -87,10 +87,10 @@ class Config(_base.Config):
     use_bias: bool = True
 
     def __post_init__(self) -> None:
-        self.positive("input_dim", "hidden_dim")
-        self.count("num_layers")
-        self.rate("dropout")
-        self.flag("use_bias")
+        self.check_positive("input_dim", "hidden_dim")
+        self.check_count("num_layers")
+        self.check_rate("dropout")
+        self.check_flag("use_bias")
 
     def sizes(self) -> dict[str, int]:
         """`l` counts the layers, `w` the connections between them."""

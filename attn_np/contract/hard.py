@@ -72,8 +72,8 @@ class Config(CrossConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.one_of("estimator", ("straight_through", "argmax"))
-        self.number("temperature", above=0.0)
+        self.check_one_of("estimator", ("straight_through", "argmax"))
+        self.check_number("temperature", above=0.0)
         _base.require(
             self.estimator == "straight_through" or self.temperature == 1.0,
             self.variant,

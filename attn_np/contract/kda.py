@@ -72,7 +72,7 @@ class Config(gated_delta.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.positive("rank")
+        self.check_positive("rank")
 
     def sizes(self) -> dict[str, int]:
         sizes = super().sizes()

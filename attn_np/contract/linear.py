@@ -75,14 +75,14 @@ class Config(_base.Config):
     use_bias: bool = True
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
-        self.number("eps")
-        self.one_of("form", FORMS)
-        self.flag("causal", "normalize", "use_bias")
+        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
+        self.check_number("eps")
+        self.check_one_of("form", FORMS)
+        self.check_flag("causal", "normalize", "use_bias")
         _base.require(
             self.eps >= 0, self.variant, "eps of at least 0", repr(self.eps), "it is added to a sum of weights"
         )
-        self.divisible("d_model", "num_heads", unless="head_dim")
+        self.check_divisible("d_model", "num_heads", unless="head_dim")
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model // self.num_heads

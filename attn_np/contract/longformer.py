@@ -62,7 +62,7 @@ class Config(_heads.BidirectionalConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.positive("half_window")
+        self.check_positive("half_window")
 
     def own_params(self) -> dict[str, Param]:
         known = super().own_params()

@@ -92,9 +92,9 @@ class Config(_base.Config):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        self.positive("query_dim", "key_dim", "hidden_dim", "half_window", "position_dim")
-        self.one_of("score", ("dot", "general", "concat"))
-        self.rate("dropout")
+        self.check_positive("query_dim", "key_dim", "hidden_dim", "half_window", "position_dim")
+        self.check_one_of("score", ("dot", "general", "concat"))
+        self.check_rate("dropout")
         _base.require(
             self.score != "dot" or self.key_dim in (None, self.query_dim),
             self.variant,

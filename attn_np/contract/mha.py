@@ -57,7 +57,7 @@ class Config(CrossConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.positive("memory_keys")
+        self.check_positive("memory_keys")
 
     def sizes(self) -> dict[str, int]:
         return super().sizes() | ({} if self.memory_keys is None else {"m": self.memory_keys})

@@ -26,7 +26,7 @@ class Config(Rotary):
         causal: a position sees itself and earlier ones.
         dropout: share of the weights set to 0 in training.
         rope_base: pair i rotates by rope_base^(-2i / rope_dim) per position.
-        layout: "interleaved", a pair is two neighbours (DeepSeek), or "half", one dimension of each half.
+        rope_layout: "interleaved", a pair is two neighbours (DeepSeek), or "half", one dimension of each half.
         max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
         scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
             or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
@@ -99,7 +99,7 @@ class Config(Rotary):
     causal: bool = False
     dropout: float = 0.0
     rope_base: float = 10000.0
-    layout: str = "interleaved"
+    rope_layout: str = "interleaved"
     max_positions: int | None = None
     scaling: str | None = None
     scaling_factor: float | None = None
@@ -114,11 +114,11 @@ class Config(Rotary):
     long_factor: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "kv_rank", "nope_dim", "rope_dim", "value_head_dim", "q_rank")
-        self.number("norm_eps", above=0.0)
-        self.number("scale")
-        self.rate("dropout")
-        self.flag("absorbed", "causal", "use_bias")
+        self.check_positive("d_model", "num_heads", "kv_rank", "nope_dim", "rope_dim", "value_head_dim", "q_rank")
+        self.check_number("norm_eps", above=0.0)
+        self.check_number("scale")
+        self.check_rate("dropout")
+        self.check_flag("absorbed", "causal", "use_bias")
         self.check_rotary()
 
     def rotary_width(self) -> int:
@@ -191,7 +191,7 @@ EXAMPLES = {
         norm_eps=0.0625,
         causal=True,
         rope_base=50.0,
-        layout="half",
+        rope_layout="half",
         max_positions=13,
         scaling="llama3",
         scaling_factor=3.0,

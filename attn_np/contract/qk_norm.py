@@ -71,9 +71,9 @@ class Config(CrossConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.one_of("norm", ("rms", "layer", "l2"))
-        self.one_of("norm_over", ("head", "all"))
-        self.number("norm_eps", above=0.0)
+        self.check_one_of("norm", ("rms", "layer", "l2"))
+        self.check_one_of("norm_over", ("head", "all"))
+        self.check_number("norm_eps", above=0.0)
 
     def own_params(self) -> dict[str, Param]:
         if self.norm == "l2":

@@ -34,7 +34,7 @@ class Config(_base.Config):
         use_bias: biases on the projections.
         rope_base: queries and keys are rotated by their positions, their first pair by 1 per position and the last by
             about 1 / rope_base; None: no rotation.
-        layout: "interleaved", a pair is two neighbours (the authors' code), or "half", one dimension of each half.
+        rope_layout: "interleaved", a pair is two neighbours (the authors' code), or "half", one dimension of each half.
         spacing: "closed": pair i of n rotates by rope_base^(-i / (n - 1)), as in the authors' code; "open": by
             rope_base^(-i / n), as in `rotary`.
     """
@@ -94,20 +94,20 @@ class Config(_base.Config):
     use_gate: bool = True
     use_bias: bool = False
     rope_base: float | None = None
-    layout: str = "interleaved"
+    rope_layout: str = "interleaved"
     spacing: str = "closed"
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
-        self.number("exponent", above=0.0)
-        self.number("norm_eps", above=0.0)
-        self.one_of("form", FORMS)
-        self.one_of("norm", ("layer", "rms", "none"))
-        self.flag("use_gate", "use_bias")
-        self.number("rope_base", above=1.0)
-        self.one_of("layout", LAYOUTS)
-        self.one_of("spacing", SPACINGS)
-        self.divisible("d_model", "num_heads", unless="head_dim")
+        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size")
+        self.check_number("exponent", above=0.0)
+        self.check_number("norm_eps", above=0.0)
+        self.check_one_of("form", FORMS)
+        self.check_one_of("norm", ("layer", "rms", "none"))
+        self.check_flag("use_gate", "use_bias")
+        self.check_number("rope_base", above=1.0)
+        self.check_one_of("rope_layout", LAYOUTS)
+        self.check_one_of("spacing", SPACINGS)
+        self.check_divisible("d_model", "num_heads", unless="head_dim")
 
         factors = self.decay
         are_numbers = isinstance(factors, tuple) and all(type(x) in (int, float) for x in factors)
@@ -211,7 +211,7 @@ EXAMPLES = {
         norm="rms",
         norm_eps=0.25,
         rope_base=50.0,
-        layout="half",
+        rope_layout="half",
         spacing="open",
     ),
     "plain": Config(

@@ -57,9 +57,9 @@ class Config(_base.Config):
     causal: bool = False
 
     def __post_init__(self) -> None:
-        self.positive("shards")
-        self.number("scale")
-        self.flag("causal")
+        self.check_positive("shards")
+        self.check_number("scale")
+        self.check_flag("causal")
 
     def sizes(self) -> dict[str, int]:
         return {}

@@ -23,7 +23,7 @@ class Config(Rotary, Heads):
         use_bias: biases on the four projections.
         rope_base: pair i rotates by rope_base^(-2i / rotary_dim) per position.
         rotary_dim: how many dimensions of a head are rotated, the first ones; head_dim by default.
-        layout: "half", a pair is one dimension of the first half and one of the second (Llama, GPT-NeoX), or
+        rope_layout: "half", a pair is one dimension of the first half and one of the second (Llama, GPT-NeoX), or
             "interleaved", two neighbours (the paper, GPT-J).
         max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
         scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
@@ -90,7 +90,7 @@ class Config(Rotary, Heads):
     use_bias: bool = True
     rope_base: float = 10000.0
     rotary_dim: int | None = None
-    layout: str = "half"
+    rope_layout: str = "half"
     max_positions: int | None = None
     scaling: str | None = None
     scaling_factor: float | None = None
@@ -106,9 +106,9 @@ class Config(Rotary, Heads):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.number("softcap", above=0.0)
-        self.limits("window")
-        self.flag("causal")
+        self.check_number("softcap", above=0.0)
+        self.check_limits("window")
+        self.check_flag("causal")
         self.check_rotary()
 
     def exempt(self) -> dict[str, str]:
@@ -143,7 +143,7 @@ EXAMPLES = {
         dropout=0.25,
         rope_base=50.0,
         rotary_dim=6,
-        layout="interleaved",
+        rope_layout="interleaved",
         scaling="llama3",
         scaling_factor=3.0,
         original_max_positions=23,

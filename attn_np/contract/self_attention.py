@@ -69,12 +69,12 @@ class Config(_base.Config):
     use_output: bool = False
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "head_dim", "value_head_dim")
-        self.number("scale")
-        self.number("softcap", above=0.0)
-        self.limits("window")
-        self.rate("dropout")
-        self.flag("causal", "use_bias", "use_output")
+        self.check_positive("d_model", "head_dim", "value_head_dim")
+        self.check_number("scale")
+        self.check_number("softcap", above=0.0)
+        self.check_limits("window")
+        self.check_rate("dropout")
+        self.check_flag("causal", "use_bias", "use_output")
 
     def sizes(self) -> dict[str, int]:
         k = self.head_dim or self.d_model

@@ -115,9 +115,9 @@ class Config(_base.Config):
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        self.positive("input_dim", "hidden_dim", "output_dim", "vocab_size")
-        self.count("num_layers")
-        self.rate("dropout")
+        self.check_positive("input_dim", "hidden_dim", "output_dim", "vocab_size")
+        self.check_count("num_layers")
+        self.check_rate("dropout")
         _base.require(
             self.vocab_size is None or self.output_dim in (None, self.vocab_size),
             self.variant,

@@ -62,8 +62,8 @@ class Config(_heads.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.positive("max_distance")
-        self.flag("use_values")
+        self.check_positive("max_distance")
+        self.check_flag("use_values")
 
     def sizes(self) -> dict[str, int]:
         return super().sizes() | {"x": 2 * self.max_distance + 1}

@@ -23,7 +23,7 @@ class Config(CrossConfig):
         softcap: scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
-        offset: number added to every score; by default -log(n) for a query that sees n keys, which is the same
+        score_offset: number added to every score; by default -log(n) for a query that sees n keys, which is the same
             however a sequence is cut for decoding.
     """
 
@@ -40,7 +40,7 @@ class Config(CrossConfig):
         r"\qquad b = -\log n"
     )
     notation = {
-        "b (attention bias)": "offset; our bias has a number for every score",
+        "b (attention bias)": "score_offset; our bias has a number for every score",
         "n (sequence length)": "how many keys a query sees: with causality a different number for each query",
         "sigma(Q K^T / sqrt(d_qk) + b)": "probs",
     }
@@ -59,11 +59,11 @@ class Config(CrossConfig):
         "the weights of a row do not add up to 1; dividing by their sum gives another function",
     )
 
-    offset: float | None = None
+    score_offset: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.number("offset")
+        self.check_number("score_offset")
 
     def exempt(self) -> dict[str, str]:
         alone = "every key is weighed by itself"
@@ -72,7 +72,7 @@ class Config(CrossConfig):
             "a_constant_on_all_scores_changes_nothing": alone,
             "twice_the_scores_square_the_weights": "a sigmoid is not an exponential over a sum",
         }
-        if self.offset is not None:
+        if self.score_offset is not None:
             reasons["every_key_twice_changes_nothing"] = "twice the keys weigh twice as much with the same offset"
             reasons["indifferent_scores_share_evenly"] = alone
         else:
@@ -85,7 +85,7 @@ EXAMPLES = {
     "causal": Config(d_model=5, num_heads=3, head_dim=7, causal=True, window=(2, None), scale=0.375),
     "fixed": Config(
         d_model=7, num_heads=2, head_dim=3, value_head_dim=11, key_dim=13, value_dim=5, softcap=1.5, dropout=0.25,
-        use_bias=False, offset=-1.25, output_dim=17,
+        use_bias=False, score_offset=-1.25, output_dim=17,
     ),
     "whole": Config(d_model=11, num_heads=2, head_dim=5, value_head_dim=3),
 }  # fmt: skip

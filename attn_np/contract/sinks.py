@@ -66,7 +66,7 @@ class Config(CrossConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.one_of("sink", ("learned", "zero"))
+        self.check_one_of("sink", ("learned", "zero"))
 
     def own_params(self) -> dict[str, Param]:
         return super().own_params() | ({"sinks": Param("h", "k")} if self.sink == "learned" else {})

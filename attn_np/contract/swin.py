@@ -69,10 +69,10 @@ class Config(_heads.Heads):
     shift: int = 0
 
     def __post_init__(self) -> None:
-        self.positive("d_model", "num_heads", "head_dim", "value_head_dim", "height", "width", "window_size")
-        self.number("scale")
-        self.flag("use_bias")
-        self.divisible("d_model", "num_heads", unless="head_dim")
+        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "height", "width", "window_size")
+        self.check_number("scale")
+        self.check_flag("use_bias")
+        self.check_divisible("d_model", "num_heads", unless="head_dim")
         size, shift = self.window_size, self.shift
         if not is_integer(shift) or not 0 <= shift < size:
             raise field_error(self.variant, f"shift to be an integer from 0 to {size - 1}", repr(shift), "set shift=")

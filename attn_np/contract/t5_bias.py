@@ -65,10 +65,10 @@ class Config(_heads.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.positive("num_buckets", "max_distance")
+        self.check_positive("num_buckets", "max_distance")
         if self.bidirectional is None:
             object.__setattr__(self, "bidirectional", not self.causal)
-        self.flag("bidirectional")
+        self.check_flag("bidirectional")
         sides = 2 if self.bidirectional else 1
         _base.require(
             self.num_buckets % (2 * sides) == 0,

@@ -67,8 +67,8 @@ class Config(CrossConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.positive("softmax_heads")
-        self.flag("mix_scores", "mix_weights")
+        self.check_positive("softmax_heads")
+        self.check_flag("mix_scores", "mix_weights")
         require(
             self.softmax_heads in (None, self.num_heads) or (self.mix_scores and self.mix_weights),
             self.variant,

@@ -69,7 +69,7 @@ class Config(_heads.Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.number("base", above=1.0)
+        self.check_number("base", above=1.0)
         _base.require(self.d_model % 2 == 0, self.variant, "an even d_model", self.d_model, "sines come with cosines")
 
     def own_params(self) -> dict[str, Param]:

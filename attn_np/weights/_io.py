@@ -7,7 +7,6 @@ import numpy as np
 
 from attn_np import contract
 from attn_np.contract import Config
-from attn_np.contract._rotary import LAYOUTS as ROTARY_LAYOUTS
 from attn_np.weights import layouts
 from attn_np.weights._check import Request, WeightFile, check
 from attn_np.weights._foreign import read_foreign, write_foreign
@@ -33,7 +32,7 @@ def read(
     """The weights of one layer, from a file that is checked whole before anything is returned.
 
     The arguments are those of `attn_np.load`, but for `config`: the config that the file must have, as for loading into
-    a layer. A layout "half" or "interleaved" is no layout of files, but the Config field of this name.
+    a layer.
 
     Raises:
         WeightFileError: the subclass that says what is wrong with the file.
@@ -45,8 +44,6 @@ def read(
     if variant in contract.presets():
         variant, preset = contract.presets()[variant]
         fields = {**preset.fields, **fields}
-    if layout in ROTARY_LAYOUTS:
-        layout, fields = None, {**fields, "layout": layout}
     if config is not None and variant not in (None, config.variant):
         raise ValueError(f"weights: expected variant {config.variant!r} for this layer, got {variant!r}; leave it out")
     foreign = layout if layout not in (None, *contract.variants()) else None

@@ -105,7 +105,7 @@ def from_query(first: int, context: Tensor) -> Tensor:
     return context if statically_true(first == 0) else pad(context, (0, 0, 0, 0, first, 0))
 
 
-def by_diagonal(q: Tensor, k: Tensor) -> bool:
+def takes_diagonals(q: Tensor, k: Tensor) -> bool:
     """Whether the fast path takes a bias by distance as one number for each diagonal: not in a compiled program."""
     return not (torch.compiler.is_compiling() or q.is_meta or 0 in q.shape or 0 in k.shape)
 

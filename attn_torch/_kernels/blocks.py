@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from attn_np.contract import _patterns as patterns
 from attn_torch._kernels import sdpa
 from attn_torch._kernels.hidden import PatternArrays
-from attn_torch._masks import block_table, unmasked_by_bias, visible_pairs
+from attn_torch._masks import block_table, hide_by_bias, visible_pairs
 from attn_torch._ops import without_autocast
 
 PACKAGE = __name__.split(".")[0]
@@ -165,10 +165,10 @@ class BlockedCall:
     def with_mask(self, block: Block) -> Block:
         """The block with who sees whom by mask, bias and pattern."""
         mask, bias = (None if x is None else block.of(x, "bgrts") for x in (self.mask, self.bias))
-        block = block._replace(allowed=unmasked_by_bias(mask, bias))
+        block = block._replace(allowed=hide_by_bias(mask, bias))
         if self.strip is not None and self.strip_hides:
             of_distance = self.in_strip(block).of(self.strip, "bgrts")
-            block = block._replace(allowed=unmasked_by_bias(block.allowed, of_distance))
+            block = block._replace(allowed=hide_by_bias(block.allowed, of_distance))
         if self.pattern is None:
             return block
         positions = torch.arange(self.s, dtype=torch.int32, device=self.q.device)

@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 
 from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern
-from attn_torch._masks import attention_mask, unmasked_by_bias
+from attn_torch._masks import attention_mask, hide_by_bias
 from attn_torch._ops import without_autocast
 
 
@@ -42,7 +42,7 @@ def attend(
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     allowed = attention_mask(mask, t, s, like=scores, window=limits, pattern=pattern)
-    allowed, empty = unmasked_by_bias(allowed, bias), None
+    allowed, empty = hide_by_bias(allowed, bias), None
     if bias is not None and allowed is not None:
         scores = scores + torch.where(allowed, bias, 0.0)
     if allowed is not None and not (mask is bias is pattern is None):

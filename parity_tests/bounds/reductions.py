@@ -32,10 +32,10 @@ def any_of(x: Flag, axis: Any = None) -> Flag:
     return Flag(np.any(x.value, axis=axis), could & ~sure)
 
 
-@rule(FUNCTIONS, _masks.unmasked_by_bias)
+@rule(FUNCTIONS, _masks.hide_by_bias)
 def shown(allowed: Any, bias: Any) -> Any:
     """Where a bias is -inf it is so without an error: what it hides is a plain array."""
-    return plain(_masks.unmasked_by_bias)(allowed, bias.v if isinstance(bias, ErrArray) else bias)
+    return plain(_masks.hide_by_bias)(allowed, bias.v if isinstance(bias, ErrArray) else bias)
 
 
 @rule(FUNCTIONS, _ops.constants)
@@ -69,7 +69,7 @@ def largest(x: ErrArray, axis: Any = None, keepdims: bool = False, **initial: An
         return ErrArray(v, np.where(np.isinf(v), 0.0, np.maximum(high - v, v - low)))
 
 
-FUNCTIONS[_ops.amax] = lambda x, axis: largest(x, axis)
+FUNCTIONS[_ops.amax_detached] = lambda x, axis: largest(x, axis)
 
 
 def _moving(function: Callable[..., Any]) -> Callable[..., ErrArray]:

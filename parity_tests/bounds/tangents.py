@@ -209,9 +209,9 @@ for _function in (np.concatenate, np.stack):
 FUNCTIONS[np.shape] = lambda x: x.shape
 
 
-@rule(FUNCTIONS, _masks.unmasked_by_bias)
+@rule(FUNCTIONS, _masks.hide_by_bias)
 def shown(allowed: Any, bias: Dual) -> Any:
-    return _masks.unmasked_by_bias(allowed, bias.v)
+    return _masks.hide_by_bias(allowed, bias.v)
 
 
 @rule(FUNCTIONS, _ops.constants)
@@ -242,10 +242,10 @@ def maximum(x: Any, y: Any) -> Dual:
     return Dual(np.maximum(x.v, y.v), np.where(first, x.d, y.d))
 
 
-@rule(FUNCTIONS, _ops.amax)
-def amax(x: Dual, axis: int) -> Dual:
+@rule(FUNCTIONS, _ops.amax_detached)
+def amax_detached(x: Dual, axis: int) -> Dual:
     """Without a gradient, as it is defined."""
-    return dual(_ops.amax(x.v, axis))
+    return dual(_ops.amax_detached(x.v, axis))
 
 
 @rule(FUNCTIONS, _ops.softmax)
@@ -313,10 +313,10 @@ def hardmax(scores: Dual, allowed: Any = None) -> Dual:
     return dual(_sparse.hardmax(scores.v, allowed))
 
 
-@rule(FUNCTIONS, _masks.largest)
-def largest(scores: Dual, allowed: Any, count: int) -> Any:
+@rule(FUNCTIONS, _masks.largest_places)
+def largest_places(scores: Dual, allowed: Any, count: int) -> Any:
     """Numbers of places, which have no tangent."""
-    return _masks.largest(scores.v, allowed, count)
+    return _masks.largest_places(scores.v, allowed, count)
 
 
 @rule(FUNCTIONS, _sparse.straight_through)

@@ -22,7 +22,7 @@ import numpy as np
 
 from attn_np._ops import DTYPES
 from attn_np.contract import _patterns as patterns
-from attn_np.contract._tape import Residuals
+from attn_np.contract._tape import BackwardTape
 from parity_tests.bounds.error_array import ErrArray, widened
 from parity_tests.bounds.precision import fast_precision_of, precision, precision_of
 from parity_tests.bounds.softmax import recompute
@@ -258,7 +258,7 @@ def expected(call: Call, framework: str) -> dict[str, Any]:
 def by_numpy(
     inputs: Mapping[str, Any], dy: Any, options: Mapping[str, Any], implementation: str, tree: str = "attn_np"
 ) -> dict[str, Any]:
-    module, tape = import_module(f"{tree}._attend"), Residuals()
+    module, tape = import_module(f"{tree}._attend"), BackwardTape()
     context, _ = module.attend(**inputs, **options, implementation=implementation, tape=tape)
     recompute(tape)
     backward = {name: options[name] for name in ("scale", "softcap")}

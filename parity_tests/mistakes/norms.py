@@ -7,12 +7,12 @@ decoder, shared_norm = at("decoder.py", "decoder", "sinks"), at(SHARED, "decoder
 SQUARES = "{np}.sum(x * x, {axis}=-1, {keepdims}=True)"
 UNDER_THE_ROOT = "add eps under the root: x / sqrt(mean(x^2) + eps)"
 NORMED = """\
-        q = record(tape, q_norm=normalize(c, q, w_q, self.b_q_norm))
-        k = record(tape, k_norm=normalize(c, k, w_k, self.b_k_norm))
+        q = record(tape, q_norm=normalize(c, q, q_gain, self.b_q_norm))
+        k = record(tape, k_norm=normalize(c, k, k_gain, self.b_k_norm))
 """
 TURNED = """\
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
-        q, k = record(tape, q_rot=rotate(q, cos, sin, c.layout), k_rot=rotate(k, cos, sin, c.layout))
+        q, k = record(tape, q_rot=rotate(q, cos, sin, c.rope_layout), k_rot=rotate(k, cos, sin, c.rope_layout))
 """
 CLIPPED = """\
         if c.clip_qkv is not None:
@@ -22,8 +22,8 @@ CLIPPED = """\
 """
 TURNED_FIRST = """\
         cos, sin = rotation(c, positions, sizes["t"], like=query, step=step)
-        q, k = rotate(q, cos, sin, c.layout), rotate(k, cos, sin, c.layout)
-        q, k = normalize(c, q, w_q, self.b_q_norm), normalize(c, k, w_k, self.b_k_norm)
+        q, k = rotate(q, cos, sin, c.rope_layout), rotate(k, cos, sin, c.rope_layout)
+        q, k = normalize(c, q, q_gain, self.b_q_norm), normalize(c, k, k_gain, self.b_k_norm)
         q, k = record(tape, q_rot=q, k_rot=k)
 """
 

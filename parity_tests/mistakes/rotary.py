@@ -4,12 +4,15 @@ from parity_tests.mistakes.plant import NUMPY, SHARED, at
 
 BY_POSITION = "rotate queries and keys by their positions: cosines and sines belong to the axis of the sequence"
 OFF_BY_ONE = "give queries and keys the same positions: in decoding too a query's own key has its position"
-LATER = r"rotate(rotate(\1, cos, sin, c.layout), cos[:, 1:2] / c.amplitude(), sin[:, 1:2] / c.amplitude(), c.layout)"
+LATER = (
+    r"rotate(rotate(\1, cos, sin, c.rope_layout), "
+    r"cos[:, 1:2] / c.amplitude(), sin[:, 1:2] / c.amplitude(), c.rope_layout)"
+)
 # What is rotated, as the variants write it.
-KEYS = r"rotate\((k|(?:linear|einsum)\([^\n]*self\.w_k\w*(?:, [\w.]+)?\)), cos, sin, c\.layout\)"
-QUERIES = r"rotate\((q|q\[[^\n]*?\]|linear\([^\n]*self\.w_q, [\w.]+\)), cos, sin, c\.layout\)"
+KEYS = r"rotate\((k|(?:linear|einsum)\([^\n]*self\.w_k\w*(?:, [\w.]+)?\)), cos, sin, c\.rope_layout\)"
+QUERIES = r"rotate\((q|q\[[^\n]*?\]|linear\([^\n]*self\.w_q, [\w.]+\)), cos, sin, c\.rope_layout\)"
 # The keys and values behind the rotation, on their way into a cache.
-BEFORE_CACHE = r"(cos, sin, c\.layout\)\)?\n(?:[^\n]*\n){0,2})( +)(k, v = append\(step, )"
+BEFORE_CACHE = r"(cos, sin, c\.rope_layout\)\)?\n(?:[^\n]*\n){0,2})( +)(k, v = append\(step, )"
 
 turned = at("rotary.py", "rotary", "interleaved", pattern=True)
 yarn, interleaved = (at(SHARED, "rotary", example) for example in ("yarn", "interleaved"))
@@ -45,7 +48,7 @@ MUTANTS = (
         "keys and queries rotated in opposite directions",
         "rotate queries and keys by the same angles in the same direction",
         KEYS,
-        r"rotate(\1, cos, -sin, c.layout)",
+        r"rotate(\1, cos, -sin, c.rope_layout)",
     ),
     turned(
         "keys not turned by their positions",
@@ -58,7 +61,7 @@ MUTANTS = (
         "values rotated, too",
         "rotate queries and keys alone: a position belongs to the scores, not to the values",
         BEFORE_CACHE,
-        r"\1\2v = rotate(v, cos, sin, c.layout)\n\2\3",
+        r"\1\2v = rotate(v, cos, sin, c.rope_layout)\n\2\3",
     ),
     interleaved(
         "rotary positions counted from 1",
@@ -88,8 +91,8 @@ MUTANTS = (
     interleaved(
         "rotary gradient turned forwards once more",
         "the gradient of a rotation is the rotation by the negative angle",
-        "dq = rotate(dq, cos, sin, c.layout, inverse=True)",
-        "dq = rotate(dq, cos, sin, c.layout)",
+        "dq = rotate(dq, cos, sin, c.rope_layout, inverse=True)",
+        "dq = rotate(dq, cos, sin, c.rope_layout)",
         file="rotary.py",
         trees=NUMPY,
     ),

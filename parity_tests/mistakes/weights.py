@@ -12,7 +12,7 @@ TOTAL = "e / {where}(total == 0, 1.0, total)"
 SELECTED = "where(keep, weights / (1.0 - rate), 0.0)"
 WITH_SINKS = """\
     else:
-        probs_and_sink = record(tape, probs_and_sink=with_sinks(scores, allowed, record(tape, sinks=sinks)))
+        probs_and_sink = record(tape, probs_and_sink=softmax_with_sinks(scores, allowed, record(tape, sinks=sinks)))
         probs = record(tape, probs=probs_and_sink[..., :-1])
 """
 BEFORE = f"""\
@@ -31,7 +31,7 @@ def rounded(text: str, like: str, to: str = "bfloat16") -> str:
     return f'to_dtype(to_dtype({text}, "{to}"), dtype_name({like}))'
 
 
-SINKS = "with_sinks(scores, allowed, record(tape, sinks=sinks))"
+SINKS = "softmax_with_sinks(scores, allowed, record(tape, sinks=sinks))"
 
 MUTANTS = (
     # The softmax

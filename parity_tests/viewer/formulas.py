@@ -109,7 +109,7 @@ class Traced(NDArrayOperatorsMixin):
             return v
         if name == "einsum":
             return Traced(v, name, args[1:], args[0].partition("->")[2], spec=args[0])
-        if function in REDUCTIONS or name == "amax":
+        if function in REDUCTIONS or name == "amax_detached":
             return reduced(REDUCTIONS.get(function, "max"), v, *args, **kwargs)
         if function is np.cumsum:
             axis = args[1] if len(args) > 1 else kwargs["axis"]

@@ -10,7 +10,7 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `CohereConfig`: one flag for all biases; each head has its own norm weight."""
     fields, bias = sizes(hf), hf.flag("attention_bias", False)
     hf.skip("logit_scale")
-    fields |= {"qkv_bias": bias, "output_bias": bias, "layout": "interleaved"}
+    fields |= {"qkv_bias": bias, "output_bias": bias, "rope_layout": "interleaved"}
     fields |= full_rotary(hf, fields["head_dim"], base=500000.0)
     if not hf.flag("use_qk_norm", False):
         return "decoder", fields
@@ -23,9 +23,9 @@ NORMED = table(
     rules={"w_q_all": ("self_attn.q_norm.weight", "h k -> h k"), "w_k_all": ("self_attn.k_norm.weight", "g k -> g k")},
     flags=BIASES,
     free=("norm_eps",),
-    fixed={"layout": "interleaved"} | NORM,
+    fixed={"rope_layout": "interleaved"} | NORM,
     variant="decoder",
 )
 # The normed table first: its files have all keys of the other.
-TABLES = {"normed": NORMED, "decoder": table(flags=BIASES, fixed={"layout": "interleaved"})}
+TABLES = {"normed": NORMED, "decoder": table(flags=BIASES, fixed={"rope_layout": "interleaved"})}
 LAYOUT = family("CohereModel", config, TABLES, model_types=("cohere",))

@@ -16,7 +16,7 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     hf.only("position_embedding_type", "rope_gptj")
     hf.skip("logit_scale", "cache_implementation", "_sliding_window_pattern", "use_embedding_sharing")
     hf.skip("use_gated_activation", "use_parallel_block", "use_parallel_embedding")
-    fields: dict[str, Any] = sizes(hf) | biases(hf) | {"layout": "interleaved"}
+    fields: dict[str, Any] = sizes(hf) | biases(hf) | {"rope_layout": "interleaved"}
     hf.only("head_dim", fields["d_model"] // fields["num_heads"])
     if sliding(hf, layer, lambda n: "sliding_attention" if (n + 1) % every else "full_attention"):
         return "decoder", fields | full_rotary(hf, fields["head_dim"]) | required_window(hf, layer, 4096)
@@ -24,5 +24,5 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     return "decoder", fields | unrotated(hf)
 
 
-TABLE = table(flags=BIASES, free=("window",), fixed={"layout": "interleaved"})
+TABLE = table(flags=BIASES, free=("window",), fixed={"rope_layout": "interleaved"})
 LAYOUT = family("Cohere2Model", config, {"decoder": TABLE}, model_types=("cohere2",))

@@ -15,7 +15,7 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     return "decoder", {
         "d_model": width,
         "num_heads": heads,
-        "layout": "interleaved",
+        "rope_layout": "interleaved",
         **({"rotary_dim": rotary_dim} if rotary_dim * heads != width else {}),
     }
 
@@ -33,7 +33,7 @@ LAYOUT = Layout(
             },
             sizes={"d_model": "d", "num_heads": "h"},
             free=("rotary_dim", "max_positions"),
-            fixed={"layout": "interleaved"},
+            fixed={"rope_layout": "interleaved"},
         )
     },
     ignored=(

@@ -24,7 +24,7 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     }
 
 
-FIXED = {"layout": "interleaved", "rope_base": 10000.0} | dict.fromkeys(BIASES, True)
+FIXED = {"rope_layout": "interleaved", "rope_base": 10000.0} | dict.fromkeys(BIASES, True)
 LAYOUT = replace(
     BERT,
     origin="transformers: RoFormerModel",

@@ -11,8 +11,8 @@ MUTANTS = (
     plain(
         "each block by its own largest score",
         "subtract the largest score so far, not that of the block alone",
-        "new_top = maximum(top, amax(scores, 1))",
-        "new_top = amax(scores, 1)",
+        "new_top = maximum(top, amax_detached(scores, 1))",
+        "new_top = amax_detached(scores, 1)",
     ),
     causal(
         "padding of the last block not hidden",

@@ -13,7 +13,7 @@ MUTANTS = (
     expanded(
         "shared key not turned",
         "turn the shared key by its position before it is kept",
-        "k_rot=rotate(k_rot, cos, sin, c.layout)",
+        "k_rot=rotate(k_rot, cos, sin, c.rope_layout)",
         "k_rot=k_rot",
     ),
     expanded(
@@ -37,7 +37,7 @@ MUTANTS = (
     expanded(
         "turned part of the queries taken from the front",
         "the first nope_dim numbers of a query stay, the last rope_dim turn",
-        'q_nope, q_rot = q[..., : sizes["q"]], rotate(q[..., sizes["q"] :], cos, sin, c.layout)',
-        'q_nope, q_rot = q[..., sizes["y"] :], rotate(q[..., : sizes["y"]], cos, sin, c.layout)',
+        'q_nope, q_rot = q[..., : sizes["q"]], rotate(q[..., sizes["q"] :], cos, sin, c.rope_layout)',
+        'q_nope, q_rot = q[..., sizes["y"] :], rotate(q[..., : sizes["y"]], cos, sin, c.rope_layout)',
     ),
 )

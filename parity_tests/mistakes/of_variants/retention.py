@@ -55,7 +55,7 @@ MUTANTS = (
     planted(
         "keys that do not turn",
         "turn queries and keys, each by its own position: the score then knows the distance",
-        "k_rot=rotate(k, cos, sin, c.layout)",
+        "k_rot=rotate(k, cos, sin, c.rope_layout)",
         "k_rot=k",
         "recurrent",
     ),
@@ -69,8 +69,8 @@ MUTANTS = (
     planted(
         "gradient turned further in place of back",
         "turn gradients back, by the negative angles",
-        "rotate(dk, cos, sin, c.layout, inverse=True)",
-        "rotate(dk, cos, sin, c.layout)",
+        "rotate(dk, cos, sin, c.rope_layout, inverse=True)",
+        "rotate(dk, cos, sin, c.rope_layout)",
         "recurrent",
         trees=("attn_np",),
     ),

@@ -67,14 +67,14 @@ def test_the_largest_entry_has_no_gradient() -> None:
     x = np.array([[[1.0, -2.0], [3.0, -np.inf]], [[-np.inf, 0.5], [-np.inf, 0.25]]])
     want = [[3.0, -2.0], [-np.inf, 0.5]]
     leaf = torch.from_numpy(x).requires_grad_()
-    found = [import_module("attn_np._ops").amax(x, 1), import_module("attn_torch._ops").amax(leaf, 1)]
-    found.append(import_module("attn_jax._ops").amax(jax.numpy.asarray(x), 1))
+    found = [import_module("attn_np._ops").amax_detached(x, 1), import_module("attn_torch._ops").amax_detached(leaf, 1)]
+    found.append(import_module("attn_jax._ops").amax_detached(jax.numpy.asarray(x), 1))
     assert [np.asarray(y).tolist() for y in found] == [want] * 3
     assert not found[1].requires_grad
-    grad = jax.grad(lambda x: import_module("attn_jax._ops").amax(x, 1)[0].sum())(jax.numpy.asarray(x))
+    grad = jax.grad(lambda x: import_module("attn_jax._ops").amax_detached(x, 1)[0].sum())(jax.numpy.asarray(x))
     assert not np.any(grad)
     with np.errstate(invalid="ignore"):
-        known: Any = import_module("attn_np._ops").amax(ErrArray(x, np.where(np.isfinite(x), 0.125, 0.0)), 1)
+        known: Any = import_module("attn_np._ops").amax_detached(ErrArray(x, np.where(np.isfinite(x), 0.125, 0.0)), 1)
     assert known.v.tolist() == want
     assert known.b.tolist() == [[0.125, 0.125], [0.0, 0.125]]
 

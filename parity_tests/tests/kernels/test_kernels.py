@@ -10,7 +10,7 @@ import pytest
 
 from attn_np import _kernels as numpy_kernels
 from attn_np._attend import attend, attend_vjp
-from attn_np.contract._tape import Residuals
+from attn_np.contract._tape import BackwardTape
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import fast_precision_of, precision
 from parity_tests.bounds.softmax import recompute
@@ -77,7 +77,7 @@ def allowed(inputs: Arrays, options: dict[str, Any]) -> np.ndarray:
 
 
 def numpy_results(inputs: dict[str, Any], dy: Any, options: dict[str, Any], implementation: str) -> dict[str, Any]:
-    tape: Any = Residuals() if implementation == "fused" else {}
+    tape: Any = BackwardTape() if implementation == "fused" else {}
     context, _ = attend(**inputs, **options, tape=tape, implementation=implementation)
     recompute(tape)
     backward = {name: x for name, x in options.items() if name in ("scale", "softcap")}
@@ -259,7 +259,7 @@ def test_numpy_makes_the_same_scores_again(options: dict[str, Any], monkeypatch:
     monkeypatch.setattr(numpy_kernels, "scores_", scores)
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(1, n, 4, 5)).astype(np.float32) for n in (13, 17, 17))
-    tape: Any = Residuals()
+    tape: Any = BackwardTape()
     for call in (lambda: attend(q, k, v, tape=tape, **options), lambda: attend_vjp(tape, np.ones_like(q), kv_heads=4)):
         made.append({})
         heads.append(set())

@@ -10,7 +10,7 @@ import pytest
 
 from attn_np import _kernels as kernels
 from attn_np._attend import attend, attend_vjp
-from attn_np.contract._tape import Residuals
+from attn_np.contract._tape import BackwardTape
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.tests.inputs import TREES, Arrays, first_difference
@@ -280,10 +280,10 @@ def test_threads_in_any_order_give_the_same_bits(g: int, monkeypatch: pytest.Mon
     dy = cotangent((3, 11, 6, 3))
 
     def results() -> Arrays:
-        tape: Any = Residuals()
+        tape: Any = BackwardTape()
         bias = lambda offset: table[None, :, None][..., offset[0, 0] + 12]  # noqa: E731
         context, _ = attend(**inputs, causal=True, distance_bias=bias, tape=tape, implementation="fused")
-        dq, dk, dv, _ = attend_vjp(tape, dy, kv_heads=g, by_distance=True)
+        dq, dk, dv, _ = attend_vjp(tape, dy, kv_heads=g, with_diagonals=True)
         return {"context": context, "dq": dq, "dk": dk, "dv": dv, "ddistance": tape["ddistance_bias"]}
 
     turns, real = InTurn(), kernels.scores_

@@ -88,7 +88,7 @@ def blocks_met(pattern: Pattern, t: int) -> int:
     """How many scores NumPy's kernel computes."""
     q = np.zeros((1, t, 1, 2))
     arguments = numpy_kernels.Arguments(
-        q, q, q, None, None, numpy_kernels.Band(t, t), pattern, scale=1.0, softcap=None, sinks=None, log_base=1.0
+        q, q, q, None, None, numpy_kernels.Band(t, t), pattern, scale=1.0, softcap=None, sinks=None, exp_factor=1.0
     )
     found = 0
     for block in numpy_kernels.query_blocks(arguments, 1):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from attn_np.contract import _patterns as patterns
-from attn_np.contract._tape import Residuals
+from attn_np.contract._tape import BackwardTape
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import fast_precision_of, precision
 from parity_tests.bounds.softmax import recompute
@@ -106,7 +106,7 @@ def expected(tree: str, case: str) -> dict[str, ErrArray]:
 def by_numpy(alias: str, case: str, implementation: str = "fused", tape: Any = None, step: Any = None) -> Arrays:
     """What NumPy gives, forward and backward."""
     arrays, given, options = drawn(case)
-    low, tape = 1 - arrays["k"].shape[1], Residuals() if tape is None else tape
+    low, tape = 1 - arrays["k"].shape[1], BackwardTape() if tape is None else tape
     module = import_module(f"{alias}._attend")
     context, _ = module.attend(
         **arrays, **options, distance_bias=lambda offset: picked(given["distances"], offset - low), tape=tape,
@@ -115,7 +115,7 @@ def by_numpy(alias: str, case: str, implementation: str = "fused", tape: Any = N
     recompute(tape)
     backward = {name: x for name, x in options.items() if name in ("scale", "softcap")}
     heads, dy = arrays["k"].shape[2], cotangent(arrays["q"].shape)
-    dq, dk, dv, dbias = module.attend_vjp(tape, dy, **backward, kv_heads=heads, by_distance=True)
+    dq, dk, dv, dbias = module.attend_vjp(tape, dy, **backward, kv_heads=heads, with_diagonals=True)
     ddistances = module.distance_bias_vjp(tape, given["distances"].shape)
     found = {"context": context, "dq": dq, "dk": dk, "dv": dv, "dsinks": tape.get("dsinks"), "ddistances": ddistances}
     if "bias" in arrays:  # that of the textbook is the gradient of both

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np.contract._tape import Residuals
+from attn_np.contract._tape import BackwardTape
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import fast_precision_of, precision
 from parity_tests.judge.kernels import visible
@@ -130,7 +130,7 @@ def expected(tree: str, case: str) -> dict[str, ErrArray]:
 
 def by_numpy(package: str, case: str) -> Arrays:
     """What NumPy gives, forward and backward."""
-    arrays, tape, f = drawn(case), Residuals(), functions(package)
+    arrays, tape, f = drawn(case), BackwardTape(), functions(package)
     _, _, limit, causal, _ = CASES[case]
     tables = arrays.pop("of_keys"), arrays.pop("of_values")
     options: Any = {"limit": limit, "causal": causal}

@@ -11,7 +11,7 @@ import numpy as np
 
 from attn_np import _sparse, contract, patterns
 from attn_np._ops import DTYPES
-from attn_np.contract._tape import Residuals
+from attn_np.contract._tape import BackwardTape
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import precision, precision_of
 from parity_tests.judge import kernels
@@ -212,7 +212,7 @@ def judge_fused(
     parts = Parts(alias)
     for setting in ({}, *kernels.SMALL["numpy"]):
         with kernels.blocks(alias, setting):
-            tape = Residuals()
+            tape = BackwardTape()
             context, weights = parts.attend(**inputs, **options, implementation="fused", tape=tape)
             dq, dk, dv, dbias = parts.attend_vjp(tape, dy)
         claim(weights is None and "probs" not in tape, "the weights are never formed")
@@ -283,7 +283,7 @@ def fused_past_rubbish(alias: str) -> None:
     inputs["k"][1, 4] = inputs["v"][1, 4] = np.nan
     for setting in ({}, *kernels.SMALL["numpy"]):
         with kernels.blocks(alias, setting):
-            tape = Residuals()
+            tape = BackwardTape()
             context, _ = parts.attend(**inputs, **ATTENDS["scaled"][0], implementation="fused", tape=tape)
             dq, dk, dv, _ = parts.attend_vjp(tape, dy)
         for name, x in {"context": context, "dq": dq, "dk": dk, "dv": dv}.items():
@@ -423,7 +423,7 @@ JUDGED: dict[str, tuple[str, ...]] = {
     "layer_norm": ("x weight bias eps", "x weight none eps", "x none bias eps", "x none none eps"),
     "silu": ("x",),
     "softplus": ("x",),
-    "amax": ("x last", "x first"),
+    "amax_detached": ("x last", "x first"),
     "part_of_softmax": ("x top all parts",),
     "part_of_softmax_vjp": ("weight dy share parts", "x dy share parts"),
     "l2_norm_vjp": ("x eps dy",),
@@ -507,7 +507,7 @@ def functions(alias: str) -> None:
     claim(parts.zeros((2,), table.astype("float32")).dtype == np.float32, "dtype of zeros")
     claim(parts.dtype_name(table) == "float64", "names")
     mask = np.ones((1, 3), bool)
-    claim(parts.unmasked_by_bias(None, None) is None and parts.unmasked_by_bias(mask, None) is mask, "no bias")
+    claim(parts.hide_by_bias(None, None) is None and parts.hide_by_bias(mask, None) is mask, "no bias")
     claim(
         parts.attention_mask(None, 2, 3, like=table) is None and parts.attention_mask(mask, 2, 3, like=table) is mask,
         "no limits",
@@ -611,9 +611,9 @@ def hardest(alias: str) -> None:
     claim(same(parts.hardmax(x), want), "the largest, the first of equals")
     claim(same(parts.hardmax(x.astype("float32")), want.astype("float32")), "the dtype of the scores")
     allowed = np.array([[True, True, True], [True, False, True], [False, True, False], [False, False, False]])
-    places = parts.largest(np.concatenate([x, x[:1]]), allowed, 2)
+    places = parts.largest_places(np.concatenate([x, x[:1]]), allowed, 2)
     claim(same(places, np.array([[1, 2], [0, 2], [1, 3], [3, 3]])), "where the two largest are, of equals the first")
-    claim(parts.largest(x, allowed[:3], 0).shape == (3, 0), "no places")
+    claim(parts.largest_places(x, allowed[:3], 0).shape == (3, 0), "no places")
     seen = np.array([[True, False, True], [False, True, True], [False, False, False]])
     claim(parts.hardmax(x, seen).tolist() == [[0, 0, 1], [0, 0, 1], [0, 0, 0]], "hidden scores")
     claim(parts.hardmax(x, seen[0]).tolist() == [[0, 0, 1], [1, 0, 0], [1, 0, 0]], "a mask of fewer axes")

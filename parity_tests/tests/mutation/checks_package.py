@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from attn_np.contract import Config
-from attn_np.contract._tape import Residuals
+from attn_np.contract._tape import BackwardTape
 from parity_tests.judge.candidates import leaves, takes_last
 from parity_tests.tests.mutation.calls import (
     Labelled,
@@ -234,7 +234,7 @@ def pulled_back(layer: Labelled, alias: str) -> None:
     claim_same(leaves(module(**plain, tape={})), leaves(out), "a layer and trace")
     claim(tape.keys() >= {"y"} and type(tape) is dict, "the tape of trace")
     module.rng.bit_generator.state = before
-    short = Residuals()
+    short = BackwardTape()
     claim_same(leaves(module(**plain, tape=short)), y, "value with what the backward needs")
     want = module.vjp(short, *dys)
     floats = {name for name, x in plain.items() if x.dtype.kind == "f"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_np.contract._tape import Residuals
+from attn_np.contract._tape import BackwardTape
 from parity_tests.judge.kernels import visible
 from parity_tests.tests.mutation.calls import Arrays, Parts, claim, claim_same, same
 
@@ -127,7 +127,7 @@ def blocks_of_rows(alias: str) -> None:
                 words = f"{s} keys, {form or 'no'} mask, causal={causal}, window={window}"
                 near = visible(None, (1, 1, T, s), causal, window)[0, 0]
                 for taken in ("blocks", "all"):
-                    middle, tape = Middle(), Residuals()
+                    middle, tape = Middle(), BackwardTape()
                     with small_blocks(rows) if taken == "blocks" else nothing():
                         got, none = rows.by_rows(middle, tape, *given, **options, **more)
                         claim_same({"context": got}, {"context": want}, f"{words}, {taken}")
@@ -192,7 +192,7 @@ def when_rows_go_at_once(alias: str) -> None:
     arranged, usual = Step(None), np.arange(13)[None, None] - np.arange(T)[None, :, None] - 4
     for at_once, tape, changed, options in (
         (False, None, given, {}),
-        (False, Residuals(), given, {}),
+        (False, BackwardTape(), given, {}),
         (False, None, given, {"step": Step(4)}),
         (False, None, (arrays["q"], *(x.view(np.memmap) for x in given[1:])), {}),
         (True, None, given, {"step": arranged}),

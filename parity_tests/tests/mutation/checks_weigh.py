@@ -9,7 +9,7 @@ import numpy as np
 
 from attn_np import _ops, _sparse, contract
 from attn_np.contract import Config
-from attn_np.contract._tape import Residuals
+from attn_np.contract._tape import BackwardTape
 from attn_np.contract._weighing import Weighing
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import fast_precision_of, precision, precision_of
@@ -99,7 +99,7 @@ def weighed_blocks(alias: str) -> None:
         with small_blocks(import_module(f"{alias}._rows")):
             for name, config, inputs, params, want in calls():
                 layer = numpy_layer(Case(config.variant, "", "", "float64", given=config), params, alias)
-                tape: Any = Residuals()
+                tape: Any = BackwardTape()
                 y = layer(**inputs, tape=tape)
                 back = layer.vjp(tape, cotangent(y.shape))
                 found = {"y": y} | {f"d{n}": x for n, x in (back.inputs | back.params).items()}

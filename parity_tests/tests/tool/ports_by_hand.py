@@ -151,7 +151,7 @@ class Port:
 
     def turned(self, x: Any, cos: Any, sin: Any) -> Any:
         n = x.shape[-1] // 2
-        if self.c.layout == "interleaved":
+        if self.c.rope_layout == "interleaved":
             a, b = x[..., ::2], x[..., 1::2]
             return self.lib.stack([a * cos - b * sin, b * cos + a * sin], -1).reshape(x.shape)
         a, b = x[..., :n], x[..., n:]
@@ -238,7 +238,7 @@ class Port:
     def softmax(self, scores: Any, mask: Any) -> Any:
         lib = self.lib
         if self.c.variant == "sigmoid_attention":
-            return lib.where(mask, self.sigmoid(scores + self.c.offset), 0.0)
+            return lib.where(mask, self.sigmoid(scores + self.c.score_offset), 0.0)
         b, h, t, s = scores.shape
         sinks = self.sinks()
         if sinks is not None:
@@ -246,7 +246,7 @@ class Port:
             scores = lib.concatenate([scores, column], -1)
             mask = lib.concatenate([lib.broadcast_to(mask, (b, h, t, s)), column == column], -1)
         scores = self.hidden(scores, mask)
-        top = lib.amax(scores, -1)[..., None]
+        top = lib.amax_detached(scores, -1)[..., None]
         e = lib.exp(scores - top)
         return self.divided(e)[..., :s]
 

@@ -36,7 +36,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "qk_norm": {"d_model": 12, "num_heads": 3, "norm": "l2", "norm_eps": 1e-6},
     "sinks": {"d_model": 12, "num_heads": 3, "softcap": 2.0, "sink": "learned"},
     "gated": {"d_model": 12, "num_heads": 3},
-    "sigmoid_attention": {"d_model": 12, "num_heads": 3, "offset": -2.0},
+    "sigmoid_attention": {"d_model": 12, "num_heads": 3, "score_offset": -2.0},
     "fused_qkv": {"d_model": 12, "num_heads": 3},
     "linear": {"d_model": 12, "num_heads": 3},
 }  # fmt: skip

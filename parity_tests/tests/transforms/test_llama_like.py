@@ -21,7 +21,7 @@ from torch.export import Dim
 import attn_jax
 import attn_torch
 from attn_np import contract
-from attn_np._ops import amax, einsum, exp, log, rms_norm, silu
+from attn_np._ops import amax_detached, einsum, exp, log, rms_norm, silu
 from parity_tests.bounds.error_array import ErrArray
 from parity_tests.bounds.precision import UNIT, precision, precision_of
 from parity_tests.bounds.tangents import Dual
@@ -85,7 +85,7 @@ def by_numpy(params: Arrays, tokens: np.ndarray, direction: Arrays) -> tuple[Err
             inner = gate * einsum("btd,df->btf", normed, p[f"{at}up"])
             x = x + einsum("btf,fd->btd", inner, p[f"{at}down"])
         scores = einsum("btd,nd->btn", rms_norm(x, p["norm"], EPS), p.get("head", p["embed"]))
-        scores = scores - amax(scores, -1)[..., None]
+        scores = scores - amax_detached(scores, -1)[..., None]
         lost: Any = log(exp(scores).sum(-1)) - (scores * np.eye(VOCAB)[tokens[:, 1:]]).sum(-1)
         loss = lost.reshape(lost.size).sum(0) / lost.size
     return loss.v, loss.d

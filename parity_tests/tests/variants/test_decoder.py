@@ -157,9 +157,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "Phi-2": {"num_kv_heads": 4, "rotary_dim": 4, **BOTH},
     "Phi-3": {"window": (5, None), **LONGROPE},
     "GPT-NeoX": {"num_kv_heads": 4, "rotary_dim": 2, **BOTH},
-    "GPT-J": {"num_kv_heads": 4, "rotary_dim": 4, "layout": "interleaved"},
+    "GPT-J": {"num_kv_heads": 4, "rotary_dim": 4, "rope_layout": "interleaved"},
     "Falcon 7B": {"num_kv_heads": 1},
-    "Cohere": {"layout": "interleaved", "norm": "layer", "norm_weight": "own", "norm_eps": 1e-5},
+    "Cohere": {"rope_layout": "interleaved", "norm": "layer", "norm_weight": "own", "norm_eps": 1e-5},
     "OLMo 2": {"num_kv_heads": 4, "norm": "rms", "norm_over": "all", "norm_weight": "own", "rope_base": 500000.0},
     "gpt-oss": {"sinks": True, "window": (3, None), "rope_base": 150000.0, **BOTH, **YARN},
     "no positions": {"rope_base": None},
@@ -200,7 +200,7 @@ def same_as(tree: Tree, ours: Config, theirs: AnyConfig) -> None:
 
 def test_it_is_rotary(tree: Tree) -> None:
     fields: dict[str, Any] = {"d_model": 6, "num_heads": 4, "head_dim": 8, "causal": True, "softcap": 2.0}
-    fields |= {"dropout": 0.5, "rotary_dim": 6, "layout": "interleaved", "window": (3, 1)} | LLAMA3
+    fields |= {"dropout": 0.5, "rotary_dim": 6, "rope_layout": "interleaved", "window": (3, 1)} | LLAMA3
     same_as(tree, Config(**fields, **BOTH), rotary.Config(**fields))
 
 

@@ -57,7 +57,7 @@ def turned(c: Config, words: list[list[float]], places: Any) -> list[list[float]
         out, half = list(word), len(word) // 2
         for i in range(half):
             m = place * c.rope_base ** (-i / half)
-            first, second = (i, i + half) if c.layout == "half" else (2 * i, 2 * i + 1)
+            first, second = (i, i + half) if c.rope_layout == "half" else (2 * i, 2 * i + 1)
             out[first] = word[first] * cos(m) - word[second] * sin(m)
             out[second] = word[first] * sin(m) + word[second] * cos(m)
         found.append(out)

@@ -144,7 +144,7 @@ def test_the_cache_is_the_latent_and_one_key(absorbed: bool) -> None:
 
 def test_written_out_it_is_attention_with_rotary_positions(tree: Tree) -> None:
     """Without norms to speak of and with square w_dkv: keys of `rotary`, the part that turns first."""
-    config = small(causal=True, layout="half", kv_rank=11, norm_eps=2.0**60)
+    config = small(causal=True, rope_layout="half", kv_rank=11, norm_eps=2.0**60)
     w, x = weights_of(config), {"query": normal(2, 5, 11)}
     w["w_dkv"], w["w_kv_norm"] = np.eye(11), np.full(11, 2.0**30)
     first = {"w_q": np.concatenate([w["w_q"][..., 2:], w["w_q"][..., :2]], axis=-1), "w_v": w["w_uv"], "w_o": w["w_o"]}

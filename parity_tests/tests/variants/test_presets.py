@@ -34,14 +34,14 @@ def others(name: str) -> dict[str, Any]:
 
 # What papers and the authors' code have where nothing is said: a change of these is a change of the variant.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "decoder": {"causal": True, "qkv_bias": False, "output_bias": False, "rope_base": 10000.0, "layout": "half"},
+    "decoder": {"causal": True, "qkv_bias": False, "output_bias": False, "rope_base": 10000.0, "rope_layout": "half"},
     "delta": {"use_norm": True},
     "differential": {"depth": 1, "lambda_init": None},
     "disentangled": {"max_distance": 512, "terms": ("c2p", "p2c"), "p2c_view": "key"},
     "linear": {"eps": 1e-6, "normalize": True},
-    "mla": {"norm_eps": 1e-6, "rope_base": 10000.0, "layout": "interleaved"},
+    "mla": {"norm_eps": 1e-6, "rope_base": 10000.0, "rope_layout": "interleaved"},
     "retention": {"exponent": 5.0, "use_bias": False},
-    "rotary": {"rope_base": 10000.0, "layout": "half"},
+    "rotary": {"rope_base": 10000.0, "rope_layout": "half"},
     "shaw": {"max_distance": 16, "use_values": True},
     "t5_bias": {"scale": 1.0, "use_bias": False, "num_buckets": 32, "max_distance": 128},
     "talking_heads": {"mix_scores": True, "mix_weights": True},

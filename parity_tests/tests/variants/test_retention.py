@@ -49,7 +49,7 @@ def turned(config: Config, x: list[float], n: int) -> list[float]:
     for i in range(pairs):
         steps = (pairs - 1 if pairs > 1 else 1) if config.spacing == "closed" else pairs
         angle = n / config.rope_base ** (i / steps)
-        a, b = (2 * i, 2 * i + 1) if config.layout == "interleaved" else (i, i + pairs)
+        a, b = (2 * i, 2 * i + 1) if config.rope_layout == "interleaved" else (i, i + pairs)
         found[a], found[b] = x[a] * cos(angle) - x[b] * sin(angle), x[a] * sin(angle) + x[b] * cos(angle)
     return found
 

@@ -101,7 +101,7 @@ def turned(c: Any, x: list[float], place: int, thetas: list[float]) -> list[floa
     """Each pair as a complex number, times e^(i m theta)."""
     out, n = list(x), len(thetas)
     for i, theta in enumerate(thetas):
-        first, second = (i, i + n) if c.layout == "half" else (2 * i, 2 * i + 1)
+        first, second = (i, i + n) if c.rope_layout == "half" else (2 * i, 2 * i + 1)
         z = complex(x[first], x[second]) * complex(cos(place * theta), sin(place * theta)) * stretch(c)
         out[first], out[second] = z.real, z.imag
     return out
@@ -437,7 +437,7 @@ def test_one_place_for_all_is_attention_without_positions(tree: Tree) -> None:
 @pytest.mark.parametrize("fields", [{}, {"rotary_dim": 6}, {"use_bias": False, "rotary_dim": 2}])
 def test_layouts_are_columns_in_another_order(tree: Tree, fields: dict[str, Any]) -> None:
     config, w, inputs = placed(**fields)
-    other = replace(config, layout="interleaved")
+    other = replace(config, rope_layout="interleaved")
     moved = dict(w)
     for name in ("w_q", "w_k", "b_q", "b_k"):
         if name in w:
@@ -506,7 +506,7 @@ def test_positions_beyond_the_table() -> None:
 
 def test_torch_complex_products() -> None:
     """As Llama's reference code turns pairs: outputs and gradients."""
-    config, w, inputs = placed(layout="interleaved")
+    config, w, inputs = placed(rope_layout="interleaved")
     leaves = {name: torch.from_numpy(p).requires_grad_() for name, p in w.items()}
     x = torch.from_numpy(inputs["query"]).requires_grad_()
     angles = torch.from_numpy(inputs["positions"])[..., None] * 10000.0 ** (-torch.arange(0, 8, 2).double() / 8)

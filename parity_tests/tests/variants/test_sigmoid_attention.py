@@ -48,7 +48,7 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
 
     def weigh(h: int, scores: list[float | None]) -> list[float]:
         n = sum(1 for x in scores if x is not None)
-        b = config.offset if config.offset is not None else -log(max(n, 1))
+        b = config.score_offset if config.score_offset is not None else -log(max(n, 1))
         return [0.0 if x is None else 1 / (1 + exp(-(x + b))) for x in scores]
 
     return stacked([of_heads(config, w, row[:3], row[3:], weigh) for row in rows], "y", "out1")
@@ -63,10 +63,10 @@ def test_scalar_loops(example: str, call: str) -> None:
 # PyTorch's sigmoid ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("offset", [None, 0.0, -2.5])
-def test_torch_sigmoid(offset: float | None) -> None:
+@pytest.mark.parametrize("score_offset", [None, 0.0, -2.5])
+def test_torch_sigmoid(score_offset: float | None) -> None:
     """Forward and every gradient, with a mask and a bias."""
-    config = Config(d_model=7, num_heads=3, head_dim=5, offset=offset)
+    config = Config(d_model=7, num_heads=3, head_dim=5, score_offset=score_offset)
     w, x, bias = weights_of(config), normal(2, 6, 7), normal(2, 3, 6, 6)
     mask = np.random.default_rng(1).random((2, 3, 6, 6)) < 0.6
     mask[1, 2, 3] = False
@@ -76,7 +76,7 @@ def test_torch_sigmoid(offset: float | None) -> None:
         for n in "qkv"
     )
     seen = torch.from_numpy(mask)
-    shift = -torch.log(seen.sum(-1, keepdim=True).clamp(min=1).double()) if offset is None else offset
+    shift = -torch.log(seen.sum(-1, keepdim=True).clamp(min=1).double()) if score_offset is None else score_offset
     weights = torch.sigmoid(q @ k.transpose(-1, -2) * 5**-0.5 + leaves["bias"] + shift) * seen
     y = torch.einsum("bhtv,hvd->btd", weights @ v, leaves["w_o"]) + leaves["b_o"]
     want = bounded(config, {"query": x, "mask": mask, "bias": bias}, w)
@@ -90,20 +90,20 @@ def test_torch_sigmoid(offset: float | None) -> None:
 
 
 def test_indifferent_keys_weigh_one_of_n_and_one(tree: Tree) -> None:
-    """Scores of 0: sigmoid(-log n) = 1 / (1 + n) for the n keys that a query sees; with an offset of 0 one half."""
+    """Scores of 0: sigmoid(-log n) = 1 / (1 + n) for the n keys that a query sees; with one of 0 one half."""
     config = Config(d_model=7, num_heads=2, head_dim=3, causal=True)
     w, inputs = {name: 0 * x for name, x in weights_of(config).items()}, {"query": normal(2, 5, 7)}
     seen = np.tril(np.ones((5, 5)))
     known = np.broadcast_to(seen / (1 + seen.sum(-1, keepdims=True)), (2, 2, 5, 5))
-    for c, numbers in ((config, known), (replace(config, offset=0.0), np.broadcast_to(0.5 * seen, known.shape))):
+    for c, numbers in ((config, known), (replace(config, score_offset=0.0), np.broadcast_to(0.5 * seen, known.shape))):
         want = bounded(c, inputs, w)["out1"]
         assert ratio(numbers, want) <= 1
         assert ratio(tree(layer_of(tree, c, w), inputs, return_weights=True)[1], want) <= 1
 
 
 def test_a_key_weighs_what_it_weighs_alone(tree: Tree) -> None:
-    """With a fixed offset other keys do not matter, to the bit of the weight."""
-    config = Config(d_model=7, num_heads=2, head_dim=3, offset=-1.0)
+    """With a fixed score_offset other keys do not matter, to the bit of the weight."""
+    config = Config(d_model=7, num_heads=2, head_dim=3, score_offset=-1.0)
     w, x = weights_of(config), normal(2, 5, 7)
     layer = layer_of(tree, config, w)
     mask = np.zeros((2, 1, 5, 5), bool)
@@ -128,6 +128,7 @@ def test_scores_far_from_zero(tree: Tree) -> None:
 
 def test_an_infinite_offset_is_refused(tree: Tree) -> None:
     with pytest.raises(
-        ValueError, match="sigmoid_attention: expected offset to be a finite int or float, got inf; set offset="
+        ValueError,
+        match="sigmoid_attention: expected score_offset to be a finite int or float, got inf; set score_offset=",
     ):
-        tree.package.build("sigmoid_attention", d_model=6, num_heads=2, offset=float("inf"))
+        tree.package.build("sigmoid_attention", d_model=6, num_heads=2, score_offset=float("inf"))

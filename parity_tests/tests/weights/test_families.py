@@ -162,7 +162,7 @@ COHERE: Fields = {
     "rope_theta": 75000000.0,
     "use_qk_norm": True,
 }
-PLUS: Fields = {"d_model": 12288, "num_heads": 96, "num_kv_heads": 8, "head_dim": 128, "layout": "interleaved"}
+PLUS: Fields = {"d_model": 12288, "num_heads": 96, "num_kv_heads": 8, "head_dim": 128, "rope_layout": "interleaved"}
 OLMO2: Fields = {
     "architectures": ["Olmo2ForCausalLM"],
     "model_type": "olmo2",
