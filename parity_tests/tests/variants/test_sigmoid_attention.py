@@ -90,7 +90,7 @@ def test_torch_sigmoid(score_offset: float | None) -> None:
 
 
 def test_indifferent_keys_weigh_one_of_n_and_one(tree: Tree) -> None:
-    """Scores of 0: sigmoid(-log n) = 1 / (1 + n) for the n keys that a query sees; with one of 0 one half."""
+    """Scores of 0: sigmoid(-log n) = 1 / (1 + n) for the n keys that a query sees; an offset of 0 gives one half."""
     config = Config(d_model=7, num_heads=2, head_dim=3, causal=True)
     w, inputs = {name: 0 * x for name, x in weights_of(config).items()}, {"query": normal(2, 5, 7)}
     seen = np.tril(np.ones((5, 5)))
