@@ -34,7 +34,7 @@ MUTANTS = (
         "bias of the norm of keys left out",
         "Phi's and Persimmon's norms of queries and keys have a bias each",
         "k_norm=normalize(c, k, k_gain, self.b_k_norm)",
-        "k_norm=normalize(c, k, w_k, None)",
+        "k_norm=normalize(c, k, k_gain, None)",
     ),
     gated(
         "gate without its sigmoid",

@@ -82,10 +82,10 @@ def test_what_a_contract_is_exempt_from_does_not_hold(variant: str) -> None:
 
 
 def test_an_exemption_without_need_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = contract.get("mha").Config
+    config = contract.get("gqa").Config
     monkeypatch.setattr(config, "exempt", lambda self: {"weights_add_up_to_one": "it would be less work"})
     with pytest.raises(AssertionError, match="weights_add_up_to_one"):
-        test_what_a_contract_is_exempt_from_does_not_hold("mha")
+        test_what_a_contract_is_exempt_from_does_not_hold("gqa")
 
 
 # In JAX, which compiles, each relation is asked of one variant that it applies to.
@@ -165,6 +165,7 @@ SEES = {
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", RELATIONS)
 def test_each_relation_sees_a_planted_bug(name: str) -> None:
-    mutant = next(mutant for mutant in MUTANTS if mutant.name == SEES[name])
+    named = (mutant for mutant in MUTANTS if mutant.name == SEES[name])
+    mutant = next(mutant for mutant in named if name not in mutant.case.config.exempt())
     with reference_with(mutant) as subject:
         assert any(not r <= 1 for r in ratios(name, subject, call_of(mutant)).values())

@@ -48,7 +48,7 @@ def asked(name: str) -> tuple[Any, dict[str, Any]]:
     inputs = random_inputs(config, call, b=4, t=7, s=7)
     inputs = {n: x for n, x in inputs.items() if config.arguments()[n].kind != "keep"}
     told = {"variant": variant, "config": fields, "weights": weights_of(config), "inputs": inputs}
-    return config, told | {"dy": cotangent((4, config.sizes().get("t", 7), config.d_model))}
+    return config, told | {"dy": cotangent((4, config.sizes().get("t", 7), config.sizes().get("o", config.d_model)))}
 
 
 @cache

@@ -91,7 +91,7 @@ def cross(num_kv_heads: int) -> tuple[Config, Arrays, Arrays]:
 
 
 def ungrouped(config: Config) -> mha.Config:
-    return mha.Config(**{name: getattr(config, name) for name in mha.Config.fields()})
+    return mha.Config(**{name: getattr(config, name) for name in mha.Config.fields() if hasattr(config, name)})
 
 
 def test_as_many_heads_of_keys_as_of_queries_are_multi_head_attention(tree: Tree) -> None:
