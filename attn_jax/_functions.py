@@ -29,7 +29,7 @@ from attn_np.contract._patterns import Pattern, Prefix
 def number(x: Any) -> Any:
     """A number as Python has it, where it is NumPy's or an array without axes whose value is known; else as it is.
 
-    So is one that asks for its gradient: a number has none, so the checks refuse it.
+    An array that asks for its gradient stays as it is, too, and the checks refuse it: a number has no gradient.
     """
     if x is None or type(x) in (bool, int, float):
         return x

@@ -24,7 +24,8 @@ from attn_jax._ops import (
 from attn_np.contract._band import FAR, Band, Limits, window_limits
 from attn_np.contract._patterns import Interval, Pattern, Truth
 
-# Few, because the interval of a part that holds several documents has all numbers in between too, and hides little.
+# Queries in a part of a pattern's table. Few: the interval of a part with several documents holds all numbers between
+# theirs too, and hides little.
 PATTERN_QUERIES = 32
 
 

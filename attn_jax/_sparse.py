@@ -16,7 +16,10 @@ from attn_jax._ops import (
 )
 from attn_jax._support import support_of
 
-ROUNDED = {"float64": 2.0**-49, "float32": 2.0**-20}  # more than a mean of numbers of one sign errs by, relative to it
+MEAN_ERROR = {
+    "float64": 2.0**-49,
+    "float32": 2.0**-20,
+}  # more than a mean of numbers of one sign errs by, relative to it
 
 
 def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Array:
@@ -34,7 +37,7 @@ def sparsemax(scores: Array, allowed: Array | None = None, axis: int = -1) -> Ar
     support = support_of(fixed, 1)
     tau = (row_sum(where(support, fixed, 0.0)) - 1.0) / support_size(support, z)
     # One of Newton's steps more, on the weights: they may be smaller than the rounding of tau. It starts below tau.
-    tau = tau * (1.0 + ROUNDED[dtype_name(z)])
+    tau = tau * (1.0 + MEAN_ERROR[dtype_name(z)])
     above = maximum(fixed - tau, 0.0)
     excess = (row_sum(above) - 1.0) / support_size(above > 0.0, z)
     support = above > maximum(excess, 0.0)

@@ -52,6 +52,9 @@ def decay_factors(log_decay: Array) -> Decay:
     return Decay(where(visible, exp(log_pairs), 0.0), exp(sums), exp(last - sums), exp(last)[:, 0])
 
 
+# In place of `_recurrence`: one decay for a head is one exponential for a pair of positions, and no product by halves.
+
+
 def chunked(
     q: Array, k: Array, v: Array, beta: Array, log_decay: Array, start: Array, size: int, tape: Tape
 ) -> tuple[Array, Array]:

@@ -296,7 +296,7 @@ def value_and_vjp(
 
     `pull` takes the gradient of y, and of a recurrent layer's returned state as a second one, as often as it is called
     and from any thread. It uses the parameters and the dropout of this call, whatever happens to the layer afterwards;
-    inputs and parameters themselves are not copied, so they must not be written to before.
+    inputs and parameters themselves are not copied, so they must not be written to before `pull` is called.
 
     Of a function, such as `attend`, `pull` takes a gradient for each output, None for one that the loss does not use;
     later ones may be left out. It returns gradients by the names of the arguments, and no parameters.

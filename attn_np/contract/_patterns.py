@@ -452,7 +452,7 @@ class Documents(Pattern):
 
 @dataclass(frozen=True)
 class Prefix(Pattern):
-    """The first keys of a sequence, `b` of them."""
+    """The first keys of each sequence; `length`, with axis `b`, says how many."""
 
     length: Any
     axes = {"length": "b"}
