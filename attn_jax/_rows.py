@@ -46,7 +46,7 @@ def by_rows(
     implementation: str = "auto",
     block_factor: int = 1,
     weighing: Weighing | None = None,
-    at_once: AttendRows | None = None,
+    without_scores: AttendRows | None = None,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -62,8 +62,8 @@ def by_rows(
         implementation: "textbook" for all rows at once.
         block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         weighing: what `attend_rows` computes, where it is a function of scores to weights; XLA needs not be told.
-        at_once: (tape, q, k, v, mask, bias) -> context and weights, of all rows in memory that grows with t alone. It
-            is called in place of blocks where no weights are dropped.
+        without_scores: (tape, q, k, v, mask, bias) -> context and weights of all rows, in memory that grows with t.
+            It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     (b, t, h), s = q.shape[:3], k.shape[1]
@@ -78,8 +78,8 @@ def by_rows(
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **limits)
         return attend_rows(tape, q, k, v, allowed, token_offsets(t, s, like=q, step=step), **by_score)
-    if at_once is not None and by_score["keep"] is None:
-        return at_once(tape, q, k, v, mask, by_score["bias"])
+    if without_scores is not None and by_score["keep"] is None:
+        return without_scores(tape, q, k, v, mask, by_score["bias"])
     band, by_score = Band.of(t, s, causal, window), {"mask": mask} | by_score
     parts = PARTS if band.right is not None and band.right < s // 2 else 1
     edges = [t * i // parts for i in range(parts + 1)]

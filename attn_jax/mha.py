@@ -67,7 +67,7 @@ class MultiHeadAttention(Layer[Config]):
             mask = attention_mask(mask, sizes["t"], s, like=query, **by_position)
             q = zero_unseen("bhts->bthk", hide_by_bias(mask, bias), q)
             mask, keep = beside_memory(mask, s, self.memory_k), beside_memory(keep, s, self.memory_k)
-            bias = beside_memory(record(tape, key_bias=upcast(bias)), s, self.memory_k)
+            bias = beside_memory(record(tape, caller_bias=upcast(bias)), s, self.memory_k)
             # Weights that are not dropped are divided by 1 - rate: the memory's are never dropped.
             share = 1.0 if keep is None else 1.0 - c.dropout
             k, v, by_position = with_memory(k, self.memory_k), with_memory(v, self.memory_v, share), {}

@@ -42,7 +42,7 @@ from attn_np._vjp import (
 from attn_np.contract import _attend as contract
 from attn_np.contract._band import Limits
 from attn_np.contract._patterns import Pattern, check_pattern
-from attn_np.contract._tape import saved_call_of, wants_intermediates
+from attn_np.contract._tape import residuals_of, wants_intermediates
 
 
 def per_head(spec: str, q: Array) -> str:
@@ -200,7 +200,7 @@ def fast_path_vjp(
     has_heads = dcontext.ndim == 4
     if not has_heads:
         dcontext, dlse = dcontext[:, :, None], None if dlse is None else dlse[:, None]
-    *dinputs, dsinks, dbiased, ddistance_bias = kernels.attend_vjp(saved_call_of(tape), dcontext, dlse, with_diagonals)
+    *dinputs, dsinks, dbiased, ddistance_bias = kernels.attend_vjp(residuals_of(tape), dcontext, dlse, with_diagonals)
     dq, dk, dv = (x if has_heads else x[:, :, 0] for x in dinputs)
     dbiased = dbiased if has_heads or dbiased is None else dbiased[:, 0]
     dbiased = record(tape, dbiased=dbiased, dsinks=dsinks, ddistance_bias=ddistance_bias)[0]
@@ -242,7 +242,7 @@ def attend_vjp(
         dweights: gradient of the returned weights, if there is one beside that of the context.
         dlse: gradient of the logarithms of the sums of exponentials, likewise.
     """
-    if saved_call_of(tape) is not None:
+    if residuals_of(tape) is not None:
         return fast_path_vjp(tape, dcontext, dlse, with_diagonals)
     q, k, v, probs, kept = (tape[name] for name in ("q", "k", "v", "probs", "kept"))
     allowed, bias, keep = tape.get("allowed"), tape.get("bias"), tape.get("keep")

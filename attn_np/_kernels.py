@@ -42,7 +42,7 @@ from attn_np._masks import block_table, hide_by_bias, visibility, visible_pairs,
 from attn_np._ops import Array, per_diagonal, per_pair, to_dtype, upcast
 from attn_np.contract._band import Band, Limits, Span
 from attn_np.contract._patterns import Pattern, Truth
-from attn_np.contract._tape import save_call
+from attn_np.contract._tape import save_residuals
 
 BLOCK_QUERIES, BLOCK_KEYS = 1024, 512  # a block's scores, two megabytes in float32, fit a core's caches
 EDGE_QUERIES = 128  # blocks that a causal edge or a window cuts through are halved down to this many queries
@@ -178,7 +178,7 @@ def attend(
         result = forward(args)
         if not (mask is bias is pattern is None and band.full) and not np.isfinite(result.context).all():
             result = forward(args.without_unseen())
-    save_call(tape, result)
+    save_residuals(tape, result)
     return to_dtype(result.context, dtype), result.lse() if return_lse else None
 
 

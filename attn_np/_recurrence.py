@@ -303,7 +303,7 @@ def chunked_vjp(
     to_row = None if from_start is None else from_start[:, :, :, None]
     dscores, dcorrected = einsum_vjp("btgrs,bsgv->btgrv", tape["scores"], corrected, dout)
     dq_decayed, dbefore = einsum_vjp("btgrk,bgkv->btgrv", times(q, to_row), before, dout)
-    drows = where(causal_mask(size, q)[:, None, None], record(tape, dscores=dscores), 0.0)
+    dproducts = where(causal_mask(size, q)[:, None, None], record(tape, dscores=dscores), 0.0)
 
     def step(dstate, xs):
         dcorrected, dbefore, k, erasing, corrected, whole, before = xs
@@ -326,17 +326,17 @@ def chunked_vjp(
         dinverse_v, dwriting = einsum_vjp("btgs,bsgv->btgv", inverse, times(v, beta), dwriting)
         dpairs = unit_lower_inverse_vjp(inverse, total(dinverse_k, dinverse_v))
         dpairs = record(tape, dpairs=where(earlier_mask(size, q)[:, None], dpairs, 0.0))
-        drows = concatenate([drows, dpairs[:, :, :, None]], 3)
+        dproducts = concatenate([dproducts, dpairs[:, :, :, None]], 3)
         dfrom_row, dscaled = dscaled_decayed * scaled, times(dscaled_decayed, from_start)
     rows = concatenate([q, scaled[:, :, :, None]], 3) if erases else q
     if decay is None:
-        (drows, dk), ddecay = einsum_vjp("btgrk,bsgk->btgrs", rows, k, drows), None
+        (drows, dk), ddecay = einsum_vjp("btgrk,bsgk->btgrs", rows, k, dproducts), None
     else:
         dfrom_start = sum_to(np.sum(dq_decayed * q, axis=3) + dfrom_row, decay.shape)
         dwhole = sum_to(dwhole.reshape(before.shape[:-1]), decay[:, 0].shape)[:, None]
         dfrom_start = concatenate([dfrom_start[:, :-1], dfrom_start[:, -1:] + dwhole], 1)
         dto_end = sum_to(dk_decayed * k, decay.shape)
-        drows, dk, ddecay = decayed_products_vjp(rows, k, decay, drows, dfrom_start, dto_end)
+        drows, dk, ddecay = decayed_products_vjp(rows, k, decay, dproducts, dfrom_start, dto_end)
     dq = total(drows[:, :, :, :r], times(dq_decayed, to_row))
     dk, dv, dbeta = total(dk, times(dk_decayed, to_end)), times(dwriting, beta), None
     if dscaled is not None:

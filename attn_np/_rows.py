@@ -16,7 +16,7 @@ from attn_np._masks import attention_mask, in_window, token_offsets
 from attn_np._ops import Array, Tape, record
 from attn_np._weigh import Weighed
 from attn_np.contract._band import Band, Span
-from attn_np.contract._tape import BackwardTape, save_call, saved_call_of, wants_intermediates
+from attn_np.contract._tape import BackwardTape, residuals_of, save_residuals, wants_intermediates
 from attn_np.contract._weighing import Weighing
 
 BLOCK = 2**19  # scores in a block: few enough for a core's caches
@@ -85,7 +85,7 @@ def by_rows(
     implementation: str = "auto",
     block_factor: int = 1,
     weighing: Weighing | None = None,
-    at_once: AttendRows | None = None,
+    without_scores: AttendRows | None = None,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -101,8 +101,8 @@ def by_rows(
         implementation: "textbook" for all rows at once.
         block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
-        at_once: (tape, q, k, v, mask, bias) -> context and weights, of all rows in memory that grows with t alone. It
-            is called in place of blocks where no weights are dropped.
+        without_scores: (tape, q, k, v, mask, bias) -> context and weights of all rows, in memory that grows with t.
+            It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     band, arrays = Band.of(q.shape[1], k.shape[1], causal, window), {"q": q, "k": k, "v": v, "mask": mask} | by_score
@@ -116,12 +116,12 @@ def by_rows(
         return attend_rows(tape, q, k, v, allowed, token_offsets(band.t, band.s, like=q, step=step), **by_score)
     if weighing is not None and by_score["keep"] is None:
         weighed = Weighed(weighing, q, k, v, mask, by_score["bias"], band, tuple(band.row_blocks(BLOCK, ROWS)))
-        save_call(tape, weighed)
+        save_residuals(tape, weighed)
         return record(tape, context=weighed.context()), None
-    if at_once is not None and by_score["keep"] is None:
-        return at_once(tape, q, k, v, mask, by_score["bias"])
+    if without_scores is not None and by_score["keep"] is None:
+        return without_scores(tape, q, k, v, mask, by_score["bias"])
     call = BlockedCall(attend_rows, arrays, band, block_factor * BLOCK)
-    save_call(tape, call)
+    save_residuals(tape, call)
     context = np.concatenate([call.run(None, rows, keys)[0] for rows, keys in call.blocks()], 1)
     return record(tape, context=context), None
 
@@ -134,7 +134,7 @@ def by_rows_vjp(
     Args:
         attend_rows_vjp: (tape, gradient of the context) -> these gradients, from the tape of one call of `attend_rows`.
     """
-    call = saved_call_of(tape)
+    call = residuals_of(tape)
     if isinstance(call, Weighed):
         return call.vjp(dcontext)
     if not isinstance(call, BlockedCall):

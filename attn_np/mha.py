@@ -69,7 +69,7 @@ class MultiHeadAttention(Layer[Config]):
             mask = attention_mask(mask, sizes["t"], s, like=query, **by_position)
             q = zero_unseen("bhts->bthk", hide_by_bias(mask, bias), q)
             mask, keep = beside_memory(mask, s, self.memory_k), beside_memory(keep, s, self.memory_k)
-            bias = beside_memory(record(tape, key_bias=upcast(bias)), s, self.memory_k)
+            bias = beside_memory(record(tape, caller_bias=upcast(bias)), s, self.memory_k)
             # Weights that are not dropped are divided by 1 - rate: the memory's are never dropped.
             share = 1.0 if keep is None else 1.0 - c.dropout
             k, v, by_position = with_memory(k, self.memory_k), with_memory(v, self.memory_v, share), {}
@@ -95,7 +95,7 @@ class MultiHeadAttention(Layer[Config]):
             dk, dv = dk[:, :s], dv[:, :s]
             visible = hide_by_bias(tape.get("allowed"), tape.get("bias"))
             dq = zero_unseen("bhts->bthk", None if visible is None else visible[..., :s], dq)
-            dbias = None if dbias is None else sum_to(dbias[..., :s], tape["key_bias"].shape)
+            dbias = None if dbias is None else sum_to(dbias[..., :s], tape["caller_bias"].shape)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)
         dquery, w["w_q"], w["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)

@@ -106,7 +106,7 @@ class TransformerXLAttention(Layer[Config]):
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs
 
-        def attend_at_once(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+        def attend_without_scores(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             t, s = q.shape[1], k.shape[1]
             q_content, q_position = both_queries(tape, q)
             at_keys, at_queries = (sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t))
@@ -118,7 +118,7 @@ class TransformerXLAttention(Layer[Config]):
 
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            implementation=implementation, at_once=attend_at_once, bias=bias, keep=keep,
+            implementation=implementation, without_scores=attend_without_scores, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)
@@ -131,7 +131,7 @@ class TransformerXLAttention(Layer[Config]):
         dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", tape["context"], self.w_o, self.b_o, dy)
         rel = tape["rel"]
 
-        def attend_at_once_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
+        def attend_without_scores_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             q_position, t, s = tape["q_position"], dcontext.shape[1], tape["k"].shape[1]
             scale = 1 / sqrt(q_position.shape[-1]) if c.scale is None else c.scale
             dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=scale)
@@ -146,7 +146,7 @@ class TransformerXLAttention(Layer[Config]):
 
         def attend_rows_vjp(tape: Tape, dcontext: Array) -> dict[str, Array | None]:
             if "relative_index" not in tape:
-                return attend_at_once_vjp(tape, dcontext)
+                return attend_without_scores_vjp(tape, dcontext)
             w: dict[str, Array | None] = {}
             dbias, allowed = None, tape.get("allowed")
             q_content, q_position = tape["q_content"], tape["q_position"]

@@ -53,7 +53,7 @@ def by_rows(
     implementation: str = "auto",
     block_factor: int = 1,
     weighing: Weighing | None = None,
-    at_once: AttendRows | None = None,
+    without_scores: AttendRows | None = None,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
     """The context, `b t ...`, and the weights, which are None where rows are taken block by block.
@@ -72,8 +72,8 @@ def by_rows(
         implementation: "textbook" for all rows at once.
         block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
-        at_once: (tape, q, k, v, mask, bias) -> context and weights, of all rows in memory that grows with t alone. It
-            is called in place of blocks where no weights are dropped.
+        without_scores: (tape, q, k, v, mask, bias) -> context and weights of all rows, in memory that grows with t.
+            It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
     """
     (b, t, h), s = q.shape[:3], k.shape[1]
@@ -90,8 +90,8 @@ def by_rows(
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, t, s, like=q, **limits)
         return attend_rows(tape, q, k, v, allowed, token_offsets(t, s, like=q, step=step), **by_score)
-    if at_once is not None and by_score["keep"] is None:
-        return at_once(tape, q, k, v, mask, by_score["bias"])
+    if without_scores is not None and by_score["keep"] is None:
+        return without_scores(tape, q, k, v, mask, by_score["bias"])
     band = Band.of(t, s, causal, window)
     if weighing is not None and by_score["keep"] is None and q.is_cpu and shapes_may_depend_on_values(q):
         blocks = tuple(band.row_blocks(CPU_BLOCK, ROWS))

@@ -104,13 +104,13 @@ class ShawAttention(Layer[Config]):
             context = record(tape, context=context)
             return context if lse is None else with_lse(context, lse), probs
 
-        def attend_at_once(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+        def attend_without_scores(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             options: Any = {"mask": mask, "bias": upcast(bias), "causal": c.causal, "scale": scale}
             return attend_near_and_far(attend_rows, self.shift, tape, q, k, v, limit=c.max_distance, **options), None
 
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            at_once=attend_at_once, bias=bias, keep=keep,
+            without_scores=attend_without_scores, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

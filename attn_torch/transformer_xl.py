@@ -94,7 +94,7 @@ class TransformerXLAttention(Layer[Config]):
             context = record(tape, context=einsum("bhts,bshv->bthv", kept, v))
             return context, probs
 
-        def attend_at_once(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
+        def attend_without_scores(tape: Tape, q: Array, k: Array, v: Array, mask: Any, bias: Any) -> Any:
             t, s = q.shape[1], k.shape[1]
             q_content, q_position = both_queries(tape, q)
             at_keys, at_queries = (sinusoids(n, s, sizes["d"], c.base, dtype_name(q), like=q) for n in (0, s - t))
@@ -106,7 +106,7 @@ class TransformerXLAttention(Layer[Config]):
 
         context, probs = by_rows(
             attend_rows, tape, q, k, v, mask=mask, causal=c.causal, step=step, return_weights=return_weights,
-            implementation=implementation, at_once=attend_at_once, bias=bias, keep=keep,
+            implementation=implementation, without_scores=attend_without_scores, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=linear("bthv,hvd->btd", context, self.w_o, self.b_o))
         return cast_output(dtype, y, probs, return_weights)

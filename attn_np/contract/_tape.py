@@ -30,7 +30,7 @@ class BackwardTape(dict[str, Any]):
     """A tape for the backward pass alone: with it `attend` may take the fast path.
 
     Attributes:
-        by_scope: the fast path's residuals, by the prefix of the scope that `attend` was called in.
+        by_scope: the residuals of calls that form no scores, by the prefix of the scope that they were made in.
     """
 
     def __init__(self) -> None:
@@ -46,15 +46,15 @@ def unscoped(tape: Any) -> tuple[Any, str]:
     return tape, prefix
 
 
-def save_call(tape: Any, value: Any) -> None:
-    """Save the residuals of the fast path, if the tape is for the backward pass alone."""
+def save_residuals(tape: Any, value: Any) -> None:
+    """Save what a call that forms no scores leaves for its backward pass, if the tape is for that alone."""
     tape, prefix = unscoped(tape)
     if isinstance(tape, BackwardTape):
         tape.by_scope[prefix] = value
 
 
-def saved_call_of(tape: Any) -> Any:
-    """The residuals of the fast path; None if the textbook path ran."""
+def residuals_of(tape: Any) -> Any:
+    """What `save_residuals` saved; None if nothing was, as on the textbook path."""
     tape, prefix = unscoped(tape)
     return tape.by_scope.get(prefix) if isinstance(tape, BackwardTape) else None
 

@@ -25,8 +25,8 @@ class Config(CrossConfig):
         dropout: share of the weights set to 0 in training.
         use_bias: biases on the four projections.
         memory_keys: how many learned keys, each with a value, every query sees beside those of the call, whatever mask,
-            causality and window say; None for none. Their weights are the rest of 1 beside those that are returned;
-            they get no bias and are never dropped. A query that sees no other key weighs them equally.
+            causality and window say; None for none. They get no bias and are never dropped. The returned weights add up
+            to less than 1, and the memory has the rest. A query that sees no other key weighs the memory equally.
     """
 
     layer = "MultiHeadAttention"

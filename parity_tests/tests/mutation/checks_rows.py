@@ -219,7 +219,7 @@ def when_rows_go_at_once(alias: str) -> None:
             return call[1], None
 
         with small_blocks(rows):
-            rows.by_rows(middle, None, *given, causal=True, **more | {"keep": keep}, at_once=all_rows)
+            rows.by_rows(middle, None, *given, causal=True, **more | {"keep": keep}, without_scores=all_rows)
         claim((len(middle.calls) > 0) == blocks and len(called_with) == 1 - blocks, "what takes all rows by itself")
         claim(not called_with or called_with[0][4:] == (more["mask"], more["bias"]), "its mask and bias")
     scores = B * H * T * 13

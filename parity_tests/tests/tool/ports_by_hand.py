@@ -246,7 +246,7 @@ class Port:
             scores = lib.concatenate([scores, column], -1)
             mask = lib.concatenate([lib.broadcast_to(mask, (b, h, t, s)), column == column], -1)
         scores = self.hidden(scores, mask)
-        top = lib.amax_detached(scores, -1)[..., None]
+        top = lib.amax(scores, -1)[..., None]
         e = lib.exp(scores - top)
         return self.divided(e)[..., :s]
 

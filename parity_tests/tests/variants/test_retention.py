@@ -138,7 +138,7 @@ def test_torch_group_norm() -> None:
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
 def test_complex_numbers(layout: str, spacing: str) -> None:
     """Scores are real parts of q e^(i n theta) times the conjugate of k e^(i m theta), by PyTorch's complex numbers."""
-    config = replace(TURNED, layout=layout, spacing=spacing)
+    config = replace(TURNED, rope_layout=layout, spacing=spacing)
     weights, x = weights_of(config), np.random.default_rng(1).normal(size=(2, 7, 5))
     angles = 20.0 ** -torch.linspace(0, 1, 3 if spacing == "closed" else 4, dtype=torch.float64)[:3]
     phases = torch.polar(torch.ones(7, 3, dtype=torch.float64), torch.arange(7)[:, None] * angles)

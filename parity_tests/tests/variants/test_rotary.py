@@ -409,7 +409,7 @@ def test_a_length_of_max_positions_is_seen(package: str) -> None:
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_scores_see_differences_only(tree: Tree, layout: str) -> None:
     """All positions moved by one number change nothing; one of them moved alone does."""
-    config, w, inputs = placed(layout=layout, rotary_dim=6)
+    config, w, inputs = placed(rope_layout=layout, rotary_dim=6)
     layer, want = layer_of(tree, config, w), bounded(config, inputs, w)
     moved = inputs | {"positions": inputs["positions"] + 77}
     limit = bounded(config, moved, w)
@@ -532,7 +532,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "odd": ({"rotary_dim": 5}, "an even number of rotated dimensions, got 5"),
     "wide": ({"rotary_dim": 10}, "rotary_dim of at most the head's width 8, got 10"),
     "base": ({"rope_base": 1.0}, "rope_base to be a finite int or float above 1.0, got 1.0"),
-    "layout": ({"layout": "neox"}, "layout to be one of half, interleaved, got 'neox'"),
+    "layout": ({"rope_layout": "neox"}, "rope_layout to be one of half, interleaved, got 'neox'"),
     "kind": ({"scaling": "ntk"}, "scaling to be one of None, 'linear', 'dynamic', 'yarn', 'llama3', 'longrope'"),
     "needed": ({"scaling": "linear"}, "scaling_factor for scaling='linear', got none; set scaling_factor="),
     "unused": ({"scaling_factor": 2.0}, "no scaling_factor for scaling=None, got 2.0; leave scaling_factor out"),

@@ -156,14 +156,14 @@ def test_a_file_that_is_one_bare_layer(tmp_path: Path) -> None:
             tree.package.load(path, into=layer)
 
 
-def test_a_preset_and_a_field_named_layout(tmp_path: Path) -> None:
+def test_a_preset_and_its_fields(tmp_path: Path) -> None:
     fields = FIELDS | {"rope_layout": "interleaved"}
     path, config = tmp_path / "model", contract.config("decoder", **fields)
     values = weights.draw(config, 0, "float32")
     safetensors.numpy.save_file({f"a.{name}": x for name, x in values.items()}, path)
     for tree in TREES.values():
         assert tree.package.load(path, prefix="a.", variant="decoder", **fields).config == config
-    refused(path, TypeError, "'layout'", prefix="a.", variant="mha", rope_layout="half", d_model=12, num_heads=3)
+    refused(path, TypeError, "'rope_layout'", prefix="a.", variant="mha", rope_layout="half", d_model=12, num_heads=3)
     name, (variant, preset) = next(iter(contract.presets().items()))
     sizes = next(c for c in contract.examples(variant).values()).as_dict() | dict(preset.fields)
     values = weights.draw(contract.config(variant, **sizes), 0, "float32")
