@@ -67,7 +67,7 @@ class MultiHeadAttention(Layer[Config]):
         if self.memory_k is not None and self.memory_v is not None:
             # Causality and window are about the keys of the call alone, so they become part of the mask.
             mask = attention_mask(mask, sizes["t"], s, like=query, **by_position)
-            q = zero_unseen("bhts->bthk", hide_by_bias(mask, bias), q)
+            q = zero_unseen("bhts->bthk", hide_by_bias(mask, bias), q) if s else zeros(q.shape, q)
             mask, keep = beside_memory(mask, s, self.memory_k), beside_memory(keep, s, self.memory_k)
             bias = beside_memory(record(tape, caller_bias=upcast(bias)), s, self.memory_k)
             # Weights that are not dropped are divided by 1 - rate: the memory's are never dropped.
@@ -94,7 +94,8 @@ class MultiHeadAttention(Layer[Config]):
             w["memory_k"], w["memory_v"] = np.sum(dk[:, s:], axis=0), share * np.sum(dv[:, s:], axis=0)
             dk, dv = dk[:, :s], dv[:, :s]
             visible = hide_by_bias(tape.get("allowed"), tape.get("bias"))
-            dq = zero_unseen("bhts->bthk", None if visible is None else visible[..., :s], dq)
+            visible = None if visible is None else visible[..., :s]
+            dq = zero_unseen("bhts->bthk", visible, dq) if s else zeros(dq.shape, dq)
             dbias = None if dbias is None else sum_to(dbias[..., :s], tape["caller_bias"].shape)
         dvalue, w["w_v"], w["b_v"] = linear_vjp("bsj,jhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, w["w_k"], w["b_k"] = linear_vjp("bsi,ihk->bshk", key, self.w_k, self.b_k, dk)

@@ -15,7 +15,6 @@ from torch import log1p as log1p
 from torch import tanh as tanh
 from torch._subclasses import FakeTensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from attn_np import contract
@@ -407,11 +406,10 @@ class SoftmaxAndLse(Function):
         return probs, lse[..., 0]
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
         dprobs, dlse = grad_outputs
         (probs,) = ctx.saved_tensors
-        return torch._softmax_backward_data(dprobs, probs, -1, probs.dtype).addcmul_(probs, dlse[..., None])
+        return probs * (dprobs + (dlse - torch.linalg.vecdot(probs, dprobs))[..., None])
 
 
 def repeat_heads(x: Array, q: Array) -> Array:

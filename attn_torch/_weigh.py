@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
@@ -40,10 +39,24 @@ class WeighedRows(Function):
         return context_of(q, k, v, mask, bias, *ctx.call)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        dq, dk, dv, dbias = gradients_of(*grad_outputs, *ctx.saved_tensors, *ctx.call, ctx.needs_input_grad[4])
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        inputs = *grad_outputs, *ctx.saved_tensors, *ctx.call, ctx.needs_input_grad[4]
+        dq, dk, dv, dbias = RowGradients.apply(*inputs)
         return dq, dk, dv, None, dbias, None, None, None
+
+
+class RowGradients(Function):
+    """`gradients_of`, which has no derivatives of its own."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        return gradients_of(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        raise NotImplementedError(
+            "attend: expected derivatives of the first order, got a second; set implementation='textbook'"
+        )
 
 
 @without_autocast

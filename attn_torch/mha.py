@@ -65,7 +65,7 @@ class MultiHeadAttention(Layer[Config]):
         if self.memory_k is not None and self.memory_v is not None:
             # Causality and window are about the keys of the call alone, so they become part of the mask.
             mask = attention_mask(mask, sizes["t"], s, like=query, **by_position)
-            q = zero_unseen("bhts->bthk", hide_by_bias(mask, bias), q)
+            q = zero_unseen("bhts->bthk", hide_by_bias(mask, bias), q) if s else zeros(q.shape, q)
             mask, keep = beside_memory(mask, s, self.memory_k), beside_memory(keep, s, self.memory_k)
             bias = beside_memory(record(tape, caller_bias=upcast(bias)), s, self.memory_k)
             # Weights that are not dropped are divided by 1 - rate: the memory's are never dropped.

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,8 @@ def in_our_letters(pattern: str, axes: list[str]) -> str:
     """A pattern whose last axes are a parameter's, with our letters for those that the parameter does not know."""
     right = [letter for axis in parse(pattern)[1] for letter in axis]
     other = {theirs: ours for theirs, ours in zip(right[-len(axes) :], axes, strict=False) if theirs not in axes}
+    free = (letter for letter in ascii_lowercase if letter not in (*axes, *right))
+    other |= {letter: next(free) for letter in right[: -len(axes)] if letter in axes}
     return re.sub("[A-Za-z]+", lambda found: other.get(found[0], found[0]), pattern)
 
 

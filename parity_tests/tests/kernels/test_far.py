@@ -118,3 +118,19 @@ def test_a_planted_bug_is_seen(
     plant(import_module(f"{TREES[name].package.__name__}._far"), monkeypatch)
     with kernels.blocks(TREES[name].package.__name__, kernels.SMALL[name][0]), np.errstate(all="ignore"):
         assert not max(ratios(TREES[name], "all keys").values()) <= 1
+
+
+def second_derivatives(both: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """The gradient of a direction's share of the gradient."""
+    scores, along = (torch.from_numpy(cotangent((2, 3, 5)) + i) for i in (0, 1))
+    probs, lse = both(scores.requires_grad_())
+    (grad,) = torch.autograd.grad((probs**2).sum() + (lse**3).sum(), scores, create_graph=True)
+    return torch.autograd.grad((grad * along).sum(), scores)[0]
+
+
+def test_a_softmax_with_its_lse_has_second_derivatives() -> None:
+    """Those of PyTorch's own two functions, up to a few roundings."""
+    ops = import_module("attn_torch._ops")
+    found = second_derivatives(lambda scores: ops.softmax_and_lse(scores, None))
+    want = second_derivatives(lambda scores: (torch.softmax(scores, -1), torch.logsumexp(scores, -1)))
+    assert abs(found - want).max() <= 256 * np.finfo(float).eps * abs(want).max()

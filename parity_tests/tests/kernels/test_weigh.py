@@ -7,7 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
+import attn_torch
 from attn_np import contract
 from attn_np.contract._weighing import Weighing
 from parity_tests.judge.judging import compare
@@ -111,3 +113,14 @@ def test_few_scores_alone_are_looked_at(tree: str, monkeypatch: pytest.MonkeyPat
     assert np.array_equal(of_groups, start)
     assert (start <= threshold).all()
     assert ((scores > start).sum(1) < 4096 // room.GROUP).all()
+
+
+@pytest.mark.parametrize("name", ["sigmoid_attention", "sparsemax", "entmax15"])
+def test_a_second_derivative_of_rows_in_blocks_is_refused(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an input alone, which an error at the leaves would not reach, and beside a residual, which would hide it."""
+    in_small_blocks(monkeypatch, "torch")
+    layer = attn_torch.build(name, d_model=6, num_heads=2, dtype="float64")
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 9, 6))).requires_grad_()
+    (grad,) = torch.autograd.grad(((x + layer(x)) ** 2).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="got a second; set implementation='textbook'"):
+        torch.autograd.grad(grad.sum(), x)

@@ -667,6 +667,7 @@ def test_axes_may_have_letters_of_their_own() -> None:
     assert in_our_letters("d (h v) -> h v d", ["h", "v", "o"]) == "o (h v) -> h v o"
     assert in_our_letters("(heads width) d -> d heads width", ["d", "h", "k"]) == "(h k) d -> d h k"
     assert in_our_letters("(h k) d -> d k h", ["d", "h", "k"]) == "(h k) d -> d k h"
+    assert in_our_letters("(h n c) d -> h d n c", ["d", "h", "k"]) == "(a h k) d -> a d h k"
 
 
 @pytest.mark.parametrize(

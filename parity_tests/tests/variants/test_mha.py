@@ -140,6 +140,18 @@ def test_scalar_loops_with_a_memory(fields: dict[str, Any]) -> None:
     assert not disagreement(witness, Case("mha", "", "full", "float64", given=config))
 
 
+def test_without_keys_the_memory_is_weighed_equally(tree: Tree) -> None:
+    """Whether a mask says so or there is nothing to mask: the mean of its values, and no gradient of the query."""
+    config = Config(d_model=6, num_heads=2, memory_keys=3)
+    w, query, key = weights_of(config), normal(1, 2, 6), np.zeros((1, 0, 6))
+    layer, masked = layer_of(tree, config, w), {"query": query, "key": key, "mask": np.ones((1, 1, 2, 0), bool)}
+    want = np.einsum("hv,hvo->o", w["memory_v"].mean(axis=0), w["w_o"]) + w["b_o"]
+    for inputs in ({"query": query, "key": key}, masked):
+        (y,) = tree(layer, inputs)
+        assert (abs(y - want) <= 64 * np.finfo(float).eps * abs(want).max()).all()
+        assert not tree.gradients(layer, inputs, cotangent(y.shape))["dquery"].any()
+
+
 def test_a_memory_is_not_cached(tree: Tree) -> None:
     """Steps give what the full pass gives, and the cache holds the keys of the call alone."""
     config = Config(d_model=6, num_heads=2, causal=True, window=(2, 0), memory_keys=3)
