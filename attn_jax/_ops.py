@@ -401,6 +401,11 @@ def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
     return jax.lax.fori_loop(0, times, lambda _, carry: step(carry), carry)
 
 
+def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function within a scan, of which the backward pass computes again what it computed, and keeps none of it."""
+    return jax.checkpoint(function, prevent_cse=False)
+
+
 def scan(
     step: Callable[..., Any],
     carry: Any,

@@ -17,6 +17,7 @@ from attn_np._ops import (
     dtype_name,
     einsum,
     linear,
+    recomputed,
     record,
     scan,
     scope,
@@ -29,10 +30,12 @@ from attn_np._ops import (
     where,
     zeros,
 )
+from attn_np._rows import by_rows, by_rows_vjp
 from attn_np._vjp import (
     Grads,
     cotangent,
     dropout_vjp,
+    einsum_vjp,
     grads,
     linear_vjp,
     softmax_vjp,
@@ -42,6 +45,7 @@ from attn_np._vjp import (
     total,
 )
 from attn_np.additive import AdditiveAttention
+from attn_np.contract._tape import BackwardTape
 from attn_np.contract.seq2seq import Config, DecoderConfig
 from attn_np.gru import GatedRecurrentUnit, cell, cell_vjp, h_gates_vjp
 
@@ -95,10 +99,10 @@ class AttentionDecoder(Layer[DecoderConfig]):
     def make_step(self, k: Array, v: Array, w: dict[str, Any]) -> Callable[..., Any]:
         """One step as a function for a scan, from the state of every layer to the next."""
         count, rate = self.config.num_layers, self.config.dropout
+        attend = recomputed(lambda q, k, v, allowed, keep: attend_once(q, k, v, w["score"], allowed, keep, rate))
 
         def step(state, xs):
-            allowed, keep = xs[2 * count :]
-            context, probs = attend_once(einsum("bd,de->be", state[-1], w["q"]), k, v, w["score"], allowed, keep, rate)
+            context, probs = attend(einsum("bd,de->be", state[-1], w["q"]), k, v, *xs[2 * count :])
             x, new_state, outputs = context, [], [context, probs]
             for i in range(count):
                 x_gates = xs[i] + einsum("bd,fde->bfe", x, w["x"][i])
@@ -216,15 +220,13 @@ class AttentionDecoder(Layer[DecoderConfig]):
             dw |= {f"gru.layers.{i}.{name}": value for name, value in layer_grads.params.items()}
         djoined = grads_by_layer[0].inputs["x"]
         dcontext, dx = djoined[:, :, : c.hidden_dim], djoined[:, :, c.hidden_dim :]
-        attention_tape = {
-            "seen_query": queries, "seen_key": memory, "seen_value": memory, "key": memory, "visible_queries": allowed,
-            "visible_keys": allowed,
-            "features": tanh(q[:, :, None, :] + k[:, None, :, :]), "probs": probs, "keep": keep,
-            "kept": dropout(probs, keep, c.dropout), "y": context,
-        }  # fmt: skip
-        attention_grads = self.attention.vjp(attention_tape, dcontext)
-        dw |= {f"attention.{name}": value for name, value in attention_grads.params.items()}
-        dx, dmemory, dk = record(tape, dx=dx, dmemory=attention_grads.inputs["key"], dk=attention_tape["dk"])
+        rows = BackwardTape()
+        by_rows(self.attention.attend_rows, rows, q, k, memory, mask=allowed, bias=None, keep=keep)
+        d = by_rows_vjp(self.attention.attend_rows_vjp, rows, dcontext)
+        dkey, dw["attention.w_k"] = einsum_vjp("bsi,ie->bse", memory, self.attention.w_k, d["k"])
+        _, dw["attention.w_q"] = einsum_vjp("btd,de->bte", queries, self.attention.w_q, d["q"])
+        dw["attention.w_score"], dmemory = d["w_score"], zero_unseen("bts->bse", allowed, total(dkey, d["v"]))
+        dx, dmemory, dk = record(tape, dx=dx, dmemory=dmemory, dk=d["k"])
         return Grads({"target": dx, "memory": dmemory, "state": record(tape, dstate=stack(dstate_before(*carry)))}, dw)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:

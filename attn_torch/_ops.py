@@ -16,6 +16,7 @@ from torch import tanh as tanh
 from torch._subclasses import FakeTensor
 from torch.autograd import Function
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils.checkpoint import checkpoint
 
 from attn_np import contract
 from attn_np.contract import Config, check_tokens, record, tap_step
@@ -316,6 +317,14 @@ def einsum(spec: str, a: Array, b: Array) -> Array:
     def length(letters: list[str]) -> int:
         return prod([size[x] for x in letters])
 
+    outer = right[: right.index(summed[0])] if summed and not batch else ""
+    if outer and right.startswith(outer + "".join(summed)) and len(outer) < len(columns):
+        # A product for each of b's outer axes: b stays as it lies in memory, where one product would need a copy.
+        a = upcast(a).permute([left.index(x) for x in rows + summed]).reshape(1, length(rows), length(summed))
+        b = upcast(b).reshape(length([*outer]), length(summed), length(columns[len(outer) :]))
+        letters = [*outer, *rows, *columns[len(outer) :]]
+        product = upcast(torch.bmm(a.expand(b.shape[0], -1, -1), b)).reshape([size[x] for x in letters])
+        return product.permute([letters.index(x) for x in out])
     a = upcast(a).permute([left.index(x) for x in batch + rows + summed])
     b = upcast(b).permute([right.index(x) for x in batch + summed + columns])
     product = a.reshape(length(batch), length(rows), length(summed)) @ b.reshape(
@@ -432,6 +441,22 @@ def iterate(step: Callable[[Any], Any], carry: Any, times: int) -> Any:
     for _ in range(times):
         carry = step(carry)
     return carry
+
+
+def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, of which the backward pass computes again what it computed, and keeps none of it.
+
+    PyTorch's compiler and transforms do not know such a function, and get it as it is.
+    """
+
+    def call(*arguments: Any) -> Any:
+        transforms = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+        tracers = torch._C._len_torch_dispatch_stack() > 0
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transforms or tracers:
+            return function(*arguments)
+        return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+
+    return call
 
 
 def scan(

@@ -18,6 +18,7 @@ from attn_torch._ops import (
     dtype_name,
     einsum,
     linear,
+    recomputed,
     record,
     scan,
     scope,
@@ -73,10 +74,10 @@ class AttentionDecoder(Layer[DecoderConfig]):
     def make_step(self, k: Array, v: Array, w: dict[str, Any]) -> Callable[..., Any]:
         """One step as a function for a scan, from the state of every layer to the next."""
         count, rate = self.config.num_layers, self.config.dropout
+        attend = recomputed(lambda q, k, v, allowed, keep: attend_once(q, k, v, w["score"], allowed, keep, rate))
 
         def step(state, xs):
-            allowed, keep = xs[2 * count :]
-            context, probs = attend_once(einsum("bd,de->be", state[-1], w["q"]), k, v, w["score"], allowed, keep, rate)
+            context, probs = attend(einsum("bd,de->be", state[-1], w["q"]), k, v, *xs[2 * count :])
             x, new_state, outputs = context, [], [context, probs]
             for i in range(count):
                 x_gates = xs[i] + einsum("bd,fde->bfe", x, w["x"][i])
