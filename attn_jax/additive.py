@@ -39,10 +39,11 @@ class AdditiveAttention(Layer[Config]):
         q = einsum("btd,de->bte", query, self.w_q)
         k = einsum("bsi,ie->bse", key, self.w_k)
         k, v = append(step, k=k, v=value)
-        # Over the queries a weight needs all of them. Hidden units count as heads: a pair has a number for each.
+        # Over the queries a weight needs all of them. Hidden units count as heads: a pair has a number for each, and no
+        # product of matrices wants many rows.
         context, probs = by_rows(
             self.attend_rows, tape, q, k, v, mask=mask, **by_position, return_weights=return_weights,
-            implementation="auto" if c.normalize_over == "keys" else "textbook", bias=bias, keep=keep,
+            implementation="auto" if c.normalize_over == "keys" else "textbook", min_rows=1, bias=bias, keep=keep,
         )  # fmt: skip
         y = record(tape, y=context)
         return cast_output(dtype, y, probs, return_weights)

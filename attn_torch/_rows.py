@@ -52,6 +52,7 @@ def by_rows(
     return_weights: bool = False,
     implementation: str = "auto",
     block_factor: int = 1,
+    min_rows: int | None = None,
     weighing: Weighing | None = None,
     without_scores: AttendRows | None = None,
     **by_score: Array | None,
@@ -71,6 +72,7 @@ def by_rows(
         return_weights: whether the weights are needed.
         implementation: "textbook" for all rows at once.
         block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
+        min_rows: how many queries a block has at least; `ROWS` by default.
         weighing: what `attend_rows` computes, where it is a function of scores to weights: blocks are done in place.
         without_scores: (tape, q, k, v, mask, bias) -> context and weights of all rows, in memory that grows with t.
             It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
@@ -114,5 +116,5 @@ def by_rows(
 
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
     attend_block: Any = partial(checkpoint, block, **options) if torch.is_grad_enabled() else block
-    blocks = band.row_blocks((block_factor * CPU_BLOCK if q.is_cpu else GPU_BLOCK) // (b * h), ROWS)
+    blocks = band.row_blocks((block_factor * CPU_BLOCK if q.is_cpu else GPU_BLOCK) // (b * h), min_rows or ROWS)
     return torch.cat([attend_block(rows, keys) for rows, keys in blocks], 1), None
