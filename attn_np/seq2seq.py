@@ -17,7 +17,6 @@ from attn_np._ops import (
     dtype_name,
     einsum,
     linear,
-    recomputed,
     record,
     scan,
     scope,
@@ -99,10 +98,10 @@ class AttentionDecoder(Layer[DecoderConfig]):
     def make_step(self, k: Array, v: Array, w: dict[str, Any], with_weights: bool) -> Callable[..., Any]:
         """One step as a function for a scan, from the state of every layer to the next."""
         count, rate = self.config.num_layers, self.config.dropout
-        attend = recomputed(lambda q, k, v, allowed, keep: attend_once(q, k, v, w["score"], allowed, keep, rate))
 
         def step(state, xs):
-            context, probs = attend(einsum("bd,de->be", state[-1], w["q"]), k, v, *xs[2 * count :])
+            allowed, keep = xs[2 * count :]
+            context, probs = attend_once(einsum("bd,de->be", state[-1], w["q"]), k, v, w["score"], allowed, keep, rate)
             x, new_state, outputs = context, [], [context, probs] if with_weights else [context]
             for i in range(count):
                 x_gates = xs[i] + einsum("bd,fde->bfe", x, w["x"][i])
@@ -142,6 +141,7 @@ class AttentionDecoder(Layer[DecoderConfig]):
             (*x_gates, *self.gru.layer_keep_masks(gru_keep, b, t), allowed, keep),
             names=("context", *weights, *(f"gru.layers.{i}.{name}" for i in range(count) for name in "rznh")),
             tape=tape,
+            recompute=True,
         )
         return linear("bte,eo->bto", found[-1], self.w_o, self.b_o), stack(last), found[1] if weights else None
 

@@ -467,11 +467,14 @@ def scan(
     names: tuple[str, ...],
     tape: Tape = None,
     reverse: bool = False,
+    recompute: bool = False,
 ) -> tuple[Any, tuple[Array, ...]]:
     """The last carry and the stacked ys of `carry, ys = step(carry, xs at one time)` along axis 1.
 
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
+    With `recompute` the backward pass computes each step again and keeps its carry alone.
     """
+    step = recomputed(step) if recompute else step
     times = range(xs[0].shape[1])
     # Taken apart at once: the gradient of each x[:, i] would be an array as large as x.
     parts = [None if x is None else x.unbind(1) for x in xs]
