@@ -37,8 +37,8 @@ MUTANTS = (
     ),
     whole(
         "output gate without SiLU",
-        "gate the normed heads by silu(x w_g)",
-        "gated=silu(g) * normed",
+        "gate the normed heads by silu(x w_gate)",
+        "gated=silu(gate_scores) * normed",
         "gated=g * normed",
     ),
     recurrent(

@@ -91,7 +91,7 @@ def test_with_decays_of_each_head_it_is_retention(name: str, form: str) -> None:
     weights["w_a_up"] = 0.0 * weights["w_a_up"]
     given = {key: weights[key] for key in fixed.shapes()}
     contexts = [tree.trace(layer_of(tree, c, w), x)[1]["context"] for c, w in ((config, weights), (fixed, given))]
-    gate = np.einsum("btd,dhv->bthv", x["query"], weights["w_g"])
+    gate = np.einsum("btd,dhv->bthv", x["query"], weights["w_gate"])
 
     def outputs(context: np.ndarray) -> np.ndarray:
         unit = context / np.sqrt((context * context).mean(-1, keepdims=True) + config.norm_eps) * weights["w_norm"]

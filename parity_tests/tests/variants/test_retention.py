@@ -206,7 +206,7 @@ def test_plain_retention_is_the_gated_recurrence(tree: Tree) -> None:
     config = EXAMPLES["plain"]
     layer, x = layer_of(tree, config, weights_of(config)), {"query": np.random.default_rng(1).normal(size=(2, 7, 7))}
     tape = tree.trace(layer, x)[1]
-    assert "g" not in tape
+    assert "gate_scores" not in tape
     parts = {name: tree.array(tape[name]) for name in "qkv"}
     y, _ = tree.package.recur(**parts, rule="gated", decay=tree.array(np.array(config.decay)), form="recurrent")
     want = bounded(config, x, weights_of(config))["y"]
