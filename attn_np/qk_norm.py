@@ -102,7 +102,7 @@ class QKNormAttention(Layer[Config]):
             w["w_scale"] = np.sum(dq * tape["q_norm"], axis=(0, 1, 3))
             dq = dq * upcast(self.w_scale)[:, None]
         dq, dk = record(tape, dq_norm=dq, dk_norm=dk)
-        suffix = "norm" if c.norm_over == "head" else "all"
+        suffix = "norm" if c.norm_over == "head" else "norm_heads"
         dq, w[f"w_q_{suffix}"] = normalised_vjp(c, tape["q_proj"], getattr(self, f"w_q_{suffix}"), dq)
         dk, w[f"w_k_{suffix}"] = normalised_vjp(c, tape["k_proj"], getattr(self, f"w_k_{suffix}"), dk)
         dq, dk = record(tape, dq_proj=dq, dk_proj=dk)

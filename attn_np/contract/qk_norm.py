@@ -78,7 +78,7 @@ class Config(CrossConfig):
     def own_params(self) -> dict[str, Param]:
         if self.norm == "l2":
             return super().own_params() | {"w_scale": Param("h", "k", init=lambda: sqrt(self.sizes()["k"]))}
-        axes, end = ("k", "norm") if self.norm_over == "head" else ("h k", "all")
+        axes, end = ("k", "norm") if self.norm_over == "head" else ("h k", "norm_heads")
         return super().own_params() | {f"w_{x}_{end}": Param(axes, "k", init=1.0) for x in "qk"}
 
     def exempt(self) -> dict[str, str]:
