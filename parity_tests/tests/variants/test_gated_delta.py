@@ -160,7 +160,7 @@ def test_torch_autograd_of_the_recurrence() -> None:
     weights, x = weights_of(FORMS), np.random.default_rng(1).normal(size=(2, 7, 5))
     leaves = {"query": torch.from_numpy(x).requires_grad_()}
     leaves |= {name: torch.from_numpy(p).requires_grad_() for name, p in weights.items()}
-    q, k, v, g = (torch.einsum("btd,dhk->bthk", leaves["query"], leaves[f"w_{p}"]) for p in "qkvg")
+    q, k, v, g = (torch.einsum("btd,dhk->bthk", leaves["query"], leaves[f"w_{p}"]) for p in ("q", "k", "v", "gate"))
     q, k, v = (torch.nn.functional.silu(z) for z in (q, k, v))
     q, k = (z / torch.sqrt((z * z).sum(-1, keepdim=True) + FORMS.norm_eps) for z in (q, k))
     beta, a = (torch.einsum("btd,dh->bth", leaves["query"], leaves[name]) for name in ("w_beta", "w_a"))

@@ -31,7 +31,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
     for h in range(config.num_heads):
         state = [[0.0] * len(w["w_v"][0][h]) for _ in w["w_k"][0][h]]
         for t, row in enumerate(x):
-            q, k, v, g = (projected(row, w[f"w_{name}"], h) for name in "qkvg")
+            q, k, v, g = (projected(row, w[f"w_{name}"], h) for name in ("q", "k", "v", "gate"))
             latent = [
                 sum((a * line[z] for a, line in zip(row, w["w_a_down"], strict=True)), 0.0) for z in range(config.rank)
             ]

@@ -112,7 +112,7 @@ def test_torch_norms(norm: str, over: str) -> None:
     leaves = {n: torch.from_numpy(p).requires_grad_() for n, p in (w | {"query": x}).items()}
     q, k, v = (torch.einsum("btd,dhk->bthk", leaves["query"], leaves[f"w_{n}"]) + leaves[f"b_{n}"] for n in "qkv")
     q, k = (
-        torch_norm(config, y, leaves.get(f"w_{n}_{'norm' if over == 'head' else 'all'}"))
+        torch_norm(config, y, leaves.get(f"w_{n}_{'norm' if over == 'head' else 'norm_heads'}"))
         for n, y in zip("qk", (q, k), strict=True)
     )
     if norm == "l2":
