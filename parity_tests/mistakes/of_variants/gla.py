@@ -39,7 +39,7 @@ MUTANTS = (
         "output gate without SiLU",
         "gate the normed heads by silu(x w_gate)",
         "gated=silu(gate_scores) * normed",
-        "gated=g * normed",
+        "gated=gate_scores * normed",
     ),
     recurrent(
         "gradient of the decay without its exponential",
