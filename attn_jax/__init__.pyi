@@ -2,6 +2,7 @@
 
 from typing import Literal, overload
 
+from attn_jax import _terms as terms
 from attn_jax import drop_in as drop_in
 from attn_jax._api import load as load
 from attn_jax._api import load_pretrained as load_pretrained
@@ -121,6 +122,7 @@ __all__ = [
     "rotate",
     "save",
     "softmax",
+    "terms",
     "trace",
 ]
 

@@ -90,6 +90,7 @@ def attend(
     mask: Array | None = None,
     bias: Array | None = None,
     distance_bias: Callable[[Array], Array] | None = None,
+    by_sequence: bool = False,
     causal: bool = False,
     window: Limits | None = None,
     pattern: Pattern | None = None,
@@ -113,6 +114,7 @@ def attend(
     Args:
         distance_bias: added beside the bias: a function of relative positions, key minus query, `b t s` -> `b h t s`.
             On the fast path it is called with one number for each of the t + s - 1 diagonals, `1 1 n` -> `1 h 1 n`.
+        by_sequence: whether it differs from one sequence of the batch to the next; then it is not called so.
         step: in decoding, with the positions of queries and keys; k and v are those that `append` returned.
     """
     options = contract.Options(
@@ -132,13 +134,15 @@ def attend(
         distance_bias is not None
         and fast
         and aligned
+        and not by_sequence
         and kernels.takes_diagonals(q, k)
         and not wants_intermediates(tape)
     ):
         diagonal_bias = distance_bias(diagonal_relative_positions(q.shape[1], k.shape[1], like=q))
     elif distance_bias is not None:
         by_pair = distance_bias(relative_positions(q.shape[1], k.shape[1], like=q, step=step))
-        bias = by_pair if bias is None else by_pair + bias
+        by_pair = by_pair if q.ndim == 4 else by_pair[:, 0]
+        bias = by_pair if bias is None else by_pair + to_dtype(bias, dtype_name(by_pair))
     if fast:
         if not aligned:
             by_position = {"causal": causal, "window": window, "pattern": pattern, "step": step}

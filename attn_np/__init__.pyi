@@ -2,6 +2,7 @@
 
 from typing import Literal, overload
 
+from attn_np import _terms as terms
 from attn_np import drop_in as drop_in
 from attn_np._api import load as load
 from attn_np._api import load_pretrained as load_pretrained
@@ -122,6 +123,7 @@ __all__ = [
     "rotate",
     "save",
     "softmax",
+    "terms",
     "trace",
     "value_and_vjp",
 ]

@@ -358,9 +358,11 @@ def rule_of(function: Any) -> Callable[..., dict[str, Any]]:
 
 
 def rounded(grad: Any, x: Any) -> Any:
-    """A gradient in the dtype of its argument; of arguments in lists and tuples, likewise."""
+    """A gradient in the dtype of its argument, in lists, in tuples, and by the names of attributes, too."""
     if isinstance(x, list | tuple):
         return type(x)(rounded(g, y) for g, y in zip(grad, x, strict=True))
+    if isinstance(grad, dict):
+        return {name: rounded(g, getattr(x, name)) for name, g in grad.items()}
     return to_dtype(grad, dtype_name(x))
 
 

@@ -3,6 +3,7 @@
 from typing import Literal, overload
 
 from attn_np.contract import _patterns as patterns
+from attn_torch import _terms as terms
 from attn_torch import drop_in as drop_in
 from attn_torch._api import load as load
 from attn_torch._api import load_pretrained as load_pretrained
@@ -121,6 +122,7 @@ __all__ = [
     "rotate",
     "save",
     "softmax",
+    "terms",
     "trace",
 ]
 

@@ -449,9 +449,11 @@ def scan(
     The tape gets the stacked ys by `names`. An x that is None stays None in every step.
     """
     times = range(xs[0].shape[1])
+    # Taken apart at once: the gradient of each x[:, i] would be an array as large as x.
+    parts = [None if x is None else x.unbind(1) for x in xs]
     step_ys: list[tuple[Array, ...]] = []
     for i in reversed(times) if reverse else times:
-        carry, ys = step(carry, tuple(None if x is None else x[:, i] for x in xs))
+        carry, ys = step(carry, tuple(None if x is None else x[i] for x in parts))
         carry, ys = tap_step(tape, names, i, carry, ys)
         step_ys.append(ys)
     if reverse:

@@ -38,8 +38,9 @@ def lazy(package: str, *, api: tuple[str, ...]) -> tuple[Callable[[str], Any], C
     from attn_np.contract import layers, nearest
 
     modules = {"drop_in": f"{package}.drop_in", "weights": "attn_np.weights", "patterns": "attn_np.contract._patterns"}
+    modules["terms"] = f"{package}._terms"
     file_of = dict.fromkeys(api, "_api") | FUNCTIONS | layers()
-    names = sorted([*file_of, "drop_in", "patterns"])
+    names = sorted([*file_of, "drop_in", "patterns", "terms"])
 
     def getattr_(name: str) -> Any:
         if name in modules:

@@ -26,24 +26,28 @@ T, S = 11, 13
 
 
 def ratios(tree: str, variant: str, example: str) -> dict[str, float]:
-    """Error/bound of every output and gradient of a layer whose blocks are small."""
-    config = contract.examples(variant)[example]
-    config = replace(config, dropout=0.0)
-    inputs: Any = random_inputs(config, "full", t=T, s=S)
-    params = weights_of(config)
+    """Error/bound of every output and gradient of an example's layer."""
+    config = replace(contract.examples(variant)[example], dropout=0.0)
+    inputs = random_inputs(config, "full", t=T, s=S)
     inputs.pop("keep", None)
-    case, precision = Case(variant, "", "", "float64", given=config), fast_precision_of(tree, "float64")
-    outputs, grads = reference(case, Drawn(inputs, params, 0), {}, precision)
+    return layer_ratios(tree, config, inputs)
+
+
+def layer_ratios(tree: str, config: Any, inputs: Arrays) -> dict[str, float]:
+    """Error/bound of every output and gradient of a layer whose blocks are small."""
+    params, given = weights_of(config), dict[str, Any](inputs)
+    case, precision = Case(config.variant, "", "", "float64", given=config), fast_precision_of(tree, "float64")
+    outputs, grads = reference(case, Drawn(given, params, 0), {}, precision)
     layer: Any = layer_of(TREES[tree], config, params)
     if tree == "numpy":
-        y, pull = value_and_vjp(layer, **inputs)
+        y, pull = value_and_vjp(layer, **given)
         back = pull(cotangent(y.shape))
         found = {"y": y} | {f"d{name}": x for name, x in (back.inputs | back.params).items()}
     else:
-        given = TREES[tree].arrays(inputs)
-        leaves = {name: x.requires_grad_() for name, x in given.items() if x.is_floating_point()}
+        arrays = TREES[tree].arrays(inputs)
+        leaves = {name: x.requires_grad_() for name, x in arrays.items() if x.is_floating_point()}
         leaves |= dict(layer.named_parameters())
-        y = flat(layer(**given))[0]
+        y = flat(layer(**arrays))[0]
         y.backward(TREES[tree].array(cotangent(tuple(y.shape))))
         found = {"y": TREES[tree].numpy(y)}
         found |= {f"d{name}": TREES[tree].numpy(x.grad) for name, x in leaves.items() if x.grad is not None}
