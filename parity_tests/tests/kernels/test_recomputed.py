@@ -1,12 +1,18 @@
-"""What the backward pass computes again is not kept between the passes: the arrays that PyTorch saves, counted."""
+"""What the backward pass computes again is not kept between the passes: the arrays that PyTorch saves, counted.
+
+And what it takes some at a time is what it takes at once.
+"""
 
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import attn_np
+from attn_np import _recurrence, value_and_vjp
 from attn_torch import build
 from parity_tests.tests.inputs import flat
 
@@ -35,7 +41,8 @@ def saved_bytes(call: Callable[[], Any]) -> tuple[int, Any]:
 
 def kept_and_gradients(variant: str) -> tuple[int, list[torch.Tensor]]:
     fields, shapes, _ = LAYERS[variant]
-    layer = build(variant, dtype="float64", **fields)
+    make: Any = build
+    layer = make(variant, dtype="float64", **fields)
     torch.manual_seed(0)
     inputs = {name: torch.randn(shape, dtype=torch.float64, requires_grad=True) for name, shape in shapes.items()}
     kept, y = saved_bytes(lambda: flat(layer(**inputs))[0])
@@ -54,3 +61,20 @@ def test_nothing_of_the_size_of_all_pairs_is_kept(variant: str, monkeypatch: pyt
     everything, want = kept_and_gradients(variant)
     assert kept < 8 * LAYERS[variant][2] <= everything
     assert all(torch.equal(x, y) for x, y in zip(grads, want, strict=True))
+
+
+def test_chunks_are_taken_back_one_by_one_or_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same gradients, bit for bit."""
+    x = np.random.default_rng(0).normal(size=(2, 11, 8))
+    layer: Any = attn_np.build("gla", d_model=8, num_heads=2, chunk_size=4, dtype="float64")
+
+    def gradients() -> Any:
+        y, pull = value_and_vjp(layer, x)
+        back = pull(np.sin(y))
+        return back.inputs | back.params
+
+    together = gradients()
+    for numbers in (1, 64):  # of a chunk there are 4 positions, 2 heads and 4 channels
+        monkeypatch.setattr(_recurrence, "TOGETHER", numbers)
+        found = gradients()
+        assert all(np.array_equal(found[name], want) for name, want in together.items())
