@@ -194,13 +194,13 @@ MUTANTS = (
     seq2seq(
         "output read from the first layer",
         "read the output from the last layer's state",
-        "gates_and_states[-1], self.w_o, self.b_o), stack(last)",
+        "found[-1], self.w_o, self.b_o), stack(last)",
         "gates_and_states[3], self.w_o, self.b_o), stack(last)",
     ),
     seq2seq(
         "bias of the decoder's output dropped",
         "add the bias of the output",
-        "gates_and_states[-1], self.w_o, self.b_o), stack(last)",
+        "found[-1], self.w_o, self.b_o), stack(last)",
         "gates_and_states[-1], self.w_o, None), stack(last)",
     ),
     # Running freely
