@@ -1,12 +1,12 @@
 """Decoder attention: the attention of today's decoder-only models, whose parts are fields."""
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from attn_jax._attend import attend
 from attn_jax._decode import DecodeStep, append
 from attn_jax._layer import Layer, Output, cast_output, prepare_inputs
 from attn_jax._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, upcast, where
-from attn_jax._rotary import rotate, rotation
+from attn_jax._rotary import Positions, record_positions, rotate, rotation
 from attn_np.contract.decoder import Config
 
 
@@ -61,7 +61,7 @@ class DecoderAttention(Layer[Config]):
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
         keep: Bool[Array, "..."] | None = None,
-        positions: Int[Array, "b t"] | None = None,
+        positions: Positions | None = None,
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
@@ -70,7 +70,7 @@ class DecoderAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
-        positions = record(tape, positions=positions)
+        positions = record_positions(tape, positions)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsd,dgv->bsgv", value, self.w_v, self.b_v)

@@ -1,12 +1,12 @@
 """Decoder attention: the attention of today's decoder-only models, whose parts are fields."""
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from attn_np._attend import attend, attend_vjp
 from attn_np._decode import DecodeStep, append
 from attn_np._layer import Layer, Output, cast_output, prepare_inputs
 from attn_np._ops import Array, Tape, dtype_name, layer_norm, linear, record, rms_norm, sigmoid, upcast, where
-from attn_np._rotary import rotate, rotation
+from attn_np._rotary import Positions, positions_of_vjp, record_positions, rotate, rotation
 from attn_np._vjp import (
     Grads,
     cotangent,
@@ -95,7 +95,7 @@ class DecoderAttention(Layer[Config]):
         mask: Bool[Array, "..."] | None = None,
         bias: Float[Array, "..."] | None = None,
         keep: Bool[Array, "..."] | None = None,
-        positions: Int[Array, "b t"] | None = None,
+        positions: Positions | None = None,
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
@@ -104,7 +104,7 @@ class DecoderAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
         query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
-        positions = record(tape, positions=positions)
+        positions = record_positions(tape, positions)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
         v = linear("bsd,dgv->bsgv", value, self.w_v, self.b_v)
@@ -136,7 +136,7 @@ class DecoderAttention(Layer[Config]):
         c, w = self.config, {}
         query, key, value = tape["seen_query"], tape["seen_key"], tape["seen_value"]
         dtype, dy, context = dtype_name(dy), cotangent(tape, dy), tape["context"]
-        cos, sin = rotation(c, tape.get("positions"), dy.shape[1], like=dy)
+        cos, sin = rotation(c, positions_of_vjp(tape), dy.shape[1], like=dy)
         if self.w_gate is None:
             dcontext, w["w_o"], w["b_o"] = linear_vjp("bthv,hvd->btd", context, self.w_o, self.b_o, dy)
             dquery_gate = None

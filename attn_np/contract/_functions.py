@@ -204,12 +204,7 @@ class Angles(Rotary):
         self.check_rotary()
         self.check_number("xpos")
         require(self.xpos != 0, self.variant, "xpos other than 0", 0, "leave it out for none")
-        if self.sections is not None:
-            pairs, sections = self.width // 2, self.sections
-            are_counts = isinstance(sections, tuple) and all(type(n) is int and n > 0 for n in sections)
-            fits = are_counts and sum(sections) == pairs
-            expected = f"sections to be counts of pairs that add up to {pairs}"
-            require(fits, self.variant, expected, repr(sections), "say how many pairs each axis of positions rotates")
+        self.check_sections("sections")
 
     def sizes(self) -> dict[str, int]:
         return {"k": self.width}

@@ -39,7 +39,10 @@ class Config(Rotary):
         rotary_dim: how many dimensions of a head are rotated, the first ones; head_dim by default.
         rope_layout: "half", a pair is one dimension of the first half and one of the second (Llama, GPT-NeoX), or
             "interleaved", two neighbours (GPT-J, Cohere).
-        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
+        rope_sections: of positions on several axes: how many pairs each axis rotates, such as (16, 24, 24) for
+            time, row and column in Qwen2-VL (M-RoPE); `positions` are then `a b t`, one entry of a for each axis.
+        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none, or the
+            pair (cos, sin) of `rotary_angles` as `positions`.
         scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
             or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
             when decoding, and the largest position + 1 if a full pass is given positions.
@@ -83,6 +86,7 @@ class Config(Rotary):
         "Cohere Command R+": "rope_layout='interleaved', norm='layer', norm_weight='own'",
         "OLMo": "clip_qkv; OLMoE: norm='rms', norm_over='all', norm_weight='own', clip_qkv",
         "OLMo 2": "norm='rms', norm_over='all', norm_weight='own'",
+        "Qwen2-VL": "qkv_bias, rope_sections=(16, 24, 24)",
         "gpt-oss": "sinks, qkv_bias, output_bias, scaling='yarn' with truncate=False, a window in every other layer",
     }
     cost = "time b t t h (k + v); the cache holds g (k + v) numbers for each position"
@@ -131,6 +135,7 @@ class Config(Rotary):
     rope_base: float | None = 10000.0
     rotary_dim: int | None = None
     rope_layout: str = "half"
+    rope_sections: tuple[int, ...] | None = None
     max_positions: int | None = None
     scaling: str | None = None
     scaling_factor: float | None = None
@@ -171,10 +176,12 @@ class Config(Rotary):
             learned = self.norm is not None and self.norm_weight is not None
             got = f"norm={self.norm!r}, norm_weight={self.norm_weight!r}"
             _base.require(learned, self.variant, "a norm with a weight for norm_offset=", got, "leave norm_offset out")
-        if self.rope_base is not None or self.scaling is not None or self.rotary_dim is not None:
+        if self.rope_base is not None or any(
+            x is not None for x in (self.scaling, self.rotary_dim, self.rope_sections)
+        ):
             self.check_rotary()
-            rotates = self.rope_base is not None
-            _base.require(rotates, self.variant, "rope_base for scaling= or rotary_dim=", "none", "set rope_base=")
+            rotates, expected = self.rope_base is not None, "rope_base for scaling=, rotary_dim= or rope_sections="
+            _base.require(rotates, self.variant, expected, "none", "set rope_base=")
 
     def _fit(self, fits: bool, name: str, by: str) -> None:
         got = f"{name}={getattr(self, name)}, {by}={getattr(self, by)}"
@@ -182,7 +189,14 @@ class Config(Rotary):
 
     def sizes(self) -> dict[str, int]:
         k, h = self.head_dim or self.d_model // self.num_heads, self.num_heads
-        return {"d": self.d_model, "h": h, "g": self.num_kv_heads or h, "k": k, "v": self.value_head_dim or k}
+        return {
+            "d": self.d_model,
+            "h": h,
+            "g": self.num_kv_heads or h,
+            "k": k,
+            "v": self.value_head_dim or k,
+            **self.position_axes(),
+        }
 
     def own_params(self) -> dict[str, Param]:
         params = {"w_q": Param("d h k", "d"), "w_k": Param("d g k", "d"), "w_v": Param("d g v", "d")}
@@ -272,6 +286,8 @@ EXAMPLES = {
         gate=True,
         rope_base=50.0,
         rope_layout="interleaved",
+        rope_sections=(2, 1),
+        max_positions=13,
         scaling="llama3",
         scaling_factor=3.0,
         original_max_positions=23,

@@ -27,7 +27,10 @@ class Config(Rotary):
         dropout: share of the weights set to 0 in training.
         rope_base: pair i rotates by rope_base^(-2i / rope_dim) per position.
         rope_layout: "interleaved", a pair is two neighbours (DeepSeek), or "half", one dimension of each half.
-        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none.
+        rope_sections: of positions on several axes: how many pairs each axis rotates, such as (16, 24, 24) for
+            time, row and column in Qwen2-VL (M-RoPE); `positions` are then `a b t`, one entry of a for each axis.
+        max_positions: exclusive limit of the positions that a call may pass; without it a call passes none, or the
+            pair (cos, sin) of `rotary_angles` as `positions`.
         scaling: how angles change for lengths beyond those in training: None, "linear", "dynamic", "yarn", "llama3"
             or "longrope". "dynamic" and "longrope" depend on the length: that of a full pass, `max_length` of a cache
             when decoding, and the largest position + 1 if a full pass is given positions.
@@ -100,6 +103,7 @@ class Config(Rotary):
     dropout: float = 0.0
     rope_base: float = 10000.0
     rope_layout: str = "interleaved"
+    rope_sections: tuple[int, ...] | None = None
     max_positions: int | None = None
     scaling: str | None = None
     scaling_factor: float | None = None
@@ -138,6 +142,7 @@ class Config(Rotary):
             "y": self.rope_dim,
             "k": self.nope_dim + self.rope_dim,
             "v": self.value_head_dim,
+            **self.position_axes(),
         }
 
     def own_params(self) -> dict[str, Param]:
@@ -209,6 +214,8 @@ EXAMPLES = {
         q_rank=2,
         scale=0.25,
         dropout=0.25,
+        rope_sections=(1, 2),
+        max_positions=13,
         scaling="longrope",
         original_max_positions=1,
         attention_factor=1.25,

@@ -225,6 +225,20 @@ def lengths_of_positions(alias: str) -> None:
     layer: Any = package.build("rotary", dtype="float64", d_model=6, num_heads=1, max_positions=9, **LONG)
     x = np.random.default_rng(3).normal(size=(1, 3, 6))
     claim(same(layer(x, positions=np.arange(3)[None]), layer(x)), "a layer")
+    fields: dict[str, Any] = {"d_model": 6, "num_heads": 1, "max_positions": 9, "rope_sections": (1, 2)}
+    places, layers = (
+        np.array([[[0, 1, 2]], [[0, 0, 5]]]),
+        [p.build("rotary", **fields, dtype="float64") for p in (package, attn_np)],
+    )
+    cos_sin = attn_np.rotary_angles(places, 6, sections=(1, 2), dtype="float64")
+    for positions in (places, cos_sin, [a[0] for a in cos_sin]):
+        (y, pull), (want, back) = (
+            p.value_and_vjp(one, x, positions=positions) for p, one in zip((package, attn_np), layers, strict=True)
+        )
+        claim(same(y, want) and same(y, layers[1](x, positions=places)), "positions on two axes, and their angles")
+        claim_same(pull(y).inputs, back(y).inputs, "gradients")
+    words = r"rotary: expected positions as integers, or as a pair \(cos, sin\), got tuple of 1"
+    refuses(lambda: layers[0](x, positions=cos_sin[:1]), ValueError, words)
 
 
 def wrong_positions(alias: str) -> None:

@@ -114,6 +114,7 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     thetas = [] if config.rope_base is None else published(turns, width, length or 0)
     config, rows = each_row(config, inputs, (x,), (b, config.num_heads, t, t))
     w = {name: p.tolist() for name, p in params.items()}
+    places = places if places.ndim == 2 else np.moveaxis(places, 0, -1)
     found = [loops(config, w, row[0], at.tolist(), thetas, *row[1:]) for row, at in zip(rows, places, strict=True)]
     return stacked(found, "y", "out1")
 

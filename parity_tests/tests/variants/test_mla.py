@@ -91,6 +91,7 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     w = {name: p.tolist() for name, p in params.items()}
     length = int(places.max()) + 1 if "positions" in inputs else t
     thetas = published(config, config.rope_dim, length or 0)
+    places = places if places.ndim == 2 else np.moveaxis(places, 0, -1)
     found = [loops(config, w, row[0], at.tolist(), thetas, *row[1:]) for row, at in zip(rows, places, strict=True)]
     return stacked(found, "y", "out1")
 
