@@ -51,7 +51,7 @@ class Rotary(Config):
 
     def position_axes(self) -> dict[str, int]:
         """The size of the axis of positions that are counted on several axes; nothing for one."""
-        return {} if self.rope_sections is None else {"a": len(self.rope_sections)}
+        return {"a": len(self.rope_sections)} if isinstance(self.rope_sections, tuple) else {}
 
     def check_sections(self, name: str) -> None:
         """Refuse sections that do not deal out all rotated pairs.

@@ -112,6 +112,8 @@ def test_layers_take_angles_for_positions(tree: Tree, variant: str) -> None:
             pulled = [attn_np.value_and_vjp(layer, x, positions=p)[1](dy) for p in (places, whole)]
             assert all(same(a, pulled[1].inputs[n]) for n, a in pulled[0].inputs.items())
             assert all(same(a, pulled[1].params[n]) for n, a in pulled[0].params.items())
+        if tree.name == "jax":  # it compiles every step, and its code is NumPy's
+            continue
         caches, outputs = [layer.init_cache(2, 5) for _ in range(2)], []
         for part in (slice(0, 3), slice(3, 5)):
             given = tree.array(places[..., part]), tuple(a[:, part] for a in whole)
