@@ -90,7 +90,8 @@ def argmax(x: Array, axis: int) -> Array:
 
 
 def zeros(shape: tuple[int, ...], like: Array) -> Array:
-    return jnp.zeros_like(like, shape=shape)  # in `shard_map` as different on each device as the other array
+    # In `shard_map` as different on each device as the other array, which may be an `nnx.Param`: no program takes one.
+    return jnp.zeros_like(jnp.asarray(like), shape=shape)
 
 
 def constants(values: Sequence[float | int | Sequence[int]], like: Array) -> Array:

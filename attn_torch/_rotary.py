@@ -29,7 +29,7 @@ Positions = Int[Array, "b t"] | Int[Array, "a b t"] | tuple[Float[Array, "..."],
 
 def record_positions(tape: Tape, positions: Any) -> Any:
     """The positions of a call, or the cosines and sines in their place, recorded."""
-    if isinstance(positions, tuple | list):
+    if isinstance(positions, tuple):
         return record(tape, cos=positions[0], sin=positions[1])
     return record(tape, positions=positions)
 

@@ -54,6 +54,11 @@ def flag(who: str, name: str, value: Any) -> None:
         raise field_error(who, f"{name} to be True or False", repr(value), f"set {name}=")
 
 
+def shape_of(spec: Spec | None) -> tuple[int, ...]:
+    """The shape of an array; none where it was left out."""
+    return () if spec is None else spec[0]
+
+
 def common(who: str, name: str, *sizes: int) -> int:
     """The size that some axes are broadcast to.
 
@@ -83,10 +88,11 @@ def check_heads_first(
         ValueError: shapes that do not fit.
         TypeError: dtypes that do not fit.
     """
-    query, key, value = shapes = [spec[0] if (spec := specs[name]) else () for name in ARRAYS]
+    query, key, value = shapes = [shape_of(specs[name]) for name in ARRAYS]
     dtype = (specs["query"] or ((), ""))[1]
     for name, shape in zip(ARRAYS, shapes, strict=True):
-        check_floats(who, name, spec := specs[name])
+        spec = specs[name]
+        check_floats(who, name, spec)
         got = spec and spec[1]
         if got != dtype:
             raise TypeError(f"{who}: expected {name} of dtype {dtype}, as query, got {got}; convert it")
@@ -230,7 +236,7 @@ def check_flax(specs: Mapping[str, Spec | None]) -> None:
         ValueError: shapes that do not fit.
         TypeError: dtypes that do not fit.
     """
-    query, key, value = (spec[0] if (spec := specs[name]) else () for name in ARRAYS)
+    query, key, value = (shape_of(specs[name]) for name in ARRAYS)
     batch, last = query[:-3], {}
     for name, shape in zip(ARRAYS, (query, key, value), strict=True):
         fits, expected = len(shape) >= 3 and shape[:-3] == batch, f"{name} of shape {batch}, as query, and (t, h, k)"

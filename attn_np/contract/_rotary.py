@@ -243,8 +243,8 @@ def with_angles_apart(variant: str, arguments: dict[str, Any]) -> dict[str, Any]
         ValueError: positions that are neither an array nor a pair.
     """
     positions = arguments.get("positions")
-    if not isinstance(positions, tuple | list):
+    if not isinstance(positions, tuple):
         return arguments
-    expected, got = "positions as integers, or as a pair (cos, sin)", f"{type(positions).__name__} of {len(positions)}"
+    expected, got = "positions as integers, or as a pair (cos, sin)", f"{len(positions)} arrays"
     require(len(positions) == 2, variant, expected, got, "make the pair by rotary_angles")
     return {**arguments, "positions": None, "cos": positions[0], "sin": positions[1]}

@@ -142,7 +142,7 @@ NO_ANGLES: dict[str, tuple[dict[str, Any], Any, str]] = {
         "expected cos of shape (t, r) or (b, t, r), with b=2, t=5 and r=4",
     ),
     "another length": ({}, (HALF, HALF[:, :4]), "expected sin of shape (t, r) or (b, t, r), with b=2, t=5 and r=4"),
-    "one array": ({}, (HALF,), "expected positions as integers, or as a pair (cos, sin), got tuple of 1"),
+    "one array": ({}, (HALF,), "expected positions as integers, or as a pair (cos, sin), got 1 arrays"),
     "narrow": ({}, (HALF.astype("float32"),) * 2, "expected cos of dtype float64, as it is computed in, got float32"),
     "one axis": ({"rope_sections": (2, 2), "max_positions": 12}, PLACES, "expected positions of shape (a=2, b=2, t=5)"),
     "too many axes": (

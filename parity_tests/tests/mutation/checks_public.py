@@ -231,13 +231,13 @@ def lengths_of_positions(alias: str) -> None:
         [p.build("rotary", **fields, dtype="float64") for p in (package, attn_np)],
     )
     cos_sin = attn_np.rotary_angles(places, 6, sections=(1, 2), dtype="float64")
-    for positions in (places, cos_sin, [a[0] for a in cos_sin]):
+    for positions in (places, cos_sin, tuple(a[0] for a in cos_sin)):
         (y, pull), (want, back) = (
             p.value_and_vjp(one, x, positions=positions) for p, one in zip((package, attn_np), layers, strict=True)
         )
         claim(same(y, want) and same(y, layers[1](x, positions=places)), "positions on two axes, and their angles")
         claim_same(pull(y).inputs, back(y).inputs, "gradients")
-    words = r"rotary: expected positions as integers, or as a pair \(cos, sin\), got tuple of 1"
+    words = r"rotary: expected positions as integers, or as a pair \(cos, sin\), got 1 arrays"
     refuses(lambda: layers[0](x, positions=cos_sin[:1]), ValueError, words)
 
 

@@ -245,7 +245,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a bias of a word": ({"norm_bias": "yes"}, "norm_bias to be True or False, got 'yes'"),
     "no room": ({"clip_qkv": 0.0}, "clip_qkv to be a finite int or float above 0.0, got 0.0; set clip_qkv="),
-    "turning": ({"rope_base": None, "rotary_dim": 4}, "rope_base for scaling=, rotary_dim= or rope_sections=, got none"),
+    "turning": (
+        {"rope_base": None, "rotary_dim": 4},
+        "rope_base for scaling=, rotary_dim= or rope_sections=, got none",
+    ),
     "scaling": ({"scaling": "yarn"}, "scaling_factor for scaling='yarn', got none"),
 }
 
