@@ -154,7 +154,7 @@ class Layer(nnx.Module, Decodes[Array], Generic[C]):
         nnx.update(self, nnx.from_flat_state(leaves))
 
     @UncompiledMethod
-    def check(self, **arguments: Array | None) -> dict[str, int]:
+    def check(self, **arguments: Any) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype if self.config.params() else None
         if dtype is None:

@@ -142,7 +142,7 @@ class Layer(Decodes[Array], Generic[C]):
             layer.training = False
         return self
 
-    def check(self, **arguments: Array | None) -> dict[str, int]:
+    def check(self, **arguments: Any) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype if self.config.params() else None
         return checked(config, dtype, specs(config.variant, **with_angles_apart(config.variant, arguments)))

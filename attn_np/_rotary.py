@@ -112,7 +112,9 @@ def rotation(
         longest = None if step is None else step.cache.max_length
         cos_sin = tables_for(config, positions, dtype_name(like), like=like, longest=longest)
     cos, sin = (take(table, positions) for table in (cos_sin[0], cos_sin[1]))
-    return (cos, sin) if positions.ndim == 2 else tuple(of_sections(x, config.rope_sections) for x in (cos, sin))
+    if positions.ndim == 2:
+        return cos, sin
+    return of_sections(cos, config.rope_sections), of_sections(sin, config.rope_sections)
 
 
 def rotate(x: Array, cos: Array | None, sin: Array | None, layout: str, *, inverse: bool = False) -> Array:

@@ -120,7 +120,7 @@ class Layer(torch.nn.Module, Decodes[Array], Generic[C]):
             for name, param in params.items():
                 param.copy_(values[name])
 
-    def check(self, **arguments: Array | None) -> dict[str, int]:
+    def check(self, **arguments: Any) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype
         if dtype is not None and dtype == autocast_dtype(next(self.parameters())):

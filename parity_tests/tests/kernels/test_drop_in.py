@@ -302,7 +302,7 @@ def hold_to_flax(calls: list[Any], function: Any, dtype: str) -> None:
             keep = np.asarray(jax.random.bernoulli(options["dropout_rng"], 1 - rate, shape))
             dropout = {"keep": np.broadcast_to(keep, (*batch, H, T, s)).reshape(-1, H, T, s), "rate": rate}
         allowed = allowed.reshape(-1, 1, T, s)
-        seen = allowed.any(-1).swapaxes(1, 2)[..., None]
+        seen: Any = np.any(allowed, -1).swapaxes(1, 2)[..., None]
         q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in arrays[:3])
         bias = None if bias is None else np.where(seen.swapaxes(1, 2), bias.reshape(-1, H, T, s), 0.0)
         rows = (allowed | ~seen.swapaxes(1, 2), bias)

@@ -268,7 +268,7 @@ def derived(name: str, x: torch.Tensor, n: torch.Tensor, function: Any = None) -
     outputs = joined((partial(CALLS[name], bench("torch")) if function is None else function)(leaf, n))
     if steps(name):
         return [y.numpy() for y in outputs], None
-    (grad,) = torch.autograd.grad(sum((y * y).sum() for y in outputs), leaf)
+    (grad,) = torch.autograd.grad([(y * y).sum() for y in outputs], leaf)
     return [y.detach().numpy() for y in outputs], grad.numpy()
 
 
