@@ -237,7 +237,7 @@ def lengths_of_positions(alias: str) -> None:
         )
         claim(same(y, want) and same(y, layers[1](x, positions=places)), "positions on two axes, and their angles")
         claim_same(pull(y).inputs, back(y).inputs, "gradients")
-    words = r"rotary: expected positions as integers, or as a pair \(cos, sin\), got 1 arrays"
+    words = "rotary: expected positions as integers, or as a pair (cos, sin), got 1 arrays"
     refuses(lambda: layers[0](x, positions=cos_sin[:1]), ValueError, words)
 
 
