@@ -16,7 +16,7 @@ from attn_np._ops import (
     to_dtype,
     upcast,
 )
-from attn_np._vjp import vjp_of
+from attn_np._vjp import sum_to, vjp_of
 from attn_np.contract import _functions as contract
 
 
@@ -113,8 +113,15 @@ def rotate(x: Array, cos: Array, sin: Array, *, layout: str = "half", inverse: b
 
 @vjp_of(rotate)
 def rotate_call_vjp(
-    tape: Tape, dy: Array, *, cos: Array, sin: Array, layout: str, inverse: bool, **_: Any
+    tape: Tape, dy: Array, *, x: Array, cos: Array, sin: Array, layout: str, inverse: bool, **_: Any
 ) -> dict[str, Array]:
-    """The gradient of x: rotated back."""
-    cos, sin = (y[None] if y.ndim == 2 else y for y in (cos, sin))
-    return {"x": rotary.rotate(dy, cos, sin, layout, inverse=not inverse)}
+    """The gradient of x, rotated back, and those of the angles, which heads share."""
+    rows = tuple(y[None] if y.ndim == 2 else y for y in (cos, sin))
+    n, wide = cos.shape[-1], upcast(x)
+    (a, b), (da, db) = rotary.pairs(wide, n, layout), rotary.pairs(dy, n, layout)
+    dcos, dsin = a * da + b * db, b * da - a * db if inverse else a * db - b * da
+    if x.ndim == 4:
+        dcos, dsin = dcos.sum(2), dsin.sum(2)
+    shape = tuple(rows[0].shape)
+    dcos, dsin = (sum_to(d, shape).reshape(tuple(cos.shape)) for d in (dcos, dsin))
+    return {"x": rotary.rotate(dy, *rows, layout, inverse=not inverse), "cos": dcos, "sin": dsin}

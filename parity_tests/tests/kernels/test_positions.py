@@ -235,14 +235,14 @@ def test_xpos_decays_with_the_distance(tree: Tree) -> None:
 @pytest.mark.parametrize("shape", [(2, 5, 3, 9), (2, 5, 8)])
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_pairs_turn_as_complex_numbers(tree: Tree, layout: str, shape: tuple[int, ...]) -> None:
-    """Forward and gradient, within their bounds; `inverse` turns back."""
+    """Forward and gradients, those of the angles too, within their bounds; `inverse` turns back."""
     rng = np.random.default_rng(5)
     x, dy = rng.normal(size=shape), rng.normal(size=shape)
     cos, sin = attn_np.rotary_angles(PLACES, 8, dtype="float64")
-    carried: Any = ErrArray(x, 0.0)
+    carried: Any = [ErrArray(a, 0.0) for a in (x, cos, sin)]
     with precision(precision_of("float64")):
-        y, pull = attn_np.value_and_vjp(attn_np.rotate, carried, cos, sin, layout=layout)
-        want = {"y": y, "dx": pull(ErrArray(dy, 0.0)).inputs["x"]}
+        y, pull = attn_np.value_and_vjp(attn_np.rotate, *carried, layout=layout)
+        want = {"y": y} | {f"d{name}": a for name, a in pull(ErrArray(dy, 0.0)).inputs.items()}
     turn = cos + 1j * sin if len(shape) == 3 else (cos + 1j * sin)[:, :, None]
     pairs = [(i, i + 4) if layout == "half" else (2 * i, 2 * i + 1) for i in range(4)]
     for given, factor, bound in ((x, turn, want["y"]), (dy, turn.conj(), want["dx"])):
@@ -251,21 +251,26 @@ def test_pairs_turn_as_complex_numbers(tree: Tree, layout: str, shape: tuple[int
             z = (given[..., a] + 1j * given[..., b]) * factor[..., i]
             witness[..., a], witness[..., b] = z.real, z.imag
         assert ratio(witness, bound) <= 1
+    for i, (a, b) in enumerate(pairs):
+        turned = (x[..., a] - 1j * x[..., b]) * (dy[..., a] + 1j * dy[..., b])
+        turned = turned if len(shape) == 3 else np.sum(turned, axis=2)
+        assert ratio(turned.real, want["dcos"][..., i]) <= 1 and ratio(turned.imag, want["dsin"][..., i]) <= 1
     call = tree.package.rotate
     arrays = [tree.array(a) for a in (x, cos, sin)]
     if tree.name == "numpy":
         got, back = attn_np.value_and_vjp(call, *arrays, layout=layout)
-        grad = back(dy).inputs["x"]
+        grads = list(back(dy).inputs.values())
     elif tree.name == "torch":
-        leaf = arrays[0].requires_grad_()
-        got = call(*arrays, layout=layout)
-        got.backward(tree.array(dy))
-        grad, got = leaf.grad.numpy(), got.detach()
+        leaves = [a.requires_grad_() for a in arrays]
+        got = call(*leaves, layout=layout)
+        grads = [g.numpy() for g in torch.autograd.grad(got, leaves, tree.array(dy))]
+        arrays = [a.detach() for a in arrays]
     else:
-        got, back = jax.vjp(lambda a: call(a, *arrays[1:], layout=layout), arrays[0])
-        grad = np.asarray(back(tree.array(dy))[0])
+        got, back = jax.vjp(lambda *given: call(*given, layout=layout), *arrays)
+        grads = [np.asarray(g) for g in back(tree.array(dy))]
     assert ratio(tree.numpy(got), want["y"]) <= 1
-    assert ratio(grad, want["dx"]) <= 1
+    for name, grad in zip(("dx", "dcos", "dsin"), grads, strict=True):
+        assert ratio(grad, want[name]) <= 1, name
     inverse = tree.numpy(call(tree.array(dy), *arrays[1:], layout=layout, inverse=True))
     assert ratio(inverse, want["dx"]) <= 1
 
