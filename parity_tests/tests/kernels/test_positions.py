@@ -242,7 +242,7 @@ def test_pairs_turn_as_complex_numbers(tree: Tree, layout: str, shape: tuple[int
     carried: Any = [ErrArray(a, 0.0) for a in (x, cos, sin)]
     with precision(precision_of("float64")):
         y, pull = attn_np.value_and_vjp(attn_np.rotate, *carried, layout=layout)
-        want = {"y": y} | {f"d{name}": a for name, a in pull(ErrArray(dy, 0.0)).inputs.items()}
+        want: dict[str, Any] = {"y": y} | {f"d{name}": a for name, a in pull(ErrArray(dy, 0.0)).inputs.items()}
     turn = cos + 1j * sin if len(shape) == 3 else (cos + 1j * sin)[:, :, None]
     pairs = [(i, i + 4) if layout == "half" else (2 * i, 2 * i + 1) for i in range(4)]
     for given, factor, bound in ((x, turn, want["y"]), (dy, turn.conj(), want["dx"])):

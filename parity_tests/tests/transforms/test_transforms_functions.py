@@ -21,7 +21,7 @@ from parity_tests.tests.inputs import TREES, flat
 # By tree. CALLS below are the rows; EXEMPT gives a (tree, transform, call) that is left out its reason.
 TRANSFORMS: dict[str, tuple[str, ...]] = {
     "torch": ("compile", "vmap"),
-    "jax": ("jit", "grad", "vmap", "shard_map"),
+    "jax": ("jit", "grad", "vmap", "shard_map", "mesh"),
 }
 # By name: of an array `b t h k` and an integer of each sequence, what a call returns.
 EXEMPT: dict[tuple[str, str, str], str] = {}
