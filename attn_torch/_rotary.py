@@ -112,6 +112,11 @@ def rotation(
     return of_sections(cos, config.rope_sections), of_sections(sin, config.rope_sections)
 
 
+def pairs(x: Array, n: int, layout: str) -> tuple[Array, Array]:
+    """The first and the second numbers of the n pairs that rotate."""
+    return (x[..., :n], x[..., n : 2 * n]) if layout == "half" else (x[..., : 2 * n : 2], x[..., 1 : 2 * n : 2])
+
+
 def rotate(x: Array, cos: Array | None, sin: Array | None, layout: str, *, inverse: bool = False) -> Array:
     """x with pairs of the first dimensions of its last axis rotated: (a, b) becomes (a cos - b sin, b cos + a sin).
 
@@ -123,7 +128,7 @@ def rotate(x: Array, cos: Array | None, sin: Array | None, layout: str, *, inver
     n = cos.shape[-1]
     if x.ndim == 4:
         cos, sin = cos[:, :, None], sin[:, :, None]
-    a, b = (x[..., :n], x[..., n : 2 * n]) if layout == "half" else (x[..., : 2 * n : 2], x[..., 1 : 2 * n : 2])
+    a, b = pairs(x, n, layout)
     sin = -sin if inverse else sin
     a, b = a * cos - b * sin, b * cos + a * sin
     rotated = concatenate([a, b], -1) if layout == "half" else stack([a, b], -1).reshape((*a.shape[:-1], 2 * n))

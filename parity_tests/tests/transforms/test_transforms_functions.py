@@ -166,7 +166,9 @@ def places(o: Bench, n: Any) -> Any:
 @call("rotate by rotary_angles")
 def _(o: Bench, x: Any, n: Any) -> Any:
     longrope = {"original_max_positions": 4, "short_factor": (1.0,) * 4, "long_factor": (2.0,) * 4}
-    angles = o.package.rotary_angles(places(o, n), 8, max_positions=8, dtype="float64", scaling="longrope", **longrope)
+    angles = o.package.rotary_angles(
+        places(o, n), 8, max_positions=8, dtype="float64", rope_scaling="longrope", **longrope
+    )
     return o.package.rotate(x, *angles)
 
 
