@@ -176,7 +176,18 @@ def rotated_by_angles(alias: str) -> None:
             y, pull = package.value_and_vjp(package.rotate, x, *plain, layout=layout)
             claim(same(y, Parts(alias).rotate(x, *plain, layout)), "turned")
             back = package.rotate(y, *plain, layout=layout, inverse=True)
-            claim(same(pull(y).inputs["x"], back) and list(pull(y).inputs) == ["x"], "the gradient turns back")
+            gradients = pull(y).inputs
+            claim(same(gradients["x"], back) and list(gradients) == ["x", "cos", "sin"], "the gradient turns back")
+            a, b, da, db = (
+                z[..., i:6:2] if layout == "interleaved" else z[..., 3 * i : 3 * i + 3] for z in (x, y) for i in (0, 1)
+            )
+            heads = tuple(range(2, len(shape) - 1))
+            dcos, dsin = np.sum(a * da + b * db, axis=heads), np.sum(a * db - b * da, axis=heads)
+            claim(same(gradients["cos"], dcos) and same(gradients["sin"], dsin), "gradients of the angles")
+            _, pull = package.value_and_vjp(package.rotate, x, *(z[0] for z in plain), layout=layout, inverse=True)
+            gradients = pull(y).inputs
+            claim(same(gradients["cos"], dcos.sum(0)), "of angles that sequences share")
+            claim(same(gradients["sin"], np.sum(b * da - a * db, axis=heads).sum(0)), "of angles that turn back")
             forth = package.value_and_vjp(package.rotate, x, *plain, layout=layout, inverse=True)[1](y).inputs["x"]
             claim(same(forth, package.rotate(y, *plain, layout=layout)), "and back again")
             claim(

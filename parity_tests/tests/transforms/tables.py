@@ -60,7 +60,7 @@ def functions() -> list[str]:
     asked = (
         "Functions, and layers with fields that their first examples lack, by the transforms of the tables above. On a "
         "mesh sequences are sharded: the numbers are right, and nothing moves but what sequences share, the chunks of "
-        "`recur`, and a cache that is made inside of the program (`parity_tests/tests/transforms/test_sharding_jax.py`)."
+        "`recur`, and a cache that is made inside the program (`parity_tests/tests/transforms/test_sharding_jax.py`)."
     )
     lines = ["## Functions", "", asked, "", f"| Call | {' | '.join(titles)} |", "| --- | --- | --- |"]
     for name in tests.CALLS:
