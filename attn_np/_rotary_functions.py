@@ -116,12 +116,12 @@ def rotate_call_vjp(
     tape: Tape, dy: Array, *, x: Array, cos: Array, sin: Array, layout: str, inverse: bool, **_: Any
 ) -> dict[str, Array]:
     """The gradient of x, rotated back, and those of the angles, which heads share."""
-    rows = tuple(y[None] if y.ndim == 2 else y for y in (cos, sin))
+    of_rows = [y[None] if y.ndim == 2 else y for y in (cos, sin)]
     n, wide = cos.shape[-1], upcast(x)
     (a, b), (da, db) = rotary.pairs(wide, n, layout), rotary.pairs(dy, n, layout)
     dcos, dsin = a * da + b * db, b * da - a * db if inverse else a * db - b * da
     if x.ndim == 4:
         dcos, dsin = dcos.sum(2), dsin.sum(2)
-    shape = tuple(rows[0].shape)
+    shape = tuple(of_rows[0].shape)
     dcos, dsin = (sum_to(d, shape).reshape(tuple(cos.shape)) for d in (dcos, dsin))
-    return {"x": rotary.rotate(dy, *rows, layout, inverse=not inverse), "cos": dcos, "sin": dsin}
+    return {"x": rotary.rotate(dy, of_rows[0], of_rows[1], layout, inverse=not inverse), "cos": dcos, "sin": dsin}

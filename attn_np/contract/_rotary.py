@@ -143,10 +143,10 @@ class Rotary(Config):
         todo = "set max_positions= above the largest position"
         allowed = self.max_positions is not None or specs.get("positions") is None
         require(allowed, self.variant, "no positions without max_positions", "some", todo)
-        angles = specs.pop("cos", None), specs.pop("sin", None)
+        cos, sin = specs.pop("cos", None), specs.pop("sin", None)
         sizes = super().check(dtype, **specs)
-        if angles[0] is not None and angles[1] is not None:
-            self.check_angles(angles, sizes, dtype)
+        if cos is not None and sin is not None:
+            self.check_angles((cos, sin), sizes, dtype)
         return sizes
 
     def check_angles(self, pair: tuple[Spec, Spec], sizes: dict[str, int], dtype: str | None) -> None:
