@@ -16,12 +16,12 @@ from attn_np._ops import (
     Array,
     dtype_name,
     einsum,
-    per_diagonal,
     primitive,
     record,
     sigmoid,
     sqrt,
     to_dtype,
+    unskew,
     upcast,
     where,
 )
@@ -259,9 +259,9 @@ def gather_last_vjp(x: Array, index: Array, dy: Array) -> Array:
     return np.bincount((rows + index[:, None]).ravel(), dy.ravel(), b * h * t * n).reshape(x.shape).astype(dy.dtype)
 
 
-def per_pair_vjp(shape: tuple[int, ...], dy: Array) -> Array:
+def skew_vjp(shape: tuple[int, ...], dy: Array) -> Array:
     """Sums over the pairs of each diagonal, in this shape: `b h t s` -> `b h t n` or `b h 1 n`."""
-    return sum_to(dy if shape[-1] == dy.shape[-1] else per_diagonal(dy, shape[-1]), shape)
+    return sum_to(dy if shape[-1] == dy.shape[-1] else unskew(dy, shape[-1]), shape)
 
 
 @primitive

@@ -218,14 +218,14 @@ class Angles(Rotary):
     rope_base: float = 10000.0
     rope_layout: str = "half"
     max_positions: int | None = None
-    scaling: str | None = None
-    scaling_factor: float | None = None
+    rope_scaling: str | None = None
+    rope_scaling_factor: float | None = None
     original_max_positions: int | None = None
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
     beta_fast: float | None = None
     beta_slow: float | None = None
-    truncate: bool = True
+    yarn_truncate: bool = True
     attention_factor: float | None = None
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
@@ -334,12 +334,14 @@ class Buckets(t5_bias.Config):
 Buckets.variant = "relative_buckets"
 
 
-def check_offsets(spec: Spec | None) -> None:
-    """Refuse offsets that are no signed integers.
+def check_relative_positions(spec: Spec | None) -> None:
+    """Refuse relative positions that are no signed integers.
 
     Raises:
         TypeError: naming the dtype.
     """
     if spec is None or spec[1] not in INTEGERS or spec[1].startswith("u"):
         got = "none" if spec is None else spec[1]
-        raise TypeError(f"relative_buckets: expected offsets as signed integers, got {got}; take key minus query")
+        raise TypeError(
+            f"relative_buckets: expected relative_positions as signed integers, got {got}; take key minus query"
+        )

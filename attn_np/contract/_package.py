@@ -11,10 +11,10 @@ FUNCTIONS = {
     "attend": "_functions",
     "entmax": "_simplex",
     "merge": "_functions",
-    "recur": "_recur",
+    "recur": "_recur_function",
     "relative_buckets": "_relative",
-    "rotary_angles": "_rotations",
-    "rotate": "_rotations",
+    "rotary_angles": "_rotary_functions",
+    "rotate": "_rotary_functions",
     "softmax": "_simplex",
 }
 

@@ -107,8 +107,8 @@ def middle_of(tree: str) -> Callable[..., Any]:
     """That of `whole_numbers`, of a tree's own functions."""
     ops = import_module(f"{TREES[tree].package.__name__}._ops")
 
-    def middle(tape: Any, q: Any, k: Any, v: Any, allowed: Any, offset: Any, bias: Any, keep: Any) -> Any:
-        weights = ops.einsum("bthk,bshk->bhts", q, k) + ops.per_pair(offset[:, None], q.shape[1], k.shape[1])
+    def middle(tape: Any, q: Any, k: Any, v: Any, allowed: Any, relative_position: Any, bias: Any, keep: Any) -> Any:
+        weights = ops.einsum("bthk,bshk->bhts", q, k) + ops.skew(relative_position[:, None], q.shape[1], k.shape[1])
         weights = weights if bias is None else weights + bias
         for x in (allowed, keep):
             weights = weights if x is None else ops.where(x, weights, 0.0)
@@ -143,11 +143,11 @@ def found_by(tree: str, rows: Any, arrays: Arrays, options: Any) -> Arrays:
     return {"context": np.asarray(context)} | {f"d{name}": np.asarray(x) for name, x in grads.items()}
 
 
-def wanted(arrays: Arrays, seen: np.ndarray, offset: np.ndarray) -> Arrays:
+def wanted(arrays: Arrays, seen: np.ndarray, relative_position: np.ndarray) -> Arrays:
     """The same for all rows at once, by hand, where these pairs see each other."""
     q, k, v, bias, keep = (arrays.get(name) for name in ("q", "k", "v", "bias", "keep"))
     tape: Any = {}
-    context, _ = whole_numbers.Middle()(tape, q, k, v, seen, offset, bias, keep)
+    context, _ = whole_numbers.Middle()(tape, q, k, v, seen, relative_position, bias, keep)
     grads = whole_numbers.backward(tape, whole_numbers.whole(np.random.default_rng(7), *context.shape))
     return {"context": context} | {f"d{name}": grads[name] for name in ("q", "k", "v", "bias") if name in arrays}
 
@@ -184,6 +184,6 @@ def test_a_step_says_itself_who_sees_whom(tree: str, monkeypatch: pytest.MonkeyP
     step.query_positions, step.key_positions = (TREES[tree].array(x) for x in positions)
     monkeypatch.setattr(step, "attention_mask", lambda left, right: TREES[tree].array(seen))
     found = found_by(tree, rows, arrays, {"causal": True, "step": step})
-    offset = positions[1][:, None] - positions[0][:, :, None]
-    for name, x in wanted(arrays, seen & arrays["mask"], offset).items():
+    relative_position = positions[1][:, None] - positions[0][:, :, None]
+    for name, x in wanted(arrays, seen & arrays["mask"], relative_position).items():
         assert np.array_equal(found[name], x), name
