@@ -156,6 +156,7 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     window: tuple[int | None, int | None] | None = None,
+    scale_slopes: bool = False,
 ) -> AlibiAttention: ...
 @overload
 def build(
@@ -376,6 +377,7 @@ def build(
     buckets: int | None = None,
     p2c_view: str = "key",
     shared: bool = False,
+    rel_bias: bool = False,
     norm_rel: bool = False,
     norm_eps: float = 1e-07,
 ) -> DisentangledAttention: ...
@@ -475,6 +477,8 @@ def build(
     chunk_size: int = 64,
     norm_eps: float = 1e-06,
     conv_size: int | None = None,
+    num_key_heads: int | None = None,
+    qk_norm_eps: float | None = None,
 ) -> GatedDeltaRule: ...
 @overload
 def build(
@@ -571,6 +575,8 @@ def build(
     chunk_size: int = 64,
     norm_eps: float = 1e-06,
     conv_size: int | None = None,
+    num_key_heads: int | None = None,
+    qk_norm_eps: float | None = None,
     rank: int | None = None,
 ) -> KimiDeltaAttention: ...
 @overload
@@ -670,7 +676,7 @@ def build(
     scale: float | None = None,
     causal: bool = False,
     dropout: float = 0.0,
-    rope_base: float = 10000.0,
+    rope_base: float | None = 10000.0,
     rope_layout: str = "interleaved",
     max_positions: int | None = None,
     scaling: str | None = None,
@@ -1037,6 +1043,7 @@ def build(
     buckets: int | None = 256,
     p2c_view: str = 'query',
     shared: bool = True,
+    rel_bias: bool = False,
     norm_rel: bool = True,
     norm_eps: float = 1e-07,
 ) -> DisentangledAttention: ...

@@ -275,11 +275,11 @@ def consistent(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether each letter that is an axis by itself has one size in all of some arrays, which have as many axes."""
     sizes: dict[str, int] = {}
     for _, keys, pattern in expand_rules(table):
-        axes = parse(pattern)[0]
+        concat = concatenation(pattern)
+        axes = parse(concat.patterns[0] if concat else pattern)[0]
+        alone = [n for n, axis in enumerate(axes) if len(axis) == 1 and (concat is None or n != concat.axis)]
         for shape in (shapes[key] for key in keys if key in shapes):
-            if len(shape) != len(axes):
-                return False
-            if any(sizes.setdefault(axis[0], n) != n for axis, n in zip(axes, shape, strict=True) if len(axis) == 1):
+            if len(shape) != len(axes) or any(sizes.setdefault(axes[n][0], shape[n]) != shape[n] for n in alone):
                 return False
     return True
 
