@@ -68,8 +68,8 @@ class Config(_heads.Config):
         "so that -(D - 1) has row 1 and D - 1 the last",
         "the scale counts the terms: with one of them left out it is 1/sqrt(2 K)",
         "versions 2 and 3 project the table of distances by the weights and biases of the contents, and count "
-        "distances in buckets; version 1 has weights of their own, and for Q^r a bias: rel_bias, whose part for K^r adds "
-        "the same to all scores of a query",
+        "distances in buckets; version 1 has weights of their own, and for Q^r a bias: rel_bias, whose part for K^r "
+        "adds the same to all scores of a query",
         "a bucket's logarithm is rounded up here and down in T5",
         "published models of versions 2 and 3 norm the table of distances: norm_rel",
         "dropout on the table of distances belongs to the model around the layer",
@@ -171,7 +171,10 @@ EXAMPLES = {
     "both": Config(
         d_model=6, num_heads=3, max_distance=3, dropout=0.25, shared=True, norm_rel=True, norm_eps=0.0625,
     ),
-    "c2p": Config(d_model=5, num_heads=2, head_dim=7, value_head_dim=3, max_distance=1, terms=("c2p",), rel_bias=True, causal=True),
+    "c2p": Config(
+        d_model=5, num_heads=2, head_dim=7, value_head_dim=3, max_distance=1, terms=("c2p",), rel_bias=True,
+        causal=True,
+    ),
     "p2c": Config(
         d_model=6, num_heads=2, value_head_dim=5, scale=0.5, use_bias=False, max_distance=8, terms=("p2c",), buckets=6,
         p2c_view="query", rel_bias=True,

@@ -107,6 +107,7 @@ class Model:
         key: the keyword with which a module gets what its keys are made of, where that is not the query.
         shards: the size of a file, to have several.
         prepare: sets what must not be drawn, once all parameters are.
+        attention: which of the library's implementations computes it.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Model:
     key: str | None = None
     shards: str = "1GB"
     prepare: Callable[[Any], None] = lambda model: None
+    attention: str = "eager"
     fields: Mapping[str, Any] = field(default_factory=dict)
     library = "transformers"
 
@@ -148,7 +150,7 @@ class Model:
         transformers.logging.disable_progress_bar()
         kind = getattr(transformers, self.name)
         with InFloat64(), torch.no_grad():
-            model = kind._from_config(kind.config_class(**self.config), attn_implementation="eager")
+            model = kind._from_config(kind.config_class(**self.config), attn_implementation=self.attention)
             draw = torch.Generator().manual_seed(3)
             for param in model.parameters():
                 param.copy_(torch.randn(param.shape, generator=draw) * 0.4)

@@ -1,4 +1,4 @@
-"""DBRX: numbers limited in size, and one head of keys for all queries without a limit."""
+"""DBRX: numbers limited in size, with several heads of keys and one; the library does not run without a limit."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def small(**attention: Any) -> dict[str, Any]:
 
 PEERS = {
     "clipped": Model("DbrxForCausalLM", small(kv_n_heads=2, clip_qkv=0.5), AT, shards="8KB"),
-    "one head of keys": Model("DbrxModel", small(), "blocks.{layer}.norm_attn_norm.attn", layers=(1,)),
+    "one head of keys": Model("DbrxModel", small(clip_qkv=2), "blocks.{layer}.norm_attn_norm.attn", layers=(1,)),
 }
 
 REFUSED = {

@@ -18,8 +18,11 @@ PEERS = {
     "a head of keys for each": Model(
         "FalconModel", SMALL | {"multi_query": False, "rope_parameters": TURNS}, "h.{layer}.self_attention", layers=(1,)
     ),
-    "slopes": Model("FalconForCausalLM", SMALL | SLOPES | {"bias": True}, AT),
-    "slopes, no biases": Model("FalconModel", SMALL | SLOPES, "h.{layer}.self_attention", layers=(1,)),
+    # The other implementation adds the slopes' biases twice: to the scores, and with the mask.
+    "slopes": Model("FalconForCausalLM", SMALL | SLOPES | {"bias": True}, AT, attention="sdpa"),
+    "slopes, no biases": Model(
+        "FalconModel", SMALL | SLOPES, "h.{layer}.self_attention", layers=(1,), attention="sdpa"
+    ),
 }
 
 REFUSED = {

@@ -43,9 +43,9 @@ def all_keys(given: Mapping[str, torch.Tensor], call: Mapping[str, Any]) -> Arra
 PEERS = {
     "latents": Model("KimiLinearForCausalLM", SMALL, AT, layers=(1,)),
     "latents, biases": Model(
-        "KimiLinearModel",
+        "KimiLinearForCausalLM",
         SMALL | {"attention_bias": True, "q_lora_rank": 7},
-        "layers.{layer}.self_attn",
+        AT,
         layers=(1,),
     ),
     "a state": Model("KimiLinearForCausalLM", SMALL, AT, layers=(0,), given=whole, meaning=all_keys),

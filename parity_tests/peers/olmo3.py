@@ -15,9 +15,9 @@ SCALED: dict[str, Any] = {
 PEERS = {
     "scaled where all is seen": Model("Olmo3ForCausalLM", OWN | TYPES | {"rope_parameters": SCALED}, AT),
     "every fourth layer": Model(
-        "Olmo3Model",
-        OWN | {"num_hidden_layers": 4, "sliding_window": 2, "attention_bias": True},
-        "layers.{layer}.self_attn",
+        "Olmo3ForCausalLM",
+        OWN | {"num_hidden_layers": 4, "sliding_window": 3, "attention_bias": True},
+        AT,
         layers=(2, 3),
     ),
 }

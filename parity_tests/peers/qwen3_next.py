@@ -36,7 +36,7 @@ PEERS = {
     "biases": Model("Qwen3NextForCausalLM", OWN | {"attention_bias": True}, AT, layers=(1,)),
     "the gated delta rule": Model("Qwen3NextForCausalLM", OWN, DELTA, layers=(0,), meaning=real),
     "a head of keys for each of values": Model(
-        "Qwen3NextModel", OWN | {"linear_num_key_heads": 4}, "layers.{layer}.linear_attn", layers=(0,), meaning=real
+        "Qwen3NextForCausalLM", OWN | {"linear_num_key_heads": 4}, DELTA, layers=(0,), meaning=real
     ),
 }
 

@@ -1,4 +1,7 @@
-"""XLNet: all words in both directions, and causal, without token types; a word always sees itself there."""
+"""XLNet: all words in both directions, and causal, without token types; a word always sees itself there.
+
+The library takes no filling in a causal model.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +10,7 @@ import numpy as np
 import torch
 
 from parity_tests.peers import Arrays, Model
+from parity_tests.peers.kimi_linear import all_keys, whole
 
 SMALL: dict[str, Any] = {"vocab_size": 11, "d_model": 12, "n_layer": 2, "n_head": 3, "d_inner": 5, "mem_len": 0}
 AT = "transformer.layer.{layer}.rel_attn"
@@ -23,6 +27,11 @@ class PositionsFirst(Model):
         }
 
 
+def doubled(model: Any) -> None:
+    """Parameters in float64: the library makes them in float32 whatever the default is."""
+    model.double()
+
+
 def seen(given: Mapping[str, torch.Tensor], call: Mapping[str, Any]) -> Arrays:
     """Our `mask`: no filling but the own position."""
     shown = given["attention_mask"].numpy()[:, None, None, :] == 1
@@ -30,14 +39,16 @@ def seen(given: Mapping[str, torch.Tensor], call: Mapping[str, Any]) -> Arrays:
 
 
 PEERS = {
-    "both directions": PositionsFirst("XLNetLMHeadModel", SMALL, AT, f"{AT}.dropout", meaning=seen),
+    "both directions": PositionsFirst("XLNetLMHeadModel", SMALL, AT, f"{AT}.dropout", meaning=seen, prepare=doubled),
     "causal": PositionsFirst(
         "XLNetModel",
         SMALL | {"attn_type": "uni"},
         "layer.{layer}.rel_attn",
         "layer.{layer}.rel_attn.dropout",
         (1,),
-        meaning=seen,
+        given=whole,
+        meaning=all_keys,
+        prepare=doubled,
     ),
 }
 

@@ -199,10 +199,12 @@ def steps(table: Table, config: Config) -> list[Step]:
         ValueError: parameters of one rule that differ in shape, or a parameter without a rule.
     """
     shapes = config.shapes()
-    plan = [
-        Step(params, keys, pattern, letter_sizes(table, config.variant, params, keys, pattern, shapes))
-        for params, keys, pattern in expand_rules(table, shapes)
-    ]
+    plan: list[Step] = []
+    before: dict[str, int] = {}
+    for params, keys, pattern in expand_rules(table, shapes):
+        sizes = letter_sizes(table, config.variant, params, keys, pattern, shapes, before)
+        before |= sizes
+        plan.append(Step(params, keys, pattern, sizes))
     missing = sorted(set(shapes) - {name for step in plan for name in step.params} - set(table.zeros))
     if missing:
         got = f"none for {', '.join(missing)}"
@@ -217,15 +219,24 @@ def letter_sizes(
     keys: tuple[str, ...],
     pattern: str,
     shapes: Mapping[str, tuple[int, ...]],
+    before: Mapping[str, int],
 ) -> dict[str, int]:
-    """The size of each letter of a rule, from the shapes of our parameters."""
+    """The size of each letter of a rule, from the shapes of our parameters, and from the rules before where those of a
+    concatenation leave one open: how many groups there are, if every part has them.
+    """
     concat = concatenation(pattern)
     if concat:
-        sizes = dict(table.constants)
-        for _ in params:  # each round may give a letter that another part waits for
-            for name, part_pattern in zip(params, concat.patterns, strict=True):
-                sizes |= solve(parse(part_pattern)[1], shapes[name], sizes)
-        return sizes
+        sides = [parse(part_pattern)[1] for part_pattern in concat.patterns]
+        needed = {letter for side in sides for axis in side for letter in axis}
+        for known in ({}, {letter: n for letter, n in before.items() if letter in needed}):
+            sizes = dict(table.constants) | known
+            for _ in params:  # each round may give a letter that another part waits for
+                for name, side in zip(params, sides, strict=True):
+                    sizes |= solve(side, shapes[name], sizes)
+            if needed <= set(sizes):
+                return sizes
+        got = ", ".join(str(shapes[name]) for name in params)
+        raise ValueError(f"{variant}: expected sizes that {pattern!r} can divide, got {got}; use another layout")
     left, right = parse(pattern)
     sizes = dict(table.constants) | stack_size(right, params) | stack_size(left, keys)
     shape = shapes[params[0]]

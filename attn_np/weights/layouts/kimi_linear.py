@@ -23,6 +23,7 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     q_rank = {} if "q_lora_rank" not in hf else {"q_rank": hf.integer("q_lora_rank")}
     if kind(hf, layer) == "linear_attention":
         hf.only("hidden_act", "silu")  # of the convolutions as well
+        hf.skip("num_key_value_heads")
         return "kda", delta
     hf.only("num_key_value_heads", heads)
     fields = {"num_heads": heads, "use_bias": bias, "causal": True, "rope_base": None}
