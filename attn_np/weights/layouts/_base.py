@@ -54,10 +54,14 @@ class Table:
         """The Config fields that a caller may give."""
         return (*self.sizes, *self.flags, *self.counts, *self.free, *TRAINING_FIELDS)
 
-    def required_keys(self) -> list[str]:
-        """The keys of the parameters that every config has."""
+    def required_rules(self) -> list[tuple[tuple[str, ...], tuple[str, ...], str]]:
+        """The rules of the parameters that every file has."""
         optional = {name for names in self.flags.values() for name in names}
-        return [key for params, keys, _ in expand_rules(self) if not optional & set(params) for key in keys]
+        return [rule for rule in expand_rules(self) if not optional & set(rule[0])]
+
+    def required_keys(self) -> list[str]:
+        """The keys of the parameters that every file has."""
+        return [key for _, keys, _ in self.required_rules() for key in keys]
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,21 @@ def steps(table: Table, config: Config) -> list[Step]:
     if missing:
         got = f"none for {', '.join(missing)}"
         raise ValueError(f"{config.variant}: expected a rule for each parameter, got {got}; use another layout")
+    return plan
+
+
+def file_steps(table: Table, config: Config) -> list[Step]:
+    """The rules for the parameters of a config in a file, which has the keys of every file.
+
+    Raises:
+        ValueError: as `steps`, or a config without a parameter that every file has.
+    """
+    plan = steps(table, config)
+    required = {name for names, _, _ in table.required_rules() for name in names}
+    lacking = sorted(required - {name for step in plan for name in step.params})
+    if lacking:
+        words = "expected the parameters that every layer of this layout has"
+        raise ValueError(f"{config.variant}: {words}, got no {', '.join(lacking)}; use another layout")
     return plan
 
 

@@ -18,16 +18,17 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     hf.skip("position_biased_input", "legacy", "conv_kernel_size", "conv_act", "conv_groups")
     hf.skip(*(f"pooler_{name}" for name in ("dropout", "hidden_act", "hidden_size")))
     terms = hf.get("pos_att_type", ())
-    terms = [term.strip() for term in terms.lower().split("|")] if isinstance(terms, str) else terms
+    terms = sorted(term.strip() for term in terms.lower().split("|")) if isinstance(terms, str) else sorted(terms)
     distance = hf.get("max_relative_positions", -1)
     if type(distance) is not int or distance < 1:
         distance = hf.integer("max_position_embeddings", 512)
     buckets = hf.get("position_buckets", -1)
-    return "disentangled" if shared else "own projections", {
+    own = ", ".join(terms)
+    return own if not shared and own in LAYOUT.tables else "disentangled", {
         "d_model": width,
         "num_heads": heads,
         "max_distance": distance,
-        "terms": tuple(sorted(terms)),
+        "terms": tuple(terms),
         "buckets": buckets if type(buckets) is int and buckets > 0 else None,
         "p2c_view": "query",
         "shared": shared,
@@ -49,12 +50,6 @@ RULES: dict[Names, tuple[Names, str]] = {
     "w_rel_norm": ("LayerNorm.weight", "d -> d"),
     "b_rel": ("LayerNorm.bias", "d -> d"),
 }
-OWN: dict[Names, tuple[Names, str]] = {
-    "w_rel_k": ("attention.self.pos_key_proj.weight", "(h k) d -> d h k"),
-    "w_rel_q": ("attention.self.pos_query_proj.weight", "(h k) d -> d h k"),
-    "b_rel_k": ("attention.self.pos_key_proj.bias", "(h k) -> h k"),
-    "b_rel_q": ("attention.self.pos_query_proj.bias", "(h k) -> h k"),
-}
 SHARED = Table(
     rules=RULES,
     sizes={"d_model": "d", "num_heads": "h"},
@@ -63,12 +58,29 @@ SHARED = Table(
     fixed={"p2c_view": "query", "shared": True},
     stack_keys=("rel_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"),
 )
-APART = replace(SHARED, rules=RULES | OWN, fixed={"p2c_view": "query", "rel_bias": True}, variant="disentangled")
+
+
+def apart(*terms: str) -> Table:
+    """The table for distances with projections of their own, one for each term beside content to content."""
+    rules = dict(RULES)
+    for term in terms:
+        ours, theirs = {"c2p": ("rel_k", "pos_key_proj"), "p2c": ("rel_q", "pos_query_proj")}[term]
+        rules[f"w_{ours}"] = f"attention.self.{theirs}.weight", "(h k) d -> d h k"
+        rules[f"b_{ours}"] = f"attention.self.{theirs}.bias", "(h k) -> h k"
+    fixed = {"p2c_view": "query", "rel_bias": True, "terms": terms}
+    free = tuple(name for name in SHARED.free if name != "terms")
+    return replace(SHARED, rules=rules, free=free, fixed=fixed, variant="disentangled")
+
 
 LAYOUT = Layout(
     origin="transformers: DebertaV2Model",
     prefixes=("encoder.layer.{layer}.", "deberta.encoder.layer.{layer}."),
-    tables={"disentangled": SHARED, "own projections": APART},
+    tables={
+        "disentangled": SHARED,
+        "c2p, p2c": apart("c2p", "p2c"),
+        "c2p": apart("c2p"),
+        "p2c": apart("p2c"),
+    },
     ignored=("attention.output.LayerNorm.*", "intermediate.dense.*", "output.dense.*", "output.LayerNorm.*"),
     elsewhere=(
         *(

@@ -75,11 +75,11 @@ WIDTHS = {
 }
 DELTA = Table(
     rules={
-        "w_q": ("self_attn.q_proj.weight", "(h k) d -> d h k"),
-        "w_k": ("self_attn.k_proj.weight", "(h k) d -> d h k"),
+        "w_q": ("self_attn.q_proj.weight", "(g k) d -> d g k"),
+        "w_k": ("self_attn.k_proj.weight", "(g k) d -> d g k"),
         "w_v": ("self_attn.v_proj.weight", "(h v) d -> d h v"),
-        "w_q_conv": ("self_attn.q_conv1d.weight", "(h k) a x -> (a x) h k"),
-        "w_k_conv": ("self_attn.k_conv1d.weight", "(h k) a x -> (a x) h k"),
+        "w_q_conv": ("self_attn.q_conv1d.weight", "(g k) a x -> (a x) g k"),
+        "w_k_conv": ("self_attn.k_conv1d.weight", "(g k) a x -> (a x) g k"),
         "w_v_conv": ("self_attn.v_conv1d.weight", "(h v) a x -> (a x) h v"),
         "w_beta": ("self_attn.b_proj.weight", "h d -> d h"),
         "w_a_down": ("self_attn.f_a_proj.weight", "z d -> d z"),

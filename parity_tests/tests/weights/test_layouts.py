@@ -182,7 +182,7 @@ def reduced(table: layouts.Table, config: Config) -> Any:
     for more in ({}, wider, more_heads):
         try:
             held = dataclasses.replace(config, **usual | more)
-            _base.steps(table, held)
+            _base.file_steps(table, held)
         except ValueError:
             continue
         return held
