@@ -471,14 +471,14 @@ def build(
     device: Device = None,
     d_model: int,
     num_heads: int,
+    num_key_heads: int | None = None,
     head_dim: int | None = None,
     value_head_dim: int | None = None,
     form: str = "auto",
     chunk_size: int = 64,
     norm_eps: float = 1e-06,
-    conv_size: int | None = None,
-    num_key_heads: int | None = None,
     qk_norm_eps: float | None = None,
+    conv_size: int | None = None,
 ) -> GatedDeltaRule: ...
 @overload
 def build(
@@ -569,14 +569,14 @@ def build(
     device: Device = None,
     d_model: int,
     num_heads: int,
+    num_key_heads: int | None = None,
     head_dim: int | None = None,
     value_head_dim: int | None = None,
     form: str = "auto",
     chunk_size: int = 64,
     norm_eps: float = 1e-06,
-    conv_size: int | None = None,
-    num_key_heads: int | None = None,
     qk_norm_eps: float | None = None,
+    conv_size: int | None = None,
     rank: int | None = None,
 ) -> KimiDeltaAttention: ...
 @overload

@@ -77,14 +77,14 @@ class Config(_base.Config):
 
     d_model: int
     num_heads: int
+    num_key_heads: int | None = None
     head_dim: int | None = None
     value_head_dim: int | None = None
     form: str = "auto"
     chunk_size: int = 64
     norm_eps: float = 0.000001
-    conv_size: int | None = None
-    num_key_heads: int | None = None
     qk_norm_eps: float | None = None
+    conv_size: int | None = None
 
     def __post_init__(self) -> None:
         self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "chunk_size", "conv_size")
