@@ -39,10 +39,10 @@ MUTANTS = (
         "chunked",
     ),
     planted(
-        "heads of keys in reverse for the heads of values",
+        "first head of keys for all heads of values",
         "as many heads of values in a row use the same head of keys",
         "repeat_heads(k_unit, v_silu)\n        start",
-        "repeat_heads(k_unit[:, :, ::-1], v_silu)\n        start",
+        "repeat_heads(k_unit[:, :, :1], v_silu)\n        start",
         "chunked",
     ),
     planted(
