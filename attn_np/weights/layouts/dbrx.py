@@ -8,7 +8,7 @@ from attn_np.weights.layouts._hf_config import IRRELEVANT_FIELDS, HFConfig
 from attn_np.weights.layouts.phi3 import PARTS
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `DbrxConfig`, whose `attn_config` has what is attention's own."""
     hf.check_layer("n_layers", layer)
     hf.skip("max_seq_len", "emb_pdrop", "ffn_config")
@@ -55,5 +55,5 @@ LAYOUT = Layout(
     ),
     metadata={"format": "pt"},
     model_types=("dbrx",),
-    config=config,
+    table_and_fields=table_and_fields,
 )

@@ -12,7 +12,7 @@ from attn_np.weights.layouts._hf_config import HFConfig
 from attn_np.weights.layouts.deepseek_v3 import DIRECT, LATENT, MIXTURE
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `KimiLinearConfig`: of a layer of its kind."""
     hf.only("mla_use_nope", True)
     hf.skip(*MIXTURE, *OTHER_FIELDS)
@@ -86,12 +86,12 @@ DELTA = Table(
         "w_a_up": ("self_attn.f_b_proj.weight", "(h k) z -> z h k"),
         "a_log": ("self_attn.A_log", "a m h n -> (a m h n)"),
         "dt_bias": ("self_attn.dt_bias", "(h k) -> h k"),
-        "w_g_down": ("self_attn.g_a_proj.weight", "z d -> d z"),
-        "w_g_up": ("self_attn.g_b_proj.weight", "(h v) z -> z h v"),
+        "w_gate_down": ("self_attn.g_a_proj.weight", "z d -> d z"),
+        "w_gate_up": ("self_attn.g_b_proj.weight", "(h v) z -> z h v"),
         "w_norm": ("self_attn.o_norm.weight", "v -> v"),
         "w_o": ("self_attn.o_proj.weight", "d (h v) -> h v d"),
     },
-    sizes={
+    letters={
         "d_model": "d",
         "num_heads": "h",
         "head_dim": "k",
@@ -101,7 +101,7 @@ DELTA = Table(
     },
     free=("form", "chunk_size", "norm_eps", "qk_norm_eps"),
     constants={"a": 1, "m": 1, "n": 1},
-    zeros=("b_g",),
+    zeros=("b_gate",),
 )
 UNROTATED: dict[str, Any] = {"free": ("absorbed", "scale"), "fixed": {"causal": True, "rope_base": None}}
 TABLES = {
@@ -110,6 +110,6 @@ TABLES = {
     "queries of a latent": replace(LATENT, **UNROTATED),
 }
 LAYOUT = replace(
-    family("KimiLinearModel", config, TABLES, model_types=("kimi_linear",), ignored=("block_sparse_moe.*",)),
+    family("KimiLinearModel", table_and_fields, TABLES, model_types=("kimi_linear",), ignored=("block_sparse_moe.*",)),
     by_file=True,
 )

@@ -7,7 +7,7 @@ from attn_np.weights.layouts._decoder import family, sizes, window
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `MiniMaxConfig`: by default every second layer is of lightning attention."""
     hf.skip("block_size", *(f"{kind}_{name}_factor" for kind in PLACES for name in ("alpha", "beta")))
     kinds = ("full_attention", "linear_attention")
@@ -19,5 +19,5 @@ def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
 
 PLACES = ("full_attn", "linear_attn", "mlp")
 LAYOUT = family(
-    "MiniMaxModel", config, mixtral.LAYOUT.tables, model_types=("minimax",), ignored=("block_sparse_moe.*",)
+    "MiniMaxModel", table_and_fields, mixtral.LAYOUT.tables, model_types=("minimax",), ignored=("block_sparse_moe.*",)
 )

@@ -8,7 +8,7 @@ from attn_np.weights.layouts._decoder import family, required_window, sliding
 from attn_np.weights.layouts._hf_config import HFConfig, full_rotary, typed_rotary
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of an `Olmo3Config`: by default every fourth layer attends to all positions."""
     fields = olmo2.normed(hf)
     local = sliding(hf, layer, lambda n: "sliding_attention" if (n + 1) % 4 else "full_attention")
@@ -28,4 +28,4 @@ def positions(hf: HFConfig, head_dim: int, layer_type: str) -> dict[str, Any]:
 
 
 TABLE = replace(olmo2.TABLE, free=(*olmo2.TABLE.free, "window"))
-LAYOUT = family("Olmo3Model", config, {"decoder": TABLE}, model_types=("olmo3",), ignored=olmo2.IGNORED)
+LAYOUT = family("Olmo3Model", table_and_fields, {"decoder": TABLE}, model_types=("olmo3",), ignored=olmo2.IGNORED)

@@ -13,7 +13,7 @@ from attn_np.weights.layouts._hf_config import HFConfig, rotary
 from attn_np.weights.layouts.qwen3 import TABLE as NORMED
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of a `Qwen3NextConfig`: norm weights are stored minus 1, a quarter of a head is rotated."""
     every, eps = hf.integer("full_attention_interval", 4), hf.number("rms_norm_eps", 1e-6)
     kinds = ("linear_attention", "full_attention")
@@ -54,7 +54,7 @@ TABLE = table(
 )
 DELTA = Table(
     rules={
-        ("w_q", "w_k", "w_v", "w_g"): (
+        ("w_q", "w_k", "w_v", "w_gate"): (
             "linear_attn.in_proj_qkvz.weight",
             "(g (k | k | r v | r v)) d -> d g k, d g k, d (g r) v, d (g r) v",
         ),
@@ -68,7 +68,7 @@ DELTA = Table(
         "w_norm": ("linear_attn.norm.weight", "v -> v"),
         "w_o": ("linear_attn.out_proj.weight", "d (h v) -> h v d"),
     },
-    sizes={
+    letters={
         "d_model": "d",
         "num_heads": "h",
         "num_key_heads": "g",
@@ -81,5 +81,5 @@ DELTA = Table(
 )
 TABLES = {"decoder": TABLE, "gated_delta": DELTA}
 LAYOUT = replace(
-    family("Qwen3NextModel", config, TABLES, model_types=("qwen3_next",), elsewhere=("mtp.*",)), by_file=True
+    family("Qwen3NextModel", table_and_fields, TABLES, model_types=("qwen3_next",), elsewhere=("mtp.*",)), by_file=True
 )

@@ -10,7 +10,7 @@ from attn_np.weights.layouts._base import Layout, Table
 from attn_np.weights.layouts._hf_config import HFConfig
 
 
-def config(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
+def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str, Any]]:
     """The table and fields of an `XLNetConfig`: one order of the words, and every distance by itself."""
     hf.check_layer("n_layer", layer)
     for name, value in (("bi_data", False), ("same_length", False), ("untie_r", True)):
@@ -43,7 +43,7 @@ LAYOUT = Layout(
                 "b_content": ("rel_attn.r_w_bias", "h k -> h k"),
                 "b_position": ("rel_attn.r_r_bias", "h k -> h k"),
             },
-            sizes={"d_model": "d", "num_heads": "h", "head_dim": "k"},
+            letters={"d_model": "d", "num_heads": "h", "head_dim": "k"},
             free=("causal",),
         )
     },
@@ -65,5 +65,5 @@ LAYOUT = Layout(
     ),
     metadata={"format": "pt"},
     model_types=("xlnet",),
-    config=config,
+    table_and_fields=table_and_fields,
 )
