@@ -26,9 +26,10 @@ def main() -> None:
     theirs = keras.layers.MultiHeadAttention(num_heads=3, key_dim=5, name="attention")
     x, memory = np.random.default_rng(0).normal(size=(2, 2, 7, 8)).astype(np.float32)
     want = theirs(x, value=memory, key=memory, use_causal_mask=True)  # the first call makes the weights
+    arrays = {weight.path: np.array(keras.ops.convert_to_numpy(weight)) for weight in theirs.weights}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "theirs.safetensors"
-        save_file({weight.path: keras.ops.convert_to_numpy(weight) for weight in theirs.weights}, file)
+        save_file(arrays, file)
         ours = attn_torch.load(file, layout="keras_mha", prefix="attention.", causal=True)
         y = ours(torch.from_numpy(x), torch.from_numpy(memory))
         difference = np.abs(y.detach().numpy() - keras.ops.convert_to_numpy(want)).max()
@@ -36,8 +37,8 @@ def main() -> None:
 
         attn_torch.save(ours, file, layout="keras_mha", prefix="attention.")
         back = load_file(file)
-    same = all(np.array_equal(keras.ops.convert_to_numpy(w), back[w.path.replace("/", ".")]) for w in theirs.weights)
-    theirs.set_weights([back[weight.path.replace("/", ".")] for weight in theirs.weights])
+    same = all(np.array_equal(x, back[path.replace("/", ".")]) for path, x in arrays.items())
+    theirs.set_weights([back[path.replace("/", ".")] for path in arrays])
     print(f"written back: the same bits: {same}")
 
 
