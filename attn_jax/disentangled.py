@@ -59,6 +59,8 @@ class DisentangledAttention(Layer[Config]):
     b_rel: Float[Array, "d"] | None
     w_rel_k: Float[Array, "d h k"] | None
     w_rel_q: Float[Array, "d h k"] | None
+    b_rel_k: Float[Array, "h k"] | None
+    b_rel_q: Float[Array, "h k"] | None
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
@@ -89,10 +91,10 @@ class DisentangledAttention(Layer[Config]):
         if self.w_rel_norm is not None:
             rel = record(tape, rel=layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps))
         if "c2p" in c.terms:
-            w_dist, b_dist = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, None)
+            w_dist, b_dist = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, self.b_rel_k)
             rel_k = record(tape, rel_k=linear("xd,dhk->xhk", rel, w_dist, b_dist))
         if "p2c" in c.terms:
-            w_dist, b_dist = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, None)
+            w_dist, b_dist = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, self.b_rel_q)
             rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
 
         scale = 1 / sqrt(sizes["k"] * (1 + len(c.terms))) if c.scale is None else c.scale

@@ -76,6 +76,8 @@ class DisentangledAttention(Layer[Config]):
     b_rel: Float[Array, "d"] | None
     w_rel_k: Float[Array, "d h k"] | None
     w_rel_q: Float[Array, "d h k"] | None
+    b_rel_k: Float[Array, "h k"] | None
+    b_rel_q: Float[Array, "h k"] | None
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
@@ -106,10 +108,10 @@ class DisentangledAttention(Layer[Config]):
         if self.w_rel_norm is not None:
             rel = record(tape, rel=layer_norm(rel, self.w_rel_norm, self.b_rel, c.norm_eps))
         if "c2p" in c.terms:
-            w_dist, b_dist = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, None)
+            w_dist, b_dist = (w_k, b_k) if self.w_rel_k is None else (self.w_rel_k, self.b_rel_k)
             rel_k = record(tape, rel_k=linear("xd,dhk->xhk", rel, w_dist, b_dist))
         if "p2c" in c.terms:
-            w_dist, b_dist = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, None)
+            w_dist, b_dist = (w_q, b_q) if self.w_rel_q is None else (self.w_rel_q, self.b_rel_q)
             rel_q = record(tape, rel_q=linear("xd,dhk->xhk", rel, w_dist, b_dist))
 
         scale = 1 / sqrt(sizes["k"] * (1 + len(c.terms))) if c.scale is None else c.scale
@@ -240,13 +242,13 @@ class DisentangledAttention(Layer[Config]):
         dq, dk, dv, dbias, drel_k, drel_q = d.values()
         dshared, dw_rel, rel = {}, [], self.w_rel if self.w_rel_norm is None else tape["rel"]
         if "p2c" in c.terms:
-            w_dist, b_dist = (self.w_q, self.b_q) if self.w_rel_q is None else (self.w_rel_q, None)
+            w_dist, b_dist = (self.w_q, self.b_q) if self.w_rel_q is None else (self.w_rel_q, self.b_rel_q)
             names = ("w_q", "b_q") if self.w_rel_q is None else ("w_rel_q", "b_rel_q")
             drel_q = record(tape, drel_q=drel_q)
             drel, dshared[names[0]], dshared[names[1]] = linear_vjp("xd,dhk->xhk", rel, w_dist, b_dist, drel_q)
             dw_rel = [drel]
         if "c2p" in c.terms:
-            w_dist, b_dist = (self.w_k, self.b_k) if self.w_rel_k is None else (self.w_rel_k, None)
+            w_dist, b_dist = (self.w_k, self.b_k) if self.w_rel_k is None else (self.w_rel_k, self.b_rel_k)
             names = ("w_k", "b_k") if self.w_rel_k is None else ("w_rel_k", "b_rel_k")
             drel_k = record(tape, drel_k=drel_k)
             drel, dshared[names[0]], dshared[names[1]] = linear_vjp("xd,dhk->xhk", rel, w_dist, b_dist, drel_k)

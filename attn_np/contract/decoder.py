@@ -171,10 +171,7 @@ class Config(Rotary):
             learned = self.norm is not None and self.norm_weight is not None
             got = f"norm={self.norm!r}, norm_weight={self.norm_weight!r}"
             _base.require(learned, self.variant, "a norm with a weight for norm_offset=", got, "leave norm_offset out")
-        if self.rope_base is not None or self.rope_scaling is not None or self.rotary_dim is not None:
-            self.check_rotary()
-            rotates = self.rope_base is not None
-            _base.require(rotates, self.variant, "rope_base for rope_scaling= or rotary_dim=", "none", "set rope_base=")
+        self.check_optional_rotary()
 
     def _fit(self, fits: bool, name: str, by: str) -> None:
         got = f"{name}={getattr(self, name)}, {by}={getattr(self, by)}"
