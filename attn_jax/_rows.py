@@ -46,6 +46,8 @@ def by_rows(
     implementation: str = "auto",
     block_factor: int = 1,
     weighing: Weighing | None = None,
+    mix_scores: Array | None = None,
+    mix_weights: Array | None = None,
     without_scores: AttendRows | None = None,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
@@ -62,6 +64,7 @@ def by_rows(
         implementation: "textbook" for all rows at once.
         block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         weighing: what `attend_rows` computes, where it is a function of scores to weights; XLA needs not be told.
+        mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         without_scores: (tape, q, k, v, mask, bias) -> context and weights of all rows, in memory that grows with t.
             It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.

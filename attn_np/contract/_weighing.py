@@ -8,7 +8,7 @@ class Weighing:
     """A function from scores to weights, each row by itself.
 
     Attributes:
-        name: "sigmoid", "sparsemax" or "entmax15".
+        name: "sigmoid", "sparsemax", "entmax15", or "softmax" where maps mix the heads.
         scale: factor on the scores.
         softcap: scores become softcap * tanh(scores / softcap); None: they stay.
         score_offset: what a sigmoid adds to every score; None: -log(n) where a query sees n keys.
