@@ -120,7 +120,7 @@ def by_rows(
         return attend_rows(tape, q, k, v, allowed, token_offsets(band.t, band.s, like=q, step=step), **by_score)
     if weighing is not None and by_score["keep"] is None:
         together = max([1, *(n for x in maps if x is not None for n in x.shape)])
-        blocks = tuple(band.row_blocks(BLOCK // together, ROWS))
+        blocks = tuple(band.row_blocks((4 if weighing.keys_apart else 1) * BLOCK // together, ROWS))
         weighed = Weighed(weighing, q, k, v, mask, by_score["bias"], band, blocks, *maps)
         save_residuals(tape, weighed)
         return record(tape, context=weighed.context()), None

@@ -12,7 +12,7 @@ them counts: what the textbook says in a dozen arrays of this size is here
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -27,6 +27,7 @@ from attn_np.contract._weighing import Weighing
 
 GROUP = 16  # scores of which the largest is looked for
 NEAR = 2.0**-7  # steps that are shorter are not made with these
+KEYS = 512  # of a block whose keys do not depend on each other: near to a square, its products are fastest
 
 Heads = tuple[Span, Span]  # a sequence of the batch, and some of its heads
 
@@ -52,11 +53,12 @@ class Weighed:
 
     def context(self) -> Array:
         """The weighted sums of the values, `b t g v`."""
-        context = np.empty((*self.q.shape[:3], self.v.shape[-1]), self.q.dtype)
+        context = zeros_by_head((*self.q.shape[:3], self.v.shape[-1]), self.q.dtype)
 
         def attend_heads(heads: Heads) -> None:
             for block in self.of_heads(heads, Scratch()):
-                np.matmul(block.mixed_weights, block.v, out=of_positions(context, heads, block.rows))
+                part = of_positions(context, heads, block.rows)
+                part += block.mixed_weights @ block.v
 
         with np.errstate(invalid="ignore", over="ignore"):  # hidden numbers may overflow or be NaN
             in_threads(attend_heads, lambda threads: self.heads)
@@ -64,7 +66,7 @@ class Weighed:
 
     def vjp(self, dcontext: Array) -> dict[str, Array | None]:
         """The gradients of q, k, v and the bias, and of the maps, by the names that these have in a layer."""
-        dq, dk, dv = (np.zeros_like(x) for x in (self.q, self.k, self.v))
+        dq, dk, dv = (zeros_by_head(x.shape, x.dtype) for x in (self.q, self.k, self.v))
         dbias = None if self.bias is None else np.zeros(rank4(self.bias).shape, self.q.dtype)
         maps = {"w_mix_scores": self.mix_scores, "w_mix_weights": self.mix_weights}
         dmaps: dict[str, Any] = {name: np.zeros_like(x) for name, x in maps.items() if x is not None}
@@ -84,6 +86,7 @@ class Weighed:
         def add_block(heads: Heads, block: WeighedBlock, scratch: Scratch) -> None:
             dy, weights = of_positions(dcontext, heads, block.rows), block.weights
             dv_part, dk_part = (of_positions(x, heads, block.columns) for x in (dv, dk))
+            dq_part = of_positions(dq, heads, block.rows)
             shape, dtype = block.mixed_weights.shape, weights.dtype
             dv_part += block.mixed_weights.mT @ dy
             dscores = np.matmul(dy, block.v.mT, out=scratch("dscores", shape, dtype))
@@ -102,7 +105,7 @@ class Weighed:
             if self.mix_scores is not None:
                 dmaps["w_mix_scores"] += by_head(block.scores) @ by_head(dscores).T
                 dscores = mix(self.mix_scores, dscores, scratch("dmixed", shape, dtype))
-            of_positions(dq, heads, block.rows)[...] = (dscores @ block.k) * self.weighing.scale
+            dq_part += (dscores @ block.k) * self.weighing.scale
             dk_part += dscores.mT @ block.q
 
         tasks = [list(group) for _, group in groupby(sorted(self.heads, key=shared_sums), shared_sums)]
@@ -124,34 +127,48 @@ class Weighed:
         # In one order in memory, and keys as columns, products take two thirds of the time.
         all_q, all_k, all_v = (np.ascontiguousarray(x) for x in arrays)
         all_q, columns_of_k = all_q * self.q.dtype.type(self.weighing.scale), np.ascontiguousarray(all_k.mT)
-        for rows, columns in self.blocks:
-            q, k, v = (x[:, :, slice(*at)] for x, at in ((all_q, rows), (all_k, columns), (all_v, columns)))
-            shape, tanh = (q.shape[1], rows.length, columns.length), None
-            scores = np.matmul(q, columns_of_k[..., slice(*columns)], out=scratch("scores", (1, *shape), q.dtype))
-            weights = scores
-            if self.mix_scores is not None:
-                shape = len(self.mix_scores.T), *shape[1:]
-                weights = mix(self.mix_scores.T, scores, scratch("weights", (1, *shape), q.dtype))
-            if self.weighing.softcap is not None:
-                tanh = np.tanh(np.divide(weights, self.weighing.softcap, out=weights), out=weights).copy()
-                weights *= self.weighing.softcap
-            mask, bias = (
-                None if x is None else rank4(x)[index(rank4(x), (*heads, rows, columns))] for x in (self.mask, self.bias)
-            )
-            if bias is not None:
-                weights += upcast(bias)
-            allowed = hide_by_bias(mask, bias)
-            if not self.band.covers(rows, columns):
-                positions = np.arange(*rows)[None] + (self.band.s - self.band.t), np.arange(*columns)[None]
-                in_band = in_window(*positions, self.band.left, self.band.right)[None]
-                allowed = in_band if allowed is None else in_band & allowed
-            for i, x in enumerate(weights[0]):
-                weigh_(self.weighing, x, None if allowed is None else allowed[0, min(i, allowed.shape[1] - 1)])
-            mixed_weights = weights
-            if self.mix_weights is not None:
-                shape = len(self.mix_weights.T), *shape[1:]
-                mixed_weights = mix(self.mix_weights.T, weights, scratch("mixed_weights", (1, *shape), q.dtype))
-            yield WeighedBlock(rows, columns, q, k, v, scores, weights, mixed_weights, tanh)
+        for rows, seen in self.blocks:
+            of_rows, width = self.weighing, KEYS if self.weighing.keys_apart else seen.length
+            if self.weighing.keys_apart and self.weighing.score_offset is None:
+                allowed = self.allowed(heads, rows, seen)
+                count = np.full((1, 1), seen.length)
+                if allowed is not None:
+                    count = np.broadcast_to(allowed, (1, 1, rows.length, seen.length))[0, 0].sum(-1, keepdims=True)
+                of_rows = replace(self.weighing, score_offset=-np.log(np.maximum(count, 1).astype(all_q.dtype)))
+            for columns in (Span(i, min(i + width, seen.stop)) for i in range(seen.start, seen.stop, width)):
+                q, k, v = (x[:, :, slice(*at)] for x, at in ((all_q, rows), (all_k, columns), (all_v, columns)))
+                shape, tanh = (q.shape[1], rows.length, columns.length), None
+                scores = np.matmul(q, columns_of_k[..., slice(*columns)], out=scratch("scores", (1, *shape), q.dtype))
+                weights = scores
+                if self.mix_scores is not None:
+                    shape = len(self.mix_scores.T), *shape[1:]
+                    weights = mix(self.mix_scores.T, scores, scratch("weights", (1, *shape), q.dtype))
+                if self.weighing.softcap is not None:
+                    tanh = np.tanh(np.divide(weights, self.weighing.softcap, out=weights), out=weights).copy()
+                    weights *= self.weighing.softcap
+                if self.bias is not None:
+                    bias = rank4(self.bias)
+                    weights += upcast(bias[index(bias, (*heads, rows, columns))])
+                allowed = self.allowed(heads, rows, columns)
+                for i, x in enumerate(weights[0]):
+                    weigh_(of_rows, x, None if allowed is None else allowed[0, min(i, allowed.shape[1] - 1)])
+                mixed_weights = weights
+                if self.mix_weights is not None:
+                    shape = len(self.mix_weights.T), *shape[1:]
+                    mixed_weights = mix(self.mix_weights.T, weights, scratch("mixed_weights", (1, *shape), q.dtype))
+                yield WeighedBlock(rows, columns, q, k, v, scores, weights, mixed_weights, tanh)
+
+    def allowed(self, heads: Heads, rows: Span, columns: Span) -> Array | None:
+        """Which queries of a block see which of its keys, broadcastable to `1 h t s`; None: each sees all."""
+        mask, bias = (
+            None if x is None else rank4(x)[index(rank4(x), (*heads, rows, columns))] for x in (self.mask, self.bias)
+        )
+        allowed = hide_by_bias(mask, bias)
+        if self.band.covers(rows, columns):
+            return allowed
+        positions = np.arange(*rows)[None] + (self.band.s - self.band.t), np.arange(*columns)[None]
+        in_band = in_window(*positions, self.band.left, self.band.right)[None]
+        return in_band if allowed is None else in_band & allowed
 
 
 @dataclass(frozen=True)
@@ -174,6 +191,12 @@ class WeighedBlock:
     weights: Array
     mixed_weights: Array
     tanh: Array | None
+
+
+def zeros_by_head(shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Zeros `b t h k`, in memory head by head: what one block adds to lies side by side."""
+    b, t, h, k = shape
+    return np.zeros((b, h, t, k), dtype).swapaxes(1, 2)
 
 
 def of_positions(x: Array, heads: Heads, positions: Span) -> Array:
@@ -206,18 +229,14 @@ def mix(matrix: Array, x: Array, out: Array) -> Array:
 
 
 def weigh_(weighing: Weighing, scores: Array, allowed: Array | None) -> None:
-    """Turn scores `t s` into weights, in place."""
+    """Turn scores `t s` into weights, in place; a sigmoid's offset is a number or a column."""
     if weighing.name == "softmax":
         softmax_(scores, allowed)
         return
     if weighing.name != "sigmoid":
         sparse_weights_(scores, allowed, 1 if weighing.name == "sparsemax" else 2)
         return
-    offset: Any = weighing.score_offset
-    if offset is None:
-        seen = np.asarray(scores.shape[1]) if allowed is None else np.broadcast_to(allowed, scores.shape).sum(1)
-        offset = -np.log(np.maximum(seen, 1).astype(scores.dtype))[..., None]
-    np.subtract(-offset, scores, out=scores, dtype=scores.dtype)
+    np.subtract(-weighing.score_offset, scores, out=scores, dtype=scores.dtype)
     np.exp(scores, out=scores)  # inf where a weight is too small to be told from 0
     scores += 1
     np.reciprocal(scores, out=scores)

@@ -99,7 +99,7 @@ def by_rows(
     band = Band.of(t, s, causal, window)
     if weighing is not None and by_score["keep"] is None and q.is_cpu and shapes_may_depend_on_values(q):
         together = max([1, *(n for x in maps if x is not None for n in x.shape)])
-        blocks = tuple(band.row_blocks(CPU_BLOCK // together, ROWS))
+        blocks = tuple(band.row_blocks((4 if weighing.keys_apart else 1) * CPU_BLOCK // together, ROWS))
         context: Any = WeighedRows.apply(q, k, v, mask, by_score["bias"], *maps, weighing, band, blocks)
         return context, None
 

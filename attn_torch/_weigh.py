@@ -12,6 +12,7 @@ them counts: what the textbook says in a dozen arrays of this size is here
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -27,6 +28,10 @@ from attn_torch._ops import upcast, without_autocast
 
 GROUP = 16  # scores of which the largest is looked for
 NEAR = 2.0**-7  # steps that are shorter are not made with these
+KEYS = 512  # of a block whose keys do not depend on each other: near to a square, its products are fastest
+
+Heads = tuple[int, Span]  # a sequence of the batch, and some of its heads
+Place = tuple[Heads, Span, Span]  # which heads, queries and keys a block has
 
 
 class WeighedRows(Function):
@@ -66,39 +71,44 @@ class RowGradients(Function):
 @without_autocast
 def context_of(q: Tensor, *arguments: Any) -> Tensor:
     """The context, `b t g v`."""
-    context = q.new_empty((*q.shape[:3], arguments[1].shape[-1]))
+    b, t, g, _ = q.shape
+    context = q.new_zeros((b, g, t, arguments[1].shape[-1]))
     for block in weighed_blocks(q, *arguments):
-        of_positions(context, block.heads, block.rows).copy_(block.mixed_weights @ block.v)
-    return context
+        heads, rows, _ = block.place
+        part(context, heads, rows).baddbmm_(block.mixed_weights, block.v)
+    return context.transpose(1, 2)
 
 
 @without_autocast
 def gradients_of(dcontext: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any, *rest: Any) -> Any:
     """The gradients of q, k, v, of the bias where the last argument is True, and of the maps."""
     mix_scores, mix_weights, *call, with_bias = rest
-    weighing, (dq, dk, dv) = call[0], (torch.zeros_like(x) for x in (q, k, v))
+    in_order: Any = {"memory_format": torch.contiguous_format}
+    weighing, (dq, dk, dv) = call[0], (torch.zeros_like(x.transpose(1, 2), **in_order) for x in (q, k, v))
     dmix_scores, dmix_weights = (None if x is None else torch.zeros_like(x) for x in (mix_scores, mix_weights))
     dbias = torch.zeros_like(rank4(upcast(bias))) if with_bias else None
-    buffers = Buffers(q)
+    buffers, dcontext = Buffers(q), dcontext.transpose(1, 2).contiguous()
     for block in weighed_blocks(q, k, v, mask, bias, mix_scores, mix_weights, *call):
-        dy = of_positions(dcontext, block.heads, block.rows)
-        of_positions(dv, block.heads, block.columns).add_(block.mixed_weights.mT @ dy)
+        heads, rows, columns = block.place
+        dy = part(dcontext, heads, rows)
+        part(dv, heads, columns).baddbmm_(block.mixed_weights.mT, dy)
         dscores = torch.bmm(dy, block.v.mT, out=buffers("dscores", block.mixed_weights.shape))
         if dmix_weights is not None:
             dmix_weights += by_head(block.weights) @ by_head(dscores).mT
             dscores = mix(mix_weights, dscores, buffers("dweights", block.weights.shape))
         scores_vjp_(weighing, block.weights.flatten(0, 1), dscores.flatten(0, 1))
         if dbias is not None:
-            part = of_block(dbias, block)
-            part += dscores.sum_to_size(part.shape)
+            of_bias = of_block(dbias, block.place)
+            of_bias += dscores.sum_to_size(of_bias.shape)
         if block.tanh is not None:
             slope = 1 - block.tanh * block.tanh
             dscores *= slope.masked_fill_(dscores == 0, 0.0)  # that of a hidden inf - inf is NaN
         if dmix_scores is not None:
             dmix_scores += by_head(block.scores) @ by_head(dscores).mT
             dscores = mix(mix_scores, dscores, buffers("dmixed", block.scores.shape))
-        of_positions(dq, block.heads, block.rows).copy_(dscores @ block.k * weighing.scale)
-        of_positions(dk, block.heads, block.columns).add_(dscores.mT @ block.q)
+        part(dq, heads, rows).baddbmm_(dscores, block.k, alpha=weighing.scale)
+        part(dk, heads, columns).baddbmm_(dscores.mT, block.q)
+    dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))
     dbias = None if dbias is None else dbias.reshape(bias.shape).to(bias.dtype)
     return dq, dk, dv, dbias, dmix_scores, dmix_weights
 
@@ -117,20 +127,17 @@ class Buffers(dict[str, Tensor]):
 
 
 class WeighedBlock(NamedTuple):
-    """Some queries of some heads of a sequence, and the keys that they may see.
+    """Some queries of some heads of a sequence, and some of the keys that they may see.
 
     Attributes:
-        heads: the sequence of the batch, and the heads.
-        rows, columns: which queries and keys they are.
+        place: which they are.
         q, k, v: theirs, `g t k`, `g s k` and `g s v`; the queries are scaled.
         scores, weights, mixed_weights: `g t s`, `h t s` and `g t s`, which the next block writes over; one array where
             heads are not mixed.
         tanh: that of the softcap.
     """
 
-    heads: tuple[int, Span]
-    rows: Span
-    columns: Span
+    place: Place
     q: Tensor
     k: Tensor
     v: Tensor
@@ -156,41 +163,54 @@ def weighed_blocks(
     asked for.
     """
     mask, bias = rank4(mask), rank4(bias)
-    by_heads, buffers = [x.transpose(1, 2).contiguous() for x in (q * weighing.scale, k, v)], Buffers(q)
+    (all_q, all_k, all_v), buffers = (x.transpose(1, 2).contiguous() for x in (q * weighing.scale, k, v)), Buffers(q)
     together = max([1, *(n for x in (mix_scores, mix_weights) if x is not None for n in x.shape)])
-    heads = [(i, Span(j, j + together)) for i in range(q.shape[0]) for j in range(0, q.shape[2], together)]
-    for (i, some), (rows, columns) in product(heads, blocks):
-        part_q, part_k, part_v = (
-            x[i, slice(*some), slice(*span)] for x, span in zip(by_heads, (rows, columns, columns), strict=True)
-        )
-        shape = len(part_q), rows.length, columns.length
-        scores = weights = torch.bmm(part_q, part_k.mT, out=buffers("scores", shape))
-        if mix_scores is not None:
-            weights = mix(mix_scores.mT, scores, buffers("mixed_scores", (mix_scores.shape[1], *shape[1:])))
-        block = WeighedBlock((i, some), rows, columns, part_q, part_k, part_v, scores, weights, weights, None)
-        if weighing.softcap is not None:
-            block = block._replace(tanh=weights.div_(weighing.softcap).tanh_().clone())
-            weights.mul_(weighing.softcap)
-        part_mask, part_bias = (None if x is None else of_block(x, block) for x in (mask, bias))
-        allowed = hide_by_bias(part_mask, part_bias)
-        if part_bias is not None:
-            weights.add_(upcast(part_bias))
-        if not band.covers(rows, columns):
-            at, to = (torch.arange(*span, device=q.device)[None] for span in (rows, columns))
-            in_band = in_window(at + (band.s - band.t), to, band.left, band.right)
-            allowed = in_band if allowed is None else in_band & allowed
-        allowed = allowed if allowed is None else allowed.expand_as(weights).flatten(0, 1)
-        weigh_(weighing, weights.flatten(0, 1), allowed)
-        if mix_weights is not None:
-            shape = mix_weights.shape[1], *shape[1:]
-            block = block._replace(mixed_weights=mix(mix_weights.mT, weights, buffers("mixed_weights", shape)))
-        yield block
+    all_heads = [(i, Span(j, j + together)) for i in range(q.shape[0]) for j in range(0, q.shape[2], together)]
+    for heads, (rows, seen) in product(all_heads, blocks):
+        of_rows, width = weighing, KEYS if weighing.keys_apart else seen.length
+        if weighing.keys_apart and weighing.score_offset is None:
+            allowed = allowed_pairs(mask, bias, band, (heads, rows, seen), q)
+            count = q.new_full((1, 1, 1), seen.length)
+            if allowed is not None:
+                count = allowed.expand(1, rows.length, seen.length).sum(-1, keepdim=True)
+            of_rows = replace(weighing, score_offset=-torch.log(count.to(q.dtype).clamp_(min=1))[0])
+        for columns in (Span(i, min(i + width, seen.stop)) for i in range(seen.start, seen.stop, width)):
+            place = heads, rows, columns
+            part_q, part_k, part_v = part(all_q, heads, rows), part(all_k, heads, columns), part(all_v, heads, columns)
+            shape, tanh = (len(part_q), rows.length, columns.length), None
+            scores = weights = torch.bmm(part_q, part_k.mT, out=buffers("scores", shape))
+            if mix_scores is not None:
+                shape = mix_scores.shape[1], *shape[1:]
+                weights = mix(mix_scores.mT, scores, buffers("mixed_scores", shape))
+            if weighing.softcap is not None:
+                tanh = weights.div_(weighing.softcap).tanh_().clone()
+                weights.mul_(weighing.softcap)
+            if bias is not None:
+                weights.add_(upcast(of_block(bias, place)))
+            allowed = allowed_pairs(mask, bias, band, place, q)
+            allowed = allowed if allowed is None else allowed.expand_as(weights).flatten(0, 1)
+            weigh_(of_rows, weights.flatten(0, 1), allowed)
+            mixed = weights
+            if mix_weights is not None:
+                mixed = mix(mix_weights.mT, weights, buffers("mixed_weights", (mix_weights.shape[1], *shape[1:])))
+            yield WeighedBlock(place, part_q, part_k, part_v, scores, weights, mixed, tanh)
 
 
-def of_positions(x: Tensor, heads: tuple[int, Span], positions: Span) -> Tensor:
-    """The view `n t k` of some heads and positions of an array `b t h k`."""
+def allowed_pairs(mask: Tensor | None, bias: Tensor | None, band: Band, place: Place, like: Tensor) -> Tensor | None:
+    """Which queries of a block see which of its keys, broadcastable to `h t s`; None: each sees all."""
+    allowed = hide_by_bias(*(None if x is None else of_block(x, place) for x in (mask, bias)))
+    _, rows, columns = place
+    if band.covers(rows, columns):
+        return allowed
+    at, to = (torch.arange(*span, device=like.device)[None] for span in (rows, columns))
+    in_band = in_window(at + (band.s - band.t), to, band.left, band.right)
+    return in_band if allowed is None else in_band & allowed
+
+
+def part(x: Tensor, heads: Heads, positions: Span) -> Tensor:
+    """The view `n t k` of some heads and positions of an array `b h t k`."""
     i, some = heads
-    return x[i, slice(*positions), slice(*some)].transpose(0, 1)
+    return x[i, slice(*some), slice(*positions)]
 
 
 def rank4(x: Any) -> Any:
@@ -198,11 +218,11 @@ def rank4(x: Any) -> Any:
     return x if x is None else x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))
 
 
-def of_block(x: Tensor, block: WeighedBlock) -> Tensor:
+def of_block(x: Tensor, place: Place) -> Tensor:
     """A block's part `h t s` of an array `b h t s`; an axis of length 1 serves all."""
-    i, heads = block.heads
-    x, spans = x[i if x.shape[0] > 1 else 0], (heads, block.rows, block.columns)
-    return x[tuple(slice(*span) if n > 1 else slice(None) for n, span in zip(x.shape, spans, strict=True))]
+    (i, heads), rows, columns = place
+    spans = Span(i, i + 1), heads, rows, columns
+    return x[tuple(slice(*span) if n > 1 else slice(None) for n, span in zip(x.shape, spans, strict=True))][0]
 
 
 def by_head(x: Tensor) -> Tensor:
@@ -220,18 +240,14 @@ def mix(matrix: Tensor, x: Tensor, out: Tensor) -> Tensor:
 
 
 def weigh_(weighing: Weighing, scores: Tensor, allowed: Tensor | None) -> None:
-    """Turn scores `t s` into weights, in place."""
+    """Turn scores `t s` into weights, in place; a sigmoid's offset is a number or a column."""
     if weighing.name == "softmax":
         softmax_(scores, allowed)
         return
     if weighing.name != "sigmoid":
         sparse_weights_(scores, allowed, 1 if weighing.name == "sparsemax" else 2)
         return
-    offset: Any = weighing.score_offset
-    if offset is None:
-        seen = scores.new_full((1,), scores.shape[1]) if allowed is None else allowed.expand_as(scores).sum(1)
-        offset = -torch.log(seen.to(scores.dtype).clamp_(min=1))[..., None]
-    scores.add_(offset).sigmoid_()
+    scores.add_(weighing.score_offset).sigmoid_()
     if allowed is not None:
         scores.masked_fill_(~allowed, 0.0)
 

@@ -1,6 +1,7 @@
 """How scores become weights where that is no softmax: what a fast path for blocks of rows has to know."""
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,4 +18,9 @@ class Weighing:
     name: str
     scale: float
     softcap: float | None
-    score_offset: float | None = None
+    score_offset: Any = None
+
+    @property
+    def keys_apart(self) -> bool:
+        """Whether the weight of a key does not depend on the other keys' scores."""
+        return self.name == "sigmoid"
