@@ -54,7 +54,7 @@ class TalkingHeadsAttention(Layer[Config]):
         scale = sizes["k"] ** -0.5 if c.scale is None else c.scale
 
         def attend_rows(
-            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, offset: Any, bias: Any, keep: Any
+            tape: Tape, q: Array, k: Array, v: Array, allowed: Any, relative_position: Any, bias: Any, keep: Any
         ) -> Any:
             allowed = record(tape, allowed=allowed)
             q, k, v = (
