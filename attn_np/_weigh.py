@@ -130,10 +130,7 @@ class Weighed:
         for rows, seen in self.blocks:
             of_rows, width = self.weighing, KEYS if self.weighing.keys_apart else seen.length
             if self.weighing.keys_apart and self.weighing.score_offset is None:
-                allowed = self.allowed(heads, rows, seen)
-                count = np.full((1, 1), seen.length)
-                if allowed is not None:
-                    count = np.broadcast_to(allowed, (1, 1, rows.length, seen.length))[0, 0].sum(-1, keepdims=True)
+                count = visible_keys(self.allowed(heads, rows, seen), (rows.length, seen.length))
                 of_rows = replace(self.weighing, score_offset=-np.log(np.maximum(count, 1).astype(all_q.dtype)))
             for columns in (Span(i, min(i + width, seen.stop)) for i in range(seen.start, seen.stop, width)):
                 q, k, v = (x[:, :, slice(*at)] for x, at in ((all_q, rows), (all_k, columns), (all_v, columns)))
@@ -223,6 +220,13 @@ def mix(matrix: Array, x: Array, out: Array) -> Array:
     """The sums over the heads of `1 g t s` times a matrix `h g`, `1 h t s`: one product, for which heads are rows."""
     np.matmul(matrix, by_head(x), out=by_head(out))
     return out
+
+
+def visible_keys(allowed: Array | None, shape: tuple[int, int]) -> Array:
+    """How many keys each query of a head sees, `t 1`; `1 1` where each sees all."""
+    if allowed is None:
+        return np.full((1, 1), shape[1])
+    return np.broadcast_to(allowed, (1, 1, *shape))[0, 0].sum(-1, keepdims=True)
 
 
 # In place -------------------------------------------------------------------------------------------------------------
