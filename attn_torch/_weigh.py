@@ -314,7 +314,7 @@ def scores_vjp_(weighing: Weighing, weights: Tensor, dweights: Tensor) -> None:
         dweights.mul_(weights).addcmul_(dweights, weights, value=-1)
         return
     # The others lose what the row gains: a softmax p (dp - sum of p dp), sparse weights by the slope of a weight on the
-    # support, p^(2 - alpha), which is 1 or the root, and by the mean of dp. `einsum` would take 10 times as long to sum.
+    # support, p^(2 - alpha), which is 1 or the root, and by the mean of dp. `einsum` would sum in ten times the time.
     slope, total = weights, 1.0
     if weighing.name != "softmax":
         slope = weights.sign_() if weighing.name == "sparsemax" else weights.sqrt_()
