@@ -271,6 +271,8 @@ def build(
     norm_offset: float = 0.0,
     norm_eps: float = 1e-06,
     clip_qkv: float | None = None,
+    temperature_growth: float | None = None,
+    temperature_interval: int | None = None,
     sinks: bool = False,
     gate: bool = False,
     rope_base: float | None = 10000.0,
@@ -530,6 +532,8 @@ def build(
     num_layers: int = 1,
     dropout: float = 0.0,
     use_bias: bool = True,
+    reset_after: bool = True,
+    bidirectional: bool = False,
 ) -> GatedRecurrentUnit: ...
 @overload
 def build(
@@ -585,6 +589,8 @@ def build(
     num_heads: int,
     head_dim: int | None = None,
     value_head_dim: int | None = None,
+    feature_map: str = "elu",
+    num_features: int | None = None,
     causal: bool = False,
     form: str = "auto",
     chunk_size: int = 64,
@@ -621,6 +627,7 @@ def build(
     key_dim: int | None = None,
     hidden_dim: int | None = None,
     score: str = "general",
+    causal: bool = False,
     local: str | None = None,
     half_window: int | None = None,
     position_dim: int | None = None,
