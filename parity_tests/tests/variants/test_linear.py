@@ -122,7 +122,7 @@ def test_random_features_estimate_softmax() -> None:
     weights of `build` give it; the variance of one is exp(2 q k) (exp(|q + k|^2) - 1), of scaled q and k.
     """
     m = 4096
-    layer = attn_np.build("linear", "float64", d_model=4, num_heads=1, feature_map="exp", num_features=m)
+    layer = attn_np.build("linear", dtype="float64", d_model=4, num_heads=1, feature_map="exp", num_features=m)
     q, k = 0.5 * np.random.default_rng(0).normal(size=(2, 50, 4))
     products = np.sum(layer.features(q[None, :, None]) * layer.features(k[None, :, None]), axis=-1)[0, :, 0]
     want, length = np.exp(np.sum(q * k, axis=-1) / 2), np.sum((q + k) ** 2, axis=-1) / 2
