@@ -128,9 +128,11 @@ class Config(_base.Config):
             use_bias=self.use_bias,
             reset_after=self.reset_after,
         )
-        layers = [first, *[replace(first, input_dim=self.sizes()["o"])] * (self.num_layers - 1)]
-        backward = [replace(layer, backward=True) for layer in layers]
-        return {"layers": [*layers]} | ({"backward_layers": [*backward]} if self.bidirectional else {})
+        layers: list[_base.Config] = [first, *[replace(first, input_dim=self.sizes()["o"])] * (self.num_layers - 1)]
+        children: dict[str, _base.Config | list[_base.Config]] = {"layers": layers}
+        if self.bidirectional:
+            children["backward_layers"] = [replace(layer, backward=True) for layer in layers]
+        return children
 
     def arguments(self) -> dict[str, Arg]:
         return {

@@ -537,8 +537,9 @@ def test_a_gru_in_two_directions_loads_and_writes_back(tmp_path: Path) -> None:
     theirs = torch.nn.GRU(3, 5, num_layers=2, bidirectional=True).state_dict()
     safetensors.torch.save_file(theirs, file)
     found = weights.read(file, layout="torch_gru")
-    assert found.config.bidirectional and found.config.num_layers == 2
-    weights.write(back, found.config, found.values, layout="torch_gru")
+    config: Any = found.config
+    assert config.bidirectional and config.num_layers == 2
+    weights.write(back, config, found.values, layout="torch_gru")
     written = safetensors.torch.load_file(back)
     assert written.keys() == theirs.keys() and all(torch.equal(written[name], p) for name, p in theirs.items())
 
