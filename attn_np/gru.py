@@ -136,9 +136,8 @@ class GRULayer(Layer[LayerConfig]):
         c, w_h = self.config, upcast(self.w_h)
 
         def dstate_before(dh_around, dx_gates, r):
-            if c.reset_after:
-                return dh_around + einsum("bfa,fea->be", h_gates_vjp(dx_gates, r), w_h)
-            return dh_around + einsum("bfa,fea->be", dx_gates[:, :2], w_h[:2])
+            dgates, w = (h_gates_vjp(dx_gates, r), w_h) if c.reset_after else (dx_gates[:, :2], w_h[:2])
+            return dh_around + einsum("bfa,fea->be", dgates, w)
 
         def step(carry, xs):
             dy, real, r, z, n, h, h_n = xs
