@@ -50,8 +50,8 @@ MUTANTS = (
     predicted(
         "window of a predicted center left out",
         "hide what stands more than half_window from the center: the Gaussian alone only makes it faint",
-        "            allowed = allowed & (offset <= c.half_window) & (offset >= -c.half_window)\n            key,",
-        "            key,",
+        "            allowed = allowed & (offset <= c.half_window) & (offset >= -c.half_window)\n            if step",
+        "            if step",
     ),
     predicted(
         "no gradient of the predicted center to the query",
