@@ -203,7 +203,7 @@ def test_lightning_is_minimax(layer: int) -> None:
     q, k, v = theirs.qkv_proj.weight.detach().numpy().reshape(3, 3, 4, 6).transpose(1, 3, 0, 2)
     weights = {"w_q": q, "w_k": k, "w_v": v}
     with torch.no_grad():
-        theirs.norm.weight += torch.linspace(-0.5, 0.5, 12, dtype=torch.float64)
+        theirs.norm.weight.add_(torch.linspace(-0.5, 0.5, 12, dtype=torch.float64))
     weights["w_g"] = theirs.output_gate.weight.detach().numpy().reshape(3, 4, 6).transpose(2, 0, 1)
     weights["w_norm"] = theirs.norm.weight.detach().numpy().reshape(3, 4)
     weights["w_o"] = theirs.out_proj.weight.detach().numpy().T.reshape(3, 4, 6)
