@@ -16,7 +16,7 @@ LAYOUT = Layout(
                 "backward_layers.{n}.b_x": ("bias_ih_l{n}_reverse", "(f e) -> f e"),
                 "backward_layers.{n}.b_h": ("bias_hh_l{n}_reverse", "(f e) -> f e"),
             },
-            sizes={"input_dim": "d", "hidden_dim": "e"},
+            letters={"input_dim": "d", "hidden_dim": "e"},
             flags={
                 "use_bias": ("layers.0.b_x", "layers.0.b_h"),
                 "bidirectional": (

@@ -34,7 +34,7 @@ MUTANTS = (
     planted(
         "chunks added up without fading",
         "let what a chunk adds to the state fade in the chunks that follow",
-        'einsum("bhij,bjhkv->bihkv", between.pairs, added) + old',
+        'einsum("bhij,bjhkv->bihkv", between.matrix, added) + old',
         "cumsum(added, 1) + old",
         "chunked",
     ),
@@ -55,8 +55,8 @@ MUTANTS = (
     planted(
         "lightning attention gated by silu",
         "MiniMax gates by a sigmoid, not by silu",
-        'gate = silu(g) if c.gate_activation == "silu" else sigmoid(g)\n            gated',
-        "gate = silu(g)\n            gated",
+        'gate = silu(gate_scores) if c.gate_activation == "silu" else sigmoid(gate_scores)\n            gated',
+        "gate = silu(gate_scores)\n            gated",
         "lightning",
     ),
     planted(

@@ -89,7 +89,7 @@ def loops(config: Config, w: Any, x: Any) -> Any:
             contexts[n].append(o)
     for n, row in enumerate(x):
         for h, head in enumerate(normed(config, contexts[n], w.get("w_norm"))):
-            g = projected(row, w["w_g"], w.get("b_g"), h) if config.use_gate else []
+            g = projected(row, w["w_gate"], w.get("b_gate"), h) if config.use_gate else []
             for c, a in enumerate(head):
                 gate = (g[c] if config.gate_activation == "silu" else 1.0) / (1 + exp(-g[c])) if g else 1.0
                 for d in range(config.d_model):
@@ -143,7 +143,8 @@ def test_torch_group_norm() -> None:
     leaves = {"query": torch.from_numpy(x).requires_grad_()}
     leaves |= {name: torch.from_numpy(p).requires_grad_() for name, p in weights.items()}
     q, k, v, g = (
-        torch.einsum("btd,dhk->bhtk", leaves["query"], leaves[f"w_{p}"]) + leaves[f"b_{p}"][:, None] for p in "qkvg"
+        torch.einsum("btd,dhk->bhtk", leaves["query"], leaves[f"w_{p}"]) + leaves[f"b_{p}"][:, None]
+        for p in ("q", "k", "v", "gate")
     )
     gamma, places = 1 - 2.0 ** (-1.0 - torch.arange(2.0, dtype=torch.float64)), torch.arange(7)
     decay = torch.tril(gamma[:, None, None] ** (places[:, None] - places).clamp(min=0))
@@ -168,7 +169,7 @@ def test_complex_numbers(layout: str, spacing: str) -> None:
     q, k, v, g = (
         torch.einsum("btd,dhk->bhtk", torch.from_numpy(x), torch.from_numpy(weights[f"w_{p}"]))
         + torch.from_numpy(weights[f"b_{p}"])[:, None]
-        for p in "qkvg"
+        for p in ("q", "k", "v", "gate")
     )
     axis = -1 if layout == "interleaved" else -2
     pair = (3, 2) if layout == "interleaved" else (2, 3)
@@ -204,7 +205,7 @@ def test_lightning_is_minimax(layer: int) -> None:
     weights = {"w_q": q, "w_k": k, "w_v": v}
     with torch.no_grad():
         theirs.norm.weight.add_(torch.linspace(-0.5, 0.5, 12, dtype=torch.float64))
-    weights["w_g"] = theirs.output_gate.weight.detach().numpy().reshape(3, 4, 6).transpose(2, 0, 1)
+    weights["w_gate"] = theirs.output_gate.weight.detach().numpy().reshape(3, 4, 6).transpose(2, 0, 1)
     weights["w_norm"] = theirs.norm.weight.detach().numpy().reshape(3, 4)
     weights["w_o"] = theirs.out_proj.weight.detach().numpy().T.reshape(3, 4, 6)
     x = np.random.default_rng(1).normal(size=(2, 7, 6))
@@ -219,7 +220,7 @@ def test_a_state_fades_by_its_heads_factor(tree: Tree) -> None:
     """One key at the first position, read at the third: it is there with gamma squared, by heads."""
     config = Config(d_model=2, num_heads=2, head_dim=1, value_head_dim=1, exponent=1.0, form="recurrent")
     eye = np.eye(2)[:, :, None]
-    layer = layer_of(tree, config, {f"w_{p}": eye for p in "qkvg"} | {"w_o": np.moveaxis(eye, 0, -1)})
+    layer = layer_of(tree, config, {f"w_{p}": eye for p in ("q", "k", "v", "gate")} | {"w_o": np.moveaxis(eye, 0, -1)})
     x = np.array([[[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]])
     states = tree.trace(layer, {"query": x})[1]["states"]
     gamma = np.array([0.5, 0.75])
@@ -259,7 +260,7 @@ def test_plain_retention_is_the_gated_recurrence(tree: Tree) -> None:
     config = EXAMPLES["plain"]
     layer, x = layer_of(tree, config, weights_of(config)), {"query": np.random.default_rng(1).normal(size=(2, 7, 7))}
     tape = tree.trace(layer, x)[1]
-    assert "g" not in tape
+    assert "gate_scores" not in tape
     parts = {name: tree.array(tape[name]) for name in "qkv"}
     y, _ = tree.package.recur(**parts, rule="gated", decay=tree.array(np.array(config.decay)), form="recurrent")
     want = bounded(config, x, weights_of(config))["y"]
