@@ -29,7 +29,7 @@ from attn_torch._ops import (
     zeros,
 )
 from attn_torch._relative import (
-    bucketed,
+    bucket_table,
     score_distances,
     score_distances_by_keys,
 )
@@ -41,7 +41,7 @@ def rows(c: Config, relative_position: Array) -> tuple[Array, Array]:
     limit, span = c.max_distance, c.span()
     distance = -relative_position
     if c.buckets is not None:
-        distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
+        distance = bucket_table(c, like=distance)[clip(distance, -limit, limit) + limit]
     # Equation 3: the row of a pair, as its query sees it; and as its key sees it: the other sign.
     of_key = -distance if c.p2c_view == "key" else distance
     return clip(distance + span, 0, 2 * span - 1), clip(of_key + span, 0, 2 * span - 1)
