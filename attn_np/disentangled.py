@@ -53,7 +53,7 @@ from attn_np._vjp import (
 from attn_np.contract.disentangled import Config
 
 
-def rows(c: Config, relative_position: Array) -> tuple[Array, Array]:
+def table_rows(c: Config, relative_position: Array) -> tuple[Array, Array]:
     """The rows of the table for key positions minus query positions: of content to position, of position to content."""
     limit, span = c.max_distance, c.span()
     distance = -relative_position
@@ -130,7 +130,7 @@ class DisentangledAttention(Layer[Config]):
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            rows_k, rows_q = rows(c, relative_position)
+            rows_k, rows_q = table_rows(c, relative_position)
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
                 relative_index = record(tape, relative_index=rows_k)
@@ -155,7 +155,7 @@ class DisentangledAttention(Layer[Config]):
             return context if lse is None else with_lse(context, lse), probs
 
         def shift(q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
-            row_k, row_q = rows(c, relative_position)
+            row_k, row_q = table_rows(c, relative_position)
             keys = k if rel_k is None else k + take(rel_k, row_k)
             if rel_q is not None:  # one more column: what the key adds whatever the query
                 of_keys = einsum("bshk,xhk->bshx", k, take(rel_q, row_q))
@@ -222,7 +222,7 @@ class DisentangledAttention(Layer[Config]):
         def shift_vjp(
             q: Array, k: Array, v: Array, relative_position: Array, dq: Array, dk: Array, dv: Array
         ) -> dict[str, Array]:
-            row_k, row_q = rows(c, relative_position)
+            row_k, row_q = table_rows(c, relative_position)
             width, grads = q.shape[-1], {"q": dq, "k": dk, "v": dv}
             if rel_q is not None:
                 grads["q"], dof_keys, dk = dq[..., :width], dk[..., width:], dk[..., :width]
