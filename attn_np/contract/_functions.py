@@ -42,7 +42,9 @@ def as_pattern(causal: bool, window: Limits | None, pattern: Pattern | None) -> 
     return band if pattern is None else band & pattern
 
 
-def check_places(specs: Mapping[str, Spec | None], offset: Any, causal: Any, window: Any, pattern: Any) -> None:
+def check_offset_and_lengths(
+    specs: Mapping[str, Spec | None], offset: Any, causal: Any, window: Any, pattern: Any
+) -> None:
     """Refuse positions of the queries and lengths that cannot be right, and what they are combined with.
 
     Args:
@@ -142,7 +144,7 @@ def check_lse(normalize_over: str, has_softmax_fn: bool) -> None:
     require(not has_softmax_fn and normalize_over == "keys", "attend", expected, got, "leave one of them out")
 
 
-def checked_pairs(parts: Any) -> list[Any]:
+def checked_parts(parts: Any) -> list[Any]:
     """The parts of a call of `merge`, which must be pairs.
 
     Raises:
