@@ -127,6 +127,18 @@ class Rotary(Config):
         if self.rope_scaling == "longrope" and self.attention_factor is None and self.original_max_positions == 1:
             raise field_error(v, "original_max_positions of at least 2", 1, "or set attention_factor=")
 
+    def check_optional_rotary(self) -> None:
+        """As `check_rotary`, where `rope_base=None` is no rotation, beside which other fields of it would mean nothing.
+
+        Raises:
+            ValueError: naming the field.
+        """
+        fields = (self.rope_base, self.rope_scaling, self.rotary_dim, self.rope_sections)
+        if any(field is not None for field in fields):
+            self.check_rotary()
+            rotates, expected = self.rope_base is not None, "rope_base for rope_scaling=, rotary_dim= or rope_sections="
+            require(rotates, self.variant, expected, "none", "set rope_base=")
+
     def arguments(self) -> dict[str, Arg]:
         arguments = {
             "query": Arg("b t d"),
