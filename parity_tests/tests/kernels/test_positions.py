@@ -175,6 +175,16 @@ def test_fields_of_sections() -> None:
         layer(np.zeros((2, 5, 6)), positions=(HALF, HALF))
 
 
+def test_a_temperature_needs_positions_on_one_axis() -> None:
+    fields: dict[str, Any] = {"d_model": 6, "num_heads": 2, "head_dim": 8, "temperature_growth": 0.5}
+    fields |= {"temperature_interval": 2, "max_positions": 12}
+    with pytest.raises(ValueError, match="decoder: expected no rope_sections with temperature_growth=, got both"):
+        decoder.Config(**fields, rope_sections=(2, 2))
+    layer = attn_np.build("decoder", dtype="float64", **fields)
+    with pytest.raises(ValueError, match="decoder: expected positions as integers for temperature_growth=, got"):
+        layer(np.zeros((2, 5, 6)), positions=(HALF, HALF))
+
+
 @pytest.mark.peers
 @pytest.mark.filterwarnings("default")
 def test_qwen2_vl_turns_as_sections_do(tree: Tree) -> None:
