@@ -110,11 +110,11 @@ def by_rows(
     """
     band, arrays = Band.of(q.shape[1], k.shape[1], causal, window), {"q": q, "k": k, "v": v, "mask": mask} | by_score
     maps = mix_scores, mix_weights
-    plain = all(x is None or type(x) in (np.ndarray, np.memmap) for x in (*arrays.values(), *maps))
+    are_ndarrays = all(x is None or type(x) in (np.ndarray, np.memmap) for x in (*arrays.values(), *maps))
     one_block = q.shape[0] * q.shape[2] * band.t * band.s <= ONE_BLOCK_SCORES
     aligned = step is None or step.start is not None
     needs_weights = return_weights or wants_intermediates(tape)
-    if one_block or not plain or not aligned or needs_weights or implementation == "textbook":
+    if one_block or not are_ndarrays or not aligned or needs_weights or implementation == "textbook":
         limits: Any = {"causal": causal, "window": window, "step": step}
         allowed = attention_mask(mask, band.t, band.s, like=q, **limits)
         return attend_rows(tape, q, k, v, allowed, relative_positions(band.t, band.s, like=q, step=step), **by_score)
