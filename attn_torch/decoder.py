@@ -58,9 +58,7 @@ def temperatures(xp: Any, growth: float, interval: int, count: int, dtype: str) 
     return xp.asarray(1.0 + growth * xp.log(1.0 + xp.floor(numbers / interval)), dtype=getattr(xp, dtype))
 
 
-def temperature(
-    c: Config, positions: Array | None, t: int, *, like: Array, step: DecodeStep | None = None
-) -> Array | None:
+def temperature(c: Config, positions: Any, t: int, *, like: Array, step: DecodeStep | None = None) -> Array | None:
     """The factor on each query, `b t 1 1`; None if the config has none."""
     if c.temperature_growth is None or c.temperature_interval is None:
         return None
