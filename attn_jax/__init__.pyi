@@ -158,6 +158,7 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     window: tuple[int | None, int | None] | None = None,
+    scale_slopes: bool = False,
 ) -> AlibiAttention: ...
 @overload
 def build(
@@ -380,6 +381,7 @@ def build(
     buckets: int | None = None,
     p2c_view: str = "key",
     shared: bool = False,
+    rel_bias: bool = False,
     norm_rel: bool = False,
     norm_eps: float = 1e-07,
 ) -> DisentangledAttention: ...
@@ -473,11 +475,13 @@ def build(
     device: Device = None,
     d_model: int,
     num_heads: int,
+    num_key_heads: int | None = None,
     head_dim: int | None = None,
     value_head_dim: int | None = None,
     form: str = "auto",
     chunk_size: int = 64,
     norm_eps: float = 1e-06,
+    qk_norm_eps: float | None = None,
     conv_size: int | None = None,
 ) -> GatedDeltaRule: ...
 @overload
@@ -571,11 +575,13 @@ def build(
     device: Device = None,
     d_model: int,
     num_heads: int,
+    num_key_heads: int | None = None,
     head_dim: int | None = None,
     value_head_dim: int | None = None,
     form: str = "auto",
     chunk_size: int = 64,
     norm_eps: float = 1e-06,
+    qk_norm_eps: float | None = None,
     conv_size: int | None = None,
     rank: int | None = None,
 ) -> KimiDeltaAttention: ...
@@ -679,7 +685,7 @@ def build(
     scale: float | None = None,
     causal: bool = False,
     dropout: float = 0.0,
-    rope_base: float = 10000.0,
+    rope_base: float | None = 10000.0,
     rope_layout: str = "interleaved",
     max_positions: int | None = None,
     rope_scaling: str | None = None,
@@ -1052,6 +1058,7 @@ def build(
     buckets: int | None = 256,
     p2c_view: str = 'query',
     shared: bool = True,
+    rel_bias: bool = False,
     norm_rel: bool = True,
     norm_eps: float = 1e-07,
 ) -> DisentangledAttention: ...

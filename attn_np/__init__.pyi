@@ -160,6 +160,7 @@ def build(
     dropout: float = 0.0,
     use_bias: bool = True,
     window: tuple[int | None, int | None] | None = None,
+    scale_slopes: bool = False,
 ) -> AlibiAttention: ...
 @overload
 def build(
@@ -382,6 +383,7 @@ def build(
     buckets: int | None = None,
     p2c_view: str = "key",
     shared: bool = False,
+    rel_bias: bool = False,
     norm_rel: bool = False,
     norm_eps: float = 1e-07,
 ) -> DisentangledAttention: ...
@@ -475,11 +477,13 @@ def build(
     device: Device = None,
     d_model: int,
     num_heads: int,
+    num_key_heads: int | None = None,
     head_dim: int | None = None,
     value_head_dim: int | None = None,
     form: str = "auto",
     chunk_size: int = 64,
     norm_eps: float = 1e-06,
+    qk_norm_eps: float | None = None,
     conv_size: int | None = None,
 ) -> GatedDeltaRule: ...
 @overload
@@ -573,11 +577,13 @@ def build(
     device: Device = None,
     d_model: int,
     num_heads: int,
+    num_key_heads: int | None = None,
     head_dim: int | None = None,
     value_head_dim: int | None = None,
     form: str = "auto",
     chunk_size: int = 64,
     norm_eps: float = 1e-06,
+    qk_norm_eps: float | None = None,
     conv_size: int | None = None,
     rank: int | None = None,
 ) -> KimiDeltaAttention: ...
@@ -681,7 +687,7 @@ def build(
     scale: float | None = None,
     causal: bool = False,
     dropout: float = 0.0,
-    rope_base: float = 10000.0,
+    rope_base: float | None = 10000.0,
     rope_layout: str = "interleaved",
     max_positions: int | None = None,
     rope_scaling: str | None = None,
@@ -1054,6 +1060,7 @@ def build(
     buckets: int | None = 256,
     p2c_view: str = 'query',
     shared: bool = True,
+    rel_bias: bool = False,
     norm_rel: bool = True,
     norm_eps: float = 1e-07,
 ) -> DisentangledAttention: ...

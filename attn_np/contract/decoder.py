@@ -185,10 +185,7 @@ class Config(Rotary):
             expected = "both of temperature_growth and temperature_interval, or none"
             got = f"temperature_growth={self.temperature_growth}, temperature_interval={self.temperature_interval}"
             raise _base.field_error(self.variant, expected, got, "give both or none of them")
-        if self.rope_base is not None or self.rope_scaling is not None or self.rotary_dim is not None:
-            self.check_rotary()
-            rotates = self.rope_base is not None
-            _base.require(rotates, self.variant, "rope_base for rope_scaling= or rotary_dim=", "none", "set rope_base=")
+        self.check_optional_rotary()
 
     def _fit(self, fits: bool, name: str, by: str) -> None:
         got = f"{name}={getattr(self, name)}, {by}={getattr(self, by)}"

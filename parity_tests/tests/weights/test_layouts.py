@@ -182,7 +182,7 @@ def reduced(table: layouts.Table, config: Config) -> Any:
     for more in ({}, wider, more_heads):
         try:
             held = dataclasses.replace(config, **usual | more)
-            _base.steps(table, held)
+            _base.file_steps(table, held)
         except ValueError:
             continue
         return held
@@ -240,6 +240,25 @@ def test_both_directions_are_bit_identical(name: str, kept: str, example: str, d
     assert total == sum(x.nbytes for key, x in values.items() if key not in table.zeros)
     with pytest.raises(weights.LayoutTagError, match="layout="):
         weights.read(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "fields"), [("kimi_linear", "kda", {}), ("qwen3_next", "gated_delta", {"num_key_heads": 2})]
+)
+def test_what_every_file_has_a_layer_must_have(name: str, variant: str, fields: Any, tmp_path: Path) -> None:
+    """Convolutions, without which a file could not be read again."""
+    where: dict[str, Any] = {"layout": name, "layer": 0}
+    whole, plain = (contract.config(variant, d_model=8, num_heads=4, conv_size=size, **fields) for size in (2, None))
+    weights.write(tmp_path / "whole", whole, drawn(whole) | zero_biases(whole), **where)
+    words = f"a config that {name} can hold, got .* every layer of this layout has, got no w_k_conv, w_q_conv, w_v_conv"
+    with pytest.raises(weights.ConfigMismatchError, match=words):
+        weights.write(tmp_path / "plain", plain, drawn(plain) | zero_biases(plain), **where)
+    assert not (tmp_path / "plain").exists()
+
+
+def zero_biases(config: Config) -> Arrays:
+    """The bias of the output gates, which Kimi's files do not have."""
+    return {name: np.zeros(shape, np.float32) for name, shape in config.shapes().items() if name == "b_gate"}
 
 
 @pytest.mark.parametrize("name", FOREIGN)
