@@ -75,10 +75,10 @@ class LinearAttention(Layer[Config]):
     b_o: Float[Array, "d"] | None
     w_features: Float[Array, "m k"] | None
 
-    def features(self, x: Array) -> Array:
-        """Queries or keys by the config's feature map."""
-        if self.w_features is not None:
-            return random_features(x, self.w_features)
+    def features(self, x: Array, w: Array | None) -> Array:
+        """Queries or keys by the config's feature map, with the random rows in the compute dtype."""
+        if w is not None:
+            return random_features(x, w)
         return where(x > 0, x, 0.0) if self.config.feature_map == "relu" else elu_features(x)
 
     def weighted_sums(self, q: Array, k: Array, v: Array, step: DecodeStep | None, tape: Tape) -> Array:
@@ -124,8 +124,10 @@ class LinearAttention(Layer[Config]):
         v = linear("btd,dhv->bthv", x, self.w_v, self.b_v)
         q, k, v = record(tape, q=q, k=k, v=v)
         # The feature of 0 is 1, so padding is set to 0 after the feature map.
-        q_features = record(tape, q_features=zero_unseen("bt->bthk", real, self.features(q)))
-        k_features = record(tape, k_features=zero_unseen("bt->bthk", real, self.features(k)))
+        # Cast once for both: a framework would round the gradient of each cast by itself.
+        w = upcast(self.w_features)
+        q_features = record(tape, q_features=zero_unseen("bt->bthk", real, self.features(q, w)))
+        k_features = record(tape, k_features=zero_unseen("bt->bthk", real, self.features(k, w)))
         if c.normalize:
             v = concatenate([v, 1.0 + zeros((*v.shape[:-1], 1), v)], -1)
         context = sums = record(tape, sums=self.weighted_sums(q_features, k_features, v, step, tape))

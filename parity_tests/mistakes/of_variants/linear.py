@@ -20,8 +20,8 @@ MUTANTS = (
     planted(
         "padding hidden before the feature map",
         "hide padded keys behind the feature map: phi(0) is 1",
-        'zero_unseen("bt->bthk", real, self.features(k))',
-        'self.features(zero_unseen("bt->bthk", real, k))',
+        'zero_unseen("bt->bthk", real, self.features(k, w))',
+        'self.features(zero_unseen("bt->bthk", real, k), w)',
         "whole",
     ),
     planted(

@@ -123,8 +123,9 @@ def test_random_features_estimate_softmax() -> None:
     """
     m = 4096
     layer = attn_np.build("linear", dtype="float64", d_model=4, num_heads=1, feature_map="exp", num_features=m)
+    w = np.asarray(layer.params()["w_features"])
     q, k = 0.5 * np.random.default_rng(0).normal(size=(2, 50, 4))
-    products = np.sum(layer.features(q[None, :, None]) * layer.features(k[None, :, None]), axis=-1)[0, :, 0]
+    products = np.sum(layer.features(q[None, :, None], w) * layer.features(k[None, :, None], w), axis=-1)[0, :, 0]
     want, length = np.exp(np.sum(q * k, axis=-1) / 2), np.sum((q + k) ** 2, axis=-1) / 2
     assert np.all(np.abs(products - want) <= 5 * want * np.sqrt(np.expm1(length) / m))
 
