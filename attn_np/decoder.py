@@ -147,8 +147,9 @@ class DecoderAttention(Layer[Config]):
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
         pattern = None if c.chunk_size is None else Chunks(c.chunk_size)
-        by_position: Any = {"causal": c.causal, "window": c.window, "pattern": pattern, "step": step}
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, **by_position)
+        query, key, value = prepare_inputs(
+            tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, pattern=pattern, step=step
+        )
         positions = record(tape, positions=positions)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
@@ -170,8 +171,9 @@ class DecoderAttention(Layer[Config]):
         k, v = append(step, k=k, v=v)
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
-            q, k, v, mask=mask, bias=bias, scale=c.scale, softcap=c.softcap, sinks=upcast(self.sinks), keep=keep,
-            rate=c.dropout, tape=tape, implementation=implementation, return_weights=return_weights, **by_position,
+            q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
+            pattern=pattern, sinks=upcast(self.sinks), keep=keep, rate=c.dropout, step=step, tape=tape,
+            implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         if self.w_gate is not None:
             gate = record(tape, gate=sigmoid(linear("btd,dhv->bthv", query, self.w_gate, self.b_gate)))

@@ -223,10 +223,8 @@ class Config(Rotary):
     def exempt(self) -> dict[str, str]:
         reasons = {}
         if self.chunk_size is not None:
-            pattern = ("keys_have_no_order", "weights_add_up_to_one", "a_large_bias_decides")
-            reasons |= dict.fromkeys(
-                (*pattern, "indifferent_scores_share_evenly"), "keys of other chunks are hidden too"
-            )
+            names = "weights_add_up_to_one", "a_large_bias_decides", "indifferent_scores_share_evenly"
+            reasons |= dict.fromkeys(("keys_have_no_order", *names), "keys of other chunks are hidden too")
             why = "without some keys, others belong to another chunk"
             reasons["hidden_keys_may_as_well_not_be_there"] = why
         if self.rope_base is not None:

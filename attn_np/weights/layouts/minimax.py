@@ -61,7 +61,8 @@ TABLES = mixtral.LAYOUT.tables | {"retention": RETENTION}
 FOLLOWS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 LAYOUT = replace(
     family(
-        "MiniMaxModel", table_and_fields,
+        "MiniMaxModel",
+        table_and_fields,
         TABLES,
         model_types=("minimax",),
         ignored=("block_sparse_moe.*", *(f"self_attn.{name}" for name in FOLLOWS)),
