@@ -57,7 +57,7 @@ RETENTION = Table(
     free=("decay", "decay_rule", "form", "chunk_size"),
     fixed=LIGHTNING,
 )
-TABLES = mixtral.LAYOUT.tables | {"retention": RETENTION}
+TABLES = {**mixtral.LAYOUT.tables, "retention": RETENTION}
 FOLLOWS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 LAYOUT = replace(
     family(
