@@ -46,6 +46,8 @@ def by_rows(
     implementation: str = "auto",
     block_factor: int = 1,
     weighing: Weighing | None = None,
+    mix_scores: Array | None = None,
+    mix_weights: Array | None = None,
     without_scores: AttendRows | None = None,
     **by_score: Array | None,
 ) -> tuple[Array, Array | None]:
@@ -62,6 +64,7 @@ def by_rows(
         implementation: "textbook" for all rows at once.
         block_factor: how many times as large as usual a block is, where `attend_rows` cuts it or each costs more.
         weighing: what `attend_rows` computes, where it is a function of scores to weights; XLA needs not be told.
+        mix_scores, mix_weights: with a weighing, maps across the heads before and after it, `g h` and `h g`.
         without_scores: (tape, q, k, v, mask, bias) -> context and weights of all rows, in memory that grows with t.
             It is called in place of blocks where no weights are dropped; causality and the window are its own to heed.
         by_score: further arrays that are broadcastable to the scores `b h t s`, or None.
@@ -120,6 +123,10 @@ def loop(
     present = {name: jnp.asarray(x) for name, x in by_score.items() if x is not None}
     by_row = {name: in_blocks(x, x.ndim - 2) for name, x in present.items() if x.ndim > 1 and x.shape[-2] > 1}
 
+    # Heads come first in products. Keys and values are put in this order once, and so is what the blocks return: XLA
+    # would make a product write another order, which takes twice the time.
+    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+
     def block(i: Array, q: Array, by_row: dict[str, Array]) -> Array:
         row = rows.start + i * size  # the block's first
         first = min(seen.start, s - 1)
@@ -134,10 +141,11 @@ def loop(
             in_band = in_window(*positions, band.left, band.right)
             allowed = in_band if allowed is None else in_band & allowed
         diagonals = jnp.arange(1 - size, length)[None, None] + first - (row + s - band.t)
-        return attend_rows(None, q, seen_by(k, 1), seen_by(v, 1), allowed, diagonals, **arrays)[0]
+        block_k, block_v = (seen_by(x, 2).swapaxes(1, 2) for x in (k, v))
+        return attend_rows(None, q, block_k, block_v, allowed, diagonals, **arrays)[0].swapaxes(1, 2)
 
     # The backward pass of a loop keeps what every turn computes, unless it is computed again.
     recompute = jax.checkpoint(block, prevent_cse=False)
     context = jax.lax.map(lambda turn: recompute(*turn), (jnp.arange(count), in_blocks(q, 1), by_row))
-    context = jnp.moveaxis(context, 0, 1)
+    context = jnp.moveaxis(context, (0, 3), (1, 2))
     return context.reshape(context.shape[0], count * size, *context.shape[3:])[:, :t]

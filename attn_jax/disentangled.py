@@ -28,7 +28,7 @@ from attn_jax._ops import (
     zeros,
 )
 from attn_jax._relative import (
-    bucketed,
+    bucket_table,
     score_distances,
     score_distances_by_keys,
 )
@@ -36,12 +36,12 @@ from attn_jax._rows import by_rows
 from attn_np.contract.disentangled import Config
 
 
-def rows(c: Config, relative_position: Array) -> tuple[Array, Array]:
+def table_rows(c: Config, relative_position: Array) -> tuple[Array, Array]:
     """The rows of the table for key positions minus query positions: of content to position, of position to content."""
     limit, span = c.max_distance, c.span()
     distance = -relative_position
     if c.buckets is not None:
-        distance = bucketed(c, like=distance)[clip(distance, -limit, limit) + limit]
+        distance = bucket_table(c, like=distance)[clip(distance, -limit, limit) + limit]
     # Equation 3: the row of a pair, as its query sees it; and as its key sees it: the other sign.
     of_key = -distance if c.p2c_view == "key" else distance
     return clip(distance + span, 0, 2 * span - 1), clip(of_key + span, 0, 2 * span - 1)
@@ -115,7 +115,7 @@ class DisentangledAttention(Layer[Config]):
             k, v = zero_unseen("bhts->bshk", allowed, k), zero_unseen("bhts->bshv", allowed, v)
             q, k, v = record(tape, q=q, k=k, v=v)
             bias, keep = record(tape, bias=upcast(bias), keep=keep)
-            rows_k, rows_q = rows(c, relative_position)
+            rows_k, rows_q = table_rows(c, relative_position)
             terms = [record(tape, content_scores=einsum("bthk,bshk->bhts", q, k))]
             if rel_k is not None:
                 relative_index = record(tape, relative_index=rows_k)
@@ -140,7 +140,7 @@ class DisentangledAttention(Layer[Config]):
             return context if lse is None else with_lse(context, lse), probs
 
         def shift(q: Array, k: Array, v: Array, relative_position: Array) -> tuple[Array, Array, Array]:
-            row_k, row_q = rows(c, relative_position)
+            row_k, row_q = table_rows(c, relative_position)
             keys = k if rel_k is None else k + take(rel_k, row_k)
             if rel_q is not None:  # one more column: what the key adds whatever the query
                 of_keys = einsum("bshk,xhk->bshx", k, take(rel_q, row_q))
