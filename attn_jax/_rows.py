@@ -22,7 +22,7 @@ from attn_jax._ops import Array, Tape
 from attn_np.contract._band import Band, Span
 from attn_np.contract._weighing import Weighing
 
-BLOCK = 2**20  # scores in a block
+BLOCK = 2**19  # scores in a block
 ROWS = 16  # queries in a block at least: products of fewer are slow
 ONE_BLOCK_SCORES = 2**20  # a call with at most so many scores is one block
 PARTS = 4  # loops of a causal call
@@ -84,6 +84,8 @@ def by_rows(
     if without_scores is not None and by_score["keep"] is None:
         return without_scores(tape, q, k, v, mask, by_score["bias"])
     band, by_score = Band.of(t, s, causal, window), {"mask": mask} | by_score
+    if weighing is not None and weighing.keys_apart:  # few passes over the scores: large products are worth more
+        block_factor *= 2
     parts = PARTS if band.right is not None and band.right < s // 2 else 1
     edges = [t * i // parts for i in range(parts + 1)]
     spans = [Span(*edge) for edge in pairwise(edges)]
