@@ -36,6 +36,7 @@ from attn_np._vjp import (
     sigmoid_vjp,
     total,
 )
+from attn_np.contract._patterns import Chunks
 from attn_np.contract.decoder import Config
 
 
@@ -143,7 +144,10 @@ class DecoderAttention(Layer[Config]):
     ) -> Output:
         sizes = self.check(query=query, mask=mask, bias=bias, keep=keep, positions=positions)
         c, dtype = self.config, dtype_name(query)
-        query, key, value = prepare_inputs(tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, step=step)
+        pattern = None if c.chunk_size is None else Chunks(c.chunk_size)
+        query, key, value = prepare_inputs(
+            tape, "bhts", query, mask=mask, causal=c.causal, window=c.window, pattern=pattern, step=step
+        )
         positions = record_positions(tape, positions)
         q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
         k = linear("bsd,dgk->bsgk", key, self.w_k, self.b_k)
@@ -166,8 +170,8 @@ class DecoderAttention(Layer[Config]):
         keep = self.draw_keep(keep, (sizes["b"], sizes["h"], sizes["t"], sizes["t"]), like=query)
         context, weights = attend(
             q, k, v, mask=mask, bias=bias, causal=c.causal, window=c.window, scale=c.scale, softcap=c.softcap,
-            sinks=upcast(self.sinks), keep=keep, rate=c.dropout, step=step, tape=tape, implementation=implementation,
-            return_weights=return_weights,
+            pattern=pattern, sinks=upcast(self.sinks), keep=keep, rate=c.dropout, step=step, tape=tape,
+            implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         if self.w_gate is not None:
             gate = record(tape, gate=sigmoid(linear("btd,dhv->bthv", query, self.w_gate, self.b_gate)))

@@ -263,6 +263,7 @@ def build(
     scale: float | None = None,
     causal: bool = True,
     window: tuple[int | None, int | None] | None = None,
+    chunk_size: int | None = None,
     softcap: float | None = None,
     dropout: float = 0.0,
     qkv_bias: bool = False,

@@ -21,6 +21,7 @@ class Config(Rotary):
         causal: a position sees itself and earlier ones.
         window: (left, right), how many positions before and after its own a query sees; None is no limit. A model
             with a window of W tokens, the query's own included, has left = W - 1.
+        chunk_size: a query sees the keys of its own chunk of so many positions; None: no chunks.
         softcap: scores become softcap * tanh(scores / softcap).
         dropout: share of the weights set to 0 in training.
         qkv_bias: biases on the projections of queries, keys, values and gates.
@@ -88,6 +89,7 @@ class Config(Rotary):
         "GPT-J": "rope_layout='interleaved', rotary_dim=64",
         "Cohere Command R+": "rope_layout='interleaved', norm='layer', norm_weight='own'",
         "OLMo": "clip_qkv; OLMoE: norm='rms', norm_over='all', norm_weight='own', clip_qkv",
+        "Llama 4, layers with rotation": "rope_layout='interleaved', norm='rms', norm_weight=None, chunk_size=8192",
         "attn_scale, floor_scale of attn_temperature_tuning (Llama 4, layers without rotation)": "temperature_growth, "
         "temperature_interval, rope_base=None",
         "OLMo 2": "norm='rms', norm_over='all', norm_weight='own'",
@@ -125,6 +127,7 @@ class Config(Rotary):
     scale: float | None = None
     causal: bool = True
     window: tuple[int | None, int | None] | None = None
+    chunk_size: int | None = None
     softcap: float | None = None
     dropout: float = 0.0
     qkv_bias: bool = False
@@ -165,7 +168,7 @@ class Config(Rotary):
         self.check_number("norm_eps", above=0.0)
         self.check_number("clip_qkv", above=0.0)
         self.check_number("temperature_growth")
-        self.check_positive("temperature_interval")
+        self.check_positive("temperature_interval", "chunk_size")
         self.check_limits("window")
         self.check_rate("dropout")
         self.check_flag("causal", "qkv_bias", "output_bias", "norm_bias", "sinks", "gate")
@@ -234,8 +237,17 @@ class Config(Rotary):
             params |= {"w_q_norm_heads": Param("h k", "k", init=start), "w_k_norm_heads": Param("g k", "k", init=start)}
         return params | ({"sinks": Param("h", "k")} if self.sinks else {})
 
+    def reach(self) -> int | None:
+        left, chunk = super().reach(), self.chunk_size
+        return left if chunk is None else chunk if left is None else min(left, chunk)
+
     def exempt(self) -> dict[str, str]:
         reasons = {}
+        if self.chunk_size is not None:
+            names = "weights_add_up_to_one", "a_large_bias_decides", "indifferent_scores_share_evenly"
+            reasons |= dict.fromkeys(("keys_have_no_order", *names), "keys of other chunks are hidden too")
+            why = "without some keys, others belong to another chunk"
+            reasons["hidden_keys_may_as_well_not_be_there"] = why
         if self.rope_base is not None:
             reasons["keys_have_no_order"] = "scores depend on the distance of queries and keys"
         if self.temperature_growth is not None:
@@ -320,6 +332,7 @@ EXAMPLES = {
         d_model=11,
         num_heads=3,
         head_dim=5,
+        chunk_size=3,
         norm="rms",
         norm_weight=None,
         rotary_dim=4,

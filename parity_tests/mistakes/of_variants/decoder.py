@@ -36,6 +36,12 @@ MUTANTS = (
         "k_norm=normalize(c, k, k_weight, self.b_k_norm)",
         "k_norm=normalize(c, k, k_weight, None)",
     ),
+    plain(
+        "chunks of a decoder forgotten",
+        "a query sees the keys of its own chunk only: Llama 4's layers with rotation",
+        "pattern = None if c.chunk_size is None else Chunks(c.chunk_size)",
+        "pattern = None",
+    ),
     gated(
         "gate without its sigmoid",
         "the gate is a sigmoid of its projection",

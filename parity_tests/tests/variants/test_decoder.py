@@ -90,6 +90,7 @@ def loops(c: Config, w: Any, x: Any, places: Any, thetas: Any, mask: Any, bias: 
             raised = []
             for j in range(t):
                 hidden = not mask[h][i][j] or (c.causal and j > i)
+                hidden = hidden or (c.chunk_size is not None and i // c.chunk_size != j // c.chunk_size)
                 hidden = hidden or (left is not None and j < i - left) or (right is not None and j > i + right)
                 score = sum(a * b for a, b in zip(q[i][h], k[j][h // r], strict=True))
                 score *= 1 / sqrt(len(q[i][h])) if c.scale is None else c.scale
