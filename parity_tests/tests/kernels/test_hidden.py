@@ -74,44 +74,6 @@ def call(seed: int) -> tuple[Arrays, dict[str, Any], Arrays, np.ndarray]:
     return inputs, options, textbook | {"mask": sees}, sees
 
 
-def spoilt(rng: np.random.Generator, inputs: Arrays, sees: np.ndarray) -> tuple[Arrays, Arrays]:
-    """Places that nobody sees set to 0; and to NaN or inf, in one of the arrays or in all."""
-    b, _, _, s = sees.shape
-    g = inputs["k"].shape[2]
-    sees_any, seen_by_any = np.any(sees, 3), np.any(np.any(sees, 2).reshape(b, g, H // g, s), 2)
-    keys = ~np.swapaxes(seen_by_any, 1, 2)
-    unseen = {"q": ~np.swapaxes(sees_any, 1, 2), "k": keys, "v": keys}
-    clean, held = dict(inputs), dict(inputs)
-    for name in rng.choice(["q", "k", "v"], rng.choice([1, 3]), replace=False):
-        clean[name] = np.where(unseen[name][..., None], 0.0, inputs[name])
-        held[name] = np.where(unseen[name][..., None], rng.choice([np.nan, np.inf]), inputs[name])
-    return clean, held
-
-
-@cache
-def judgement(seed: int) -> tuple[Arrays, dict[str, Any], dict[str, Any]]:
-    """Arrays with anything where nobody looks, options, and what the textbook gives with 0 there, with its bounds."""
-    inputs, options, textbook, sees = call(seed)
-    clean, held_back = spoilt(np.random.default_rng(seed), inputs, sees)
-    cap = {name: x for name, x in options.items() if name == "softcap"}
-    return held_back, options, held(textbook | {name: clean[name] for name in "qkv"}, cap)
-
-
-# JAX compiles each call: a few, one of them with a pattern alone.
-SEEDS = {"numpy": range(150), "torch": range(150), "jax": (1, 2, 90)}
-
-
-@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
-def test_what_nobody_sees_reaches_nothing(tree: Tree) -> None:
-    for seed in SEEDS[tree.name]:
-        inputs, options, want = judgement(seed)
-        if "pattern" in options:
-            options = options | {"pattern": options["pattern"].map(lambda axes, x: tree.array(x))}
-        settings = [*kernels.SMALL[tree.name], {}]
-        with kernels.blocks(tree.package.__name__, settings[seed // 5 % len(settings)]):
-            judged(fused(tree, inputs, options), want)
-
-
 @pytest.mark.parametrize("tree", [TREES["numpy"], TREES["torch"]], ids=["numpy", "torch"])
 def test_who_sees_anything_and_what_anybody_sees(tree: Tree) -> None:
     """Without a matrix of `t s`, by causality, window and a mask of any axes: as that matrix says."""
