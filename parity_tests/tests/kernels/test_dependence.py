@@ -214,9 +214,7 @@ def bounds(seed: int, framework: str) -> dict[str, Any]:
         context, _, lse = module.attend(**exact, **given, implementation="textbook", return_lse=True, tape=tape)
         recompute(tape)
         dlse = ErrArray(widened(dlse), 0.0) if call.has_lse else None
-        found = module.attend_vjp(
-            tape, ErrArray(widened(dy), 0.0), **given, kv_heads=inputs["k"].shape[2], dlse=dlse
-        )
+        found = module.attend_vjp(tape, ErrArray(widened(dy), 0.0), **given, kv_heads=inputs["k"].shape[2], dlse=dlse)
         want = dict(zip(("dq", "dk", "dv", "dpairs"), found, strict=True))
         want |= {"context": context, "dsinks": tape.get("dsinks")} | ({"lse": lse} if call.has_lse else {})
         dpairs = want.pop("dpairs")
@@ -381,7 +379,11 @@ def problems(name: str, seed: int) -> list[str]:
         got = found_by(name, seed, drawn(seed).inputs, implementation)
         if set(got) - {"context alone"} != set(want):
             found.append(f"as it is: {sorted(set(got) ^ set(want))}")
-        worst = {array: ratio(x, want[array.removesuffix(" alone")]) for array, x in got.items() if array.removesuffix(" alone") in want}
+        worst = {
+            array: ratio(x, want[array.removesuffix(" alone")])
+            for array, x in got.items()
+            if array.removesuffix(" alone") in want
+        }
         found += [f"as it is, {array}: {n}" for array, n in worst.items() if not n <= 1]
         for kind in KINDS[:2] if by_sdpa(name, drawn(seed), implementation) else KINDS:
             inputs, stays, nan = replaced(seed, kind)

@@ -4,7 +4,6 @@ Who sees whom is computed from the words of the contract alone, and given to the
 the causality, the window, the pattern and the mask of which it is made.
 """
 
-from functools import cache
 from importlib import import_module
 from typing import Any
 

@@ -3,7 +3,7 @@
 Of every model whose layers are held against the library, each field that its reader asks for is given other values: a
 flag the other way, a number halved, doubled, 0 and 1, a list reversed. `changed_fields.json` holds what each makes of
 the layer. A change of it is to be looked at, and `python -m parity_tests.tests.weights.test_changed_fields` records it
-again; where the library completes such a file itself, reading what it completed must give the same.
+again.
 """
 
 import json
@@ -25,7 +25,7 @@ Fields = dict[str, Any]
 
 
 def read(fields: Fields, layer: int, part: str | None) -> tuple[Fields | None, set[str]]:
-    """Our config of a layer, None where it is refused; and every field that was asked for, `object.field` within one."""
+    """Our config of a layer, None where it is refused; and every field that was asked for."""
     family, hf = layouts.get(families()[fields["model_type"]]), HFConfig("config.json", fields)
     part = part or (None if isinstance(family.prefixes, tuple) else next(iter(family.prefixes)))
     try:
