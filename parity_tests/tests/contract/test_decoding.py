@@ -241,11 +241,12 @@ def by_schedule(todo: Work, made: Decoder, schedule: Schedule, rng: np.random.Ge
         real = np.ones((BATCH, step), bool) if isinstance(step, int) else step
         given = {} if isinstance(step, int) else {"valid": real}
         others = {name: padded(x, have, real) for name, x in todo.more.items()}
-        twin = cache.copy() if rng.random() < 0.5 else None
-        if twin is not None and (first := rng.random() < 0.5):
+        first, then = rng.random(2) < 0.4
+        twin = cache.copy() if first or then else cache
+        if first:
             made.step(padded(-todo.x, have, real), twin, **given, **others)
         y, cache = made.step(padded(todo.x, have, real), cache, **given, **others)
-        if twin is not None and not first:
+        if then and not first:
             made.step(padded(-todo.x, have, real), twin, **given, **others)
         for row, at in enumerate(real):
             found[row] += [y[row, i] for i in np.flatnonzero(at)]

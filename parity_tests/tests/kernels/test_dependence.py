@@ -1,4 +1,4 @@
-"""What a result of `attend` depends on: the keys that its query sees, whatever stands elsewhere and however it is computed.
+"""What a result of `attend` depends on: the keys that its query sees, whatever stands elsewhere, on every path.
 
 A call is drawn whole: sizes, who sees whom and by what, biases of every kind, rows and heads of unlike size, sinks,
 the lse, types, blocks. As it is, all of it is judged by the textbook's bounds. Then some queries, keys and values are
@@ -193,7 +193,7 @@ def numbers_of(call: Call, convert: Any) -> dict[str, Any]:
 
 @cache
 def bounds(seed: int, framework: str) -> dict[str, Any]:
-    """What the textbook gives of the call by a mask of all pairs and a bias of all pairs, with the bounds of its type."""
+    """What the textbook gives of the call by a mask and a bias of all pairs, with the bounds of its type."""
     call = drawn(seed)
     (b, h, t, s), inputs = call.seen.shape, call.inputs
     exact: dict[str, Any] = {name: ErrArray(widened(inputs[name]), 0.0) for name in ("q", "k", "v")}
@@ -275,7 +275,7 @@ def by_torch(call: Call, inputs: Arrays, implementation: str) -> Arrays:
     kept = [outputs[0], *(torch.where(torch.tensor(dlse != 0), lse, 0.0) for lse in outputs[1:])]
     dys = [tree.array(x) for x in (dy, dlse)[: len(kept)]]
     grads = torch.autograd.grad(kept, list(leaves.values()), dys, allow_unused=True)
-    found = dict(zip(("context", "lse"), outputs, strict=False))
+    found: dict[str, Any] = dict(zip(("context", "lse"), outputs, strict=False))
     with torch.no_grad():
         found["context alone"] = attend_of(tree, call, arrays, numbers_of(call, tree.array), implementation)[0]
     found |= {f"d{n}": torch.zeros_like(x) if y is None else y for (n, x), y in zip(leaves.items(), grads, strict=True)}
@@ -334,17 +334,15 @@ def replaced(seed: int, kind: str) -> tuple[Arrays, dict[str, np.ndarray], np.nd
     q, k, v = rows(held["q"]), *(np.repeat(rows(held[name]), h // g, axis=1) for name in "kv")
     if kind == "huge":
         of_lse = q | (call.seen & k[:, :, None]).any(-1)
-        of_row = of_lse | (call.seen & v[:, :, None]).any(-1)
+        of_row = of_grads = of_lse | (call.seen & v[:, :, None]).any(-1)
         of_key = (call.seen & of_row[..., None]).any(2)
     else:  # 0 times what a row does not see is NaN where another row sees it
-        own = q & call.shown.any(-1)
-        of_lse = own | (call.shown & k[:, :, None]).any(-1)
+        of_lse = (q & call.shown.any(-1)) | (call.shown & k[:, :, None]).any(-1)
         by_group = (call.shown.any(2) & v).any(-1).reshape(b, g, h // g).any(-1)
         of_row = of_lse | np.repeat(by_group, h // g, axis=1)[..., None]
-        spoilt = of_row.any(-1).reshape(b, g, h // g).any(-1)
-        of_head = np.repeat(spoilt, h // g, axis=1)[..., None]
-        of_key = np.broadcast_to(of_head, (b, h, s))
-    of_grads = of_row if kind == "huge" else np.broadcast_to(of_head, (b, h, t))
+        by_group = of_row.any(-1).reshape(b, g, h // g).any(-1)
+        of_head = np.repeat(by_group, h // g, axis=1)[..., None]
+        of_grads, of_key = np.broadcast_to(of_head, (b, h, t)), np.broadcast_to(of_head, (b, h, s))
     of_keys = ~rows(of_key.reshape(b, g, h // g, s).any(2))
     stays = {"context": ~rows(of_row), "lse": ~of_lse, "dq": ~rows(of_grads), "dk": of_keys, "dv": of_keys}
     sees_nan = (q[..., None] | k[:, :, None] | v[:, :, None]) & call.seen & (value != np.inf) & (kind == "nan")
@@ -360,7 +358,7 @@ SETTINGS["jax"].insert(1, ("fused", kernels.SMALL["jax"][0] | {"DISTANCE_QUERIES
 # What is replaced: what nobody sees, or anything, by numbers whose products are large, and by NaN or inf.
 KINDS = ("unseen", "huge", "nan")
 # JAX compiles each call.
-SEEDS = {"numpy": range(160), "torch": range(160), "jax": (1, 4, 8, 9, 11, 16, 28, 35)}
+SEEDS = {"numpy": (*range(160), 423), "torch": range(160), "jax": (1, 4, 8, 9, 11, 16, 28, 35)}
 SHARE = 8
 
 
@@ -389,9 +387,9 @@ def problems(name: str, seed: int) -> list[str]:
             inputs, stays, nan = replaced(seed, kind)
             got = found_by(name, seed, inputs, implementation)
             for array, x in got.items():
-                at, bound = (held.get(array.removesuffix(" alone")) for held in (stays, want))
-                if at is not None and at.any() and not ratio(x[at], bound[at]) <= 1:
-                    found.append(f"{kind}, {array}: {ratio(x[at], bound[at])}")
+                at = stays.get(array.removesuffix(" alone"))
+                if at is not None and at.any() and not ratio(x[at], want[array.removesuffix(" alone")][at]) <= 1:
+                    found.append(f"{kind}, {array}")
             if not np.isnan(got["context"].swapaxes(1, 2)[nan]).all():
                 found.append(f"{kind} is not shown")
     return [f"seed {seed}, {implementation}, {setting}: {words}" for words in found]
